@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from flowshare.backend import parse_broker
-from flowshare.cli.lag import known, spoken
+from flowshare.cli.lag import known, spoken, stuck_lines
 from flowshare.cli.options import broker_options, changes_of, execute_options, facts_options, moment
 from flowshare.cli.output import NOTHING_DONE, Failure, emit_json, headings, say, show, show_settings
 from flowshare.cli.session import CommandSession, open_session, run, serving, slots_of
@@ -59,15 +59,19 @@ def describe(group: str, as_json: bool, url: str) -> None:
         f"group {group}: {facts['state']}, {len(facts['members'])} members, "
         f"group epoch {facts['group_epoch']}, assignment epoch {facts['assignment_epoch']}{_controls(facts)}"
     )
-    columns = headings("topic", "partition", "start_offset", "backlog", "in_flight", "delayed", "redeliveries")
+    columns = headings(
+        "topic", "partition", "start_offset", "backlog", "in_flight", "delayed", "blocked", "redeliveries"
+    )
     show(
         [spoken(row) for row in facts["offsets"]],
         columns,
         as_json=False,
         empty="the group has no position yet",
         right=tuple(columns)[1:],
-        spare=("redeliveries", "delayed"),
+        spare=("redeliveries", "blocked", "delayed"),
     )
+    for line in stuck_lines(facts["offsets"]):
+        say(line)
 
 
 @groups.command("members")

@@ -11,9 +11,10 @@ import click
 
 from flowshare.cli import pages
 from flowshare.cli.options import facts_options
-from flowshare.cli.output import Failure, age, fitting, headings, rich_table, show
+from flowshare.cli.output import Failure, age, fitting, headings, rich_table, say, show
 from flowshare.cli.session import CommandSession, embedded_path, open_session
 from flowshare.clock import LoopClock
+from flowshare.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -196,7 +197,7 @@ _OTHERS: Final = {
     "redelivery_rate": "redelivered",
     "retention_left": "retention in",
 }
-_COUNTS: Final = ("backlog", "in_flight", "delayed", "oldest")
+_COUNTS: Final = ("backlog", "in_flight", "delayed", "blocked", "oldest")
 _TOPIC_RATES: Final = ("arrival_rate", "rate", "redelivery_rate", "needed_workers")
 _TOPICS: Final = headings("group", "topic", *_COUNTS, *_TOPIC_RATES, "retention_left", **_OTHERS)
 _PARTITIONS: Final = headings(
@@ -206,6 +207,7 @@ SPARE: Final = (
     "retention_left",
     "redelivery_rate",
     "redeliveries",
+    "blocked",
     "delayed",
     "arrival_rate",
     "rate",
@@ -281,6 +283,9 @@ class View:
             right=self.right,
             spare=SPARE,
         )
+        if not self._as_json:
+            for line in stuck_lines(rows):
+                say(line)
 
     def _rate(self, row: dict[str, Any], now: float) -> float | None:
         key = (row["group"], row["topic"], row["partition"])
@@ -291,6 +296,28 @@ class View:
         if before is None or now <= before[0]:
             return None
         return max(0.0, float(finished - before[1]) / (now - before[0]))
+
+
+def stuck_lines(rows: Rows) -> list[str]:
+    """Which records most others of their key wait for, a line each."""
+    found = [(row, key) for row in rows for key in row.get("stuck") or () if key["blocked"] >= STUCK_SHOWN]
+    found.sort(key=lambda pair: -pair[1]["blocked"])
+    return [
+        f"{row['group']}: {key['blocked']} records wait for {row['topic']}-{key['partition']}@{key['offset']}, "
+        f"{_WHY[key['state']].format(**key)} (attempt {key['delivery_count']})"
+        for row, key in found[:STUCK_LINES]
+    ]
+
+
+_WHY: Final = {
+    "HELD": "which {member_id} holds",
+    "DELAYED": "which waits for its next attempt",
+    "ARCHIVING": "whose dead letter is being written",
+    "AVAILABLE": "which nobody has fetched yet",
+}
+STUCK_SHOWN: Final = 10
+"""Fewer records that wait for one are nothing to tell of."""
+STUCK_LINES: Final = 5
 
 
 def known(row: dict[str, Any]) -> dict[str, Any]:
@@ -310,6 +337,7 @@ def screen(view: View) -> Iterator[Callable[[Rows], None]]:
         yield view.emit
         return
     from rich import box
+    from rich.console import Group
     from rich.live import Live
 
     with Live(auto_refresh=False) as shown:
@@ -317,7 +345,8 @@ def screen(view: View) -> Iterator[Callable[[Rows], None]]:
         def update(rows: Rows) -> None:
             cells = view.cells(rows)
             columns = fitting(cells, view.columns, SPARE, shown.console.width)
-            shown.update(rich_table(cells, columns, view.right, box=box.SIMPLE_HEAD), refresh=True)
+            table = rich_table(cells, columns, view.right, box=box.SIMPLE_HEAD)
+            shown.update(Group(table, *(printable(line) for line in stuck_lines(rows))), refresh=True)
 
         yield update
 

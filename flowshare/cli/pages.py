@@ -57,8 +57,8 @@ def _why(answer: Answer) -> str:
 
 Rows = list[dict[str, Any]]
 
-_COLUMNS: Final = headings("worker", "agent", "topic", "partition", "offset", "attempt", "age", "lock_left")
-_RIGHT: Final = ("partition", "offset", "attempt", "age", "lock_left")
+_COLUMNS: Final = headings("worker", "agent", "topic", "partition", "offset", "attempt", "age", "lock_left", "blocked")
+_RIGHT: Final = ("partition", "offset", "attempt", "age", "lock_left", "blocked")
 
 
 @click.command("inflight")

@@ -20,7 +20,8 @@ from flowshare.protocol.kafka import ApiKey
 VERSION: Final = 0
 SHARE_OFFSETS: Final = "share_offsets"
 """{"group_id", "topics": {name: [partition, …]} or null} -> {"partitions": [[topic, partition, in_flight, delayed,
-redeliveries, oldest_ms], …]}: the fields of DescribeShareGroupOffsets that only flowshare has."""
+redeliveries, oldest_ms, blocked, [[offset, blocked, state, delivery_count, member_id], …]], …]}: the fields of
+DescribeShareGroupOffsets that only flowshare has."""
 
 SHARE_RESUME: Final = "share_resume"
 """{"group_id", "member_id", "partitions": [[topic id, partition, [[first, last], …]], …]} -> {"partitions": the same

@@ -135,7 +135,8 @@ class Server:
         """Counters since the start and gauges of now; SG-17.7 says what they mean.
 
         Beside the fields of `Stats`: groups by state, share sessions, loaded share-partitions, fetches under way,
-        connections; per loaded share-partition records in flight, delayed, lapsed locks and redeliveries.
+        connections; per loaded share-partition records in flight, delayed, blocked by another one
+        of their key, lapsed locks and redeliveries.
         """
         return self.share.figures()
 

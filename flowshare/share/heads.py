@@ -35,7 +35,9 @@ the way. So no key needs a list of its own: 8 bytes an offset, and a dict of the
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.share.types import ACKNOWLEDGED, ARCHIVED, AVAILABLE, BLOCKED, DELAYED
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from flowshare.share.window import Window
 
 SETTLED: Final = frozenset((ACKNOWLEDGED, ARCHIVED))
+_ONLY_BLOCKED: Final = bytes(state == BLOCKED for state in range(256))
 
 
 class KeyedBatch(NamedTuple):
@@ -128,6 +131,13 @@ class Heads:
                 first = offset + 1
         if first <= last:
             yield first, last, False
+
+    def most_blocked(self, count: int) -> list[tuple[int, int]]:
+        """Of the keys behind whose head most is BLOCKED, at most `count`: the head's offset, and how much it is."""
+        window = self._window
+        at = window.start - window.base
+        waiting = Counter(compress(self.hashes[at:], window.states[at:].translate(_ONLY_BLOCKED)))
+        return [(window.base + self.hashes.index(key, at), blocked) for key, blocked in waiting.most_common(count)]
 
     # -- placing
 

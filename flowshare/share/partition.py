@@ -41,6 +41,7 @@ from flowshare.share.types import (
     PENDING,
     AcknowledgeBatch,
     AcquireMode,
+    BlockedKey,
     Limits,
     LogBatch,
     PartitionUpdate,
@@ -50,6 +51,8 @@ from flowshare.share.types import (
 from flowshare.share.window import Window, merged
 
 __all__ = ["Acquisition", "Archiving", "Decision", "MemberRun", "SharePartition"]
+
+_STATES_TOLD = {ACQUIRED: "HELD", PENDING: "HELD", DELAYED: "DELAYED", ARCHIVING: "ARCHIVING"}
 
 
 class MemberRun(NamedTuple):
@@ -153,6 +156,26 @@ class SharePartition:
     def blocked_count(self) -> int:
         """Offsets that wait for another one of their key."""
         return self._window.tally[BLOCKED]
+
+    def most_blocked(self, count: int) -> tuple[BlockedKey, ...]:
+        """The keys of which most records wait, at most `count`; costs a scan of the window where some do."""
+        if not self.blocked_count:
+            return ()
+        return tuple(self._blocked_key(offset, blocked) for offset, blocked in self._heads.most_blocked(count))
+
+    def _blocked_key(self, offset: int, blocked: int) -> BlockedKey:
+        window = self._window
+        (run,) = window.runs(offset, offset)
+        state = _STATES_TOLD.get(run.state, "AVAILABLE")
+        holder = window.holds.by_id[run.hold_id].member_id if state == "HELD" else None
+        return BlockedKey(offset, blocked, state, run.delivery_count, holder or "")
+
+    @property
+    def window_used(self) -> float:
+        """How much of the window the span from the first unfinished offset to the last one takes, from 0 to 1."""
+        window, limits = self._window, self._limits
+        most = limits.record_locks_max if limits.window_max is None else limits.window_max
+        return (window.end - window.start) / most
 
     def next_fetch_offset(self, log_end: int = 0) -> int:
         """Return where to read the log next: what was released comes before what is new (SG-4.1).

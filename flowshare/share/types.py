@@ -86,6 +86,19 @@ class AcquiredRange(NamedTuple):
     delivery_count: int
 
 
+class BlockedKey(NamedTuple):
+    """A key of which records wait: `blocked` of them behind its head, the record at `offset`.
+
+    state: HELD (by `member_id`), DELAYED (a retry), ARCHIVING (its dead letter is under way) or AVAILABLE.
+    """
+
+    offset: int
+    blocked: int
+    state: str
+    delivery_count: int
+    member_id: str = ""
+
+
 class AcknowledgeBatch(NamedTuple):
     """One range of a member's acknowledgements.
 

@@ -59,6 +59,8 @@ _LAG: Final[Mapping[str, tuple[str, str]]] = {
     "backlog": ("backlog_records", "Records of the share-partition that are not finished (its lag)."),
     "in_flight": ("in_flight_messages", "Acquired records."),
     "delayed": ("delayed_records", "Released records whose delay has not passed."),
+    "blocked": ("blocked_records", "Records that wait for another one of their key."),
+    "most_blocked": ("most_blocked_records", "Of these, those that wait for the same one: the most there are."),
     "oldest_age_s": ("oldest_record_age_seconds", "Age of the oldest unfinished record."),
     "retention_left_s": (
         "retention_left_seconds",

@@ -187,7 +187,17 @@ class WebServer(Pages):
         return await kept_answer(request, self._kept, "inflight", self._records)
 
     async def _records(self, *, stacks: bool = False) -> list[dict[str, Any]]:
-        return self._host.in_flight(stacks=stacks)
+        """Those that handlers work on; blocked: how many of their key waited for them at the last look."""
+        rows = self._host.in_flight(stacks=stacks)
+        stuck = {
+            (row["topic"], key["partition"], key["offset"]): key["blocked"]
+            for row in self._watched.rows
+            for key in row.get("stuck", ())
+        }
+        for row in rows:
+            where = row.get("topic"), row.get("partition"), row.get("offset")
+            row["blocked"] = stuck.get(where, 0)
+        return rows
 
     async def _lag(self, request: web.Request) -> web.Response:
         if "topics" in request.query:

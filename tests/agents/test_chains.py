@@ -197,8 +197,10 @@ class Reading:
     def __init__(self) -> None:
         self.ledger, self.stats = Ledger(), AgentStats()
         self.later: list[tuple] = []
+        self.fence: tuple[int, int] | None = (1, 0)
         agent = SimpleNamespace(
             name="agent",
+            group="g",
             options=SimpleNamespace(key_order="key", retry=SimpleNamespace(max_attempts=2)),
             decoder=lambda topic: None,
             key_decoder=lambda topic: None,
@@ -215,7 +217,7 @@ class Reading:
         )
 
     def read(self, records: bytes, *acquired: AcquiredRange, bytes_max: int = 1 << 20) -> list[Chunk]:
-        part = Fetched("in", *TP, records, acquired, 30.0, 0)
+        part = Fetched("in", *TP, records, acquired, 30.0, 0, self.fence)
         return self.reader.chunks(part, 0.0, bytes_max)
 
 
@@ -234,6 +236,18 @@ async def test_what_would_be_too_much_at_once_goes_back_instead_of_coming_in_ano
 
     assert startable(chunk) == [0, 2]
     assert reading.ledger.releases() == [(3, 3)]
+
+
+@pytest.mark.asyncio
+async def test_what_a_group_without_an_order_hands_out_goes_back_unrun_and_is_told_once(caplog):
+    reading = Reading()
+    reading.fence = None
+
+    chunks = [*reading.read(batch("aab"), AcquiredRange(0, 2, 1)), *reading.read(batch("aab"), AcquiredRange(0, 2, 1))]
+
+    assert chunks == []
+    assert reading.ledger.releases() == [(0, 2), (0, 2)]
+    assert [record.message.count("keeps no order") for record in caplog.records] == [1]
 
 
 def test_nothing_follows_a_record_whose_attempts_are_used_up_and_it_becomes_a_dead_letter():

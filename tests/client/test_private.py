@@ -8,6 +8,7 @@ import pytest
 
 from flowshare.client.errors import ConnectionLost, ServerError, Unsupported
 from flowshare.protocol import messages as m
+from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.private import decode_answer, decode_call, encode_answer, encode_call
@@ -62,8 +63,32 @@ async def test_only_the_topics_asked_for_are_told():
         answer = await connection.call("share_offsets", group_id="g", topics={topic: [1]})
         whole = await connection.send(m.DescribeShareGroupOffsetsRequest(group_id="g"))
 
-        assert answer["partitions"] == [[topic, 1, 0, 0, 0, -1]]
+        assert answer["partitions"] == [[topic, 1, 0, 0, 0, -1, 0, []]]
         assert len(whole.partitions) == 2
+
+
+async def test_what_waits_for_another_record_of_its_key_is_told():
+    async with served(None) as connection:
+        topic, topic_id = await new_topic(connection)
+        await connection.send(
+            m.IncrementalAlterConfigsRequest(
+                resource_type="group",
+                resource="g",
+                configs={"share.key.order": "key", "share.auto.offset.reset": "earliest"},
+            )
+        )
+        member, _ = await joined(connection, "g", topic)
+        builder = BatchBuilder()
+        for key in (b"a", b"a", b"b"):
+            builder.add(key, b"v", [], timestamp_ms=1_000)
+        await connection.send(m.ProduceRequest(topic=topic, partition=0, records=builder.build()))
+        part = m.SharePartitionRequest(topic_id, 0)
+        await connection.send(m.ShareFetchRequest(group_id="g", member_id=member, session_epoch=0, partitions=(part,)))
+
+        (told,) = (await connection.send(m.DescribeShareGroupOffsetsRequest(group_id="g"))).partitions
+
+        assert (told.in_flight, told.blocked) == (2, 1)
+        assert [(one.offset, one.blocked, one.state) for one in told.stuck] == [(0, 1, "HELD")]
 
 
 async def test_a_member_says_what_it_holds_and_hears_what_is_still_its_own():

@@ -8,7 +8,7 @@ from flowshare.log.base import StorageError
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_all
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AlterShareGroupOffsetsRequest
+from flowshare.protocol.messages import AlterShareGroupOffsetsRequest, DescribeShareGroupOffsetsRequest
 from flowshare.testing.clock import settle
 from tests.server.world import EARLIEST, accept, parked, ranges, reject, release, world
 
@@ -246,6 +246,31 @@ async def test_the_order_does_not_change_while_records_are_held_or_members_are_t
     assert "stop all its workers" in held.message
     assert [one.error for one in (same, free)] == [ErrorCode.NONE] * 2
     assert ranges(answer) == [(0, 0, 2)]
+
+
+async def test_the_offsets_of_a_group_tell_of_what_waits_and_for_what() -> None:
+    async with world(configs=BY_KEY) as w:
+        at, m = await w.held(keyed("aabaa"), joined=True)
+        (told,) = (await w.admin.send(DescribeShareGroupOffsetsRequest(group_id="g"))).partitions
+
+    assert (told.in_flight, told.blocked) == (2, 3)
+    assert [tuple(one) for one in told.stuck] == [(0, 3, "HELD", 1, m.member_id)]
+
+
+async def test_a_window_that_is_nearly_full_is_told_with_the_offsets_that_hold_it_open(caplog) -> None:
+    async with world(configs={**BY_KEY, "share.partition.max.window": "100"}) as w:
+        at = await w.log(keyed("a" * 30))
+        m = w.member("m")
+        await m.fetch(at)
+        for _ in range(7):
+            await w.clock.advance(3)
+            await w.produce(keyed("a" * 9 + "b"))
+            await m.fetch(at)
+
+    told = [record.message for record in caplog.records if "of the window" in record.message]
+    assert len(told) == 1
+    assert "Most wait for the offsets 0 (" in told[0]
+    assert "held" in told[0]
 
 
 async def test_what_retention_takes_away_holds_up_nothing() -> None:

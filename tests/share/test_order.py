@@ -347,6 +347,31 @@ def test_the_window_bounds_how_far_other_keys_run_past_a_stuck_one() -> None:
     assert (group.take(), group.partition.next_place_offset(31)) == ([0], -1)
 
 
+def test_it_says_which_keys_hold_up_most_records_and_who_holds_their_heads() -> None:
+    group = Group("abababa--cca", limits=Limits(lock_duration_ms=LOCK_MS))
+    group.take("m", records=1)
+    group.take("n", records=1)
+    group.say([1], RELEASE, "n", not_before_ms=500)
+    group.take("o", records=1)
+
+    assert group.partition.blocked_count == 4 + 2 + 1
+    assert [tuple(one) for one in group.partition.most_blocked(9)] == [
+        (0, 4, "HELD", 1, "m"),
+        (1, 2, "DELAYED", 1, ""),
+        (9, 1, "AVAILABLE", 0, ""),
+    ]
+    assert len(group.partition.most_blocked(1)) == 1
+
+
+def test_it_says_that_a_dead_letter_is_under_way_and_nothing_of_what_is_settled() -> None:
+    group = Group("baaa", limits=Limits(lock_duration_ms=LOCK_MS, dead_letter_on_reject=True))
+    group.take("m")
+    group.say([0], ACCEPT)
+    group.say([1], REJECT)
+
+    assert [tuple(one) for one in group.partition.most_blocked(9)] == [(1, 2, "ARCHIVING", 1, "")]
+
+
 def test_a_cut_log_forgets_who_waited_behind_the_cut() -> None:
     group = Group("abab")
     group.take("m", records=1)

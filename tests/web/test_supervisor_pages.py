@@ -224,7 +224,7 @@ async def test_workers_are_asked_by_their_own_users_way():
         await pages.close()
         await worker.close()
 
-    assert json.loads(rows.body) == [{"worker": 1, "agent": "bill", "offset": 17, "stack": "here"}]
+    assert json.loads(rows.body) == [{"worker": 1, "agent": "bill", "offset": 17, "stack": "here", "blocked": 0}]
     assert drained.body == b'{"drained":true}'
     assert len(host.drains) == 1
 

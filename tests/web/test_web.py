@@ -165,7 +165,7 @@ async def test_a_port_that_is_taken_is_said_with_what_to_do():
 
 @pytest.mark.asyncio
 async def test_lists_are_json():
-    assert json.loads((await get(StandIn(), "/inflight"))[1]) == [{"agent": "bill", "offset": 17}]
+    assert json.loads((await get(StandIn(), "/inflight"))[1]) == [{"agent": "bill", "offset": 17, "blocked": 0}]
     assert json.loads((await get(StandIn(), "/inflight?stacks=1"))[1])[0]["stack"] == "here"
     assert json.loads((await get(StandIn(), "/lag"))[1])[0]["backlog"] == 7
 
@@ -316,8 +316,8 @@ async def test_stacks_and_names_are_the_operators_and_others_get_numbers():
     host = StandIn()
     host.runtimes = {"bill": Runtime()}
 
-    assert json.loads((await get(host, "/inflight?stacks=1", token=None))[1]) == [{"offset": 17}]
-    assert json.loads((await get(host, "/inflight", token=None))[1]) == [{"offset": 17}]
+    assert json.loads((await get(host, "/inflight?stacks=1", token=None))[1]) == [{"offset": 17, "blocked": 0}]
+    assert json.loads((await get(host, "/inflight", token=None))[1]) == [{"offset": 17, "blocked": 0}]
     for page in ("/lag", "/lag?topics", "/lag?all", "/scale"):
         status, text = await get(host, page, looks=2, token=None)
         assert status == 200

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flowshare.agents")
 
 UNREADABLE_DELAY_MS: Final = 1_000
+NO_ORDER_DELAY_MS: Final = 5_000
+"""After which records come again that were handed out in no order."""
+TELL_AGAIN_S: Final = 60.0
 
 
 class Reader:
@@ -69,6 +72,7 @@ class Reader:
         self._observed = observed
         self._unreadable = unreadable
         self._order = KeyOrder.parse(agent.options.key_order or "")
+        self._tell_no_order_s = 0.0
         self._last_batch = LastBatch()
         self.batch_records = 0
         """Offsets of the longest record batch in the last answer; 0 before the first."""
@@ -92,12 +96,29 @@ class Reader:
 
     def _in_order(self, part: Fetched, now: float, bytes_max: int) -> list[Chunk]:
         """What was read; the rest goes back, as it may stand behind a record of its key that is in another chunk."""
+        if part.fence is None:
+            self._no_order(part, now)
+            return []
         decoded = self._decode(part, bytes_max)
         if decoded is None:
             return []
         for first, last, _ in decoded.later:
             self._acks.acknowledge((part.tp, part.generation), first, last, RELEASE, "unrun", unrun=True)
         return self._read(part, decoded, now) if decoded.runs else []
+
+    def _no_order(self, part: Fetched, now: float) -> None:
+        """The group has lost its order (its settings are gone with its path or state topic): nothing of it is run."""
+        for first, last, _ in part.acquired:
+            ack = self._acks.acknowledge
+            ack((part.tp, part.generation), first, last, RELEASE, "unrun", unrun=True, delay_ms=NO_ORDER_DELAY_MS)
+        if now >= self._tell_no_order_s:
+            self._tell_no_order_s = now + TELL_AGAIN_S
+            logger.error(
+                "agent=%s: group %s keeps no order (share.key.order is not set, though this agent has set it): nothing "
+                "of it is run; stop all workers of the group, and start them again",
+                self._agent.name,
+                self._agent.group,
+            )
 
     def _unread(self, part: Fetched, lazy: LazyRecords | Postponed) -> Unread:
         return Unread(lazy, lambda chunk, first: self._unreadable(chunk, first, part))

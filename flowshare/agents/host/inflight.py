@@ -58,7 +58,8 @@ def text(found: Sequence[dict[str, Any]], *, worker: int | None = None) -> str:
         where = f"{row['topic']}-{row['partition']}@{row['offset']}"
         lines.append(
             f"  {row['agent']} {where} attempt {row['attempt']}, for {row['age_s']:.1f} s, "
-            f"lock left {row['lock_left_s']:.1f} s\n"
+            f"lock left {row['lock_left_s']:.1f} s"
+            + (f", {row['blocked']} of its key wait for it\n" if row.get("blocked") else "\n")
         )
         lines.extend(f"    {line}\n" for line in row.get("stack", "").splitlines())
     return printable("".join(lines), lines=True)

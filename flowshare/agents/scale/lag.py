@@ -24,13 +24,16 @@ Rows = list[dict[str, Any]]
 
 AT_ONCE: Final = 64
 """Share-partitions that are asked about at the same time."""
-_SUMS: Final = ("backlog", "in_flight", "delayed", "redeliveries", "finished")
+_SUMS: Final = ("backlog", "in_flight", "delayed", "blocked", "redeliveries", "finished")
+STUCK_MAX: Final = 5
+"""Keys that are named of a topic."""
 
 
 async def rows(admin: ShareAdmin, groups: Iterable[str] | None, now_ms: int, facts: Facts | None = None) -> Rows:
     """One JSON-ready row a share-partition of the groups; None: of every share group that the backend knows.
 
-    in_flight, delayed, redeliveries: None when unknown (Kafka's brokers do not tell).
+    in_flight, delayed, blocked, redeliveries: None when unknown (Kafka's brokers do not tell).
+    stuck: of the records that most wait for: offset, how many do, state, delivery_count, member_id.
     backlog: records that are not finished, −1 when unknown; finished: records that are, since the topic began, None
     when unknown (its growth is the rate); log_end: next offset of the log, None when unknown; oldest_age_s: age of the
     first unfinished record, None when there is none. facts: where brokers do not tell that age, it is read from the
@@ -73,6 +76,9 @@ def row(group: str, part: SharePartitionOffsets, now_ms: int, *, log_end: int | 
         "backlog": part.lag,
         "in_flight": _known(part.in_flight),
         "delayed": _known(part.delayed),
+        "blocked": _known(part.blocked),
+        "most_blocked": None if part.blocked < 0 else max((one.blocked for one in part.stuck), default=0),
+        "stuck": [{"partition": part.partition, **one._asdict()} for one in part.stuck],
         "redeliveries": _known(part.redeliveries),
         "oldest_age_s": max(0.0, (now_ms - part.oldest_ms) / 1000) if pending else None,
         "finished": log_end - part.lag if log_end is not None and part.lag >= 0 else None,
@@ -116,6 +122,7 @@ def by_topic(found: Sequence[dict[str, Any]], rates: Rates | None = None) -> Row
         else:
             made[where] = {"group": one["group"], "topic": one["topic"], "partitions": 1}
             made[where] |= {name: one.get(name) for name in (*_SUMS, "oldest_age_s", "retention_left_s", "retention")}
+            made[where]["stuck"] = one.get("stuck", [])
     for (group, topic), one in made.items():
         arrival, finished, redelivered = (None, None, None) if rates is None else rates.of(group, topic)
         one |= {"arrival_rate": arrival, "rate": finished, "redelivery_rate": redelivered}
@@ -128,6 +135,8 @@ def _join(into: dict[str, Any], one: dict[str, Any]) -> None:
         known = into[name] is not None and one[name] is not None and min(into[name], one[name]) >= 0
         unknown = -1 if name == "backlog" else None
         into[name] = into[name] + one[name] if known else unknown
+    stuck = [*into["stuck"], *one.get("stuck", [])]
+    into["stuck"] = sorted(stuck, key=lambda key: -key["blocked"])[:STUCK_MAX]
     ages = [row["oldest_age_s"] for row in (into, one) if row["oldest_age_s"] is not None]
     into["oldest_age_s"] = max(ages, default=None)
     if _urgency(one) < _urgency(into):

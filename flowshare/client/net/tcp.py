@@ -27,6 +27,7 @@ from flowshare.protocol.messages import (
 )
 from flowshare.protocol.private import SHARE_OFFSETS, SHARE_PLACE, SHARE_RESUME, decode_answer, encode_call
 from flowshare.protocol.translation import known_error
+from flowshare.share.types import BlockedKey
 
 if TYPE_CHECKING:
     import ssl
@@ -278,9 +279,17 @@ async def _connect(
     return pipeline
 
 
-def _merged(part: SharePartitionOffsets, known: Mapping[tuple[str, int], Sequence[int]]) -> SharePartitionOffsets:
+def _merged(part: SharePartitionOffsets, known: Mapping[tuple[str, int], Sequence[Any]]) -> SharePartitionOffsets:
     fields = known.get((part.topic, part.partition))
     if fields is None:
         return part
-    in_flight, delayed, redeliveries, oldest_ms = fields
-    return replace(part, in_flight=in_flight, delayed=delayed, redeliveries=redeliveries, oldest_ms=oldest_ms)
+    in_flight, delayed, redeliveries, oldest_ms, blocked, stuck = fields
+    return replace(
+        part,
+        in_flight=in_flight,
+        delayed=delayed,
+        redeliveries=redeliveries,
+        oldest_ms=oldest_ms,
+        blocked=blocked,
+        stuck=tuple(BlockedKey(*one) for one in stuck),
+    )

@@ -24,7 +24,7 @@ from flowshare.protocol.messages import SharePartitionOffsets
 from flowshare.server.runtime.failures import Refused
 from flowshare.server.runtime.state import ShareKey
 from flowshare.share.group import ToInitialize
-from flowshare.share.types import PartitionState, RecordState, StateRun
+from flowshare.share.types import BlockedKey, PartitionState, RecordState, StateRun
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -233,14 +233,16 @@ def key_of(told: Sequence[Any]) -> ShareKey:
 
 
 OFFSETS_TOLD: Final = ("topic", "topic_id", "partition", "start_offset", "leader_epoch", "lag", "in_flight", "delayed",
-                       "redeliveries", "oldest_ms", "error", "message")  # fmt: skip
+                       "redeliveries", "oldest_ms", "blocked", "stuck", "error", "message")  # fmt: skip
 """What is told of where a share-partition stands, in this order."""
 
 
 def tell_offsets(part: SharePartitionOffsets) -> list[Any]:
     """Where a share-partition stands."""
-    values = (getattr(part, name) for name in OFFSETS_TOLD)
-    return [value.hex if isinstance(value, uuid.UUID) else value for value in values]
+    values = {name: getattr(part, name) for name in OFFSETS_TOLD}
+    values["topic_id"] = None if part.topic_id is None else part.topic_id.hex
+    values["stuck"] = [list(one) for one in part.stuck]
+    return list(values.values())
 
 
 def offsets_of(told: Sequence[Any]) -> SharePartitionOffsets:
@@ -249,4 +251,5 @@ def offsets_of(told: Sequence[Any]) -> SharePartitionOffsets:
     topic_id = values["topic_id"]
     values["topic_id"] = None if topic_id is None else uuid.UUID(topic_id)
     values["error"] = ErrorCode.known(int(values["error"]))
+    values["stuck"] = tuple(BlockedKey(*one) for one in values["stuck"])
     return SharePartitionOffsets(**values)

@@ -27,7 +27,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import Request, Response
 from flowshare.protocol.messages.topics import TopicResult
-from flowshare.share.types import PartitionState, RecordState, StateRun
+from flowshare.share.types import BlockedKey, PartitionState, RecordState, StateRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +206,10 @@ class SharePartitionOffsets(Response):
     """Deliveries after the first since the share-partition was loaded, −1 when unknown."""
     oldest_ms: int = -1
     """Timestamp of the first unfinished record, −1 when unknown or none."""
+    blocked: int = 0
+    """Records that wait for another one of their key, −1 when unknown."""
+    stuck: tuple[BlockedKey, ...] = ()
+    """The keys of which most of them are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +262,7 @@ DESCRIBE_SHARE_GROUP_OFFSETS: Final = Api(
         "groups": One(
             {
                 "topics": rows_of_partitions(
-                    "partitions", partial(SharePartitionOffsets, in_flight=-1, delayed=-1, redeliveries=-1)
+                    "partitions", partial(SharePartitionOffsets, in_flight=-1, delayed=-1, redeliveries=-1, blocked=-1)
                 )
             }
         )

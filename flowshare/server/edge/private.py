@@ -66,7 +66,16 @@ async def share_offsets(call: SocketCall) -> Body:
     _check(answer)
     return {
         "partitions": [
-            [part.topic, part.partition, part.in_flight, part.delayed, part.redeliveries, part.oldest_ms]
+            [
+                part.topic,
+                part.partition,
+                part.in_flight,
+                part.delayed,
+                part.redeliveries,
+                part.oldest_ms,
+                part.blocked,
+                [list(one) for one in part.stuck],
+            ]
             for part in answer.partitions
             if part.error is ErrorCode.NONE and may_topic(call.peer, Operation.DESCRIBE, part.topic)
         ]

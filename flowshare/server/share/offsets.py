@@ -213,6 +213,8 @@ async def offsets_of(key: ShareKey, log: Log, topics: TopicIndex, partitions: Pa
             in_flight=state.acquired_count,
             delayed=state.delayed_count,
             redeliveries=owner.redeliveries,
+            blocked=state.blocked_count,
+            stuck=owner.stuck(),
             oldest_ms=await _timestamp(log, owner, start) if lag > 0 else -1,
         )
     except EXPECTED as error:

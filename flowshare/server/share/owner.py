@@ -36,13 +36,20 @@ if TYPE_CHECKING:
     from flowshare.share.acquire_by_key import Picked
     from flowshare.share.config import GroupConfig
     from flowshare.share.partition import SharePartition
-    from flowshare.share.types import AcquiredRange, AcquireMode, PartitionUpdate
+    from flowshare.share.types import AcquiredRange, AcquireMode, BlockedKey, PartitionUpdate
 
 
 logger = logging.getLogger(__name__)
 
 READ_TRIES: Final = 8
 """How often a fetch reads again because another fetch moved on the cursor while it read."""
+STUCK_KEYS: Final = 5
+"""Keys that are named of those that hold up most records."""
+STUCK_FOR_S: Final = 2.0
+"""How long what was found of them is told again: finding them is a scan of the window."""
+WINDOW_WARN: Final = 0.8
+"""Part of the window that may be taken before it is told which keys hold it open."""
+WARN_AGAIN_S: Final = 60.0
 CHOOSY_WAKES: Final = 16
 """Fetches woken at once while it depends on the member what it may take: the first in line may be one that may not."""
 
@@ -113,6 +120,8 @@ class PartitionOwner:
         self._laid_down = False
         self.lock_timeouts = 0
         self.redeliveries = 0
+        self._stuck: tuple[float, tuple[BlockedKey, ...]] = (-STUCK_FOR_S, ())
+        self._warn_at_s = 0.0
         self.leader_epoch = journal.leader_epoch
         self._clock = clock
         self._stats = stats
@@ -157,6 +166,13 @@ class PartitionOwner:
         partition = self.partition
         unused = not partition.acquired_count and len(self._queue) == 0 and not partition.archiving()
         return unused and self._writer.idle
+
+    def stuck(self) -> tuple[BlockedKey, ...]:
+        """The keys that hold up most records; as they were up to STUCK_FOR_S ago."""
+        now_s = self._clock.monotonic()
+        if now_s - self._stuck[0] >= STUCK_FOR_S or not self.partition.blocked_count:
+            self._stuck = now_s, self.partition.most_blocked(STUCK_KEYS)
+        return self._stuck[1]
 
     # --- commands: decided at once ------------------------------------------------------------------------------
 
@@ -426,7 +442,27 @@ class PartitionOwner:
         if update is not None:
             self._writer.keep(update)
             self._alarm.ring()
+        if self.partition.window_used >= WINDOW_WARN:
+            self._warn_of_window()
         return offset != self.partition.next_place_offset(self._end())
+
+    def _warn_of_window(self) -> None:
+        """Tell which keys hold the window open, before it is full and all keys stand still."""
+        now_s = self._clock.monotonic()
+        if now_s < self._warn_at_s or not any(one.state != "AVAILABLE" for one in self.stuck()):
+            return  # told a while ago, or a backlog that is only beginning
+        self._warn_at_s = now_s + WARN_AGAIN_S
+        start = self.partition.start_offset
+        keys = ", ".join(f"{one.offset} ({one.blocked} behind it, {one.state.lower()})" for one in self.stuck())
+        logger.warning(
+            "%.0f %% of the window is used: offset %d is not finished, and %d records wait for another one of their "
+            "key; when it is full, no key goes on. Most wait for the offsets %s %s",
+            100 * self.partition.window_used,
+            start,
+            self.partition.blocked_count,
+            keys,
+            self._where,
+        )
 
     async def _read_picked(self, want: Want, opened: OpenedLog, picked: Picked) -> Taken:
         """Read what was picked, and hand it out; what the answer has no room for goes back. Raises: as `take`."""

@@ -256,6 +256,7 @@ class ShareService:
                     "start_offset": owner.partition.start_offset,
                     "in_flight": owner.partition.acquired_count,
                     "delayed": owner.partition.delayed_count,
+                    "blocked": owner.partition.blocked_count,
                     "lock_timeouts": owner.lock_timeouts,
                     "redeliveries": owner.redeliveries,
                 }
