@@ -250,7 +250,7 @@ async def test_the_order_does_not_change_while_records_are_held_or_members_are_t
 
 async def test_the_offsets_of_a_group_tell_of_what_waits_and_for_what() -> None:
     async with world(configs=BY_KEY) as w:
-        at, m = await w.held(keyed("aabaa"), joined=True)
+        _, m = await w.held(keyed("aabaa"), joined=True)
         (told,) = (await w.admin.send(DescribeShareGroupOffsetsRequest(group_id="g"))).partitions
 
     assert (told.in_flight, told.blocked) == (2, 3)
