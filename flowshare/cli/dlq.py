@@ -4,19 +4,27 @@ Which letters were replayed, so that a second replay leaves them out, stands whe
 committed offsets of a consumer group without members, `<dead-letter topic>.replayed`, the offset of a partition being
 the first that was not replayed, and the metadata the runs behind it (`17-20,25`). Brokers forget it a week after the
 last replay, unless offsets.retention.minutes says else.
+
+Letters of a parked key (`share.parking`) are no single letters: all that are not settled are sent again, in the order
+of their originals, to the partition that they came from, marked as a replay that was begun at the share group.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from flowshare.cli.options import facts_options, moment, together
 from flowshare.cli.output import Failure, emit_json, headings, progress, say, show
 from flowshare.cli.session import CommandSession, run
+from flowshare.client.errors import ServerError, Unsupported
+from flowshare.protocol.key_hash import KeyOrder
+from flowshare.protocol.private import REPLAY_HEADER
+from flowshare.share.parking import OVER, Mark, ParkedKey
 from flowshare.share.ranges import Range, merged
 
 if TYPE_CHECKING:
@@ -149,6 +157,8 @@ def replay(
     """Send dead letters again, as they were: key, value and headers without flowshare's own.
 
     They stay in the dead-letter topic, unless --delete is given; a second replay leaves them out, unless --again is.
+
+    One letter of a parked key brings all of its key that are not settled, in order (see `flowshare dlq parked`).
     """
 
     wanted, picked = _wanted(**filters), frozenset(_place(topic, text) for text in places)
@@ -166,6 +176,7 @@ def replay(
             await job.pick(picked)
         else:
             await job.run(wanted, limit)
+        await job.run_parked()
         if delete and not dry_run:
             await job.delete()
         return job
@@ -176,6 +187,10 @@ def replay(
         emit_json({"topic": topic, "replayed": sent, "replayed_before": done.left_out, "dry_run": dry_run})
         return
     _tell_of_others(done, topic)
+    for key in done.parked:
+        say(
+            f"the parked key {_text(key.key)} of group {key.group}: {key.letters} letters, whole and in order", err=True
+        )
     verb = "would be replayed" if dry_run else "replayed"
     for name, count in sorted(sent.items()):
         say(f"{count} {verb} to {name}")
@@ -198,6 +213,14 @@ def _bare(count: int) -> str:
     )
 
 
+class _ParkedReplay(NamedTuple):
+    """A parked key that was replayed."""
+
+    group: str
+    key: bytes
+    letters: int
+
+
 class _Replay:
     """Sends letters again in rounds, and remembers how far it came."""
 
@@ -216,13 +239,16 @@ class _Replay:
         """Letters without their record."""
         self._pending: dict[str, list[Message]] = {}
         self.sent: dict[str, int] = {}
+        self._parked = _Parked(session.admin)
+        self._parked_wanted: set[_KeyAt] = set()
+        self.parked: list[_ParkedReplay] = []
 
     async def run(self, wanted: Callable[[Mapping[str, Any]], bool], limit: int | None) -> None:
         with progress(f"replaying {self._topic}", limit) as step:
             async for letter in _letters(self._session, self._topic):
                 if limit is not None and sum(self.sent.values()) >= limit:
                     break
-                if wanted(letter) and self._fresh(letter):
+                if wanted(letter) and not await self._of_parked_key(letter) and self._fresh(letter):
                     await self._add(letter)
                     step(1)
             await self._flush()
@@ -236,9 +262,16 @@ class _Replay:
                     f"there is no letter at {self._topic}-{partition}@{offset}; `flowshare dlq show` lists them"
                 )
             letter = _letter(self._topic, partition, found[0])
-            if self._fresh(letter):
+            if not await self._of_parked_key(letter) and self._fresh(letter):
                 await self._add(letter)
         await self._flush()
+
+    async def _of_parked_key(self, letter: Mapping[str, Any]) -> bool:
+        """Whether a letter is of a parked key, which is then replayed whole, by `run_parked`."""
+        at = None if self._target else await self._parked.of(letter)
+        if at is not None:
+            self._parked_wanted.add(at)
+        return at is not None
 
     def _fresh(self, letter: Mapping[str, Any]) -> bool:
         if self._again or (letter["letter_partition"], letter["letter_offset"]) not in self.before:
@@ -252,6 +285,50 @@ class _Replay:
             raise Failure(f"nothing is deleted: {_bare(self.bare)}")
         for partition, offset in self._last.items():
             await self._session.admin.delete_records(self._topic, partition, offset + 1)
+
+    async def run_parked(self) -> None:
+        """Replay the parked keys of which a letter was wanted. Raises: Failure."""
+        begun: dict[_KeyAt, ParkedKey] = {}
+        for at in sorted(self._parked_wanted):
+            if self._dry_run:
+                begun[at] = self._parked.known(at)
+                continue
+            told = await self._session.admin.change_parked_key(at.group, "replay", at.topic, at.partition, at.key)
+            if told is not None:  # else somebody has settled it, or let it go on
+                begun[at] = told.parked
+        if not begun:
+            return
+        # Read after the replays began: each letter up to `last` is there by then.
+        letters: dict[_KeyAt, dict[int, dict[str, Any]]] = {at: {} for at in begun}
+        async for letter in _letters(self._session, self._topic):
+            place = await self._parked.of(letter)
+            if place is not None and place in begun and begun[place].done < int(letter["offset"]) <= begun[place].last:
+                letters[place][int(letter["offset"])] = letter  # the last one of an original is the one that counts
+        for at, parked in begun.items():
+            await self._run_parked(at, parked, [letter for _, letter in sorted(letters[at].items())])
+
+    async def _run_parked(self, at: _KeyAt, parked: ParkedKey, letters: Sequence[dict[str, Any]]) -> None:
+        """Send the letters of one key that are not settled. Raises: Failure."""
+        from flowshare.client.producer.producer import Message
+
+        bare = [letter for letter in letters if letter["left_out"]]
+        if bare:
+            raise Failure(f"the key of {_at(bare[0])} cannot be replayed whole: {_bare(len(bare))}")
+        if not letters:
+            return
+        self.sent[at.topic] = self.sent.get(at.topic, 0) + len(letters)
+        self.parked.append(_ParkedReplay(at.group, at.key, len(letters)))
+        if self._dry_run:
+            return
+        messages: list[Message] = []
+        for letter in letters:
+            original = int(letter["offset"])
+            mark = Mark(parked.version, original, parked.last if letter is letters[-1] else original)
+            headers = [pair for pair in letter["headers"] if not _own(pair[0])]
+            headers.append((REPLAY_HEADER, mark.encode(at.group)))
+            messages.append(Message(letter["raw_value"], letter["raw_key"], tuple(headers), None, at.partition))
+        await self._session.producer.send_many(at.topic, messages)
+        await self.before.add([(letter["letter_partition"], letter["letter_offset"]) for letter in letters])
 
     async def _add(self, letter: Mapping[str, Any]) -> None:
         from flowshare.client.producer.producer import Message
@@ -279,6 +356,112 @@ class _Replay:
         new, self._new = self._new, []
         if new:
             await self.before.add(new)
+
+
+class _KeyAt(NamedTuple):
+    """A key of a share-partition."""
+
+    group: str
+    topic: str
+    partition: int
+    key: bytes
+
+
+class _Parked:
+    """Which letters are of parked keys; each group is asked once."""
+
+    def __init__(self, admin: ShareAdmin) -> None:
+        self._admin = admin
+        self._groups: dict[str, tuple[KeyOrder | None, dict[_KeyAt, ParkedKey]]] = {}
+
+    async def of(self, letter: Mapping[str, Any]) -> _KeyAt | None:
+        """The parked key of a letter; None: it is of none."""
+        group, partition, offset = letter["group"], letter["partition"], letter["offset"]
+        if not (group and partition.isdecimal() and offset.isdecimal()):
+            return None
+        order, keys = await self._of_group(group)
+        if order is None or not keys:
+            return None
+        key = order.key_of_parts(letter["raw_key"], letter["headers"])
+        at = None if key is None else _KeyAt(group, letter["topic"], int(partition), key)
+        return at if at in keys else None
+
+    def known(self, at: _KeyAt) -> ParkedKey:
+        """What was told of a parked key."""
+        return self._groups[at.group][1][at]
+
+    async def _of_group(self, group: str) -> tuple[KeyOrder | None, dict[_KeyAt, ParkedKey]]:
+        if group not in self._groups:
+            order = ""
+            keys: dict[_KeyAt, ParkedKey] = {}
+            with suppress(Unsupported, ServerError):  # brokers have no parked keys, and a deleted group neither
+                told = await self._admin.parked_keys(group)
+                order = told.order
+                keys = {_KeyAt(group, one.topic, one.partition, one.key): one.parked for one in told.keys}
+            self._groups[group] = KeyOrder.parse(order), keys
+        return self._groups[group]
+
+
+@dlq.command("parked")
+@click.argument("group")
+@facts_options
+def parked(group: str, as_json: bool, url: str) -> None:
+    """List a group's parked keys: one of their records became a dead letter, and the later ones follow it.
+
+    `flowshare dlq replay` sends all letters of such a key again, in order; when they are settled it goes on.
+    `flowshare dlq unpark` lets it go on without.
+    """
+
+    async def call(session: CommandSession) -> list[dict[str, Any]]:
+        told = await session.admin.parked_keys(group)
+        return [
+            {
+                "key": _text(one.key),
+                "topic": one.topic,
+                "partition": one.partition,
+                "since": one.parked.first,
+                "settled_to": one.parked.done,
+                "last": one.parked.last,
+                "replayed": one.parked.version > OVER,
+            }
+            for one in told.keys
+        ]
+
+    rows = run(url, call, groups=True)
+    columns = headings(
+        "key", "topic", "partition", "since", "last", "replayed", since="since offset", last="last letter"
+    )
+    show(
+        rows, columns, as_json=as_json, empty=f"group {group} has no parked keys", right=("partition", "since", "last")
+    )
+
+
+@dlq.command("unpark")
+@click.argument("group")
+@click.argument("key")
+@click.option("--topic", help="Only in this topic.")
+@facts_options
+def unpark(group: str, key: str, topic: str | None, as_json: bool, url: str) -> None:
+    """Let a parked key go on. Its letters stay in the dead letters, and are out of order if they are replayed later.
+
+    KEY is written as `flowshare dlq parked` shows it.
+    """
+
+    async def call(session: CommandSession) -> list[dict[str, Any]]:
+        told = await session.admin.parked_keys(group)
+        found = [one for one in told.keys if _text(one.key) == key and topic in (None, one.topic)]
+        if not found:
+            raise Failure(f"group {group} has no parked key {key!r}; `flowshare dlq parked {group}` lists them")
+        for one in found:
+            await session.admin.change_parked_key(group, "unpark", one.topic, one.partition, one.key)
+        return [{"topic": one.topic, "partition": one.partition} for one in found]
+
+    rows = run(url, call, groups=True)
+    if as_json:
+        emit_json(rows)
+        return
+    for row in rows:
+        say(f"{key} goes on in {row['topic']}-{row['partition']}")
 
 
 async def _partitions(session: CommandSession, topic: str) -> int:

@@ -55,10 +55,18 @@ class KeyOrder:
 
     def hash_of(self, record: RawRecord) -> int:
         """The hash of what orders this record; 0: it has no order."""
+        return key_hash(self.key_of(record))
+
+    def key_of(self, record: RawRecord) -> bytes | None:
+        """What orders this record; None: it has no order."""
+        return record.key if self.header is None else self.key_of_parts(None, record.headers)
+
+    def key_of_parts(self, key: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> bytes | None:
+        """The same of a record that has this key and these headers."""
         if self.header is None:
-            return key_hash(record.key)
+            return key
         found: bytes | None = None
-        for name, value in record.headers:
+        for name, value in headers:
             if name == self.header:
                 found = value
-        return key_hash(found)
+        return found

@@ -31,6 +31,13 @@ SHARE_PLACE: Final = "share_place"
 """{"group_id", "partitions": [[topic, partition, offset, [[first, last], …]], …]} -> {"partitions": [[topic, partition,
 error, message], …]}: AlterShareGroupOffsets with what is finished from the offset on."""
 
+SHARE_PARKED: Final = "share_parked"
+"""{"group_id", "act": "list"} or {…, "act": "replay" | "unpark", "topic", "partition", "key": in hex} -> {"order",
+"keys": [[topic, partition, key in hex, fields of `ParkedKey`…], …]}: ParkedKeysRequest."""
+
+REPLAY_HEADER: Final = "flowshare.dlq.replay"
+"""Header of a replayed record of a parked key: `share.parking.Mark`."""
+
 _RESPONSE: Final = struct.Struct(">iB")
 
 Body = Mapping[str, Any]

@@ -59,6 +59,8 @@ ORDER_TAG: Final = 10_002
 many may begin a key (`heads`, 0: as many as there may be records)."""
 FENCE_TAG: Final = 10_003
 """Tagged field of a partition in the answer to ShareFetch: two varints, `FetchedPartition.fence`."""
+FOLLOWING_TAG: Final = 10_004
+"""Tagged field of a partition in the answer to ShareFetch: varints, two each, `FetchedPartition.following`."""
 CHAIN_MAX: Final = 1_024
 V2: Final = 2
 
@@ -369,7 +371,10 @@ def _write_partition(pieces: list[bytes], part: FetchedPartition) -> None:
         pieces.append(_NO_TAGS)
     else:
         generation, serial = part.fence
-        pieces.append(tagged({FENCE_TAG: varint(generation) + varint(serial)}))
+        tags = {FENCE_TAG: varint(generation) + varint(serial)}
+        if part.following:
+            tags[FOLLOWING_TAG] = b"".join([varint(number) for pair in part.following for number in pair])
+        pieces.append(tagged(tags))
 
 
 def _write_nodes(pieces: list[bytes], nodes: Mapping[int, tuple[str, int]]) -> None:
@@ -431,7 +436,20 @@ def _read_partition(reader: FrameReader, topic_id: uuid.UUID) -> FetchedPartitio
         acquired=acquired,
         current_leader=NO_LEADER if MOVED.isdisjoint((error, ack_error)) else (leader, leader_epoch),
         fence=_fence(tags[FENCE_TAG]) if FENCE_TAG in tags else None,
+        following=_following(tags[FOLLOWING_TAG]) if FOLLOWING_TAG in tags else (),
     )
+
+
+def _following(field: bytes) -> tuple[tuple[int, int], ...]:
+    """Pairs of offsets. Raises: DecodeError."""
+    reader = FrameReader(field, 0)
+    found: list[tuple[int, int]] = []
+    try:
+        while reader.position < reader.end:
+            found.append((reader.varint(), reader.varint()))
+    except DecodeError as error:
+        raise DecodeError(f"what follows parked keys in a fetch cannot be read: {error}") from None
+    return tuple(found)
 
 
 def _fence(field: bytes) -> tuple[int, int]:

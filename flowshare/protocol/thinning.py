@@ -51,6 +51,10 @@ class OpenedBatch:
         """Bytes without compression."""
         return len(self._plain)
 
+    def contains(self, text: bytes) -> bool:
+        """Whether these bytes stand anywhere in its records."""
+        return text in bytes(self._plain)
+
     def keep(self, indexes: Sequence[int], *, horizon_ms: int | None = None) -> bytes:
         """The batch with the records of these indexes only; `horizon_ms`: the delete horizon it gets, if any.
 

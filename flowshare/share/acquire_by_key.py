@@ -63,6 +63,7 @@ class Ask(NamedTuple):
     """What a member asks for: of `records` at most `heads` begin a key, each followed by up to `chain` − 1 of its key.
 
     alone: this suspect and nothing else (−1: none). without: offsets that are others'. only_new: never delivered ones.
+    singles: records of `Heads.single`, too.
     """
 
     records: int
@@ -71,6 +72,7 @@ class Ask(NamedTuple):
     alone: int = -1
     without: Collection[int] = ()
     only_new: bool = False
+    singles: bool = True
 
 
 # -- placing
@@ -233,17 +235,26 @@ def _free_heads(window: Window, heads: Heads, limits: Limits, ask: Ask) -> list[
         for first, last, count in window.counted(offset, until):
             if ask.only_new and count:
                 continue
+            without = ask.without if ask.singles else _and_singles(window, heads, first, last, ask.without)
             if count == last_delivery:  # SG-6.3
-                if not taken and (first not in ask.without):
+                if not taken and first not in without:
                     return [(first, first, count)]
                 continue
-            for low, high in _without(first, last, ask.without):
+            for low, high in _without(first, last, without):
                 high = min(high, low + left - 1)
                 if low <= high:
                     taken.append((low, high, count))
                     left -= high - low + 1
         offset = window.next_available(until + 1, end) if until < end else -1
     return taken
+
+
+def _and_singles(window: Window, heads: Heads, first: int, last: int, without: Collection[int]) -> Collection[int]:
+    """The same and, of `first`..`last`, the records of `Heads.single`."""
+    if not heads.single:
+        return without
+    hashes = heads.hashes[first - window.base : last + 1 - window.base]
+    return {*without, *(offset for offset, key in enumerate(hashes, first) if key in heads.single)}
 
 
 def _without(first: int, last: int, without: Collection[int]) -> Iterator[tuple[int, int]]:
@@ -291,8 +302,9 @@ class _Chains:
     def lead(self, first: int, last: int) -> None:
         """These heads were taken."""
         window, following = self._window, self._heads.following
+        hashes, single = self._heads.hashes, self._heads.single
         for offset, far in enumerate(following[first - window.base : last + 1 - window.base], first):
-            if far:
+            if far and (not single or hashes[offset - window.base] not in single):
                 self._next[offset + far] = offset, 1
 
     def take_between(self, first: int, last: int, room: int, taken: list[tuple[int, int, int]]) -> int:

@@ -36,6 +36,8 @@ DEAD_LETTER_CONFIGS: Final = frozenset(
 )
 """Settings that decide which records are copied where: who changes one is answerable for all of them."""
 KEY_ORDER: Final = "share.key.order"
+PARK: Final = "park"
+"""The value of share.key.after.dead.letter by which keys are parked."""
 DEAD_LETTER_BY: Final = "errors.deadletterqueue.named.by"
 """Beside a group's stored settings: host and principal of who is answerable for its dead letters. It cannot be set."""
 
@@ -177,6 +179,7 @@ class GroupConfig:
     dead_letter_topic: str = ""
     dead_letter_copy_record: bool = False
     dead_letter_on: str = "all"
+    after_dead_letter: str = "continue"
     dead_letter_by: tuple[str, str] | None = None
     """Principal and host of who named the dead-letter topic; None: the server's own process."""
     paused: bool = False
@@ -234,14 +237,15 @@ class GroupConfig:
     def limits(self) -> Limits:
         """What the share-partitions of the group keep to."""
         dead_letters = bool(self.dead_letter_topic)
+        parks = bool(self.key_order) and self.after_dead_letter == PARK
         return Limits(
             lock_duration_ms=self.record_lock_duration_ms,
             delivery_count_max=self.delivery_count_limit,
             record_locks_max=self.partition_max_record_locks,
             window_max=self.partition_max_window,
             renew_enabled=self.renew_acknowledge_enable,
-            dead_letter_on_limit=dead_letters,
-            dead_letter_on_reject=dead_letters and self.dead_letter_on == "all",
+            dead_letter_on_limit=dead_letters or parks,
+            dead_letter_on_reject=parks or (dead_letters and self.dead_letter_on == "all"),
             paused=self.paused,
             priority=Priority(self.delivery_priority),
         )

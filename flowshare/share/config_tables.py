@@ -405,5 +405,13 @@ GROUP_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         words={"key": "key", "header:<name>": None, "nothing": ""},
         read=read_key_order,
     ),
+    _word(
+        "share.key.after.dead.letter",
+        "after_dead_letter",
+        "continue",
+        ("continue", "park"),
+        "In a group with an order, what becomes of a key of which a record became a dead letter: continue: it goes on; "
+        "park: its later records become dead letters, too, in order, until they are replayed.",
+    ),
 )
 """Name -> setting of a share group. Where the server has a default and bounds of its own, those count."""

@@ -64,7 +64,18 @@ class KeyedBatch(NamedTuple):
 class Heads:
     """The order of one window. `hashes`, `following`: as long as the window's `states`, and beside them."""
 
-    __slots__ = ("_window", "barrier", "chained", "ending", "following", "hashes", "known_end", "led", "tails")
+    __slots__ = (
+        "_window",
+        "barrier",
+        "chained",
+        "ending",
+        "following",
+        "hashes",
+        "known_end",
+        "led",
+        "single",
+        "tails",
+    )
 
     def __init__(self, window: Window, known_end: int) -> None:
         self._window = window
@@ -82,6 +93,8 @@ class Heads:
         """Of `led` those that are PENDING and will be settled."""
         self.known_end = known_end
         """Everything below it is placed."""
+        self.single: frozenset[int] = frozenset()
+        """Hashes whose records begin no chain, and go to members only that know of parked keys (`parking`)."""
         self.barrier = -1
         """Nothing is placed before the start offset has passed it."""
 

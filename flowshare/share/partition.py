@@ -254,7 +254,24 @@ class SharePartition:
         self.log_epoch = max(self.log_epoch, log_epoch)
         return self._window.update(stored) if stored else None
 
-    def pick(self, member_id: str, *, records_max: int, heads_max: int = 0, chain: int = 1, now_ms: int) -> Picked:
+    def single(self, hashes: Iterable[int]) -> None:
+        """The records of these keys are handed out one at a time, and only to members that ask with `singles`."""
+        self._heads.single = frozenset(hashes)
+
+    def hash_at(self, offset: int) -> int:
+        """The hash of an unsettled offset's key; 0: it has no order."""
+        return self._heads.hashes[offset - self._window.base]
+
+    def pick(
+        self,
+        member_id: str,
+        *,
+        records_max: int,
+        heads_max: int = 0,
+        chain: int = 1,
+        now_ms: int,
+        singles: bool = True,
+    ) -> Picked:
         """Hand free heads to a member, in memory; read them, then call `confirm` or `put_back` (SG-5).
 
         heads_max: so many of the records at most begin a key (0: all may), and each may be followed by up to
@@ -266,11 +283,11 @@ class SharePartition:
             return by_key.NOTHING
         chain = min(chain, by_key.CHAIN_MAX)
         if self.allowance.plenty(records_max):
-            return self._pick(member_id, Ask(records_max, heads_max, chain), now_ms)
+            return self._pick(member_id, Ask(records_max, heads_max, chain, singles=singles), now_ms)
         asked = self.allowance.ask(member_id, records_max, now_ms)
         picked = by_key.NOTHING
         if asked.records > 0:
-            picked = self._pick(member_id, Ask(asked.records, heads_max, chain), now_ms)
+            picked = self._pick(member_id, Ask(asked.records, heads_max, chain, singles=singles), now_ms)
         self.allowance.settle(asked, picked.size, now_ms)
         return picked
 

@@ -78,6 +78,18 @@ def test_each_delivery_of_a_key_has_a_higher_fence_than_those_before():
     assert all(fences == sorted(fences) for fences in seen.values())
 
 
+def test_a_parked_key_goes_into_the_dead_letters_in_order_and_others_go_on():
+    def handler(value: int, delivery: fs.Delivery) -> None:
+        if value == 7:  # of key c
+            raise fs.Reject("poison")
+
+    seen = run(handler, of_keys(60), after_dead_letter="park", concurrency=4)
+
+    dead = [letter.value for letter in seen.dead]
+    assert dead == [value for value in range(60) if value % 5 == 2 and value >= 7]
+    assert seen.report.accepted == 60 - len(dead)
+
+
 def test_without_an_order_there_is_no_fence():
     seen: list[fs.Fence | None] = []
 

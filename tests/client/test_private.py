@@ -22,7 +22,8 @@ OURS = {**EVERYTHING, 32500: (0, 0)}
 async def test_an_unknown_call_is_refused_with_what_there_is():
     async with served(None) as connection:
         with pytest.raises(
-            ServerError, match=r"no call 'dance' \(it has: share_offsets, share_resume, share_place\); upgrade"
+            ServerError,
+            match=r"no call 'dance' \(it has: share_offsets, share_resume, share_place, share_parked\); upgrade",
         ) as caught:
             await connection.call("dance")
 

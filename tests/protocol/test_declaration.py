@@ -203,7 +203,14 @@ SAMPLES = [
         m.DescribeShareGroupOffsetsResponse(
             partitions=(
                 m.SharePartitionOffsets(
-                    topic="a", topic_id=TOPIC_ID, partition=1, start_offset=4, in_flight=-1, delayed=-1, redeliveries=-1
+                    topic="a",
+                    topic_id=TOPIC_ID,
+                    partition=1,
+                    start_offset=4,
+                    in_flight=-1,
+                    delayed=-1,
+                    redeliveries=-1,
+                    blocked=-1,
                 ),
             )
         ),

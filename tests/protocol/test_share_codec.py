@@ -22,6 +22,7 @@ from flowshare.protocol.messages.share import MOVED, NO_LEADER
 from flowshare.protocol.share_codec import (
     CHAIN_MAX,
     FENCE_TAG,
+    FOLLOWING_TAG,
     ORDER_TAG,
     decode_acknowledge,
     decode_fetch,
@@ -516,6 +517,27 @@ def test_a_fence_comes_back(fence):
     frame = encode_fetched(9, 2, fenced(fence=fence))
 
     assert decode_fetched(frame[4:]).partitions[0].fence == fence
+
+
+def test_what_follows_a_parked_key_comes_back():
+    part = m.FetchedPartition(
+        topic_id=T1, partition=0, acquired=(AcquiredRange(3, 4, 1),), fence=(1, 2), following=((3, 0), (4, 2**40))
+    )
+    frame = encode_fetched(9, 2, m.ShareFetchResponse(partitions=(part,)))
+
+    assert decode_fetched(frame[4:]).partitions == (part,)
+
+
+def test_half_a_pair_of_what_follows_is_an_error():
+    part = m.FetchedPartition(
+        topic_id=T1, partition=0, acquired=(AcquiredRange(3, 4, 1),), fence=(1, 2), following=((3, 0),)
+    )
+    frame = encode_fetched(9, 2, m.ShareFetchResponse(partitions=(part,)))
+    mark = varint(FOLLOWING_TAG) + b"\x02\x03\x00"
+    assert frame.count(mark) == 1
+
+    with pytest.raises(DecodeError, match="parked"):
+        decode_fetched(frame.replace(mark, varint(FOLLOWING_TAG) + b"\x01\x03")[4:])
 
 
 @pytest.mark.parametrize("field", [b"", varint(1), varint(1) + varint(2) + b"x", varint(2**63) + varint(1)])

@@ -300,6 +300,7 @@ def test_a_group_has_every_setting_of_kafka_4_4_with_its_default():
         "share.max.in.flight": "0",
         "share.delivery.priority": "redeliveries",
         "share.key.order": "",
+        "share.key.after.dead.letter": "continue",
     }
     assert values == kafka | own
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.handler.options import DEFAULT_LOCK_S, AgentOptions
-from flowshare.agents.handler.order import BY_KEY
+from flowshare.agents.handler.order import BY_KEY, PARK
 from flowshare.agents.handler.retry import Exponential
 
 _SHORT_LOCK_S: Final = 5.0
@@ -39,6 +39,8 @@ def line(agent: ShareAgent) -> str:
         parts.append("redeliveries and new ones mixed" if options.priority == "mixed" else f"{options.priority} first")
     if options.order is not None:
         parts.append("in order of key" if options.order == BY_KEY else f"in order of {options.key_order}")
+    if options.after_dead_letter == PARK:
+        parts.append("parks a key after a dead letter")
     return " · ".join(parts)
 
 

@@ -10,6 +10,8 @@ from flowshare.agents.handler.retry_headers import PREFIX as RETRY_PREFIX
 from flowshare.agents.handler.send import ProducerRecord
 from flowshare.agents.handler.texts import REASON_MAX, clip, kind_of, trace
 from flowshare.protocol.decoding import DecodedRecord
+from flowshare.protocol.private import REPLAY_HEADER
+from flowshare.share.parking import Mark
 
 PREFIX: Final = "flowshare.dlq."
 LEFT_OUT: Final = "left_out"
@@ -19,17 +21,19 @@ LEFT_OUT: Final = "left_out"
 def dead_letter(topic: str, group: str, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> ProducerRecord:
     """The dead letter of a record: key, value and headers as they were, `flowshare.dlq.*` headers added.
 
-    Headers of an earlier dead letter (a replayed record that died again) are replaced.
+    Headers of an earlier dead letter (a replayed record that died again) are replaced. One that was replayed for a
+    parked key keeps the offset of its original: it is the same letter.
     """
     headers = [(name, value) for name, value in record.headers if not name.startswith((PREFIX, RETRY_PREFIX))]
     error = outcome.error
+    mark = next((Mark.of(value, group) for name, value in record.headers if name == REPLAY_HEADER), None)
     described = {
         "reason": clip(outcome.reason, REASON_MAX),
         "exception": "" if error is None else kind_of(error),
         "trace": "" if error is None else trace(error),
         "topic": chunk.topic,
         "partition": str(chunk.partition),
-        "offset": str(chunk.place(record.offset)),
+        "offset": str(chunk.place(record.offset) if mark is None else mark.original),
         "attempts": str(record.delivery_count),
         "agent": chunk.agent,
         "group": group,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.feed.acknowledgements import GAP, REJECT, RELEASE
@@ -133,6 +133,8 @@ class Reader:
         chunk = self._chunk(part, now, decoded.runs)
         chunk.plain_bytes = decoded.size
         if self._order is not None:
+            if part.following:
+                self._following(chunk, dict(part.following))
             chunk.keep_order(self._order)
         if self._observed:
             chunk.attempts = {raw.offset: count for raws, count in decoded.runs for raw in raws}
@@ -190,6 +192,15 @@ class Reader:
         for first, last, reason in decoded.corrupt:
             self._corrupt(part, key, first, last, reason)
         return decoded
+
+    def _following(self, chunk: Chunk, following: Mapping[int, int]) -> None:
+        """Records of parked keys become dead letters unrun."""
+        parked = [record for record in chunk.records if record.offset in following]
+        chunk.records = [record for record in chunk.records if record.offset not in following]
+        for record in reversed(parked):
+            first = f"{chunk.topic}-{chunk.partition}@{following[record.offset]}"
+            outcome = Outcome(OutcomeKind.DEAD, None, f"its key is parked: {first} became a dead letter")
+            self._service_loop.call_soon(self._completion.complete, chunk, chunk.whole(record), outcome)
 
     def _redelivered(self, chunk: Chunk) -> None:
         """Records whose attempts are used up go to the dead letter unrun: crashes and lapsed locks did that."""

@@ -278,6 +278,7 @@ def group_settings(agent: ShareAgent) -> dict[str, str | None]:
         settings["share.delivery.priority"] = options.priority
     if options.key_order is not None:
         settings["share.key.order"] = options.key_order
+        settings["share.key.after.dead.letter"] = options.after_dead_letter
     return settings
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypedDict
 
 from flowshare.agents.handler.batch import Batch
 from flowshare.agents.handler.errors import OptionError, refuse_unknown
-from flowshare.agents.handler.order import CHAIN, Order, order_setting, parse_order
+from flowshare.agents.handler.order import CHAIN, PARK, Order, order_setting, parse_order
 from flowshare.agents.handler.rate_limit import RateLimit, parse_rate
 from flowshare.agents.handler.retry import Retry, Seconds, count, exception_types, seconds
 from flowshare.agents.handler.sinks import agent_sinks, several
@@ -41,6 +41,7 @@ class AgentArguments(TypedDict, total=False):
     max_in_flight: int | None
     priority: str | None
     order: Any
+    after_dead_letter: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,9 @@ class AgentOptions:
     order: `"key"`: records of one key run one after the other, in the log's order, each when the one before is
         settled; `fs.Header(name)`: the same by a header's value. Records without it run in any order. None: as the
         group is set (all in any order).
+    after_dead_letter: with `order`, what becomes of a key of which a record became a dead letter. `continue`: it goes
+        on. `park`: its later records follow into the dead letters unrun, in order, until `flowshare dlq replay` sends
+        them all again.
     """
 
     group: str | None = None
@@ -88,6 +92,7 @@ class AgentOptions:
     max_in_flight: int | None = None
     priority: str | None = None
     order: Order = None
+    after_dead_letter: str = "continue"
 
     @classmethod
     def parse(cls, agent: str, given: Mapping[str, Any]) -> AgentOptions:
@@ -102,6 +107,12 @@ class AgentOptions:
         return options
 
     def _check_together(self) -> None:
+        if self.after_dead_letter == PARK and (self.order is None or self.dead_letter is None):
+            missing = "order" if self.order is None else "dead_letter"
+            raise OptionError(
+                f"after_dead_letter='park' keeps the order of keys over dead letters, and there is no {missing}: give "
+                f"{missing}=…, or leave after_dead_letter out"
+            )
         lock_s = self.lock_duration or DEFAULT_LOCK_S
         if not self.renew and (self.timeout is None or self.timeout >= lock_s):
             raise OptionError(
@@ -211,4 +222,7 @@ _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "max_in_flight": lambda value: None if value is None else count(value, "max_in_flight"),
     "priority": _fits(lambda value: value in (None, *PRIORITIES), "priority takes 'redeliveries', 'new' or 'mixed'"),
     "order": parse_order,
+    "after_dead_letter": _fits(
+        lambda value: value in ("continue", PARK), "after_dead_letter takes 'continue' or 'park'"
+    ),
 }

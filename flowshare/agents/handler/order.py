@@ -9,6 +9,8 @@ from flowshare.agents.handler.errors import OptionError
 
 BY_KEY: Final = "key"
 HEADER_PREFIX: Final = "header:"
+PARK: Final = "park"
+"""The option `after_dead_letter` by which keys are parked."""
 CHAIN: Final = 16
 """Records of one key that a member is given in a row; of a handler with outputs one, as each waits for those."""
 

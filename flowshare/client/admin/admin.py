@@ -236,6 +236,24 @@ class ShareAdmin:
             check(part.error, part.message, f"offsets of group {group_id} for {part.topic}-{part.partition}")
         return sorted(answer.partitions, key=lambda part: (part.topic, part.partition))
 
+    async def parked_keys(self, group_id: str) -> messages.ParkedKeysResponse:
+        """The group's parked keys, and what orders it. Raises: ServerError (GROUP_ID_NOT_FOUND), Unsupported."""
+        answer = await self._ask(messages.ParkedKeysRequest(group_id=group_id))
+        check(answer.error, answer.message, f"parked keys of group {group_id}")
+        return answer
+
+    async def change_parked_key(
+        self, group_id: str, act: Literal["replay", "unpark"], topic: str, partition: int, key: bytes
+    ) -> messages.ParkedKeyTold | None:
+        """Begin a replay of a parked key, or let it go on; what is known of it. None: it is not parked.
+
+        Raises: ServerError, Unsupported.
+        """
+        request = messages.ParkedKeysRequest(group_id=group_id, act=act, topic=topic, partition=partition, key=key)
+        answer = await self._ask(request)
+        check(answer.error, answer.message, f"{act} of a parked key of group {group_id}")
+        return answer.keys[0] if answer.keys else None
+
     async def reset_offsets(
         self, group_id: str, *, to: ResetTarget, topics: Sequence[str] | None = None, dry_run: bool = False
     ) -> list[OffsetReset]:

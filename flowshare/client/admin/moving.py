@@ -110,9 +110,19 @@ async def carry(
 
 
 async def _check_empty(admin: ShareAdmin, group_id: str) -> None:
+    """Raises: ClientError with what to do first."""
     members = (await admin.describe_group(group_id)).members
     if members:
         raise ClientError(f"group {group_id} has {len(members)} members: stop its workers first, then move it")
+    try:
+        parked = (await admin.parked_keys(group_id)).keys
+    except Unsupported:
+        return  # brokers park nothing
+    if parked:
+        raise ClientError(
+            f"group {group_id} has {len(parked)} parked keys, which are not taken along, and neither is their order: "
+            f"replay or unpark them first (flowshare dlq parked {group_id})"
+        )
 
 
 async def _check_free(target: ShareAdmin, group_id: str) -> None:

@@ -146,7 +146,7 @@ class ClusterConnection:
 
     async def _send(self, request: Any) -> Any:  # noqa: C901 - one case for each way
         api = request.api
-        route = ANY if api is None else api.route
+        route = request.route or ANY if api is None else api.route
         key = None if route.key is None else route.key(request)
         match route.to:
             case To.COORDINATOR if key is not None:

@@ -17,6 +17,9 @@ from flowshare.protocol.messages import (
     AlterShareGroupOffsetsResponse,
     DescribeShareGroupOffsetsResponse,
     HeldRanges,
+    ParkedKeysRequest,
+    ParkedKeysResponse,
+    ParkedKeyTold,
     PartitionResult,
     ProduceRequest,
     ShareAcknowledgeRequest,
@@ -25,8 +28,16 @@ from flowshare.protocol.messages import (
     ShareResumeResponse,
     TopicPartition,
 )
-from flowshare.protocol.private import SHARE_OFFSETS, SHARE_PLACE, SHARE_RESUME, decode_answer, encode_call
+from flowshare.protocol.private import (
+    SHARE_OFFSETS,
+    SHARE_PARKED,
+    SHARE_PLACE,
+    SHARE_RESUME,
+    decode_answer,
+    encode_call,
+)
 from flowshare.protocol.translation import known_error
+from flowshare.share.parking import ParkedKey
 from flowshare.share.types import BlockedKey
 
 if TYPE_CHECKING:
@@ -79,6 +90,8 @@ class TcpConnection:
         """
         if isinstance(request, ShareResumeRequest):
             return cast("R", await self._resume(request))
+        if isinstance(request, ParkedKeysRequest):
+            return cast("R", await self._parked(request))
         if isinstance(request, AlterShareGroupOffsetsRequest) and request.finished:
             return cast("R", await self._place(request))
         answer: Any = await self._begin(request, asyncio.get_running_loop().create_future())
@@ -165,6 +178,18 @@ class TcpConnection:
                 TopicPartition(uuid.UUID(topic_id), partition) for topic_id, partition in answer.get("elsewhere", ())
             ),
         )
+
+    async def _parked(self, request: ParkedKeysRequest) -> ParkedKeysResponse:
+        asked = {"act": request.act, "topic": request.topic, "partition": request.partition, "key": request.key.hex()}
+        try:
+            answer = await self.call(SHARE_PARKED, group_id=request.group_id, **asked)
+        except ServerError as error:
+            return ParkedKeysResponse(error=error.code, message=str(error))
+        keys = (
+            ParkedKeyTold(topic, partition, bytes.fromhex(key), ParkedKey(*fields))
+            for topic, partition, key, *fields in answer["keys"]
+        )
+        return ParkedKeysResponse(keys=tuple(keys), order=answer["order"])
 
     async def _place(self, request: AlterShareGroupOffsetsRequest) -> AlterShareGroupOffsetsResponse:
         told = [

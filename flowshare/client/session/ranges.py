@@ -23,6 +23,7 @@ class Fetched(NamedTuple):
     first lock may lapse, in the clock's monotonic seconds. `generation` is the connection's number: hand it to
     `acknowledge`, and what was held over a connection that is gone is not acknowledged by mistake. `fence`:
     generation of the load, and what is added to an offset for its serial number; None: the group has no order.
+    `following`: as `FetchedPartition.following`.
     """
 
     topic: str
@@ -33,6 +34,7 @@ class Fetched(NamedTuple):
     lock_deadline: float
     generation: int
     fence: tuple[int, int] | None = None
+    following: tuple[tuple[int, int], ...] = ()
 
     @property
     def tp(self) -> TopicPartition:

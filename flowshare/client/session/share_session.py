@@ -470,7 +470,8 @@ class Node:
                 if generation is not None:
                     name = self.owner.name_of(part.topic_id)
                     fence = None if part.fence is None else (part.fence[0], part.fence[1] - part.acquired[0].first)
-                    fetched.append(Fetched(name, *tp, part.records, part.acquired, deadline_s, generation, fence))
+                    one = Fetched(name, *tp, part.records, part.acquired, deadline_s, generation, fence, part.following)
+                    fetched.append(one)
             if part.error is not ErrorCode.NONE:
                 refused.append(part)
         if fetched:

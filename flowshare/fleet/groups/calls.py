@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.fleet.directory import Claimed, WorkerAddress
 from flowshare.fleet.groups.configs import ALTER, CONFIGURED, DESCRIBE
 from flowshare.fleet.groups.facts import FACTS, HAS, SETTINGS, GroupFacts
-from flowshare.fleet.groups.leaders import BEGIN, GONE, OFFSETS, REPLACE, first_of, key_of, state_of, tell_offsets
+from flowshare.fleet.groups.leaders import (
+    BEGIN,
+    GONE,
+    OFFSETS,
+    PARKED,
+    REPLACE,
+    first_of,
+    key_of,
+    state_of,
+    tell_offsets,
+    tell_parked,
+)
 from flowshare.fleet.groups.limits import LEASE
 from flowshare.fleet.groups.settings import ASK as OWN_SETTINGS
 from flowshare.fleet.groups.settings import SET as SET_OWN_SETTINGS
@@ -90,6 +101,7 @@ class FleetCalls:
             BEGIN: self._begin,
             REPLACE: self._replace,
             OFFSETS: self._offsets,
+            PARKED: self._parked,
             LEASE: self.limits.answer,
             OWN_SETTINGS: settings.answer,
             TELL_OWN_SETTINGS: settings.told,
@@ -208,6 +220,13 @@ class FleetCalls:
         for key in keys:
             self.service.duties.check_leader(key)
         return {"offsets": [tell_offsets(part) for part in await self.service.local.offsets(keys)]}
+
+    async def _parked(self, body: Body) -> Body:
+        keys = [key_of(told) for told in body["keys"]]
+        for key in keys:
+            self.service.duties.check_leader(key)
+        rows = await self.service.local.parked(keys, str(body["act"]), bytes.fromhex(body["key"]))
+        return {"parked": [tell_parked(one) for one in rows]}
 
     async def _hand_over(self, body: Body) -> Body:
         await self.slot_manager.hand_over(int(body["slot"]), str(body["to"]))

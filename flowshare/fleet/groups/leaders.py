@@ -24,6 +24,7 @@ from flowshare.protocol.messages import SharePartitionOffsets
 from flowshare.server.runtime.failures import Refused
 from flowshare.server.runtime.state import ShareKey
 from flowshare.share.group import ToInitialize
+from flowshare.share.parking import ParkedKey
 from flowshare.share.types import BlockedKey, PartitionState, RecordState, StateRun
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from flowshare.fleet.peers import Peers
     from flowshare.log.base import StateStore
     from flowshare.server.runtime.state import Write
-    from flowshare.server.share.leaders import LocalLeaders
+    from flowshare.server.share.leaders import LocalLeaders, ParkedRows
     from flowshare.share.config import GroupConfig
     from flowshare.share.group import ShareGroup
 
@@ -46,6 +47,8 @@ PAUSE_S: Final = 0.1
 BEGIN: Final = "fleet_begin"
 REPLACE: Final = "fleet_replace"
 OFFSETS: Final = "fleet_offsets"
+PARKED: Final = "fleet_parked"
+"""{"keys", "act", "key"} -> {"parked": rows of each}; as `Leaders.parked`."""
 GONE: Final = "fleet_gone"
 """{"group_id", "member_id", "version": the group's, "died"} -> {}: a member is gone."""
 AT_ONCE: Final = 200
@@ -149,6 +152,19 @@ class FleetLeaders:
         found = await self._everywhere(list(keys), ask)
         return [found[key] for key in keys]
 
+    async def parked(self, keys: Sequence[ShareKey], act: str, key: bytes) -> list[ParkedRows]:
+        """Each leader is asked; a replay may begin twice, of which the last counts. Raises: Refused."""
+
+        async def ask(node: int, mine: list[ShareKey]) -> list[ParkedRows]:
+            if self.directory.is_me(node):
+                return await self.local.parked(mine, act, key)
+            told = [[one.group_id, one.topic_id.hex, one.partition] for one in mine]
+            answer = await self.peers.call(node, PARKED, keys=told, act=act, key=key.hex())
+            return [parked_of(rows) for rows in answer["parked"]]
+
+        found = await self._everywhere(list(keys), ask)
+        return [found[one] for one in keys]
+
     async def _everywhere(self, keys: list[ShareKey], ask: Ask) -> dict[ShareKey, Any]:
         """Ask the leaders until all share-partitions are answered for. Raises: Refused."""
         end_s = self.clock.monotonic() + LIMIT_S
@@ -230,6 +246,16 @@ def key_of(told: Sequence[Any]) -> ShareKey:
     """A share-partition's key. Raises: ValueError, TypeError."""
     group_id, topic_id, partition = told
     return ShareKey(str(group_id), uuid.UUID(topic_id), int(partition))
+
+
+def tell_parked(rows: ParkedRows) -> list[Any]:
+    """Parked keys of a share-partition."""
+    return [[key.hex(), *parked] for key, parked in rows]
+
+
+def parked_of(told: Sequence[Any]) -> ParkedRows:
+    """What `tell_parked` told. Raises: ValueError, TypeError."""
+    return [(bytes.fromhex(key), ParkedKey(*map(int, fields))) for key, *fields in told]
 
 
 OFFSETS_TOLD: Final = ("topic", "topic_id", "partition", "start_offset", "leader_epoch", "lag", "in_flight", "delayed",

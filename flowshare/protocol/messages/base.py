@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Pro
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from flowshare.protocol.declaration import Api
+    from flowshare.protocol.declaration import Api, Route
 
 NOT_ASKED: Final = -(2**31)
 """Authorized operations that were not asked for, or are not told."""
@@ -31,7 +31,9 @@ class Request(Generic[R_co]):
 
     __slots__ = ()
     api: ClassVar[Api | None] = None
-    """The API that it asks; None: it is asked within a process only."""
+    """The API that it asks; None: it is flowshare's own, or asked within a process only."""
+    route: ClassVar[Route | None] = None
+    """Where it goes where it has no API; None: anywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

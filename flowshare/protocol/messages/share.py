@@ -107,6 +107,9 @@ class FetchedPartition(Response):
     fence: tuple[int, int] | None = None
     """In a group with an order: generation of the load, and serial number of the first acquired record; one that is n
     offsets behind it has one that is n higher. Never used again (flowshare's own)."""
+    following: tuple[tuple[int, int], ...] = ()
+    """Acquired records of parked keys, which are to become dead letters unrun, and the record that their key was parked
+    for (flowshare's own)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

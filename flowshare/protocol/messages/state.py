@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from flowshare.protocol.declaration import (
     OF_GROUP,
@@ -27,6 +27,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import Request, Response
 from flowshare.protocol.messages.topics import TopicResult
+from flowshare.share.parking import ParkedKey
 from flowshare.share.types import BlockedKey, PartitionState, RecordState, StateRun
 
 
@@ -210,6 +211,40 @@ class SharePartitionOffsets(Response):
     """Records that wait for another one of their key, −1 when unknown."""
     stuck: tuple[BlockedKey, ...] = ()
     """The keys of which most of them are."""
+
+
+class ParkedKeyTold(NamedTuple):
+    """A parked key of a share-partition; `parked` as it is stored."""
+
+    topic: str
+    partition: int
+    key: bytes
+    parked: ParkedKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedKeysRequest(Request["ParkedKeysResponse"]):
+    """Parked keys of a group, or a change of one (flowshare's own).
+
+    act: `list` (of all partitions), `replay` (begin one: the answer has the version that its records carry), `unpark`
+    (the key goes on, its letters stay letters).
+    """
+
+    route = OF_GROUP
+
+    group_id: str
+    act: str = "list"
+    topic: str = ""
+    partition: int = -1
+    key: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedKeysResponse(Response):
+    """keys: all, or the one that was changed; empty if it is not parked. order: share.key.order of the group."""
+
+    keys: tuple[ParkedKeyTold, ...] = ()
+    order: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,13 @@ from flowshare.protocol.messages import (
     AlterShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequest,
     HeldRanges,
+    ParkedKeysRequest,
     ShareResumeRequest,
 )
 from flowshare.protocol.messages.base import Response
 from flowshare.protocol.private import (
     SHARE_OFFSETS,
+    SHARE_PARKED,
     SHARE_PLACE,
     SHARE_RESUME,
     VERSION,
@@ -38,7 +40,13 @@ TOPICS_MAX: Final = 10_000
 
 def endpoint(more: Mapping[str, Handler] | None = None) -> Endpoint:
     """The one API. more: further calls by name."""
-    calls = {SHARE_OFFSETS: share_offsets, SHARE_RESUME: share_resume, SHARE_PLACE: share_place, **(more or {})}
+    calls = {
+        SHARE_OFFSETS: share_offsets,
+        SHARE_RESUME: share_resume,
+        SHARE_PLACE: share_place,
+        SHARE_PARKED: share_parked,
+        **(more or {}),
+    }
     api = Api(ApiKey.FLOWSHARE, server=(VERSION, VERSION))
     return Endpoint(api, partial(_answer, calls), decode=decode_call, encode=encode_answer)
 
@@ -120,6 +128,39 @@ async def share_place(call: SocketCall) -> Body:
     answer = await call.peer.connection.send(request)
     _check(answer)
     return {"partitions": [[part.topic, part.partition, int(part.error), part.message] for part in answer.partitions]}
+
+
+async def share_parked(call: SocketCall) -> Body:
+    """Parked keys of a group, or a change of one. Needs READ on group and topics: keys are what records hold.
+
+    Those of topics that may not be read are left out.
+    """
+    group_id, act = call.request.get("group_id"), call.request.get("act")
+    topic, partition = call.request.get("topic", ""), call.request.get("partition", -1)
+    try:
+        key = bytes.fromhex(call.request.get("key", ""))
+    except (TypeError, ValueError):
+        key = None
+    texts = isinstance(group_id, str) and isinstance(act, str) and isinstance(topic, str)
+    if not texts or type(partition) is not int or key is None:
+        return refusal(ErrorCode.INVALID_REQUEST, "share_parked needs a group_id, an act, and of which key")
+    call.peer.need(Operation.READ, ResourceType.GROUP, cast("str", group_id))
+    if topic:
+        call.peer.need(Operation.READ, ResourceType.TOPIC, topic)
+    answer = await call.peer.connection.send(
+        ParkedKeysRequest(
+            group_id=cast("str", group_id), act=cast("str", act), topic=topic, partition=partition, key=key
+        )
+    )
+    _check(answer)
+    return {
+        "order": answer.order,
+        "keys": [
+            [one.topic, one.partition, one.key.hex(), *one.parked]
+            for one in answer.keys
+            if may_topic(call.peer, Operation.READ, one.topic)
+        ],
+    }
 
 
 def _check(answer: Response) -> None:

@@ -5,6 +5,7 @@ A share-partition has one snapshot and the updates made after it, each under its
     s/ <length of group id, 2 bytes> <group id> <topic id, 16 bytes> <partition, 4 bytes> 0x00                snapshot
     s/ …                                                                                  0x01 <number, 8 bytes> update
     s/ …                                                                                  0x02             generation
+    s/ …                                                                 0x03 <SHA-256 of a key, 16 bytes> parked key
 
 Every 500 updates (share.coordinator.snapshot.update.records.per.snapshot) a snapshot is written and the updates it
 replaces are deleted in the same atomic write, so that a reader never sees one without the other.
@@ -12,18 +13,22 @@ replaces are deleted in the same atomic write, so that a reader never sees one w
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import uuid
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.core_errors import StateCorrupt
+from flowshare.share.parking import ParkedKey
 from flowshare.share.records import decode_state, decode_update, encode_state, encode_update, replay
 from flowshare.share.types import PartitionState, PartitionUpdate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from flowshare.log.base import StateStore
+    from flowshare.share.parking import Change
     from flowshare.share.partition import SharePartition
 
 PREFIX: Final = b"s/"
@@ -31,6 +36,9 @@ SNAPSHOT: Final = b"\x00"
 UPDATE: Final = b"\x01"
 GENERATION: Final = b"\x02"
 """Of a group with an order: the number of the last load, 8 bytes. It outlives a reset of the offsets."""
+PARKED: Final = b"\x03"
+_PARKED: Final = struct.Struct(">B7q")
+"""Format version, the fields of `ParkedKey`; the key follows."""
 GROUP_ID_BYTES_MAX: Final = 1_024
 """Longest group id; it is part of the keys."""
 _LENGTH: Final = struct.Struct(">H")
@@ -77,12 +85,13 @@ def key_of(stored: bytes) -> ShareKey:
 
 class StoredState(NamedTuple):
     """What the store holds of one share-partition: the state with all updates applied, the updates' numbers, and the
-    generation of who loaded it last (0: nobody did in an order)."""
+    generation of who loaded it last (0: nobody did in an order); its parked keys."""
 
     state: PartitionState
     first_number: int
     next_number: int
     generation: int = 0
+    parked: Mapping[bytes, ParkedKey] = MappingProxyType({})
 
 
 async def read_state(store: StateStore, key: ShareKey) -> StoredState | None:
@@ -93,13 +102,30 @@ async def read_state(store: StateStore, key: ShareKey) -> StoredState | None:
         return None
     if entries[0][0] != prefix + SNAPSHOT:
         raise StateCorrupt(f"state of {key} has updates but no snapshot")
-    generation = 0
-    if entries[-1][0] == prefix + GENERATION:
-        (generation,) = _NUMBER.unpack(entries[-1][1])
-        entries = entries[:-1]
+    parked = dict(_read_parked(value) for name, value in entries if name.startswith(prefix + PARKED))
+    generation = next((_NUMBER.unpack(value)[0] for name, value in entries if name == prefix + GENERATION), 0)
+    entries = [entry for entry in entries if entry[0] < prefix + GENERATION]
     numbers = [_NUMBER.unpack(name[len(prefix) + 1 :])[0] for name, _ in entries[1:]]
     state = replay(decode_state(entries[0][1]), [decode_update(value) for _, value in entries[1:]])
-    return StoredState(state, numbers[0] if numbers else 0, numbers[-1] + 1 if numbers else 0, generation)
+    return StoredState(state, numbers[0] if numbers else 0, numbers[-1] + 1 if numbers else 0, generation, parked)
+
+
+def parked_write(key: ShareKey, change: Change) -> Write:
+    """The write that stores a change of a parked key."""
+    name, parked = change
+    at = key.prefix + PARKED + hashlib.sha256(name).digest()[:16]
+    return at, None if parked is None else _PARKED.pack(1, *parked) + name
+
+
+def _read_parked(value: bytes) -> tuple[bytes, ParkedKey]:
+    """Raises: StateCorrupt."""
+    try:
+        version, *fields = _PARKED.unpack_from(value)
+    except struct.error as error:
+        raise StateCorrupt(f"a parked key cannot be read: {error}") from error
+    if version != 1:
+        raise StateCorrupt(f"a parked key is of version {version}, which this release does not know")
+    return value[_PARKED.size :], ParkedKey(*fields)
 
 
 def generation_write(key: ShareKey, generation: int) -> Write:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from flowshare.core_errors import CoreError
@@ -30,13 +31,14 @@ from flowshare.log.base import (
 )
 from flowshare.log.topics import TopicSettings
 from flowshare.protocol.batches import BatchBuilder, DecodeError, decode
+from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.server.security.acls import Authorizer
 from flowshare.share.types import AcquiredRange
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from flowshare.clock import Clock
     from flowshare.log.base import Storage, Topic
@@ -50,6 +52,8 @@ logger = logging.getLogger(__name__)
 TRIES: Final = 5
 BACKOFF_FIRST_S: Final = 1.0
 BACKOFF_LAST_S: Final = 30.0
+PARK_AGAIN_S: Final = 5.0
+"""When records are looked at again whose keys could not be parked, as too many are."""
 CHUNK_RECORDS: Final = 500
 """Dead letters written at once."""
 BATCH_BYTES: Final = 512 << 10
@@ -88,15 +92,38 @@ class DeadLetters:
         await cancelled(*self._tasks.values())
 
     async def _work(self, owner: PartitionOwner) -> None:
+        waiting: set[int] = set()
         try:
             while not owner.closed and (archiving := owner.partition.archiving()):
-                for chunk in _chunks(archiving[0]):
-                    await self._settle(owner, chunk)
+                chunk = next((one for run in archiving for one in _chunks(run, waiting)), None)
+                if chunk is not None:
+                    waiting.update(await self._settle(owner, chunk))
+                    continue
+                await self._clock.sleep(PARK_AGAIN_S)
+                waiting = {offset for offset in sorted(waiting) if await owner.park_keys(offset, offset)}
         except Exception:
             logger.exception("dead letters stopped, they go on when the share-partition is loaded again %s", owner.key)
 
-    async def _settle(self, owner: PartitionOwner, chunk: Archiving) -> None:
-        """Write a chunk's dead letters, or give it up after all tries; tries that the disk refused do not count."""
+    async def _settle(self, owner: PartitionOwner, chunk: Archiving) -> list[int]:
+        """Write a chunk's dead letters, or give it up after all tries; tries that the disk refused do not count.
+
+        Returns offsets whose keys cannot be parked now. Raises: LogError (the log could not be read for that).
+        """
+        if self._has_letter(owner, chunk):
+            await self._write_or_give_up(owner, chunk)
+        if owner.parks:
+            return await owner.park_keys(chunk.first, chunk.last)
+        owner.finish_archiving(chunk.first, chunk.last)
+        return []
+
+    @staticmethod
+    def _has_letter(owner: PartitionOwner, chunk: Archiving) -> bool:
+        """Whether the server has a letter to write; in a group that parks all that is rejected comes here."""
+        config = owner.config
+        named = chunk.by_limit or config.dead_letter_on == "all"
+        return not owner.parks or (named and bool(config.dead_letter_topic))
+
+    async def _write_or_give_up(self, owner: PartitionOwner, chunk: Archiving) -> None:
         count = chunk.last - chunk.first + 1
         delay_s = BACKOFF_FIRST_S
         left = TRIES
@@ -115,7 +142,6 @@ class DeadLetters:
             else:
                 self._stats.dead_letters += count
             break
-        owner.finish_archiving(chunk.first, chunk.last)
 
     async def _write(self, owner: PartitionOwner, chunk: Archiving) -> None:
         name = owner.config.dead_letter_topic
@@ -196,10 +222,11 @@ class DeadLetters:
 
     def _letter(self, owner: PartitionOwner, chunk: Archiving, offset: int, original: DecodedRecord | None) -> Letter:
         message = "Delivery count limit exceeded" if chunk.by_limit else "Rejected by the consumer"
+        mark = None if original is None or owner.parked is None else owner.parked.mark_of(original)
         facts = {
             "topic": owner.log.topic,
             "partition": str(owner.key.partition),
-            "offset": str(offset),
+            "offset": str(offset if mark is None else mark.original),
             "group": owner.key.group_id,
             "delivery.count": str(chunk.delivery_count),
             "message": message,
@@ -209,12 +236,16 @@ class DeadLetters:
         ]
         if original is None:
             return None, None, headers, self._clock.now_ms()
-        return original.key, original.value, [*original.headers, *headers], self._clock.now_ms()
+        own = [pair for pair in original.headers if pair[0] != REPLAY_HEADER]
+        return original.key, original.value, [*own, *headers], self._clock.now_ms()
 
 
-def _chunks(archiving: Archiving) -> Iterator[Archiving]:
-    for first in range(archiving.first, archiving.last + 1, CHUNK_RECORDS):
-        yield archiving._replace(first=first, last=min(first + CHUNK_RECORDS - 1, archiving.last))
+def _chunks(archiving: Archiving, without: Collection[int]) -> Iterator[Archiving]:
+    """Pieces of at most CHUNK_RECORDS, around offsets that are left out."""
+    edges = [archiving.first - 1, *sorted(one for one in without if archiving.first <= one <= archiving.last)]
+    for before, after in pairwise((*edges, archiving.last + 1)):
+        for first in range(before + 1, after, CHUNK_RECORDS):
+            yield archiving._replace(first=first, last=min(first + CHUNK_RECORDS, after) - 1)
 
 
 def _size(letter: Letter) -> int:

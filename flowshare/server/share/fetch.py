@@ -212,6 +212,7 @@ class ShareFetching(Family):
                     records=taken.records,
                     acquired=taken.ranges,
                     fence=taken.fence,
+                    following=tuple(taken.following.items()),
                     current_leader=leader.current,
                 )
             )

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from flowshare.server.share.sessions import Sessions
     from flowshare.share.config import GroupConfig
     from flowshare.share.group import ShareGroup, ToInitialize
+    from flowshare.share.parking import ParkedKey
     from flowshare.share.types import PartitionState
+
+    ParkedRows = Sequence[tuple[bytes, ParkedKey]]
+    """Parked keys of one share-partition."""
 
 AT_ONCE: Final = 64
 """Share-partitions whose first states are found side by side."""
@@ -78,6 +82,10 @@ class Leaders(Protocol):
 
     async def offsets(self, keys: Sequence[ShareKey]) -> list[SharePartitionOffsets]:
         """Start offset, lag and counts of share-partitions, in order; −1 for one without state."""
+        ...
+
+    async def parked(self, keys: Sequence[ShareKey], act: str, key: bytes) -> list[ParkedRows]:
+        """What `ParkedKeysRequest` asks of share-partitions, in order. Raises: Refused, LogError."""
         ...
 
 
@@ -176,3 +184,18 @@ class LocalLeaders:
         from flowshare.server.share.offsets import offsets_of  # share agents alone never ask: a start is shorter
 
         return [await offsets_of(key, self._store, self._topics, self._partitions) for key in keys]
+
+    async def parked(self, keys: Sequence[ShareKey], act: str, key: bytes) -> list[ParkedRows]:
+        """Each is loaded for it."""
+        return [await self._parked(one, act, key) for one in keys]
+
+    async def _parked(self, at: ShareKey, act: str, key: bytes) -> ParkedRows:
+        if not self._partitions.knows(at):
+            return ()
+        owner = await self._partitions.open(at)
+        if owner.parked is None:
+            return ()
+        if act == "list":
+            return owner.parked.parking.items()
+        parked = await (owner.replay_key(key) if act == "replay" else owner.unpark_key(key))
+        return () if parked is None else ((key, parked),)

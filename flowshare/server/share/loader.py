@@ -23,13 +23,14 @@ from flowshare.share.partition import SharePartition
 from flowshare.share.types import PartitionState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Mapping
 
     from flowshare.clock import Clock
     from flowshare.log.base import Storage, Topic
     from flowshare.server.share.partition_log import CuttableLog
     from flowshare.server.share.stats import Stats
     from flowshare.share.config import GroupConfig
+    from flowshare.share.parking import ParkedKey
 
 UNRESOLVED = -1
 """A start offset that is still to be found by share.auto.offset.reset."""
@@ -39,11 +40,13 @@ class LoadedPartition(NamedTuple):
     """A share-partition with the journal that goes on writing its state.
 
     generation: where there is an order: higher than that of any load before, and durable; 0: there is none.
+    parked: its parked keys.
     """
 
     partition: SharePartition
     journal: Journal
     generation: int
+    parked: Mapping[bytes, ParkedKey]
 
 
 class Loader:
@@ -91,7 +94,7 @@ class Loader:
         if log_start > partition.start_offset:
             partition.move_log_start(log_start)
         generation = await self._generation(key, stored.generation) if config.key_order else 0
-        return LoadedPartition(partition, journal, generation)
+        return LoadedPartition(partition, journal, generation, stored.parked)
 
     async def _generation(self, key: ShareKey, last: int) -> int:
         """The next one: the time, so that it rises even where what was stored is gone, but always above the last."""

@@ -21,13 +21,16 @@ from flowshare.protocol.messages import (
     DeleteShareGroupOffsetsResponse,
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsResponse,
+    ParkedKeysRequest,
+    ParkedKeysResponse,
+    ParkedKeyTold,
     PartitionResult,
     SharePartitionOffsets,
     TopicResult,
 )
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.connection import Family, InProcess, handles
-from flowshare.server.runtime.failures import EXPECTED, refusal
+from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
 from flowshare.server.runtime.state import ShareKey
 from flowshare.share.types import PartitionState, RecordState, StateRun
 
@@ -55,6 +58,7 @@ class ShareOffsetApis(Family):
         self._leaders = service.leaders
         self._coordinator = service.coordinator
         self._clock = service.clock
+        self._config_of = service.duties.config_of
 
     # --- describe -------------------------------------------------------------------------------------------------
 
@@ -133,6 +137,31 @@ class ShareOffsetApis(Family):
         elif made and not group.members and self._coordinator.groups.get(group_id) is group:
             self._coordinator.groups.pop(group_id)
         return AlterShareGroupOffsetsResponse(partitions=tuple(results))
+
+    # --- parked keys ----------------------------------------------------------------------------------------------
+
+    @handles(ParkedKeysRequest, ParkedKeysResponse)
+    async def parked(self, request: ParkedKeysRequest, _: InProcess) -> ParkedKeysResponse:
+        """List a group's parked keys, or begin a replay of one, or let it go on."""
+        group = self._coordinator.find(request.group_id)
+        known = self._leaders.known(group)
+        if request.act == "list":
+            asked = sorted(known)
+        elif request.act in ("replay", "unpark"):
+            named = self._topics.get(request.topic)
+            asked = [key for key in known if named is not None and key[1:] == (named.topic_id, request.partition)]
+        else:
+            raise Refused(ErrorCode.INVALID_REQUEST, f"parked keys take list, replay or unpark, not {request.act!r}")
+        told = await self._leaders.parked(asked, request.act, request.key)
+        return ParkedKeysResponse(
+            order=self._config_of(request.group_id).key_order,
+            keys=tuple(
+                ParkedKeyTold(topic.name, at.partition, name, parked)
+                for at, rows in zip(asked, told, strict=True)
+                if (topic := self._topics.by_id(at.topic_id)) is not None
+                for name, parked in rows
+            ),
+        )
 
     # --- delete ---------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.garbage import collector_paused
 from flowshare.protocol.headers import BatchHeader, DecodeError, frames
+from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.protocol.thinning import OpenedBatch
 from flowshare.share.heads import KeyedBatch
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowshare.log.base import ReadResult
+    from flowshare.protocol.decoding import RawRecord
     from flowshare.protocol.key_hash import KeyOrder
     from flowshare.server.share.partition_log import PartitionLog
     from flowshare.share.types import AcquiredRange
@@ -37,14 +39,18 @@ PLACE_BYTES: Final = 1 << 20
 """Bytes that are read at once to learn keys."""
 
 
+_REPLAY: Final = REPLAY_HEADER.encode()
+
+
 class Kept(NamedTuple):
     """A batch as it lies in the log, opened. batch: None: it cannot be opened, and goes out whole. offsets: of its
-    records, rising."""
+    records, rising. marked: one of them may be a replayed one (`share.parking`)."""
 
     raw: bytes
     header: BatchHeader
     batch: OpenedBatch | None
     offsets: list[int]
+    marked: bool = False
 
     @property
     def size(self) -> int:
@@ -113,7 +119,7 @@ class OpenedLog:
 
     def __init__(self, log: PartitionLog, order: KeyOrder, batches: OpenedBatches, owner: object) -> None:
         self._log = log
-        self._order = order
+        self.order = order
         self._batches = batches
         self._owner = owner
         self._told = False
@@ -139,7 +145,7 @@ class OpenedLog:
             return KeyedBatch(first, last, ())
         if kept.batch is None:
             return KeyedBatch(first, last, None)
-        return KeyedBatch(first, last, kept.offsets, self._order.hashes_of(kept.batch.records))
+        return KeyedBatch(first, last, kept.offsets, self.order.hashes_of(kept.batch.records))
 
     async def records(self, ranges: Sequence[AcquiredRange], *, committed: bool, bytes_max: int) -> Thinned:
         """The records of picked ranges, in batches thinned to them; one batch at least, whatever its size.
@@ -164,6 +170,19 @@ class OpenedLog:
             size += len(piece)
             at = until
         return Thinned(b"".join(pieces), missing, -1)
+
+    async def record(self, offset: int, *, committed: bool) -> RawRecord | None:
+        """One record; None: it is not in the log any more, or cannot be read. Raises: as `PartitionLog.read`."""
+        kept = await self._find(offset, committed=committed)
+        if kept is None or kept.batch is None:
+            return None
+        at = bisect_left(kept.offsets, offset)
+        return kept.batch.records[at] if at < len(kept.offsets) and kept.offsets[at] == offset else None
+
+    def may_be_replayed(self, offset: int) -> bool:
+        """Whether a record whose batch was read just now may have a mark of a replay."""
+        kept = self._batches.find(self._owner, offset)
+        return kept is not None and kept.marked
 
     async def _find(self, offset: int, *, committed: bool) -> Kept | None:
         kept = self._batches.find(self._owner, offset)
@@ -192,7 +211,8 @@ class OpenedLog:
         except (DecodeError, MemoryError) as error:
             self._tell(header, error)
             return Kept(raw, header, None, [])
-        return Kept(raw, header, batch, [record.offset for record in batch.records])
+        marked = batch.contains(_REPLAY)
+        return Kept(raw, header, batch, [record.offset for record in batch.records], marked)
 
     def _tell(self, header: BatchHeader, error: BaseException) -> None:
         if self._told:

@@ -12,21 +12,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.core_errors import CoreError, InvalidRequest, UnknownTopicOrPartition
 from flowshare.log.base import LogError, NotLed, OffsetOutOfRange, StorageError
 from flowshare.server.runtime.waiting import Alarm, WaitQueue
+from flowshare.server.share.parked_keys import ParkedKeys
 from flowshare.server.share.partition_log import LogGuard, cut, overlapping
 from flowshare.server.share.writing import QUEUE_MAX, StateWriter
+from flowshare.share.config import PARK
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from flowshare.clock import Clock
     from flowshare.log.base import ReadResult, StateStore
-    from flowshare.server.runtime.state import Journal, ShareKey
+    from flowshare.server.runtime.state import Journal, ShareKey, Write
     from flowshare.server.runtime.waiting import Waiter
     from flowshare.server.share.opened_log import OpenedLog
     from flowshare.server.share.partition_log import CuttableLog, PartitionLog
@@ -35,7 +40,8 @@ if TYPE_CHECKING:
     from flowshare.share.acquire import Acquisition
     from flowshare.share.acquire_by_key import Picked
     from flowshare.share.config import GroupConfig
-    from flowshare.share.partition import SharePartition
+    from flowshare.share.parking import Change, ParkedKey, Parking
+    from flowshare.share.partition import Decision, SharePartition
     from flowshare.share.types import AcquiredRange, AcquireMode, BlockedKey, PartitionUpdate
 
 
@@ -73,13 +79,15 @@ class Taken(NamedTuple):
     """What a fetch got. `durable`: to be awaited before the records leave; raises StorageError.
 
     fence: where there is an order: the load's generation, and the serial number of the first record; one that is n
-    offsets behind it has one that is n higher.
+    offsets behind it has one that is n higher. following: of parked keys, which are to become dead letters unrun:
+    offset -> the record that the key was parked for.
     """
 
     ranges: tuple[AcquiredRange, ...] = ()
     records: bytes = b""
     durable: asyncio.Future[None] | None = None
     fence: tuple[int, int] | None = None
+    following: Mapping[int, int] = MappingProxyType({})
 
 
 NOTHING: Final = Taken()
@@ -104,8 +112,10 @@ class PartitionOwner:
         kafka: CuttableLog | None = None,
         opened: OpenedLog | None = None,
         generation: int = 0,
+        parked: Mapping[bytes, ParkedKey] | None = None,
     ) -> None:
-        """opened: where the group has an order by key. generation: of this load, see `Taken.fence`."""
+        """opened: where the group has an order by key. generation: of this load, see `Taken.fence`. parked: its parked
+        keys."""
         self.key = key
         self._generation = generation
         self._serial = 0
@@ -130,6 +140,10 @@ class PartitionOwner:
         self._queue = WaitQueue()
         self._alarm = Alarm(clock)
         self._where = f"group={key.group_id} topic={log.topic} partition={key.partition}"
+        self.parked: ParkedKeys | None = None
+        """Where there is an order."""
+        if opened is not None:
+            self.parked = ParkedKeys(key, partition, opened, clock, parked or {}, generation, self._where)
         self._writer = StateWriter(partition, journal=journal, store=store, clock=clock, stats=stats, where=self._where)
         self._task: asyncio.Task[None] | None = None
         self.guard = LogGuard(kafka, log=log, partition=partition, clock=clock, on_cut=self._cut, on_sure=self.nudge)
@@ -189,7 +203,16 @@ class PartitionOwner:
         if decision.update is None:
             self._stats.count_acks(batches)
             return None
-        durable = self._writer.add(decision.update, decision=decision, batches=batches)
+        if self.parked and (changes := self.parked.settled_by(decision)):
+            durable = self._writer.add(
+                decision.update,
+                decision=decision,
+                batches=batches,
+                beside=self.parked.writes(changes),
+                done=partial(self._follow_parked, decision, changes),
+            )
+        else:
+            durable = self._writer.add(decision.update, decision=decision, batches=batches)
         self._alarm.ring()
         return durable
 
@@ -296,10 +319,67 @@ class PartitionOwner:
         if not self.closed:
             self._keep(self.partition.finish_archiving(first, last))
 
+    @property
+    def parks(self) -> bool:
+        """Whether what is rejected has something to do with parked keys."""
+        return self.parked is not None and (self.config.after_dead_letter == PARK or len(self.parked) > 0)
+
+    async def park_keys(self, first: int, last: int) -> list[int]:
+        """The dead letters of these records are written: park their keys, and finish them; those that have to wait.
+
+        Raises: LogError.
+        """
+        assert self.parked is not None
+        waiting: list[int] = []
+        for offset in range(first, last + 1):
+            changes = await self.parked.rejected(offset, committed=self._committed)
+            if self.closed:
+                return waiting
+            if changes is None:
+                waiting.append(offset)
+            elif (update := self.partition.finish_archiving(offset, offset)) is not None:
+                self._keep(update, self.parked.apply(changes))
+        self._set_limits()
+        return waiting
+
+    async def replay_key(self, key: bytes) -> ParkedKey | None:
+        """Begin a replay of a parked key; what is known of it, None if it is not parked. Raises: StorageError."""
+        return await self._change_parked(key, lambda parking: parking.replay(key))
+
+    async def unpark_key(self, key: bytes) -> ParkedKey | None:
+        """Let a parked key go on, its letters stay what they are; as `replay_key`."""
+        return await self._change_parked(key, lambda parking: (key, None))
+
+    async def _change_parked(self, key: bytes, change: Callable[[Parking], Change]) -> ParkedKey | None:
+        self._check_open()
+        if self.parked is None or (known := self.parked.parking.get(key)) is None:
+            return None
+        changes = [change(self.parked.parking)]
+        durable = self._writer.add(None, beside=self.parked.apply(changes))
+        self._alarm.ring()
+        await durable
+        self.nudge()
+        return changes[0][1] or known
+
+    def _follow_parked(self, decision: Decision, written: Sequence[Change]) -> None:
+        """A decision over replayed records is durable; a key may have changed since it was made."""
+        assert self.parked is not None
+        changes = self.parked.settled_by(decision)
+        beside = self.parked.apply(changes)
+        if changes != written:
+            self._writer.keep(None, beside)
+        self._set_limits()
+
+    def _set_limits(self) -> None:
+        limits = self.config.limits()
+        if self.parks:  # what is rejected is looked at before its key goes on
+            limits = replace(limits, dead_letter_on_limit=True, dead_letter_on_reject=True)
+        self.partition.limits = limits
+
     def configure(self, config: GroupConfig) -> None:
         """Follow a changed group config from the next step on."""
         self.config = config
-        self.partition.limits = config.limits()
+        self._set_limits()
         self.nudge()
 
     # --- waiting fetches ----------------------------------------------------------------------------------------
@@ -404,6 +484,18 @@ class PartitionOwner:
                 f"group {self.key.group_id} delivers in the order of keys (share.key.order): ranges of offsets without "
                 "their records are not to be had of it; give what reads it a group of its own"
             )
+        taken = NOTHING
+        for _ in range(READ_TRIES):
+            found = await self._take_heads(want, opened)
+            if found is None:
+                break
+            taken = found
+            if taken.ranges:
+                break  # else all that was picked was in the log no more, or settled by a replay: there may be others
+        return taken
+
+    async def _take_heads(self, want: Want, opened: OpenedLog) -> Taken | None:
+        """Hand out heads, once; None: there are none. Raises: as `take`."""
         heads = min(want.heads or want.records_max, want.records_max)
         try:
             while self.has_work() and self.partition.available_count < heads:
@@ -412,16 +504,22 @@ class PartitionOwner:
         except OffsetOutOfRange:
             if not self.follow_log_start():
                 self.guard.out_of_range()
-            return NOTHING
+            return None
         if not self.has_work() or want.waiter.abandoned:
-            return NOTHING
+            return None
         now_ms = self._clock.steady_ms()
         picked = self.partition.pick(
-            want.member_id, records_max=want.records_max, heads_max=heads, chain=want.chain, now_ms=now_ms
+            want.member_id,
+            records_max=want.records_max,
+            heads_max=heads,
+            chain=want.chain,
+            now_ms=now_ms,
+            singles=want.heads > 0,
         )
         self._alarm.ring()  # a new deadline
         if not picked.ranges:
-            return self._turned_away()
+            self._turned_away()
+            return None
         return await self._read_picked(want, opened, picked)
 
     async def _place_more(self, want: Want, opened: OpenedLog) -> bool:
@@ -464,29 +562,39 @@ class PartitionOwner:
             self._where,
         )
 
-    async def _read_picked(self, want: Want, opened: OpenedLog, picked: Picked) -> Taken:
-        """Read what was picked, and hand it out; what the answer has no room for goes back. Raises: as `take`."""
+    async def _read_picked(self, want: Want, opened: OpenedLog, picked: Picked) -> Taken | None:
+        """Read what was picked, and hand it out; what the answer has no room for goes back. None: it all went back.
+
+        Raises: as `take`.
+        """
         partition = self.partition
         try:
             read = await opened.records(picked.ranges, committed=self._committed, bytes_max=want.bytes_max)
+            assert self.parked is not None
+            seen = await self.parked.look(picked, committed=self._committed)
             self._check_open()
         except OffsetOutOfRange:
             partition.put_back(picked)
             if not self.follow_log_start():
                 self.guard.out_of_range()
-            return NOTHING
+            return None
         except BaseException:
             partition.put_back(picked)
             raise
         if want.waiter.abandoned:
             partition.put_back(picked)
             self.nudge()
-            return NOTHING
+            return None
         if read.end >= 0:
             picked, rest = picked.split(read.end)
             partition.put_back(rest)
-        acquisition = partition.confirm(want.member_id, picked, missing=read.missing)
-        return self._handed(acquisition, read.records)
+        judged = self.parked.judge(seen)
+        missing = sorted((*read.missing, *judged.settled)) if judged.settled else read.missing
+        acquisition = partition.confirm(want.member_id, picked, missing=missing)
+        kept = {at for first, last, _ in acquisition.ranges for at in range(first, last + 1)} if judged.changes else ()
+        changes = [change for change in judged.changes if change[1] is not None and change[1].flying in kept]
+        taken = self._handed(acquisition, read.records, self.parked.apply(changes) if changes else ())
+        return taken._replace(following=judged.following) if judged.following else taken
 
     def _acquire(self, want: Want, offset: int, read: ReadResult) -> Taken:
         acquisition = self.partition.acquire(
@@ -504,7 +612,7 @@ class PartitionOwner:
         records = overlapping(read.records, read.batches, ranges) if want.with_records and ranges else b""
         return self._handed(acquisition, records)
 
-    def _handed(self, acquisition: Acquisition, records: bytes) -> Taken:
+    def _handed(self, acquisition: Acquisition, records: bytes, beside: Sequence[Write] = ()) -> Taken:
         ranges = acquisition.ranges
         for taken in ranges:
             count = taken.last - taken.first + 1
@@ -516,7 +624,7 @@ class PartitionOwner:
         update = acquisition.update
         # Where there is an order, what was finished before is durable before what comes after it leaves.
         if update is not None and (self._durable_acquire or update.log_epoch >= 0 or self._opened is not None):
-            durable = self._writer.add(update)
+            durable = self._writer.add(update, beside=beside)
         self._alarm.ring()  # there is something to write, or a new deadline
         return Taken(ranges, records, durable if ranges else None, self._fence(ranges))
 
@@ -538,9 +646,9 @@ class PartitionOwner:
             self._writer.cut(end, update)
             self._alarm.ring()
 
-    def _keep(self, update: PartitionUpdate | None) -> None:
+    def _keep(self, update: PartitionUpdate | None, beside: Sequence[Write] = ()) -> None:
         if update is not None:
-            self._writer.keep(update)
+            self._writer.keep(update, beside)
         self._alarm.ring()
         self.nudge()
 
@@ -563,7 +671,7 @@ class PartitionOwner:
     async def _write(self) -> None:
         durable = await self._writer.write(closing=self.closed)
         self.nudge()
-        if durable and self.config.dead_letter_topic and self.partition.archiving():
+        if durable and (self.config.dead_letter_topic or self.parks) and self.partition.archiving():
             self._on_archiving(self)
 
     def _due_ms(self) -> int | None:

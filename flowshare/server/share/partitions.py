@@ -310,6 +310,7 @@ class Partitions:
             partition=loaded.partition,
             journal=loaded.journal,
             generation=loaded.generation,
+            parked=loaded.parked,
             log=log,
             store=self._storage,
             clock=self._clock,

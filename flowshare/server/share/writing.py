@@ -16,11 +16,11 @@ from flowshare.log.base import LogError, StorageError
 from flowshare.server.runtime.state import cut, merge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from flowshare.clock import Clock
     from flowshare.log.base import StateStore
-    from flowshare.server.runtime.state import Journal
+    from flowshare.server.runtime.state import Journal, Write
     from flowshare.server.share.stats import Stats
     from flowshare.share.partition import Decision, SharePartition
     from flowshare.share.types import AcknowledgeBatch, PartitionUpdate
@@ -35,12 +35,17 @@ LOST: Final = "the records were lost with the log's end while they were being ac
 
 
 class _Step(NamedTuple):
-    """A step that waits to be written. Without a decision it is applied already and stays so."""
+    """A step that waits to be written. Without a decision it is applied already and stays so.
 
-    update: PartitionUpdate
+    beside: what is written with it. done: called when it is durable.
+    """
+
+    update: PartitionUpdate | None
     decision: Decision | None
     settled: asyncio.Future[None] | None
     batches: Sequence[AcknowledgeBatch] = ()
+    beside: Sequence[Write] = ()
+    done: Callable[[], object] | None = None
 
 
 class StateWriter:
@@ -63,6 +68,8 @@ class StateWriter:
         self._stats = stats
         self._where = where
         self._queue: list[_Step] = []
+        self._owed: dict[bytes, bytes | None] = {}
+        """What is to be written beside the state of steps that stay, and could not be."""
         self._writing = False
         self._retry_ms = RETRY_FIRST_MS
         self.retry_at_ms: int | None = None
@@ -86,34 +93,44 @@ class StateWriter:
 
     def add(
         self,
-        update: PartitionUpdate,
+        update: PartitionUpdate | None,
         *,
         decision: Decision | None = None,
         batches: Sequence[AcknowledgeBatch] = (),
+        beside: Sequence[Write] = (),
+        done: Callable[[], object] | None = None,
     ) -> asyncio.Future[None]:
-        """Queue a step; the future is done when it is durable and raises StorageError when it could not be written."""
+        """Queue a step; the future is done when it is durable and raises StorageError when it could not be written.
+
+        beside: further writes, made in one piece with it or not at all. done: called just after the decision is
+        committed.
+        """
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Step(update, decision, settled, batches))
+        self._queue.append(_Step(update, decision, settled, batches, beside, done))
         return settled
 
-    def keep(self, update: PartitionUpdate) -> None:
-        """Queue a step that is applied and that nobody waits for."""
-        self._queue.append(_Step(update, None, None))
+    def keep(self, update: PartitionUpdate | None, beside: Sequence[Write] = ()) -> None:
+        """Queue a step that is applied and that nobody waits for; both are written until they are durable."""
+        self._queue.append(_Step(update, None, None, (), beside))
 
     def cut(self, end: int, update: PartitionUpdate) -> None:
         """The log was cut at `end`, by which the state has changed as `update` says; the next write tells all of it."""
-        self._queue = [step._replace(update=cut(step.update, end)) for step in self._queue]
+        self._queue = [
+            step if step.update is None else step._replace(update=cut(step.update, end)) for step in self._queue
+        ]
         self._journal.snapshot_due = True
         self.keep(update)
 
     async def write(self, *, closing: bool) -> bool:
         """Write all that is queued and settle it; whether it is durable now."""
         steps, self._queue = self._queue, []
-        update = merge([step.update for step in steps]) if steps else None
+        updates = [step.update for step in steps if step.update is not None]
+        update = merge(updates) if updates else None
+        beside = {**self._owed, **dict(write for step in steps for write in step.beside)}
         self._stats.state_writes += 1
         self._writing = True
         try:
-            await self._store.write(self._journal.plan(update, self._partition))
+            await self._store.write([*self._journal.plan(update, self._partition), *beside.items()])
         except LogError as error:
             self._not_written(steps, error, closing=closing)
             return False
@@ -123,12 +140,15 @@ class StateWriter:
         finally:
             self._writing = False
         self._journal.done(update)
+        self._owed.clear()
         self.retry_at_ms = None
         self._retry_ms = RETRY_FIRST_MS
         for step in steps:
             if step.decision is not None:
                 self._partition.commit(step.decision)
                 self._stats.count_acks(step.batches)
+            if step.done is not None:
+                step.done()
             if step.settled is None or step.settled.done():
                 continue
             if step.decision is not None and step.decision.lost:
@@ -150,6 +170,7 @@ class StateWriter:
             behind, self._queue = self._queue, []
             steps = [*steps, *behind]
         self._fail(steps, error)
+        self._owed.update(write for step in steps if step.settled is None for write in step.beside)
         if closing:
             self.retry_at_ms = None
             return

@@ -1,0 +1,146 @@
+"""The parked keys of one share-partition, as its owner sees them: judged by the records themselves, and stored."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from flowshare.protocol.key_hash import key_hash
+from flowshare.protocol.private import REPLAY_HEADER
+from flowshare.server.runtime.state import parked_write
+from flowshare.share.parking import Mark, ParkedKey, Parking, Place, TooManyParked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from flowshare.clock import Clock
+    from flowshare.protocol.decoding import DecodedRecord, RawRecord
+    from flowshare.server.runtime.state import ShareKey, Write
+    from flowshare.server.share.opened_log import OpenedLog
+    from flowshare.share.acquire_by_key import Picked
+    from flowshare.share.parking import Change
+    from flowshare.share.partition import Decision, SharePartition
+
+logger = logging.getLogger(__name__)
+
+TOLD_AGAIN_S: Final = 60.0
+
+
+class Seen(NamedTuple):
+    """A picked record whose key may be parked."""
+
+    offset: int
+    key: bytes
+    mark: Mark | None
+
+
+class Judged(NamedTuple):
+    """What of picked records is not simply to be run. settled: archived unseen. following: offset -> the record that
+    its key was parked for. changes: with the replayed ones among them."""
+
+    settled: Sequence[int] = ()
+    following: Mapping[int, int] = {}
+    changes: Sequence[Change] = ()
+
+
+class ParkedKeys:
+    """Of one owner; see `share.parking`."""
+
+    def __init__(
+        self,
+        key: ShareKey,
+        partition: SharePartition,
+        opened: OpenedLog,
+        clock: Clock,
+        parked: Mapping[bytes, ParkedKey],
+        generation: int,
+        where: str,
+    ) -> None:
+        self._key = key
+        self._partition = partition
+        self._opened = opened
+        self._clock = clock
+        self._where = where
+        self._tell_full_s = 0.0
+        self.parking = Parking(key_hash, parked, generation=generation)
+        partition.single(self.parking.hashes)
+
+    def __len__(self) -> int:
+        return len(self.parking)
+
+    def mark_of(self, record: RawRecord | DecodedRecord) -> Mark | None:
+        """The mark of a replayed record of this group."""
+        for name, value in reversed(record.headers):
+            if name == REPLAY_HEADER:
+                return Mark.of(value, self._key.group_id)
+        return None
+
+    async def look(self, picked: Picked, *, committed: bool) -> list[Seen]:
+        """Those of the picked records whose key may be parked. Raises: as `OpenedLog.record`."""
+        hashes, opened, partition = self.parking.hashes, self._opened, self._partition
+        found: list[Seen] = []
+        for first, last, _ in picked.ranges:
+            for offset in range(first, last + 1):
+                if opened.may_be_replayed(offset) or (hashes and partition.hash_at(offset) in hashes):
+                    record = await opened.record(offset, committed=committed)
+                    key = None if record is None else opened.order.key_of(record)
+                    if record is not None and key is not None:
+                        found.append(Seen(offset, key, self.mark_of(record)))
+        return found
+
+    def judge(self, seen: Sequence[Seen]) -> Judged:
+        """What they are, now."""
+        settled: list[int] = []
+        following: dict[int, int] = {}
+        changes: list[Change] = []
+        for offset, key, mark in seen:
+            match self.parking.judge(key, mark):
+                case Place.SETTLED:
+                    settled.append(offset)
+                case Place.FOLLOWS:
+                    parked = self.parking.get(key)
+                    following[offset] = offset if parked is None else parked.first
+                case Place.REPLAYED if mark is not None:
+                    changes.append(self.parking.taken(key, offset, mark))
+                case _:
+                    pass
+        return Judged(settled, following, changes)
+
+    def apply(self, changes: Sequence[Change]) -> list[Write]:
+        """Follow changes now; the writes that make them durable."""
+        self.parking.apply(changes)
+        self._partition.single(self.parking.hashes)
+        return self.writes(changes)
+
+    def writes(self, changes: Iterable[Change]) -> list[Write]:
+        """The writes that make changes durable."""
+        return [parked_write(self._key, change) for change in changes]
+
+    def settled_by(self, decision: Decision) -> list[Change]:
+        """The changes with what a decision settles, once it is durable: of the replayed records among it."""
+        runs = [run for run in decision.changes if run.state.terminal]
+        return [change for run in runs for change in self.parking.settled(run.first, run.last)]
+
+    async def rejected(self, offset: int, *, committed: bool) -> list[Change] | None:
+        """The changes with a record whose dead letter is written; None: no more keys can be parked, it has to wait.
+
+        Raises: as `OpenedLog.record`.
+        """
+        record = await self._opened.record(offset, committed=committed)
+        key = None if record is None else self._opened.order.key_of(record)
+        if record is None or key is None:
+            return []
+        try:
+            return self.parking.rejected(key, offset, self.mark_of(record))
+        except TooManyParked:
+            now_s = self._clock.monotonic()
+            if now_s >= self._tell_full_s:
+                self._tell_full_s = now_s + TOLD_AGAIN_S
+                logger.error(  # noqa: TRY400 - no trace is of use
+                    "%d keys are parked, no more can be: the key of offset %d stands still until some are replayed or "
+                    "given up (flowshare dlq parked, replay, unpark) %s",
+                    len(self.parking),
+                    offset,
+                    self._where,
+                )
+            return None

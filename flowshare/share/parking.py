@@ -1,0 +1,180 @@
+"""Parked keys: what comes after a dead letter, in a group that keeps the order even then.
+
+A key is parked when one of its records became a dead letter. Its later records follow it into the dead letters, in
+order, until a replay has settled them all (Axon Framework's sequenced dead letters are the model). A replay sends the
+letters of a key again to the partition that they came from, all of them and in order; each carries a *mark*: the
+replay's version, the offset of the original record, and up to which original everything is settled with it.
+
+Invariant, for each parked key: of its records in the log and its letters, exactly those with an original offset in
+(done, last], and what lies behind in the log without a mark, are unsettled; they are settled in this order. The core
+hands out a parked key's records one at a time (`heads.single`), so that each is judged by what the one before has left:
+
+| a head of a parked key | is | accepted | rejected, its letter written |
+|---|---|---|---|
+| without a mark | FOLLOWS: becomes a letter unrun | – | last = its offset |
+| of the last replay, behind done | REPLAYED: is run | done = up to; unparked when that is last | the replay is over |
+| of another replay, or one that is over | FOLLOWS | – | as it is: its letter was unsettled already |
+| with a mark, at or before done, or its key is not parked | SETTLED: is archived unseen | – | – |
+
+A replay is over when one of its records failed: those behind it follow. A version is used once, and is higher than any
+before it of this share-partition, whatever was unparked or loaded anew meanwhile, so that no mark of an earlier replay
+counts: it is the generation of the load and a count.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+KEYS_MAX: Final = 10_000
+"""Parked keys of one share-partition."""
+COUNT_BITS: Final = 20
+"""Of a version; the rest is the generation, in which there are fewer replays than that counts."""
+OVER: Final = 0
+"""The version of no replay."""
+
+
+class ParkedKey(NamedTuple):
+    """What is durable of a parked key.
+
+    first: the record that it was parked for. done, last: see the invariant. version: of the last replay. flying: the
+    offset of a replayed record that was handed out (−1: none), of original `original`, with which everything up to
+    `up_to` is settled.
+    """
+
+    first: int
+    done: int
+    last: int
+    version: int = OVER
+    flying: int = -1
+    original: int = -1
+    up_to: int = -1
+
+
+class Mark(NamedTuple):
+    """What a replayed record says of itself, as a header."""
+
+    version: int
+    original: int
+    up_to: int
+
+    def encode(self, group_id: str) -> bytes:
+        """The header's value."""
+        return f"{self.version} {self.original} {self.up_to} {group_id}".encode()
+
+    @classmethod
+    def of(cls, value: bytes | None, group_id: str) -> Mark | None:
+        """The mark in a header's value; None: it is none, or of another group."""
+        try:
+            version, original, up_to, group = (value or b"").decode().split(" ", 3)
+            mark = cls(int(version), int(original), int(up_to))
+        except ValueError:
+            return None
+        return mark if group == group_id and mark.version > OVER and 0 <= mark.original <= mark.up_to else None
+
+
+class Place(enum.Enum):
+    """What the head of a key is; see the table."""
+
+    FREE = "free"  # its key is not parked
+    FOLLOWS = "follows"
+    REPLAYED = "replayed"
+    SETTLED = "settled"
+
+
+Change = tuple[bytes, ParkedKey | None]
+"""What is to be stored of a key; None: nothing, it is parked no more."""
+
+
+class TooManyParked(Exception):
+    """No more keys can be parked: the record stays where it is."""
+
+
+class Parking:
+    """The parked keys of one share-partition.
+
+    hash_of: of a key, as the share-partition's heads know it. generation: of this load; higher than any before it.
+    """
+
+    def __init__(
+        self, hash_of: Callable[[bytes], int], parked: Mapping[bytes, ParkedKey] | None = None, *, generation: int = 0
+    ) -> None:
+        self._hash_of = hash_of
+        self._keys: dict[bytes, ParkedKey] = dict(parked or {})
+        self._version = generation << COUNT_BITS
+        self._flying = {one.flying: key for key, one in self._keys.items() if one.flying >= 0}
+        self.hashes: set[int] = set()
+        """Of the parked keys; those of another key with the same hash come one at a time, too."""
+        self._count_hashes()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def get(self, key: bytes) -> ParkedKey | None:
+        """A key, None if it is not parked."""
+        return self._keys.get(key)
+
+    def items(self) -> Sequence[tuple[bytes, ParkedKey]]:
+        """All of them."""
+        return tuple(self._keys.items())
+
+    def judge(self, key: bytes, mark: Mark | None) -> Place:
+        """What the head of a key is."""
+        parked = self._keys.get(key)
+        if parked is None:
+            return Place.FREE if mark is None else Place.SETTLED
+        if mark is not None and mark.original <= parked.done:
+            return Place.SETTLED
+        return Place.REPLAYED if mark is not None and mark.version == parked.version else Place.FOLLOWS
+
+    def taken(self, key: bytes, offset: int, mark: Mark) -> Change:
+        """The change with a REPLAYED record that is handed out."""
+        return key, self._keys[key]._replace(flying=offset, original=mark.original, up_to=mark.up_to)
+
+    def settled(self, first: int, last: int) -> list[Change]:
+        """The changes with records that are accepted, or are not in the log any more."""
+        changes: list[Change] = []
+        for offset, key in self._flying.items():
+            if first <= offset <= last:
+                parked = self._keys[key]
+                done = max(parked.done, parked.up_to)
+                rest = parked._replace(done=done, flying=-1, original=-1, up_to=-1)
+                changes.append((key, rest if done < parked.last else None))
+        return changes
+
+    def rejected(self, key: bytes, offset: int, mark: Mark | None) -> list[Change]:
+        """The changes with a record whose dead letter is written. Raises: TooManyParked."""
+        parked = self._keys.get(key)
+        if parked is None:
+            if len(self._keys) >= KEYS_MAX:
+                raise TooManyParked
+            return [(key, ParkedKey(offset, offset - 1, offset))]
+        match self.judge(key, mark):
+            case Place.FOLLOWS if mark is None:
+                return [(key, parked._replace(last=max(parked.last, offset)))]
+            case Place.REPLAYED:
+                return [(key, parked._replace(version=OVER, flying=-1, original=-1, up_to=-1))]
+            case _:
+                return []
+
+    def replay(self, key: bytes) -> Change:
+        """The change with a replay that begins; its version is the key's then. Raises: KeyError (it is not parked)."""
+        self._version += 1
+        return key, self._keys[key]._replace(version=self._version)
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Follow changes."""
+        for key, parked in changes:
+            old = self._keys.pop(key, None)
+            if old is not None and old.flying >= 0:
+                self._flying.pop(old.flying, None)
+            if parked is not None:
+                self._keys[key] = parked
+                if parked.flying >= 0:
+                    self._flying[parked.flying] = key
+            if (old is None) != (parked is None):
+                self._count_hashes()
+
+    def _count_hashes(self) -> None:
+        self.hashes = {self._hash_of(key) for key in self._keys}

@@ -1,0 +1,251 @@
+"""Groups that park a key after a dead letter, at a server: what follows, what a replay settles, what is stored."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowshare.protocol.batches import BatchBuilder
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import DescribeShareGroupOffsetsRequest, ParkedKeysRequest
+from flowshare.protocol.private import REPLAY_HEADER
+from flowshare.share import parking
+from flowshare.share.parking import Mark
+from flowshare.testing.clock import settle
+from tests.server.test_key_order import BY_KEY, keyed, values
+from tests.server.world import accept, ranges, reject, release, world
+
+pytestmark = pytest.mark.asyncio
+
+PARKS = {**BY_KEY, "share.key.after.dead.letter": "park"}
+
+
+async def ask(w, act="list", *, key=b"", partition=0):
+    """What is told of parked keys."""
+    return await w.admin.send(ParkedKeysRequest(group_id="g", act=act, topic="t", partition=partition, key=key))
+
+
+def following(answer):
+    return [pair for part in answer.partitions for pair in part.following]
+
+
+def replay(version: int, *records: tuple[str, int, int]) -> bytes:
+    """A batch with replayed records: key, original, up to."""
+    builder = BatchBuilder()
+    for key, original, up_to in records:
+        mark = Mark(version, original, up_to).encode("g")
+        builder.add(key.encode(), f"again {original}".encode(), [(REPLAY_HEADER, mark)], timestamp_ms=1_000)
+    return builder.build()
+
+
+async def parked_world(w, keys: str = "aab"):
+    """Record 0 of key a is rejected, so that it is parked; the member and where."""
+    at = await w.log(keyed(keys))
+    m = w.member("m")
+    await m.heartbeat("t", epoch=0)
+    await m.fetch(at, heads=500)
+    await m.acknowledge({at: [reject(0)]})
+    await settle()
+    return at, m
+
+
+async def test_a_rejected_record_parks_its_key_and_the_next_one_comes_to_be_a_dead_letter() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w)
+        answer = await m.fetch(at, heads=500)
+        told = await ask(w)
+
+    assert ranges(answer) == [(1, 1, 1)]
+    assert following(answer) == [(1, 0)]
+    assert [(one.topic, one.partition, one.key) for one in told.keys] == [("t", 0, b"a")]
+    assert (told.order, told.keys[0].parked.first, told.keys[0].parked.last) == ("key", 0, 0)
+
+
+async def test_each_that_follows_is_settled_and_counted_as_a_letter() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "aaab")
+        for offset in (1, 2):
+            assert following(await m.fetch(at, heads=500)) == [(offset, 0)]
+            await m.acknowledge({at: [reject(offset)]})
+            await settle()
+        (told,) = (await ask(w)).keys
+        (offsets,) = (await w.admin.send(DescribeShareGroupOffsetsRequest(group_id="g"))).partitions
+
+    assert (told.parked.done, told.parked.last) == (-1, 2)
+    assert offsets.start_offset == 3
+
+
+async def test_the_records_of_a_parked_key_come_one_at_a_time() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "aaabbb")
+        await m.acknowledge({at: [accept(3)]})
+        await settle()
+        answer = await m.fetch(at, heads=500, chain=16)
+
+    assert ranges(answer) == [(1, 1, 1), (4, 5, 1)]
+
+
+async def test_who_knows_nothing_of_parked_keys_is_given_none_of_their_records() -> None:
+    async with world(configs=PARKS) as w:
+        at, _ = await parked_world(w, "aabb")
+        foreign = w.member("foreign")
+        await w.produce(keyed("c"))
+        answer = await foreign.fetch(at)
+
+    assert ranges(answer) == [(4, 4, 1)]
+
+
+async def test_a_replay_is_run_and_lets_the_key_go_on() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "aa")
+        await m.fetch(at, heads=500)
+        await m.acknowledge({at: [reject(1)]})
+        await settle()
+        await w.produce(keyed("a"))
+        (begun,) = (await ask(w, "replay", key=b"a")).keys
+        await w.produce(replay(begun.parked.version, ("a", 0, 0), ("a", 1, 1)))
+        seen = []
+        for _ in range(4):
+            answer = await m.fetch(at, heads=500)
+            seen += zip(values(answer), [bool(following(answer))], strict=True)
+            (range_,) = ranges(answer)
+            await m.acknowledge({at: [(reject if following(answer) else accept)(range_[0])]})
+            await settle()
+            if range_[0] == 4:
+                break
+        (still,) = (await ask(w)).keys
+        (begun,) = (await ask(w, "replay", key=b"a")).keys
+        await w.produce(replay(begun.parked.version, ("a", 2, 2)))
+        await m.fetch(at, heads=500)
+        await m.acknowledge({at: [accept(5)]})
+        await settle()
+        free = await ask(w)
+        await w.produce(keyed("a"))
+        last = await m.fetch(at, heads=500)
+
+    assert seen == [("0", True), ("again 0", False), ("again 1", False)]
+    assert (still.parked.done, still.parked.last) == (1, 2)
+    assert free.keys == ()
+    assert (ranges(last), following(last)) == ([(6, 6, 1)], [])
+
+
+async def test_a_replay_that_fails_has_the_rest_follow_again() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "aa")
+        await m.fetch(at, heads=500)
+        await m.acknowledge({at: [reject(1)]})
+        await settle()
+        (begun,) = (await ask(w, "replay", key=b"a")).keys
+        await w.produce(replay(begun.parked.version, ("a", 0, 0), ("a", 1, 1)))
+        await m.fetch(at, heads=500)
+        await m.acknowledge({at: [reject(2)]})
+        await settle()
+        behind = await m.fetch(at, heads=500)
+
+    assert (ranges(behind), following(behind)) == ([(3, 3, 1)], [(3, 0)])
+
+
+@pytest.mark.parametrize("how", ["restart", "die"])
+async def test_parked_keys_and_what_was_replayed_outlive_a_restart(how: str) -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "a")
+        (begun,) = (await ask(w, "replay", key=b"a")).keys
+        await w.produce(replay(begun.parked.version, ("a", 0, 0)))
+        await m.fetch(at, heads=500)
+        await getattr(w, how)()
+        again = w.member("m")
+        await again.heartbeat("t", epoch=0)
+        await again.fetch(at, heads=500)
+        await w.clock.advance(31)
+        answer = await again.fetch(at, heads=500)
+        kept = await ask(w)
+        await again.acknowledge({at: [accept(1)]})
+        await settle()
+        gone = await ask(w)
+
+    assert (ranges(answer), following(answer)) == ([(1, 1, 2)], [])
+    assert [one.key for one in kept.keys] == [b"a"]
+    assert gone.keys == ()
+
+
+async def test_a_key_that_is_unparked_goes_on_and_a_replay_of_it_is_passed_over() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "aa")
+        (begun,) = (await ask(w, "replay", key=b"a")).keys
+        await w.produce(replay(begun.parked.version, ("a", 0, 0)))
+        await ask(w, "unpark", key=b"a")
+        answer = await m.fetch(at, heads=500)
+        await m.acknowledge({at: [accept(1)]})
+        await w.produce(keyed("a"))
+        await settle()
+        last = await m.fetch(at, heads=500)
+
+    assert (ranges(answer), following(answer)) == ([(1, 1, 1)], [])
+    assert ranges(last) == [(3, 3, 1)]
+
+
+async def test_an_act_that_nobody_knows_and_a_key_that_is_not_parked_are_told_apart() -> None:
+    async with world(configs=PARKS) as w:
+        await parked_world(w, "a")
+        unknown = await ask(w, "dance")
+        absent = await ask(w, "replay", key=b"z")
+
+    assert unknown.error is ErrorCode.INVALID_REQUEST
+    assert (absent.error, absent.keys) == (ErrorCode.NONE, ())
+
+
+async def test_a_group_that_goes_on_after_dead_letters_parks_nothing() -> None:
+    async with world(configs=BY_KEY) as w:
+        at, m = await parked_world(w, "aa")
+        answer = await m.fetch(at, heads=500)
+        told = await ask(w)
+
+    assert (ranges(answer), following(answer), told.keys) == ([(1, 1, 1)], [], ())
+
+
+async def test_a_record_that_used_up_its_deliveries_parks_its_key_too() -> None:
+    async with world(configs={**PARKS, "share.delivery.count.limit": "2"}) as w:
+        at = await w.log(keyed("aa"))
+        m = w.member("m")
+        await m.heartbeat("t", epoch=0)
+        for _ in range(2):
+            await m.fetch(at, heads=500)
+            await m.acknowledge({at: [release(0)]})
+        await settle()
+        answer = await m.fetch(at, heads=500)
+
+    assert following(answer) == [(1, 0)]
+
+
+async def test_a_key_that_cannot_be_parked_stands_still_until_one_can(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(parking, "KEYS_MAX", 1)
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "abb")
+        await m.acknowledge({at: [reject(1)]})
+        await settle()
+        nothing = await m.fetch(at, heads=500)
+        await ask(w, "unpark", key=b"a")
+        await w.clock.advance(6)
+        await settle()
+        told = await ask(w)
+        answer = await m.fetch(at, heads=500)
+
+    assert nothing.partitions == ()
+    assert [one.key for one in told.keys] == [b"b"]
+    assert following(answer) == [(2, 1)]
+    assert sum("no more can be" in record.message for record in caplog.records) == 1
+
+
+async def test_a_reset_of_the_offsets_parks_nothing_any_more() -> None:
+    from flowshare.protocol.messages import AlterShareGroupOffsetsRequest
+
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "aa")
+        await m.acknowledge({}, epoch=-1)
+        await m.heartbeat(epoch=-1)
+        answer = await w.admin.send(AlterShareGroupOffsetsRequest(group_id="g", offsets={("t", 0): 0}))
+        told = await ask(w)
+        first = await w.member("n").fetch(at, heads=500)
+
+    assert answer.error is ErrorCode.NONE
+    assert told.keys == ()
+    assert (ranges(first), following(first)) == ([(0, 0, 1)], [])

@@ -1,0 +1,210 @@
+"""Parked keys: the table of `parking`, step by step, and seeded replays that fail, come late or come twice."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from flowshare.share.parking import KEYS_MAX, OVER, Mark, ParkedKey, Parking, Place, TooManyParked
+
+A, B = b"a", b"b"
+
+
+def parking(*keys: bytes, last: int = 5) -> Parking:
+    """These keys are parked: record 3 became a letter, and so did all of the key up to `last`."""
+    return Parking(hash, {key: ParkedKey(first=3, done=2, last=last) for key in keys})
+
+
+def replayed(parked: Parking) -> int:
+    """Begin a replay of key A; its version."""
+    parked.apply([parked.replay(A)])
+    return parked.get(A).version
+
+
+def test_a_key_is_parked_by_the_record_that_became_a_dead_letter():
+    parked = Parking(hash)
+    parked.apply(parked.rejected(A, 7, None))
+
+    assert parked.get(A) == ParkedKey(first=7, done=6, last=7)
+    assert parked.hashes == {hash(A)}
+
+
+def test_what_comes_after_it_follows_and_other_keys_go_on():
+    parked = parking(A)
+
+    assert parked.judge(A, None) is Place.FOLLOWS
+    assert parked.judge(B, None) is Place.FREE
+
+
+def test_each_letter_that_follows_is_the_last_one_then():
+    parked = parking(A)
+    parked.apply(parked.rejected(A, 9, None))
+
+    assert parked.get(A).last == 9
+
+
+def test_a_record_of_the_last_replay_is_run_and_settles_its_original():
+    parked = parking(A)
+    mark = Mark(replayed(parked), 3, 3)
+    place = parked.judge(A, mark)
+    parked.apply([parked.taken(A, 20, mark)])
+    parked.apply(parked.settled(18, 22))
+
+    assert place is Place.REPLAYED
+    assert (parked.get(A).done, parked.get(A).flying) == (3, -1)
+
+
+def test_the_last_record_of_a_replay_lets_the_key_go_on():
+    parked = parking(A)
+    mark = Mark(replayed(parked), 4, 5)
+    parked.apply([parked.taken(A, 20, mark)])
+    parked.apply(parked.settled(20, 20))
+
+    assert (len(parked), parked.hashes, parked.settled(20, 20)) == (0, set(), [])
+
+
+def test_what_followed_meanwhile_keeps_the_key_parked():
+    parked = parking(A)
+    mark = Mark(replayed(parked), 4, 5)
+    parked.apply(parked.rejected(A, 9, None))
+    parked.apply([parked.taken(A, 20, mark)])
+    parked.apply(parked.settled(20, 20))
+
+    assert (parked.get(A).done, parked.get(A).last) == (5, 9)
+
+
+def test_a_replayed_record_that_fails_ends_the_replay_and_those_behind_it_follow():
+    parked = parking(A)
+    version = replayed(parked)
+    parked.apply([parked.taken(A, 20, Mark(version, 3, 3))])
+    parked.apply(parked.rejected(A, 20, Mark(version, 3, 3)))
+    behind = parked.judge(A, Mark(version, 4, 5))
+    parked.apply(parked.rejected(A, 21, Mark(version, 4, 5)))
+
+    assert behind is Place.FOLLOWS
+    assert parked.get(A) == ParkedKey(first=3, done=2, last=5, version=OVER)
+
+
+def test_a_record_of_an_earlier_replay_follows_unless_it_is_settled_already():
+    parked = parking(A)
+    first = replayed(parked)
+    parked.apply([parked.taken(A, 20, Mark(first, 3, 3))])
+    parked.apply(parked.settled(20, 20))
+    second = replayed(parked)
+
+    assert second > first
+    assert parked.judge(A, Mark(first, 4, 5)) is Place.FOLLOWS
+    assert parked.judge(A, Mark(second, 3, 3)) is Place.SETTLED
+    assert parked.judge(B, Mark(first, 3, 3)) is Place.SETTLED
+
+
+def test_versions_rise_over_keys_and_loads():
+    parked = parking(A, B)
+    first = replayed(parked)
+    parked.apply([parked.replay(B)])
+    second = replayed(parked)
+    parked = Parking(hash, dict(parked.items()), generation=1)
+
+    assert first < second < replayed(parked)
+
+
+def test_no_more_keys_are_parked_than_may_be_and_those_that_are_go_on_to_follow():
+    parked = Parking(hash, {b"%d" % number: ParkedKey(0, -1, 0) for number in range(KEYS_MAX)})
+
+    with pytest.raises(TooManyParked):
+        parked.rejected(A, 5, None)
+    assert parked.rejected(b"7", 5, None) == [(b"7", ParkedKey(0, -1, 5))]
+
+
+def test_what_was_in_flight_is_known_after_a_reload():
+    parked = parking(A)
+    parked.apply([parked.taken(A, 20, Mark(replayed(parked), 3, 3))])
+
+    again = Parking(hash, dict(parked.items()))
+
+    assert [(key, one.done) for key, one in again.settled(20, 20)] == [(A, 3)]
+
+
+@pytest.mark.parametrize(
+    "value", [None, b"", b"1", b"1 2 3", b"x 2 3 g", b"1 2 3 h", b"0 2 3 g", b"1 3 2 g", b"1 -2 3 g", b"\xff 2 3 g"]
+)
+def test_a_header_that_is_no_mark_of_the_group_is_none(value):
+    assert Mark.of(value, "g") is None
+
+
+def test_a_mark_comes_back():
+    assert Mark.of(Mark(7, 2, 3).encode("g with spaces"), "g with spaces") == Mark(7, 2, 3)
+
+
+class World:
+    """One key's records in a log, its letters, and a consumer that takes them one at a time as the core does."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.parked = Parking(hash)
+        self.log: list[tuple[int, Mark | None]] = []
+        """Original and mark of each record."""
+        self.at = 0
+        self.letters: dict[int, int] = {}
+        """Original -> how often its letter was written."""
+        self.ran: list[int] = []
+        self.accepted: list[int] = []
+        self.generation = 1
+
+    def produce(self) -> None:
+        self.log.append((len(self.log), None))
+
+    def take(self, *, fails: float) -> None:
+        if self.at == len(self.log):
+            return
+        original, mark = self.log[self.at]
+        offset, self.at = self.at, self.at + 1
+        place = self.parked.judge(A, mark)
+        if place is Place.SETTLED:
+            return
+        if place is Place.FOLLOWS:
+            self.letters[original] = self.letters.get(original, 0) + 1
+            self.parked.apply(self.parked.rejected(A, offset, mark))
+            return
+        if place is Place.REPLAYED:
+            assert mark is not None
+            self.parked.apply([self.parked.taken(A, offset, mark)])
+        self.ran.append(original)
+        if self.dice.random() < fails:
+            self.letters[original] = self.letters.get(original, 0) + 1
+            self.parked.apply(self.parked.rejected(A, offset, mark))
+        else:
+            self.accepted.append(original)
+            self.parked.apply(self.parked.settled(offset, offset))
+        self.generation += 1
+        self.parked = Parking(hash, dict(self.parked.items()), generation=self.generation)  # a reload changes nothing
+
+    def replay(self) -> None:
+        """As the command: begin, read the letters, send them; it may die in between, or send them twice."""
+        if self.parked.get(A) is None:
+            return
+        self.parked.apply([self.parked.replay(A)])
+        begun = self.parked.get(A)
+        wanted = sorted(one for one in self.letters if begun.done < one <= begun.last)
+        for _ in range(self.dice.choice([1, 1, 1, 2])):
+            for original in wanted[: self.dice.choice([len(wanted), len(wanted), 1])]:
+                up_to = begun.last if original == wanted[-1] else original
+                self.log.append((original, Mark(begun.version, original, up_to)))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_record_is_accepted_once_and_in_order_whatever_fails_and_however_often_it_is_replayed(seed):
+    world = World(seed)
+    for _ in range(120):
+        world.dice.choice([world.produce, lambda: world.take(fails=0.2), lambda: world.take(fails=0.2), world.replay])()
+    for _ in range(100):
+        while world.at < len(world.log):
+            world.take(fails=0.0)
+        world.replay()
+    while world.at < len(world.log):
+        world.take(fails=0.0)
+
+    produced = [original for original, mark in world.log if mark is None]
+    assert world.accepted == produced
+    assert world.parked.get(A) is None
