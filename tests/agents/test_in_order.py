@@ -17,6 +17,7 @@ import flowshare as fs
 from flowshare.agents.feed import setup
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.host.host import Host, HostSettings
+from flowshare.server.share.owner import PartitionOwner
 from flowshare.testing import Bus
 from tests.agents.agents_kit import Seen, one_agent, run_app
 from tests.waiting import LIMIT_S, until
@@ -33,6 +34,8 @@ def without_order(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: value for name, value in real(agent).items() if name != "share.key.order"}
 
     monkeypatch.setattr(setup, "group_settings", settings)
+    # An agent with an order runs nothing of a group without one, and knows it by its fences.
+    monkeypatch.setattr(PartitionOwner, "_fence", lambda self, ranges: (1, 0) if ranges else None)
 
 
 async def together(bus: Bus, records: Records) -> None:
