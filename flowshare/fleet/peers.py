@@ -102,18 +102,22 @@ class Peers:
         for node_id in self._directory.other_nodes:
             self.tell(node_id, name, **fields)
 
-    def tell_leaders(self, name: str, **fields: Any) -> None:
+    def tell_leaders(self, name: str, **fields: Any) -> list[asyncio.Task[None]]:
         """Tell all other workers that lead, or are about to; a fleet may have many more that do not."""
-        for node_id in self._directory.leading:
-            self.tell(node_id, name, **fields)
+        tellings = [self.tell(node_id, name, **fields) for node_id in self._directory.leading]
+        return [telling for telling in tellings if telling is not None]
 
-    def tell(self, node_id: int, name: str, **fields: Any) -> None:
-        """Tell one worker, again and again until it answers, has left, or TELL_S are over."""
+    def tell(self, node_id: int, name: str, **fields: Any) -> asyncio.Task[None] | None:
+        """Tell one worker, again and again until it answers, has left, or TELL_S are over.
+
+        Returns what ends then; None when too much is told already.
+        """
         if self._closed or len(self._tellings) >= TELLINGS_MAX:
-            return
+            return None
         task = asyncio.create_task(self._tell(node_id, name, fields), name=f"tell worker {node_id} {name}")
         self._tellings.add(task)
         task.add_done_callback(self._tellings.discard)
+        return task
 
     async def close(self) -> None:
         """End all connections; what is not told by now stays untold."""

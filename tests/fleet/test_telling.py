@@ -8,14 +8,17 @@ import pytest
 
 from flowshare.client.errors import ServerError
 from flowshare.fleet.directory import Claimed, Directory, WorkerAddress
-from flowshare.fleet.groups.facts import FACTS, SETTINGS
+from flowshare.fleet.groups.facts import ANSWERED_S, FACTS, SETTINGS
 from flowshare.fleet.groups.leaders import GONE
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import IncrementalAlterConfigsRequest
+from flowshare.protocol.messages import AckBatch, IncrementalAlterConfigsRequest
+from flowshare.share.types import AcknowledgeType
 from flowshare.slots.membership import SlotMap
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 from tests.fleet.world import EARLIEST, Fleet
+
+RELEASE = bytes([AcknowledgeType.RELEASE])
 
 
 def virtually(scenario):
@@ -82,6 +85,69 @@ def test_who_begins_to_lead_is_told_of_settings_that_changed_just_before():
 
             known_groups = [machine.worker._known_groups for machine in fleet.machines]
             assert [one.config_of("g").record_lock_duration_ms for one in known_groups] == [20_000, 20_000]
+
+    virtually(scenario)
+
+
+def far_from(coordinator, fleet):
+    """A worker that leads and does not coordinate."""
+    return next(machine for machine in fleet.machines if machine is not coordinator and machine.worker.served)
+
+
+def test_settings_act_at_all_leaders_when_their_change_is_answered():
+    async def scenario(clock):
+        async with Fleet(clock, workers=3, slots=6) as fleet:
+            far = far_from(fleet.coordinator("g"), fleet)
+            fleet.delays[SETTINGS, far.number] = 0.5
+            await fleet.configure("g", **{"share.record.lock.duration.ms": "20000"})
+
+            assert far.worker._known_groups.config_of("g").record_lock_duration_ms == 20_000
+
+    virtually(scenario)
+
+
+def test_a_leader_that_does_not_answer_holds_up_a_change_of_settings_for_a_bounded_time_and_hears_of_it_later():
+    async def scenario(clock):
+        async with Fleet(clock, workers=3, slots=6) as fleet:
+            far = far_from(fleet.coordinator("g"), fleet)
+            fleet.delays[SETTINGS, far.number] = 1_000.0
+            before_s = clock.monotonic()
+            await fleet.configure("g", **{"share.record.lock.duration.ms": "20000"})
+            took_s = clock.monotonic() - before_s
+            del fleet.delays[SETTINGS, far.number]
+            await clock.sleep(10.0)
+
+            assert took_s < ANSWERED_S + 0.5
+            assert far.worker._known_groups.config_of("g").record_lock_duration_ms == 20_000
+
+    virtually(scenario)
+
+
+def test_the_order_of_a_group_does_not_change_while_another_worker_delays_a_record_of_it():
+    async def scenario(clock):
+        async with Fleet(clock, workers=3, slots=6) as fleet:
+            await fleet.topic("orders", 8)
+            await fleet.configure("g")
+            coordinator = fleet.coordinator("g")
+            partition = next(number for number in range(8) if fleet.leader("orders", number) is not coordinator)
+            await fleet.produce("orders", b"a", partition=partition)
+            member = fleet.member("orders")
+            await member.start()
+            fetched = []
+            while not fetched:
+                fetched = await member.fetch(records_max=1)
+            delayed = {fetched[0].tp: (AckBatch(0, 0, RELEASE, delay_ms=60_000),)}
+            await member.acknowledge(delayed, generation=fetched[0].generation)
+            await member.close(timeout_s=1.0)
+            connection = fleet.connection()
+            change = IncrementalAlterConfigsRequest(
+                resource_type="group", resource="g", configs={"share.key.order": "key"}
+            )
+
+            answer = await connection.send(change)
+            await connection.close()
+
+            assert answer.error is ErrorCode.NON_EMPTY_GROUP, answer
 
     virtually(scenario)
 

@@ -141,6 +141,7 @@ class Peer:
         if self.caller.dead or callee is None or callee.dead:
             raise NotConnected(f"{self.place.host} is not reached")
         self.fleet.calls[name, callee.number] += 1
+        await self.fleet.clock.sleep(self.fleet.delays.get((name, callee.number), 0.0))
         body = orjson.loads(orjson.dumps({"call": name, **fields}))
         answered = await callee.worker.calls.by_name()[name](SimpleNamespace(request=body, peer=self.peer))
         answer = orjson.loads(orjson.dumps(answered))
@@ -182,6 +183,8 @@ class Fleet:
         self.machines = [Machine(self, number) for number in range(workers)]
         self.calls: Counter[tuple[str, int]] = Counter()
         """Calls between workers, by name and the number of the one that was called."""
+        self.delays: dict[tuple[str, int], float] = {}
+        """Seconds that such a call is under way."""
         self._clusters: list[Cluster] = []
         self._members: list[ShareMember] = []
 

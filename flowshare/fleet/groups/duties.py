@@ -209,7 +209,7 @@ class FleetSlotContents:
         await self.know(names=self._subscribed(entries).difference(tuple(self._log.topics())))
         told = {key[2:].decode(errors="replace") for key, _ in entries if key.startswith((GROUP, SETTINGS))}
         for group_id in sorted(told - {NAME}):
-            self._groups.configured(group_id)
+            self._groups.tell(group_id)
 
     def _subscribed(self, entries: Sequence[tuple[bytes, bytes]]) -> frozenset[str]:
         """Topics of the groups among these entries, which are coordinated here by now."""

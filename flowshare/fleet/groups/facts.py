@@ -9,9 +9,11 @@ them, and one that is loaded later must, if they have joined again.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import deque
 from collections.abc import Container, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.core_errors import CoreError
@@ -33,6 +35,8 @@ HAS: Final = "fleet_has"
 workers of other fleets ask."""
 SETTINGS: Final = "fleet_settings"
 """{facts} -> {}: a group's settings have changed."""
+ANSWERED_S: Final = 2.0
+"""How long a change of settings waits for leaders to say that they act by them; they are told on after that."""
 NEWS_S: Final = 30.0
 """How long changed settings are told to those who begin to lead; longer than any worker is behind with the map."""
 NEWS_MAX: Final = 1_000
@@ -73,12 +77,20 @@ class FleetGroups:
         """The next one of a group that is coordinated here."""
         return self._directory.group_epoch(group_id), next(self._changes)
 
-    def configured(self, group_id: str) -> None:
-        """A group's settings have changed, or it is coordinated here since just now: all leaders are told."""
+    async def configured(self, group_id: str) -> None:
+        """A group's settings have changed: all leaders are told; those that are reached in time act by them now."""
+        tellings = self.tell(group_id)
+        self.service.partitions.configure(group_id)
+        if tellings:
+            with suppress(TimeoutError):
+                await self.service.clock.wait_for(asyncio.wait(tellings), ANSWERED_S)
+
+    def tell(self, group_id: str) -> list[asyncio.Task[None]]:
+        """Tell all leaders of a group's settings: they changed, or it is coordinated here since just now."""
         facts = self._facts(group_id)
         self._known_groups.learn(facts)
-        self._peers.tell_leaders(SETTINGS, **facts.to_json())
         self._news.append((group_id, self.service.clock.monotonic() + NEWS_S))
+        return self._peers.tell_leaders(SETTINGS, **facts.to_json())
 
     def _tell_new_leaders(self) -> None:
         """Who leads since just now may have asked before a change that this worker told to others only."""

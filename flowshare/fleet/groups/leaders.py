@@ -62,7 +62,7 @@ There = Callable[[list[ShareKey]], tuple[str, dict[str, Any]]]
 class FleetLeaders:
     """All workers of the fleet, this one among them.
 
-    configured: tells all leaders of a group's settings. version: the next one of a group.
+    configured: has all leaders, the local ones too, follow a group's settings. version: the next one of a group.
     """
 
     local: LocalLeaders
@@ -70,7 +70,7 @@ class FleetLeaders:
     directory: Directory
     peers: Peers
     clock: Clock
-    configured: Callable[[str], object]
+    configured: Callable[[str], Awaitable[object]]
     version: Callable[[str], Version]
 
     def known(self, group: ShareGroup) -> frozenset[ShareKey]:
@@ -83,10 +83,9 @@ class FleetLeaders:
         version = self.version(group_id)
         self.peers.tell_leaders(GONE, group_id=group_id, member_id=member_id, version=version, died=died)
 
-    def configure(self, group_id: str) -> None:
-        """All leaders are told."""
-        self.configured(group_id)
-        self.local.configure(group_id)
+    async def configure(self, group_id: str) -> None:
+        """At once here, elsewhere when they have heard of it; who does not answer in time is told on."""
+        await self.configured(group_id)
 
     def idle(self, group_id: str) -> bool:
         """What is led here; members are gone for long when this is asked."""

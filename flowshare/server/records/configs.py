@@ -92,12 +92,12 @@ class ConfigApis(Family):
         if request.resource_type == GROUP:
             if not 0 < len(request.resource.encode()) <= GROUP_ID_BYTES_MAX:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
-            self._check_order(request.resource, request.configs)
+            await self._check_order(request.resource, request.configs)
             await self._configs.alter(
                 request.resource, request.configs, validate_only=request.validate_only, by=request.by
             )
             if not request.validate_only:
-                self._service.coordinator.configure(request.resource)
+                await self._service.coordinator.configure(request.resource)
             return
         if request.resource_type == BROKER:
             raise Refused(
@@ -114,19 +114,18 @@ class ConfigApis(Family):
             raise InvalidTopic("topics are left to Kafka: use Kafka's own tools with the brokers' address")
         await self._alter_topic(request.resource, request.configs)
 
-    def _check_order(self, group_id: str, changes: Mapping[str, str | None]) -> None:
+    async def _check_order(self, group_id: str, changes: Mapping[str, str | None]) -> None:
         """A group's order may change when nothing was handed out in the old one. Raises: Refused."""
         if KEY_ORDER not in changes or (changes[KEY_ORDER] or "").strip() == self._configs.acting(group_id).key_order:
             return
         group = self._service.coordinator.groups.get(group_id)
         members = 0 if group is None else len(group.members)
-        in_flight = sum(owner.in_flight for owner in self._service.partitions.owners(group_id))
+        in_flight = 0 if members else await self._service.coordinator.in_flight(group_id)
         if members or in_flight:
             raise Refused(
                 ErrorCode.NON_EMPTY_GROUP,
                 f"{KEY_ORDER} of group {group_id} cannot change while it has members ({members}) or records in flight "
-                f"({in_flight}): stop all its workers, wait until nothing is held, delayed or on its way to the dead "
-                "letters, and set it again",
+                f"({in_flight}): stop all its workers, wait until nothing is held or delayed, and set it again",
             )
 
     @staticmethod

@@ -320,13 +320,22 @@ class Coordinator:
             group.config = self._config_of(group_id)
         self._runtime.wake()
 
-    def configure(self, group_id: str) -> None:
-        """The group's config has changed."""
+    async def configure(self, group_id: str) -> None:
+        """The group's config has changed; its leaders act by it afterwards, as far as they are reached in time."""
         group = self.groups.get(group_id)
         if group is not None:
             group.config = self._config_of(group_id)
             self._runtime.wake()  # when members time out, or the group expires, may have changed
-        self._leaders.configure(group_id)
+        await self._leaders.configure(group_id)
+
+    async def in_flight(self, group_id: str) -> int:
+        """Records of a group that are held or delayed, wherever they are led. Raises: Refused, LogError."""
+        group = self.groups.get(group_id) or ShareGroup(group_id, config=self._config_of(group_id))
+        parts = await self._leaders.offsets(list(self._leaders.known(group)))
+        for part in parts:
+            if part.error is not ErrorCode.NONE:
+                raise Refused(part.error, f"partition {part.partition} of {part.topic}: {part.message}; try again")
+        return sum(part.in_flight + part.delayed for part in parts)
 
     def states(self) -> Mapping[str, int]:
         """Number of groups by state."""

@@ -43,8 +43,8 @@ class Leaders(Protocol):
     def release_member(self, group_id: str, member_id: str, *, died: bool = False) -> None:
         """Take back whatever a member holds. died: it said nothing."""
 
-    def configure(self, group_id: str) -> None:
-        """A group's settings have changed."""
+    async def configure(self, group_id: str) -> None:
+        """A group's settings have changed; leaders that can be reached in a bounded time act by them afterwards."""
 
     def idle(self, group_id: str) -> bool:
         """Whether nobody holds or awaits records of the group, as far as is known here."""
@@ -92,7 +92,6 @@ class LocalLeaders:
         self._topics = topics
         self._partitions = partitions
         self._loader = loader
-        self.configure = partitions.configure
         self.topic_ids = partitions.topic_ids
 
     def known(self, group: ShareGroup) -> frozenset[ShareKey]:
@@ -104,6 +103,10 @@ class LocalLeaders:
         if died:
             self._sessions.member_died(group_id, member_id)
         self._partitions.release_member(group_id, member_id, died=died)
+
+    async def configure(self, group_id: str) -> None:
+        """At once."""
+        self._partitions.configure(group_id)
 
     def idle(self, group_id: str) -> bool:
         """Exactly so."""

@@ -149,13 +149,6 @@ class PartitionOwner:
         unused = not partition.acquired_count and len(self._queue) == 0 and not partition.archiving()
         return unused and self._writer.idle
 
-    @property
-    def in_flight(self) -> int:
-        """Records that are held, delayed, or on their way to the dead letters."""
-        partition = self.partition
-        archiving = sum(run.last - run.first + 1 for run in partition.archiving())
-        return partition.acquired_count + partition.delayed_count + archiving
-
     # --- commands: decided at once ------------------------------------------------------------------------------
 
     def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch]) -> asyncio.Future[None] | None:

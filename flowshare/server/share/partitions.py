@@ -297,9 +297,12 @@ class Partitions:
         return owner
 
     async def _make(self, key: ShareKey, topic: Topic) -> PartitionOwner:
-        config = self._duties.config_of(key.group_id)
-        loaded = await self._loader.load(key, topic, config, living=lambda: self._duties.living(key.group_id))
-        self._stats.loads += 1
+        while True:
+            config = self._duties.config_of(key.group_id)
+            loaded = await self._loader.load(key, topic, config, living=lambda: self._duties.living(key.group_id))
+            self._stats.loads += 1
+            if self._duties.config_of(key.group_id).key_order == config.key_order:
+                break  # else what is loaded is of another order, and was never served
         log = PartitionLog(self._storage, topic=topic.name, topic_id=key.topic_id, partition=key.partition)
         order = KeyOrder.parse(config.key_order)
         owner = PartitionOwner(
@@ -310,13 +313,13 @@ class Partitions:
             store=self._storage,
             clock=self._clock,
             stats=self._stats,
-            config=self._duties.config_of(key.group_id),
+            config=config,
             durable_acquire=self._durable_acquire,
             on_archiving=self._on_archiving,
             kafka=self._kafka,
             opened=None if order is None else OpenedLog(log, order, self._opened_batches, key),
         )
-        owner.configure(owner.config)
+        owner.configure(self._duties.config_of(key.group_id))
         self._quotas.follow(owner)
         return owner
 
