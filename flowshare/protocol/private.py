@@ -30,6 +30,9 @@ SHARE_PLACE: Final = "share_place"
 """{"group_id", "partitions": [[topic, partition, offset, [[first, last], …]], …]} -> {"partitions": [[topic, partition,
 error, message], …]}: AlterShareGroupOffsets with what is finished from the offset on."""
 
+TOPIC_GROW: Final = "topic_grow"
+"""{"topic", "total"} -> {}: CreatePartitions of one topic, also where a group reads it in the order of keys."""
+
 _RESPONSE: Final = struct.Struct(">iB")
 
 Body = Mapping[str, Any]
