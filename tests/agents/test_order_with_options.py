@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 import flowshare as fs
+from flowshare.agents.handler.errors import UsageError
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend.memory import MemoryBackend
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.producer.producer import Producer
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.testing import Bus, LoopTimeClock
@@ -442,3 +444,59 @@ async def test_of_transactions_only_what_is_committed_is_handled_and_an_open_one
     assert while_open == {}
     assert journal.in_order()
     assert (len(journal.ended["a"]), len(journal.ended["b"])) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ("key", fs.Header("customer"), "share.key.order of group t.agent cannot change while it has members"),
+        (fs.Header("customer"), "key", "share.key.order of group t.agent cannot change while it has members"),
+        (None, "key", "share.key.order of group t.agent cannot change while it has members"),
+        ("key", None, "has 1 members and delivers in an order .*give all agents of the group order='key'"),
+        (fs.Header("customer"), None, r"give all agents of the group order=fs.Header\('customer'\)"),
+    ],
+)
+@pytest.mark.flowshare
+async def test_two_members_of_one_group_with_different_orders_are_refused(first: Any, second: Any, words: str):
+    journal = Journal()
+    clock = LoopTimeClock()
+    backend = MemoryBackend(clock=clock)
+    await backend.start()
+    settings = HostSettings(threads=False, inline_threads=True)
+    apps = [one_agent(sleeping(journal), order=order) for order in (first, second)]
+    hosts = [Host(app, backend=backend, clock=clock, settings=settings) for app in apps]
+    try:
+        await hosts[0].start()
+        with pytest.raises(UsageError, match=words):
+            await hosts[1].start()
+        await produce(hosts[0], of_keys(10))
+        await handled(journal, 10)
+    finally:
+        for host in hosts:
+            await host.stop()
+        await backend.close()
+
+
+@pytest.mark.flowshare
+async def test_an_agent_that_asks_for_no_order_is_told_when_its_group_has_one(caplog: pytest.LogCaptureFixture):
+    journal = Journal()
+    async with members(sleeping(journal), order=None) as (backend, [host]):
+        admin = ShareAdmin(lambda: backend.connect("admin"), clock=LoopTimeClock())
+        await admin.alter_group_configs("t.agent", {"share.key.order": "key"})
+        await admin.close()
+        await host.start()
+        await produce(host, of_keys(20))
+        await handled(journal, 20)
+
+    assert journal.in_order()
+    assert "delivers in an order (share.key.order=key) that the agent does not ask for" in caplog.text
+
+
+def test_two_agents_of_one_app_with_different_orders_are_refused_when_they_are_declared():
+    app = fs.App("t")
+
+    async def handler(value: int) -> None: ...
+
+    app.share_agent("in", name="one", group="g", order="key")(handler)
+    with pytest.raises(UsageError, match=r"share\.key\.order.*order='key' and order=None: give them the same"):
+        app.share_agent("other", name="two", group="g")(handler)
