@@ -1,4 +1,4 @@
-"""`flowshare topics`: list, create, describe and delete topics."""
+"""`flowshare topics`: list, create, describe, grow and delete topics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from flowshare.cli.options import broker_options, facts_options, pair
-from flowshare.cli.output import emit_json, headings, say, show
+from flowshare.cli.output import Failure, emit_json, headings, say, show
 from flowshare.cli.session import CommandSession, run
 
 
 @click.group("topics")
 def topics() -> None:
-    """List, create, describe and delete topics."""
+    """List, create, describe, grow and delete topics."""
 
 
 @topics.command("ls")
@@ -54,6 +54,25 @@ def describe(name: str, as_json: bool, url: str) -> None:
         say(f"  {key} = {value}")
     columns = headings("partition", "log_start", "log_end", "records")
     show(facts["partitions"], columns, as_json=False, empty="no partitions", right=columns)
+
+
+@topics.command("grow")
+@click.argument("name")
+@click.option("-p", "--partitions", type=click.IntRange(2, 10_000), required=True, help="So many it is to have.")
+@click.option("--breaks-order", is_flag=True, help="Also where a group reads the topic in the order of keys.")
+@broker_options
+def grow(name: str, partitions: int, breaks_order: bool, url: str) -> None:
+    """Add partitions to a topic; a key's next records may then go to another one."""
+
+    async def call(session: CommandSession) -> None:
+        if not breaks_order and (found := await session.admin.ordered_groups(name)):
+            from flowshare.server.records.topics import breaks_order as why
+
+            raise Failure(why(name, partitions, found))
+        await session.admin.create_partitions(name, partitions, breaks_order=breaks_order)
+
+    run(url, call, groups=True)
+    say(f"topic {name} has {partitions} partitions")
 
 
 @topics.command("delete")

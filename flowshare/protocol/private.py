@@ -35,6 +35,9 @@ SHARE_PARKED: Final = "share_parked"
 """{"group_id", "act": "list"} or {…, "act": "replay" | "unpark", "topic", "partition", "key": in hex} -> {"order",
 "keys": [[topic, partition, key in hex, fields of `ParkedKey`…], …]}: ParkedKeysRequest."""
 
+TOPIC_GROW: Final = "topic_grow"
+"""{"topic", "total"} -> {}: CreatePartitions of one topic, also where a group reads it in the order of keys."""
+
 REPLAY_HEADER: Final = "flowshare.dlq.replay"
 """Header of a replayed record of a parked key: `share.parking.Mark`."""
 

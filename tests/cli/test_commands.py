@@ -75,6 +75,21 @@ def test_topics_are_made_listed_described_and_deleted(shell):
     assert shell.json("topics", "ls") == []
 
 
+def test_partitions_are_added_where_no_order_of_keys_breaks_or_when_told_to(shell):
+    shell("topics", "create", "orders")
+    assert shell("topics", "grow", "orders", "-p", "2") == "topic orders has 2 partitions\n"
+    shell.beside(member_of("g1", "orders"))
+    shell("groups", "config", "g1", "share.key.order=key")
+
+    err = shell("topics", "grow", "orders", "-p", "3", code=1)
+    assert "in the order of keys by g1 (share.key.order)" in err
+    assert "`flowshare topics grow orders --partitions 3 --breaks-order`" in err
+    assert len(shell.json("topics", "describe", "orders")["partitions"]) == 2
+
+    assert shell("topics", "grow", "orders", "-p", "3", "--breaks-order") == "topic orders has 3 partitions\n"
+    assert len(shell.json("topics", "describe", "orders")["partitions"]) == 3
+
+
 def test_a_missing_topic_is_one_line(shell):
     err = shell("topics", "describe", "nope", code=1)
 

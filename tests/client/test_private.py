@@ -23,7 +23,7 @@ async def test_an_unknown_call_is_refused_with_what_there_is():
     async with served(None) as connection:
         with pytest.raises(
             ServerError,
-            match=r"no call 'dance' \(it has: share_offsets, share_resume, share_place, share_parked\); upgrade",
+            match=r"no call 'dance' \(it has: share_offsets, .*, share_parked, topic_grow\); upgrade",
         ) as caught:
             await connection.call("dance")
 
@@ -165,3 +165,27 @@ async def test_calls_and_answers_come_back_as_they_were():
 
     assert decode_call(encode_call(1, "c", body), 4 + 10 + 1 + 1, 0) == body
     assert decode_answer(encode_answer(1, 0, body)[4:]) == body
+
+
+async def test_partitions_that_break_an_order_of_keys_are_added_over_a_socket_when_told_to():
+    async with served(None) as connection:
+        topic, _ = await new_topic(connection)
+        order = {"share.key.order": "key"}
+        await connection.send(m.IncrementalAlterConfigsRequest(resource_type="group", resource="g", configs=order))
+        await joined(connection, "g", topic)
+
+        refused = await connection.send(m.CreatePartitionsRequest(name=topic, total=2))
+        told = await connection.send(m.CreatePartitionsRequest(name=topic, total=2, breaks_order=True))
+        again = await connection.send(m.CreatePartitionsRequest(name=topic, total=2, breaks_order=True))
+        [found] = (await connection.send(m.MetadataRequest(topics=(topic,)))).topics
+
+        assert (refused.error, told.error) == (ErrorCode.POLICY_VIOLATION, ErrorCode.NONE)
+        assert again.error is ErrorCode.INVALID_PARTITIONS
+        assert found.partitions == 2
+
+
+@pytest.mark.parametrize("fields", [{}, {"topic": 1, "total": 2}, {"topic": "t", "total": True}, {"topic": "t"}])
+async def test_partitions_need_a_topic_and_a_number(fields):
+    async with served(None) as connection:
+        with pytest.raises(ServerError, match="topic_grow needs a topic and a total"):
+            await connection.call("topic_grow", **fields)

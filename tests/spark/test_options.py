@@ -289,6 +289,24 @@ def prepared(admin: FakeAdmin, capabilities: Capabilities, **given: str) -> Deli
     return asyncio.run(prepare_group(parse(**given), admin, capabilities))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("order", ["key", "header:customer"])
+def test_a_group_with_an_order_by_key_is_refused_before_anything_of_it_is_changed(order: str):
+    admin = FakeAdmin()
+    admin.set["share.key.order"] = order
+
+    with pytest.raises(OptionError, match=r"share.key.order.*give the source another group"):
+        prepared(admin, OWN)
+
+    assert admin.set == {"share.key.order": order}
+
+
+def test_a_group_whose_order_was_taken_away_is_read():
+    admin = FakeAdmin()
+    admin.set["share.key.order"] = ""
+
+    assert prepared(admin, OWN).endless
+
+
 def test_where_flowshare_leads_records_never_run_out_of_deliveries():
     admin = FakeAdmin()
 

@@ -81,6 +81,8 @@ class Feeder:
         )
         self._look_due = False
         self._held = HeldRecords(self._acks, stats, self._feed, self._look_soon)
+        if options.order is not None:
+            self._held.on_lost = lambda chunk, lost: self._at_pool(pool.lost, chunk, lost)
         self._completion = Completion(
             agent,
             clock=clock,

@@ -34,6 +34,9 @@ RENEW_LEFT: Final = 0.6
 """Locks are renewed when this part of their time is left."""
 LOCK_S: Final = 30.0
 """Taken for the lock's time until the server told it."""
+LAPSE_LEFT: Final = 0.05
+"""Where there is an order, locks are given up when this part of their time is left: handlers that are cancelled then
+need a moment, and an answer was under way for another one."""
 _Held = concurrent.futures.Future[bool]
 
 
@@ -55,6 +58,8 @@ class HeldRecords:
         """The member's, when it was last asked what it still holds."""
         self.keep_from = 0
         """Records at this attempt or a later one are not given back unrun (0: all are): it would cost the last one."""
+        self.on_lost: Callable[[Chunk, set[int]], object] | None = None
+        """Where there is an order: told of locks that are gone, so that no handler goes on without."""
         self._holds: Callable[[TopicPartition, int], bool] = lambda tp, generation: True
         self._acks = acks
         self._stats = stats
@@ -169,6 +174,8 @@ class HeldRecords:
             ", ".join(f"{first}..{last}" for first, last in runs(sorted(lost))[:5]),
         )
         chunk.lost |= lost
+        if self.on_lost is not None:
+            self.on_lost(chunk, lost)
         if chunk.chains is not None:
             self._lose_in_order(chunk, chunk.chains, lost)
             return
@@ -317,7 +324,18 @@ class LockKeeper:
             due = [chunk for chunk in self._held.live if chunk.deadline - now < lock_s * RENEW_LEFT]
             if due:
                 self._renewing = asyncio.create_task(self._renew(due, lock_s), name=f"renew {self._agent.name}")
-        self._ticker = self._clock.call_later(TICK_S, self._tick)
+        wait_s = TICK_S if self._agent.options.order is None else self._give_up_lapsed(now)
+        self._ticker = self._clock.call_later(wait_s, self._tick)
+
+    def _give_up_lapsed(self, now: float) -> float:
+        """Locks that are about to lapse are lost, whatever the server says later; seconds until the next look.
+
+        In an order the next record of the key begins elsewhere when they have, and no handler may run then.
+        """
+        spare_s = self._lock_s() * LAPSE_LEFT
+        for chunk in [chunk for chunk in self._held.live if chunk.deadline - spare_s <= now]:
+            self._held.lose(chunk, chunk.unfinished())
+        return min([TICK_S, *(chunk.deadline - spare_s - now for chunk in self._held.live if chunk.unfinished())])
 
     def _look_for_stuck_handlers(self, now: float) -> None:
         """Records that wait while no runner gets free, or while nobody takes them (the loop is blocked), go back."""

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.feed.limits import GroupLimits, check_asked, native_limits
 from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.handler.order import HEADER_PREFIX
 from flowshare.agents.handler.retry_headers import retry_topic
 from flowshare.agents.handler.send import topic_name
 from flowshare.backend.base import BackendError, Capabilities
-from flowshare.client.admin.admin import MAX_IN_FLIGHT, ShareAdmin
+from flowshare.client.admin.admin import KEY_ORDER, MAX_IN_FLIGHT, ShareAdmin
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
 from flowshare.protocol.errors import ErrorCode
 
@@ -142,6 +143,7 @@ async def _prepare(
             allow(size)
         await _need_topic(agent, admin, channel, size=size if takes_all else 0)
     wanted = {**limits.settings, **(dead_letter_settings(agent) if capabilities.server_dead_letters else {})}
+    await _check_order(agent, admin)
     await _warn_of_other_settings(agent, admin, wanted)
     await _set_group(agent, admin, limits.settings, dead_letters=capabilities.server_dead_letters)
     await _warn_of_older_group(agent, admin)
@@ -277,7 +279,7 @@ def group_settings(agent: ShareAgent) -> dict[str, str | None]:
     if options.priority is not None:
         settings["share.delivery.priority"] = options.priority
     if options.key_order is not None:
-        settings["share.key.order"] = options.key_order
+        settings[KEY_ORDER] = options.key_order
         settings["share.key.after.dead.letter"] = options.after_dead_letter
     return settings
 
@@ -333,6 +335,47 @@ async def _set_group(
             agent.group,
             error,
         )
+
+
+async def _check_order(agent: ShareAgent, admin: ShareAdmin) -> None:
+    """An agent without an order leaves the group's as it is, but joins none that works in one. Raises: UsageError.
+
+    An agent with another order is refused by the group itself.
+    """
+    if agent.options.order is not None:
+        return
+    order, members = "", 0
+    try:
+        entries = await admin.group_configs(agent.group)
+        order = next((entry.value for entry in entries if entry.name == KEY_ORDER), "")
+        members = len((await admin.describe_group(agent.group)).members) if order else 0
+    except ServerError as error:
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:  # no right to see it
+            logger.debug("the order of group %s could not be looked at: %s", agent.group, error)
+            return
+    except ClientError as error:
+        logger.debug("the order of group %s could not be looked at: %s", agent.group, error)
+        return
+    if not order:
+        return
+    as_option = f"fs.Header({order.removeprefix(HEADER_PREFIX)!r})" if order.startswith(HEADER_PREFIX) else repr(order)
+    if members:
+        raise UsageError(
+            f"agent {agent.name}: group {agent.group} has {members} members and delivers in an order "
+            f"({KEY_ORDER}={order}), and this agent has none: give all agents of the group order={as_option}, or stop "
+            f"them and take the order from the group (flowshare groups config {agent.group} {KEY_ORDER}=)"
+        )
+    logger.warning(
+        "agent=%s group=%s delivers in an order (%s=%s) that the agent does not ask for: it is kept, and each key has "
+        "one record at a time. Give the agent order=%s, or take it from the group (flowshare groups config %s %s=)",
+        agent.name,
+        agent.group,
+        KEY_ORDER,
+        order,
+        as_option,
+        agent.group,
+        KEY_ORDER,
+    )
 
 
 async def _warn_of_other_settings(agent: ShareAgent, admin: ShareAdmin, wanted: Mapping[str, str | None]) -> None:

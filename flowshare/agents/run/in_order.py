@@ -4,13 +4,16 @@ They are kinds of their own, so that the others ask nothing of a record that has
 those behind it is in `agents.handler.chains`: here is only when one of them goes on. Whoever ran the record before
 finds it at the top of the queue. A record that ends otherwise is left alone: what waits behind it goes back when that
 is acknowledged, never earlier.
+
+A lock that lapses lets the next record of its key begin elsewhere. So nothing is begun once it may have lapsed, and an
+`async def` handler whose lock is lost is cancelled. A `def` handler cannot be: it keeps its lock as long as it runs.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Final
 
 from flowshare.agents.handler.batch import BatchRecord, Records
 from flowshare.agents.handler.chunk import Chunk
@@ -22,9 +25,40 @@ from flowshare.agents.run.pool import Held, Pool
 from flowshare.agents.run.thread_pool import ThreadPool
 from flowshare.protocol.decoding import RawRecord
 
+LAPSED: Final = "its lock lapsed"
+
+
+class _Lapsed(Exception):
+    """A record is not to be begun: its lock may be gone."""
+
 
 class InOrder(Pool):
     """What the three have in common."""
+
+    def lapsed(self, chunk: Chunk, record: RawRecord) -> bool:
+        """Whether this record's lock may be gone by now."""
+        return self.clock.monotonic() >= chunk.deadline or record.offset in chunk.lost
+
+    def lost(self, chunk: Chunk, offsets: Collection[int]) -> None:
+        """The locks of these are gone: whatever of them runs is cancelled, if it can be. On the handler loop."""
+        if not self.cancels:
+            return
+        for runner in self.running():
+            held = runner.held if isinstance(runner.held, list) else [runner.held]
+            if runner.task is not None and any(
+                one is not None and one[0] is chunk and one[1].offset in offsets for one in held
+            ):
+                runner.task.cancel()
+
+    def abandoned(self, limit_s: float) -> set[tuple[int, int]]:
+        """None: of what is renewed no more the next record would run beside a handler that does not end."""
+        return set()
+
+    def failed(self, chunk: Chunk, record: RawRecord, error: BaseException) -> Outcome:
+        """As without an order; what is not this process's any more goes back, whatever became of it here."""
+        if isinstance(error, _Lapsed) or record.offset in chunk.lost:
+            return Outcome(OutcomeKind.RELEASE, None, LAPSED)
+        return super().failed(chunk, record, error)
 
     def finish(self, chunk: Chunk, record: RawRecord, outcome: Outcome) -> None:
         """Record an outcome, and let the next of its key go on after a plain accept."""
@@ -47,9 +81,11 @@ class OrderedTaskPool(InOrder, TaskPool):
 
     def make_call(self) -> Callable[[Held], Awaitable[Any]]:
         """The call, and what follows it: most accepts never come to `finish`."""
-        call = super().make_call()
+        call, lapsed = super().make_call(), self.lapsed
 
         async def in_order(held: Held) -> Any:
+            if lapsed(*held):
+                raise _Lapsed
             result = await call(held)
             if result is None:  # the accept is noted before anybody else has a turn
                 self.go_on(*held)
@@ -65,6 +101,16 @@ class OrderedTaskPool(InOrder, TaskPool):
 
 class OrderedThreadPool(InOrder, ThreadPool):
     """Runs `def` handlers in order."""
+
+    def _make_handle(self) -> Callable[[Any, Held], Any]:
+        handle = super()._make_handle()
+
+        def in_order(value: Any, held: Held) -> Any:
+            if self.lapsed(*held):
+                raise _Lapsed
+            return handle(value, held)
+
+        return in_order
 
     def queue_first(self, chunk: Chunk) -> None:
         """The thread that calls this looks at the queue next."""
@@ -95,11 +141,15 @@ class OrderedBatchPool(InOrder, BatchPool):
         while self.queue and len(taken) < self._batch.size:
             chunk = self.queue[0]
             try:
-                record: RawRecord | None = chunk.records.pop()
+                first = chunk.records.pop()
             except IndexError:
                 if not chunk.open():
                     self.queue.popleft()
                 continue
+            if self.lapsed(chunk, first):
+                self.finish(chunk, first, Outcome(OutcomeKind.RELEASE, None, LAPSED))
+                continue
+            record: RawRecord | None = first
             while record is not None:
                 taken.append((chunk, record))
                 chains = chunk.chains if len(taken) < self._batch.size else None
@@ -129,6 +179,10 @@ class OrderedBatchPool(InOrder, BatchPool):
         left_said: list[Said] = []
         for (chunk, record), one in zip(held, said, strict=True):
             if stopped.has_before(chunk, record):
+                continue
+            if record.offset in chunk.lost:
+                stopped.at(chunk, record)
+                self.finish(chunk, record, Outcome(OutcomeKind.RELEASE, None, LAPSED))
                 continue
             if one is not None or error is not None:
                 stopped.at(chunk, record)

@@ -14,7 +14,7 @@ import contextvars
 import logging
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -168,6 +168,9 @@ class Pool(abc.ABC):
     @abc.abstractmethod
     async def cancel(self) -> None:
         """The drain deadline has come: cancel what still runs, release it."""
+
+    def lost(self, chunk: Chunk, offsets: Collection[int]) -> None:  # noqa: B027 - most kinds do nothing
+        """The locks of these are gone. Without an order what runs goes on, and its outcome is discarded."""
 
     async def stop(self) -> None:
         """End all runners; nothing is handed over after that."""

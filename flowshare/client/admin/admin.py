@@ -26,6 +26,7 @@ R = TypeVar("R")
 TRIES_MAX: Final = 5
 PAUSED: Final = "share.paused"
 MAX_IN_FLIGHT: Final = "share.max.in.flight"
+KEY_ORDER: Final = "share.key.order"
 
 ResetTarget = Literal["earliest", "latest"] | int | datetime
 """Where to: the log's ends, an offset, or the first record at or after a moment (a datetime with a zone)."""
@@ -127,9 +128,15 @@ class ShareAdmin:
         answer = await self._link.send(messages.DeleteTopicRequest(name=name))
         check(answer.error, answer.message, f"deleting topic {name}")
 
-    async def create_partitions(self, name: str, total: int) -> None:
-        """Raise a topic's number of partitions to `total`."""
-        answer = await self._link.send(messages.CreatePartitionsRequest(name=name, total=total))
+    async def create_partitions(self, name: str, total: int, *, breaks_order: bool = False) -> None:
+        """Raise a topic's number of partitions to `total`.
+
+        breaks_order: also where a group reads the topic in the order of keys (`ordered_groups`), which does not hold
+        over the change: a key's next records may go to another partition. Kafka's brokers do not look at that.
+        Raises: ServerError (POLICY_VIOLATION: there is such a group; UNKNOWN_TOPIC_OR_PARTITION, …).
+        """
+        request = messages.CreatePartitionsRequest(name=name, total=total, breaks_order=breaks_order)
+        answer = await self._link.send(request)
         check(answer.error, answer.message, f"adding partitions to topic {name}")
 
     async def topic_configs(self, name: str) -> list[messages.ConfigEntry]:
@@ -353,6 +360,24 @@ class ShareAdmin:
     ) -> None:
         """Set (None: unset) settings of a group, which need not exist yet; with `dry_run` they are only checked."""
         await self._alter_configs("group", group_id, configs, dry_run)
+
+    async def ordered_groups(self, topic: str) -> list[str]:
+        """Groups that read a topic in the order of keys, as far as their offsets and settings may be seen; by name.
+
+        Raises: ServerError.
+        """
+        found: list[str] = []
+        for group in await self.list_groups():
+            try:
+                parts = await self.group_offsets(group.group_id)
+                entries = await self.group_configs(group.group_id) if any(one.topic == topic for one in parts) else []
+            except ServerError as error:
+                if error.retriable:
+                    raise
+                continue  # it has gone meanwhile, or may not be seen
+            if any(entry.name == KEY_ORDER and entry.value for entry in entries):
+                found.append(group.group_id)
+        return found
 
     async def pause_group(self, group_id: str) -> None:
         """Let nobody acquire more of a group's records; what members hold they can settle and renew.

@@ -15,6 +15,7 @@ from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import (
     AlterShareGroupOffsetsRequest,
     AlterShareGroupOffsetsResponse,
+    CreatePartitionsRequest,
     DescribeShareGroupOffsetsResponse,
     HeldRanges,
     ParkedKeysRequest,
@@ -27,12 +28,14 @@ from flowshare.protocol.messages import (
     ShareResumeRequest,
     ShareResumeResponse,
     TopicPartition,
+    TopicResult,
 )
 from flowshare.protocol.private import (
     SHARE_OFFSETS,
     SHARE_PARKED,
     SHARE_PLACE,
     SHARE_RESUME,
+    TOPIC_GROW,
     decode_answer,
     encode_call,
 )
@@ -94,6 +97,8 @@ class TcpConnection:
             return cast("R", await self._parked(request))
         if isinstance(request, AlterShareGroupOffsetsRequest) and request.finished:
             return cast("R", await self._place(request))
+        if self.is_flowshare and isinstance(request, CreatePartitionsRequest) and request.breaks_order:
+            return cast("R", await self._grow(request))
         answer: Any = await self._begin(request, asyncio.get_running_loop().create_future())
         if self.is_flowshare and isinstance(answer, DescribeShareGroupOffsetsResponse) and not answer.error:
             answer = await self._with_own_fields(request, answer)
@@ -206,6 +211,13 @@ class TcpConnection:
                 for topic, partition, error, message in answer["partitions"]
             )
         )
+
+    async def _grow(self, request: CreatePartitionsRequest) -> TopicResult:
+        try:
+            await self.call(TOPIC_GROW, topic=request.name, total=request.total)
+        except ServerError as error:
+            return TopicResult(topic=request.name, error=error.code, message=str(error))
+        return TopicResult(topic=request.name)
 
     def _version(self, codec: Codec, request: Any) -> int:
         """The highest common version. Raises: Unsupported."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from flowshare.fleet.groups.other_fleets import OtherFleets
     from flowshare.fleet.groups.settings import FleetSettings
     from flowshare.fleet.log.kafka_log import KafkaLog
+    from flowshare.log.base import Topic
     from flowshare.server.runtime.state import ShareKey
     from flowshare.server.share.service import ShareService
     from flowshare.share.config import GroupConfig
@@ -191,7 +192,7 @@ class FleetSlotContents:
         self._groups = groups
         self._log = log
         self._slots = slots
-        self._ids: dict[str, uuid.UUID] = {}
+        self._seen: dict[str, Topic] = {}
         self._forgetting: set[asyncio.Task[None]] = set()
         log.on_topics(self._topics_changed)
 
@@ -245,13 +246,31 @@ class FleetSlotContents:
             topic = topics.get(name)
             if topic is None:
                 continue
-            before = self._ids.get(name)
-            self._ids[name] = topic.topic_id
-            if before is not None and before != topic.topic_id:
+            before = self._seen.get(name)
+            self._seen[name] = topic
+            if before is None:
+                continue
+            if before.topic_id != topic.topic_id:
                 logger.warning("topic %s was made anew: groups begin anew on it", name)
-                task = asyncio.create_task(self._forget(before), name=f"forget {before}")
+                task = asyncio.create_task(self._forget(before.topic_id), name=f"forget {before.topic_id}")
                 self._forgetting.add(task)
                 task.add_done_callback(self._forgetting.discard)
+            elif before.partitions < topic.partitions:
+                self._warn_of_growth(before, topic)
+
+    def _warn_of_growth(self, before: Topic, topic: Topic) -> None:
+        """Partitions are Kafka's own to add; a group's coordinator says what it does to an order by key."""
+        for group_id, group in self._service.coordinator.groups.items():
+            if topic.name in group.subscribed and self._service.configs.acting(group_id).key_order:
+                logger.warning(
+                    "topic %s has %d partitions now (%d before), and group %s reads it in the order of keys: records "
+                    "of one key that lie in different partitions may run side by side or out of order until those "
+                    "sent before are handled",
+                    topic.name,
+                    topic.partitions,
+                    before.partitions,
+                    group_id,
+                )
 
     async def _forget(self, topic_id: uuid.UUID) -> None:
         try:

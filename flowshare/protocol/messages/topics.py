@@ -75,9 +75,12 @@ class DeleteTopicRequest(Request[TopicResult]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatePartitionsRequest(Request[TopicResult]):
+    """breaks_order: also where a group reads the topic in the order of keys. Only flowshare's own API says so."""
+
     name: str
     total: int
     validate_only: bool = False
+    breaks_order: bool = False
 
 
 _TIMEOUT: Final = Fixed(15_000)

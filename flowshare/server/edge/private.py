@@ -12,10 +12,12 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import (
     AlterShareGroupOffsetsRequest,
+    CreatePartitionsRequest,
     DescribeShareGroupOffsetsRequest,
     HeldRanges,
     ParkedKeysRequest,
     ShareResumeRequest,
+    TopicResult,
 )
 from flowshare.protocol.messages.base import Response
 from flowshare.protocol.private import (
@@ -23,6 +25,7 @@ from flowshare.protocol.private import (
     SHARE_PARKED,
     SHARE_PLACE,
     SHARE_RESUME,
+    TOPIC_GROW,
     VERSION,
     decode_call,
     encode_answer,
@@ -163,7 +166,27 @@ async def share_parked(call: SocketCall) -> Body:
     }
 
 
-def _check(answer: Response) -> None:
+async def topic_grow(call: SocketCall) -> Body:
+    """Raise a topic's partition count, whoever reads it in the order of keys. Needs ALTER, as CreatePartitions."""
+    topic, total = call.request.get("topic"), call.request.get("total")
+    if not isinstance(topic, str) or not isinstance(total, int) or isinstance(total, bool):
+        return refusal(ErrorCode.INVALID_REQUEST, "topic_grow needs a topic and a total")
+    call.peer.need(Operation.ALTER, ResourceType.TOPIC, topic)
+    known = call.peer.server.topics.by_name(topic)
+    most = call.peer.server.config.request_partitions_max
+    if known is not None and total - known.partitions > most:
+        return refusal(
+            ErrorCode.POLICY_VIOLATION, f"one request makes {most} partitions at most (max.request.new.partitions)"
+        )
+    _check(await call.peer.connection.send(CreatePartitionsRequest(name=topic, total=total, breaks_order=True)))
+    return {}
+
+
+ON_TOPICS: Final[Mapping[str, Handler]] = {TOPIC_GROW: topic_grow}
+"""Calls of a server whose topics are its own."""
+
+
+def _check(answer: Response | TopicResult) -> None:
     """Raises: Refused."""
     if answer.error is not ErrorCode.NONE:
         raise Refused(answer.error, answer.message or "")

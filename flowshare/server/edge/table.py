@@ -34,7 +34,7 @@ def endpoints(*, clock: Clock, sasl: Sasl | None = None, authorizer: Authorizer 
         *topics.ENDPOINTS,
         *records.ENDPOINTS,
         *transactions.ENDPOINTS,
-        private.endpoint(),
+        private.endpoint(private.ON_TOPICS),
         *handed_on(),
     )
 

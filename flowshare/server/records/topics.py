@@ -28,8 +28,9 @@ from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Sequence
 
+    from flowshare.log.base import Topic
     from flowshare.log.storage import BrokerStorage
     from flowshare.server.groups.coordinator import ClassicGroups
     from flowshare.server.share.service import ShareService
@@ -48,6 +49,8 @@ class TopicApis(Family):
         self._log = log
         self._topics = service.topics
         self._coordinator = service.coordinator
+        self._partitions = service.partitions
+        self._acting = service.configs.acting
         self._classic = classic
 
     @handles(MetadataRequest)
@@ -123,6 +126,8 @@ class TopicApis(Family):
                     f"{request.name} has {topic.partitions} partitions and may have up to {PARTITIONS_MAX}; "
                     f"{request.total} is not more than it has, or too many",
                 )
+            if not request.breaks_order and (groups := self._ordered_groups(topic)):
+                raise Refused(ErrorCode.POLICY_VIOLATION, breaks_order(request.name, request.total, groups))
             with self._room_for(request.total - topic.partitions, grows=True):
                 if request.validate_only:
                     return TopicResult(topic=topic.name, topic_id=topic.topic_id)
@@ -131,6 +136,12 @@ class TopicApis(Family):
         except EXPECTED as error:
             return _refused(request.name, error)
         return TopicResult(topic=topic.name, topic_id=topic.topic_id)
+
+    def _ordered_groups(self, topic: Topic) -> list[str]:
+        """Groups with an order by key that have read the topic, or whose members subscribe to it."""
+        groups = {key.group_id for key in self._partitions.of_topic(topic.topic_id)}
+        groups |= {name for name, group in self._coordinator.groups.items() if topic.name in group.subscribed}
+        return sorted(name for name in groups if self._acting(name).key_order)
 
     def _count(self, connection: InProcess, partitions: int) -> None:
         """Partitions are made or removed. Raises: Throttled."""
@@ -175,6 +186,16 @@ class TopicApis(Family):
         if topic is None:
             return TopicMetadata(name="", error=ErrorCode.UNKNOWN_TOPIC_ID, topic_id=topic_id)
         return self._metadata(topic.name)
+
+
+def breaks_order(topic: str, total: int, groups: Sequence[str]) -> str:
+    """Why partitions are not added without being told to, and what to do."""
+    return (
+        f"topic {topic} is read in the order of keys by {', '.join(groups)} (share.key.order), and with other "
+        "partitions the next records of a key may go to another one and run beside the earlier ones: stop what "
+        "sends to it, wait until these groups have handled all of it, and add them then with "
+        f"`flowshare topics grow {topic} --partitions {total} --breaks-order`"
+    )
 
 
 def _refused(topic: str, error: Exception) -> TopicResult:

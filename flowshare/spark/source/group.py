@@ -13,9 +13,12 @@ from flowshare.agents.feed.limits import DELIVERIES, DELIVERIES_MAX, LOCKS, LOCK
 from flowshare.agents.handler.errors import OptionError
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
+from flowshare.share.config import KEY_ORDER
 from flowshare.share.types import UNLIMITED_DELIVERIES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from flowshare.backend.base import Capabilities
     from flowshare.client.admin.admin import ShareAdmin
     from flowshare.spark.source.options import SourceOptions
@@ -48,6 +51,7 @@ async def prepare_group(options: SourceOptions, admin: ShareAdmin, capabilities:
     kind = await admin.group_kind(options.group)
     if kind not in (None, "share"):
         raise OptionError(f"{options.group!r} is a {kind} group on the brokers; give the source another group")
+    refuse_order(options.group, {entry.name: entry.value for entry in await admin.group_configs(options.group)})
     settings: dict[str, str | None] = {"share.auto.offset.reset": options.start}
     if capabilities.own_limits:
         deliveries = options.delivery_limit or UNLIMITED_DELIVERIES
@@ -74,6 +78,16 @@ async def prepare_group(options: SourceOptions, admin: ShareAdmin, capabilities:
         raise OptionError(f"the settings of group {options.group} are refused: {error}") from error
     configs = {entry.name: entry.value for entry in await admin.group_configs(options.group)}
     return DeliveryLimits(deliveries=deliveries, locks=locks, committed=configs.get(ISOLATION) == "read_committed")
+
+
+def refuse_order(group: str, configs: Mapping[str, str]) -> None:
+    """A query reads ranges of offsets, which have no heads of keys. Raises: OptionError when the group has an order."""
+    if order := configs.get(KEY_ORDER, ""):
+        raise OptionError(
+            f"group {group} delivers in the order of keys ({KEY_ORDER}={order}), and Spark reads ranges of offsets, "
+            "which have no such order: give the source another group, or take the order from this one while it has "
+            f"no members (flowshare groups config {group} {KEY_ORDER}=)"
+        )
 
 
 async def topics_of(options: SourceOptions, admin: ShareAdmin) -> list[str]:
