@@ -96,14 +96,21 @@ class MemberSteps:
                 )
 
     async def do_fetch(self, step: Step) -> Outcome:
-        """`fetch M1 max=10 mode=record_limit wait=500 epoch=3 add=1 forget=0 ack=0-9:accept;10-19:release …`."""
+        """`fetch M1 max=10 mode=record_limit wait=500 epoch=3 add=1 forget=0 ack=0-9:accept;10-19:release …`.
+
+        `heads=2 chain=3`: in a group with an order begin so many keys at most, each with so many of its records.
+        """
         session = await self.ready(step)
         acked = words.acks(step.options.get("ack", "").split(";") if "ack" in step.options else ())
         request = self.fetch_request(step, session, acked)
         sent_s = self.world.clock.monotonic()
         answer = await self.sent(session, request)
         waited_ms = round((self.world.clock.monotonic() - sent_s) * 1000)
-        return self.show_fetch(answer, {ack.place for ack in acked}, waited_ms)
+        outcome = self.show_fetch(answer, {ack.place for ack in acked}, waited_ms)
+        if not any("records" in dict(expected.fields) for expected in step.expected):
+            return outcome
+        came = [offset for part in answer.partitions for offset in records.offsets_of_records(part.records)]
+        return Outcome(outcome.main, {**outcome.fields, "records": words.show_offsets(came)})
 
     def fetch_request(self, step: Step, session: Session, acked: list[words.Ack]) -> ShareFetchRequest:
         """The request that a step describes."""
@@ -126,6 +133,8 @@ class MemberSteps:
             partitions=self.entries(self.added(step, session, epoch), acked, twice="twice" in options),
             forgotten=tuple(TopicPartition(self.topic_id(topic), p) for topic, p in forgotten),
             version=int(options.get("version", "2")),
+            heads=int(options.get("heads", "0")),
+            chain=int(options.get("chain", "1")),
         )
 
     def names(self, step: Step) -> tuple[str | None, str | None]:

@@ -380,6 +380,7 @@ class PartitionOwner:
                 "their records are not to be had of it; give what reads it a group of its own"
             )
         heads = min(want.heads or want.records_max, want.records_max)
+        self._drop_gone()
         try:
             while self.has_work() and self.partition.available_count < heads:
                 if not await self._place_more(want, opened):
@@ -398,6 +399,15 @@ class PartitionOwner:
         if not picked.ranges:
             return self._turned_away()
         return await self._read_picked(want, opened, picked)
+
+    def _drop_gone(self) -> None:
+        """Archive what came back from its member after retention had taken it: its key waited for that member only."""
+        log_start = self.log.bounds().log_start
+        if self.partition.start_offset < log_start:
+            update = self.partition.move_log_start(log_start)
+            if update is not None:
+                self._writer.keep(update)
+                self._alarm.ring()
 
     async def _place_more(self, want: Want, opened: OpenedLog) -> bool:
         """Learn the next keys of the log; whether it is worth going on. Raises: as `take`, OffsetOutOfRange."""
