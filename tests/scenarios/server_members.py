@@ -70,6 +70,10 @@ class MemberSteps:
         """Whether only one share-partition is in play."""
         raise NotImplementedError
 
+    def lasting(self, delay_ms: int) -> int:
+        """How long a delay of so many milliseconds is here."""
+        return delay_ms
+
     async def session(self, member: str) -> Session:
         """The member's side of its share session; a connection is made when there is none."""
         key = words.member(member)
@@ -165,7 +169,7 @@ class MemberSteps:
         by_place: dict[Place, list[AckBatch]] = {place: [] for place in added}
         apart = [SharePartitionRequest(self.topic_id(topic), p) for topic, p in added] if twice else []
         for ack in acked:
-            batch = AckBatch(ack.first, ack.last, ack.types, ack.delay_ms, ack.unrun)
+            batch = AckBatch(ack.first, ack.last, ack.types, self.lasting(ack.delay_ms), ack.unrun)
             by_place.setdefault(ack.place, []).append(batch)
         named = [
             SharePartitionRequest(self.topic_id(topic), p, tuple(batches))
