@@ -1,4 +1,4 @@
-"""Plants known bugs in the order by key, one at a time; steps on the core, scenarios or a server's tests must catch each.
+"""Plants known bugs in the order by key, one at a time; steps on the core, scenarios or servers' tests must catch each.
 
     python -m tests.share.order_mutants [NAME …]
 
@@ -92,12 +92,6 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "what was settled while it waited is linked again",
-        HEADS,
-        "        for at in range(first - base, last + 1 - base):\n            self.hashes[at] = 0\n",
-        "",
-    ),
-    Mutant(
         "a cut keeps who waited last",
         HEADS,
         "        self.tails.clear()\n        for offset in [",
@@ -106,6 +100,19 @@ MUTANTS = (
     Mutant("a cut keeps the keys of what was lost", HEADS, "        self.known_end = min(self.known_end, end)\n", ""),
     Mutant("a cut keeps its chains", HEADS, "[offset for offset in self.chained if offset >= end]", "[]"),
     Mutant("a cut keeps what nothing may pass", HEADS, "        self.barrier = min(self.barrier, end - 1)\n", ""),
+    Mutant(
+        "a cut of all keeps what nothing may pass",
+        "share/window",
+        "                self.heads.barrier = min(self.heads.barrier, end - 1)\n",
+        "",
+    ),
+    Mutant("a cut of all keeps its keys", "share/window", "                self.heads.known_end = end\n", ""),
+    Mutant(
+        "a cut in a gap that was passed is not seen",
+        "share/partition",
+        "window.heads.known_end = min(window.heads.known_end, end_offset)",
+        "pass",
+    ),
     Mutant("the window is not bounded", BY_KEY, "or window.end - window.start < span_max", "or True"),
     Mutant(
         "nothing holds all keys up",
@@ -201,12 +208,6 @@ MUTANTS = (
         "share/lapse",
         "        if state in (ACQUIRED, PENDING):\n            if until",
         "        if False:\n            if until",
-    ),
-    Mutant(
-        "retention passes a head that it freed",
-        "share/lapse",
-        "            until = at if state == BLOCKED else until\n",
-        "",
     ),
     Mutant(
         "a lost connection frees its heads", "share/partition", "if died and not gone and self.ordered:", "if False:"

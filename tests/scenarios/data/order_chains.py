@@ -425,9 +425,12 @@ SCENARIOS = (
             ack M1 1:accept => INVALID_RECORD_STATE
         """,
         then="""
-            time 30000
+            time 40000
+            ack M1 1:renew => NONE
+            time 40000
             ack M1 1:accept => NONE
         """,
+        note="A topic that is missing and may not be created gets nothing; the record is archived after five tries.",
     ),
     # What is decided behind a write under way may be settled; if that fails it fails with it.
     Scenario(
@@ -445,6 +448,28 @@ SCENARIOS = (
         then="""
             await a => NONE
             await b => NONE
+            describe => start=2 lag=0
+        """,
+    ),
+    # If it fails, what was decided behind it fails with it, and the chain is still its member's.
+    Scenario(
+        id="C31",
+        on="server",
+        given=f"""
+            {BY_KEY}
+            log 0-1 keys=aa
+            fetch M1 chain=2 => [0-1]c1
+            persister hold
+            a& ack M1 0:accept
+            b& ack M1 1:accept
+        """,
+        when="settle fail",
+        then="""
+            await a => UNKNOWN_SERVER_ERROR or KAFKA_STORAGE_ERROR
+            await b => UNKNOWN_SERVER_ERROR or KAFKA_STORAGE_ERROR
+            persister ok
+            fetch M2 => nothing
+            ack M1 0-1:accept => NONE
             describe => start=2 lag=0
         """,
     ),

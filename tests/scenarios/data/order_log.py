@@ -132,7 +132,7 @@ RELOADING = (
         on="server",
         given=f"""
             {BY_KEY}
-            config lock=15000
+            config lock=60000
             log 0-3 keys=aaab
             fetch M1 heads=1 chain=2 => [0-1]c1
         """,
@@ -140,7 +140,7 @@ RELOADING = (
         then="""
             fetch M2 chain=4 => [3-3]c1
             ack M2 3:accept => NONE
-            time 15000
+            time 60000
             fetch M2 chain=4 => [0-0]c2
         """,
     ),

@@ -151,6 +151,43 @@ SCENARIOS = (
         when="ack M1 0:accept => NONE",
         then="await f => [1-1]c1 waited=0",
     ),
+    # And by the end of its delay.
+    Scenario(
+        id="T21",
+        on="server",
+        given=f"""
+            {BY_KEY}
+            config lock=60000
+            log 0-1 keys=aa
+            fetch M1 => [0-0]c1
+            ack M1 0:release~15000 => NONE
+            f& fetch M2 wait=60000
+            await f => pending
+        """,
+        when="time 15000",
+        then="""
+            await f => [0-0]c2
+            fetch M3 => nothing
+        """,
+    ),
+    # And by a lock that lapses.
+    Scenario(
+        id="T22",
+        on="server",
+        given=f"""
+            {BY_KEY}
+            config lock=15000
+            log 0-1 keys=aa
+            fetch M1 => [0-0]c1
+            f& fetch M2 wait=60000
+            await f => pending
+        """,
+        when="time 15000",
+        then="""
+            await f => [0-0]c2
+            fetch M3 => nothing
+        """,
+    ),
     # A fetch that carries the acknowledgement of a head brings the next of its key.
     Scenario(
         id="T11",
