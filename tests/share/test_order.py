@@ -354,7 +354,7 @@ def test_a_batch_that_cannot_be_opened_comes_when_all_before_it_is_settled_and_n
         for _ in range(2):
             partition.place(batches)
             seen += [tuple(one) for one in partition.pick("m", records_max=9, now_ms=0).ranges]
-            seen += ["more to read"] if partition.next_place_offset(3) >= 0 else []
+            seen += ["more to read"] if partition.next_place_offset(4) >= 0 else []
         partition.commit(partition.acknowledge("m", [AcknowledgeBatch(first, last, REJECT)], now_ms=0))
 
     assert seen == [(0, 0, 1), (1, 2, 1), (3, 3, 1)]
@@ -405,6 +405,30 @@ def test_a_cut_log_forgets_who_waited_behind_the_cut() -> None:
     group.say([0], ACCEPT)
 
     assert (group.take("n"), group.partition.blocked_count) == ([1], 1)
+
+
+def test_what_comes_in_the_place_of_a_chain_that_was_cut_is_in_none() -> None:
+    group = Group("aaa")
+    group.take(chain=3)
+    group.partition.cut(2)
+    group.keys = "aab"
+    group.place()
+    taken = group.take("n")
+    group.say(taken, ACCEPT, "n")
+
+    assert (taken, group.partition.delivery_complete_count) == ([2], 1)
+
+
+def test_a_cut_within_a_closed_batch_holds_up_what_comes_behind_no_longer_than_its_rest() -> None:
+    partition = SharePartition(start_offset=0, limits=Limits(), ordered=True)
+    partition.place([KeyedBatch(0, 2, None)])
+    partition.pick("m", records_max=9, now_ms=0)
+    partition.cut(1)
+    held_up = partition.next_place_offset(3)
+    partition.commit(partition.acknowledge("m", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0))
+    partition.place([KeyedBatch(1, 1, [1], [1])])
+
+    assert (held_up, partition.next_place_offset(3)) == (-1, 2)
 
 
 def test_a_cut_log_holds_nothing_up_any_more() -> None:

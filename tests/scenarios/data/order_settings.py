@@ -111,14 +111,14 @@ LIMITING = (
         id="N06",
         given=f"""
             {BY_KEY}
-            config lock=15000
+            config lock=30000
             log 0-3 keys=abab
             fetch M1 max=1 => [0-0]c1
             disconnect M1
-            time 15000
+            time 30000
             fetch M2 max=1 => [0-0]c2
             disconnect M2
-            time 15000
+            time 30000
         """,
         when="fetch M3 => [0-0]c3",
         then="""
@@ -133,13 +133,13 @@ LIMITING = (
         id="N07",
         given=f"""
             {BY_KEY}
-            config lock=15000
+            config lock=30000
             log 0-3 keys=aabb
             fetch M1 max=1 => [0-0]c1
             ack M1 0:accept => NONE
             fetch M1 max=1 => [1-1]c1
             disconnect M1
-            time 15000
+            time 30000
         """,
         when="fetch M2 max=1 => [1-1]c2",
         then="""
