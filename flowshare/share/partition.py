@@ -208,8 +208,11 @@ class SharePartition:
 
     @property
     def available_count(self) -> int:
-        """Offsets in the window that wait for a member."""
-        return self._window.tally[AVAILABLE]
+        """Free heads: offsets that wait for a member, as far as their keys are known."""
+        window, known_end = self._window, self._heads.known_end
+        if known_end >= window.end:
+            return window.tally[AVAILABLE]
+        return window.states.count(AVAILABLE, window.start - window.base, max(0, known_end - window.base))
 
     def has_free_heads(self) -> bool:
         """Whether the first record of a key waits for a member."""

@@ -113,6 +113,12 @@ MUTANTS = (
         "window.heads.known_end = min(window.heads.known_end, end_offset)",
         "pass",
     ),
+    Mutant(
+        "what a reload finds free counts as known",
+        "share/partition",
+        "        if known_end >= window.end:\n            return window.tally[AVAILABLE]\n",
+        "        if True:\n            return window.tally[AVAILABLE]\n",
+    ),
     Mutant("the window is not bounded", BY_KEY, "or window.end - window.start < span_max", "or True"),
     Mutant(
         "nothing holds all keys up",

@@ -306,6 +306,17 @@ def test_after_a_reload_nothing_is_handed_out_before_its_key_is_known() -> None:
     assert (before.ranges, [tuple(one) for one in after.ranges]) == ((), [(2, 2, 2)])
 
 
+def test_what_a_reload_finds_free_is_no_free_head_before_its_key_is_known() -> None:
+    runs = (StateRun(0, 3, RecordState.AVAILABLE, 1),)
+    partition = SharePartition(start_offset=0, limits=Limits(), ordered=True, runs=runs)
+    before = partition.available_count
+    partition.place([KeyedBatch(0, 1, range(2), [1, 1])])
+    between = partition.available_count
+    partition.place([KeyedBatch(2, 3, range(2, 4), [1, 2])])
+
+    assert (before, between, partition.available_count) == (0, 1, 2)
+
+
 def test_what_a_reload_finds_delayed_behind_its_head_waits_for_it_and_no_time() -> None:
     runs = (
         StateRun(0, 0, RecordState.ACQUIRED, 1, "m"),

@@ -72,6 +72,36 @@ RELOADING = (
             fetch M2 chain=4 => [2-2]c1
         """,
     ),
+    # What it finds free is not handed out before its keys are learnt, though it is as much as is asked for.
+    Scenario(
+        id="R21",
+        given=f"""
+            {BY_KEY}
+            log 0-3 keys=aabb
+            reload 0 0-3A1
+        """,
+        when="fetch M1 max=1 => [0-0]c2",
+        then="""
+            fetch M2 max=2 => [2-2]c2
+            ack M1 0:accept => NONE
+            fetch M2 max=1 => [1-1]c2
+        """,
+    ),
+    # The last of a group's members is gone, and its lock has lapsed: whoever comes is served.
+    Scenario(
+        id="R22",
+        on="server",
+        given=f"""
+            {BY_KEY}
+            config lock=15000
+            log 0-3 keys=abab
+            fetch M1 max=1 => [0-0]c1
+            disconnect M1
+            time 15000
+        """,
+        when="restart",
+        then="fetch M2 max=1 => [0-0]c2",
+    ),
     # A dead letter that it finds under way holds up its key.
     Scenario(
         id="R05",
