@@ -38,9 +38,8 @@ async def until(
     try:
         async with asyncio.timeout(limit_s):
             while True:
-                found = look()
-                if inspect.isawaitable(found):
-                    found = await found
+                looked = look()
+                found = await looked if inspect.isawaitable(looked) else looked
                 if good(found):
                     return found
                 await asyncio.sleep(look_s)

@@ -511,6 +511,8 @@ class SharePartition:
         """
         window = self._window
         if end_offset >= window.end:
+            if window.heads is not None:  # which may have looked further, over a gap of the log
+                window.heads.known_end = min(window.heads.known_end, end_offset)
             return None
         window.drop_behind(end_offset)
         self._quarantine.cut(end_offset)

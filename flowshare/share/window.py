@@ -359,6 +359,7 @@ class Window:
             self.clear(end)
             if self.heads is not None:
                 self.heads.known_end = end
+                self.heads.barrier = min(self.heads.barrier, end - 1)
             return
         self.let_go(end, self.end - 1)
         at = end - self.base

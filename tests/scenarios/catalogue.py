@@ -3,7 +3,7 @@
 The rules that they show are in docs/share-groups.md. Column `source`: where a row was seen, shortened: Kafka's classes
 and their tests (SP SharePartition, SPM SharePartitionManager, SSC and SSX share sessions, KA KafkaApis, SCS and PBC the
 share coordinator, GMM and SA groups and the assignor, HB and PROTO the requests' tests, INT the consumer's, CLI the
-tools'), or other clients (LRK librdkafka, FGO and kfake franz-go).
+tools'), or other clients (LRK librdkafka, FGO and kfake franz-go). FS: flowshare's own, Kafka has no order by key.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from tests.scenarios.data import (
     group,
     locks,
     offsets,
+    order,
+    order_chains,
+    order_log,
+    order_settings,
+    order_settling,
     persistence,
     sessions,
     validation,
@@ -41,6 +46,11 @@ SECTIONS: tuple[ModuleType, ...] = (
     group,
     persistence,
     end_to_end,
+    order,
+    order_settling,
+    order_chains,
+    order_log,
+    order_settings,
 )
 
 

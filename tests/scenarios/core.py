@@ -6,13 +6,15 @@ core decides, and tells the core whether that worked. `persister` says how write
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from flowshare.core_errors import CoreError
 from flowshare.protocol.errors import error_code
+from flowshare.share.allotment import Allotment
+from flowshare.share.heads import KeyedBatch
 from flowshare.share.partition import Decision, SharePartition
-from flowshare.share.types import AcknowledgeBatch, AcquireMode, Limits, LogBatch, PartitionUpdate, StateRun
+from flowshare.share.types import AcknowledgeBatch, AcquireMode, Limits, LogBatch, PartitionUpdate, Priority, StateRun
 from tests.scenarios import words
 from tests.scenarios.composite import ranges
 from tests.scenarios.core_groups import CoreGroups
@@ -20,7 +22,21 @@ from tests.scenarios.core_state import CoreState
 from tests.scenarios.language import BadStep, Outcome, Scenario, Step, parse_step
 from tests.scenarios.words import Batch, Place
 
-LIMIT_NAMES = {"lock": "lock_duration_ms", "delivery": "delivery_count_max", "locks": "record_locks_max"}
+
+def _is_true(value: str) -> bool:
+    return value == "true"
+
+
+LIMIT_NAMES: Mapping[str, tuple[str, Callable[[str], object]]] = {
+    "lock": ("lock_duration_ms", int),
+    "delivery": ("delivery_count_max", int),
+    "locks": ("record_locks_max", int),
+    "window": ("window_max", int),
+    "renew": ("renew_enabled", _is_true),
+    "paused": ("paused", _is_true),
+    "priority": ("priority", Priority),
+}
+HEADER = "header:h"
 
 
 @dataclass(slots=True)
@@ -48,6 +64,28 @@ class CoreLog:
                 found.append(batch)
         return found
 
+    def keyed(self, offset: int, order: str, *, committed: bool) -> list[KeyedBatch]:
+        """The same with the keys of their records, as a group with this order has them."""
+        found = []
+        for batch in self.read(offset, committed=committed):
+            left_out = batch.kind == "c" or (committed and batch.kind == "x")
+            offsets = () if left_out else range(batch.first, batch.last + 1)
+            found.append(KeyedBatch(batch.first, batch.last, offsets, [_hash(batch, at, order) for at in offsets]))
+        return found
+
+    def without_records(self, offset: int, *, committed: bool) -> bool:
+        """Whether there is nothing to be handed out at an offset."""
+        return not any(offset in (batch.offsets or ()) for batch in self.keyed(offset, "", committed=committed))
+
+
+def _hash(batch: Batch, offset: int, order: str) -> int:
+    """A number for each key; 0: the record has none."""
+    letters = batch.headers if order == HEADER else batch.keys
+    if not letters:
+        return 0 if order == HEADER else 1 << 20 | offset
+    letter = letters[offset - batch.first]
+    return 0 if letter == words.ABSENT else ord(letter)
+
 
 @dataclass(slots=True)
 class CoreGroup:
@@ -56,6 +94,8 @@ class CoreGroup:
     limits: Limits = field(default_factory=lambda: Limits(window_max=None))
     committed: bool = False
     reset: str = "earliest"
+    order: str = ""
+    quota: Allotment | None = None
     partitions: dict[Place, SharePartition] = field(default_factory=dict)
     stored: dict[Place, PartitionUpdate] = field(default_factory=dict)
 
@@ -109,8 +149,8 @@ class CoreSubject:
         return Outcome()
 
     def do_log(self, step: Step) -> Outcome:
-        """`log 0-9 10-14x 1@0-4`: batches at these offsets."""
-        for where, batch in words.batches(step.words):
+        """`log 0-9 10-14x 1@0-4 [keys=aab-] [headers=xx-y]`: batches at these offsets."""
+        for where, batch in words.logged(step):
             self.log(where).append(batch)
         return Outcome()
 
@@ -127,7 +167,9 @@ class CoreSubject:
         """`resolve 5-9k`: the open transaction of this batch is committed (`k`) or aborted (`x`)."""
         for where, ended in words.batches(step.words):
             log = self.log(where)
-            log.batches = [ended if batch[:2] == ended[:2] else batch for batch in log.batches]
+            log.batches = [
+                batch._replace(kind=ended.kind) if batch[:2] == ended[:2] else batch for batch in log.batches
+            ]
         return Outcome()
 
     def do_compact(self, step: Step) -> Outcome:
@@ -144,23 +186,29 @@ class CoreSubject:
         return Outcome()
 
     def do_config(self, step: Step) -> Outcome:
-        """`config [group] delivery=2 locks=20 lock=15000 renew=false isolation=read_committed reset=latest`."""
+        """`config [group] delivery=2 locks=20 lock=15000 isolation=read_committed reset=latest order=key …`."""
         group = self.group(step.words[0] if step.words else words.GROUP)
         for name, value in step.options.items():
             if name in LIMIT_NAMES:
-                group.limits = replace(group.limits, **{LIMIT_NAMES[name]: int(value)})
-            elif name == "renew":
-                group.limits = replace(group.limits, renew_enabled=value == "true")
+                field_name, read = LIMIT_NAMES[name]
+                group.limits = replace(group.limits, **{field_name: read(value)})
             elif name == "dead_letters":
                 group.limits = replace(group.limits, dead_letter_on_limit=True, dead_letter_on_reject=True)
             elif name == "isolation":
                 group.committed = value == "read_committed"
             elif name == "reset":
                 group.reset = value
+            elif name == "in_flight":
+                group.quota = Allotment(int(value)) if int(value) else None
+            elif name == "order":
+                group.order = value
+                for where, partition in group.partitions.items():
+                    self.load(group, where, partition.start_offset, list(partition.state()))
             else:
                 raise BadStep(f"the core has no setting {name!r}")
         for partition in group.partitions.values():
             partition.limits = group.limits
+            partition.allowance.quota = group.quota
         return Outcome()
 
     def do_reload(self, step: Step) -> Outcome:
@@ -196,13 +244,18 @@ class CoreSubject:
     # --- members ---
 
     def do_fetch(self, step: Step) -> Outcome:
-        """`fetch M1 max=10 batch=2 mode=record_limit log=10-49,50-59`: one acquire on each share-partition."""
+        """`fetch M1 max=10 batch=2 mode=record_limit log=10-49,50-59`: one acquire on each share-partition.
+
+        `heads=2 chain=3`: in a group with an order begin so many keys at most, each with so many of its records.
+        """
         group_id, member_id = words.member(step.words[0])
         group = self.group(group_id)
         budget = int(step.options.get("max", "500"))
         mode = AcquireMode[step.options.get("mode", "batch_optimized").upper()]
         size = int(step.options.get("batch", step.options.get("max", "500")))
         found: dict[Place, str] = {}
+        if group.order:
+            return self.fetch_by_key(group, member_id, step)
         for where in self.places():
             partition = self.partition(group, where)
             visible, aborted, offset = self.read(group, where, partition, step.options.get("log"))
@@ -225,6 +278,52 @@ class CoreSubject:
             if budget <= 0:
                 break
         return Outcome(words.show_by_place(found, alone=self.alone, empty="nothing"))
+
+    def fetch_by_key(self, group: CoreGroup, member_id: str, step: Step) -> Outcome:
+        """The same in the order of keys: learn the next keys until enough is free, pick, look for what was picked."""
+        budget = int(step.options.get("max", "500"))
+        heads = min(int(step.options.get("heads", "0")) or budget, budget)
+        found: dict[Place, str] = {}
+        came: list[int] = []
+        for where in self.places():
+            log, partition = self.log(where), self.partition(group, where)
+            if partition.start_offset < log.start:
+                self.save(group, where, partition.move_log_start(log.start))
+            self.learn(group, where, partition, heads)
+            if budget <= 0 or not partition.can_acquire():
+                if budget > 0 and partition.has_records(log.end):
+                    partition.may_acquire(member_id, budget, self.now_ms)  # it waits for a limit from now on
+                continue
+            picked = partition.pick(
+                member_id,
+                records_max=budget,
+                heads_max=min(heads, budget),
+                chain=int(step.options.get("chain", "1")),
+                now_ms=self.now_ms,
+            )
+            offsets = [offset for first, last, _ in picked.ranges for offset in range(first, last + 1)]
+            gone = [offset for offset in offsets if log.without_records(offset, committed=group.committed)]
+            acquisition = partition.confirm(member_id, picked, missing=gone)
+            self.save(group, where, acquisition.update)
+            if acquisition.ranges:
+                found[where] = words.show_ranges(acquisition.ranges)
+                came += [offset for first, last, _ in acquisition.ranges for offset in range(first, last + 1)]
+                budget -= picked.size
+        main = words.show_by_place(found, alone=self.alone, empty="nothing")
+        return Outcome(main, {"records": words.show_offsets(came)})
+
+    def learn(self, group: CoreGroup, where: Place, partition: SharePartition, heads: int) -> None:
+        """Learn keys of the log until so many heads are free."""
+        log = self.log(where)
+        still_open = (batch.first for batch in log.batches if group.committed and batch.kind == "o")
+        end = min(still_open, default=log.end)
+        while partition.can_acquire() and partition.available_count < heads:
+            at = partition.next_place_offset(end)
+            if at < 0:
+                return
+            self.save(group, where, partition.place(log.keyed(at, group.order, committed=group.committed)))
+            if partition.next_place_offset(end) == at:
+                return
 
     def do_ack(self, step: Step) -> Outcome:
         """`ack M1 0-4:accept 5-9:release`."""
@@ -267,6 +366,14 @@ class CoreSubject:
         group = self.group(group_id)
         for where, partition in group.partitions.items():
             self.save(group, where, partition.release_member(member_id))
+        return Outcome()
+
+    def do_disconnect(self, step: Step) -> Outcome:
+        """`disconnect M1`: the member is gone without a word."""
+        group_id, member_id = words.member(step.words[0])
+        group = self.group(group_id)
+        for where, partition in group.partitions.items():
+            self.save(group, where, partition.release_member(member_id, died=True))
         return Outcome()
 
     def do_time(self, step: Step) -> Outcome:
@@ -342,7 +449,11 @@ class CoreSubject:
 
     def load(self, group: CoreGroup, where: Place, start: int, runs: list[StateRun]) -> Outcome:
         """Make a share-partition from stored state."""
-        group.partitions[where] = SharePartition(start_offset=start, limits=group.limits, runs=runs)
+        partition = SharePartition(
+            start_offset=start, limits=group.limits, runs=runs, now_ms=self.now_ms, ordered=bool(group.order)
+        )
+        partition.allowance.quota = group.quota
+        group.partitions[where] = partition
         return Outcome()
 
     def attempt(self, work: Callable[[], Outcome]) -> Outcome:
@@ -356,8 +467,7 @@ class CoreSubject:
         """The share-partition, started where the group's reset says."""
         if where not in group.partitions:
             log = self.log(where)
-            start = log.end if group.reset == "latest" else log.start
-            group.partitions[where] = SharePartition(start_offset=start, limits=group.limits)
+            self.load(group, where, log.end if group.reset == "latest" else log.start, [])
         return group.partitions[where]
 
     def read(

@@ -78,7 +78,7 @@ class FleetSubject(KafkaSubject):
     async def do_fetch(self, step: Step) -> Outcome:
         """As on Kafka. A fetch brings what a worker has in memory; the rest of it may come with the next one."""
         outcome = await super().do_fetch(step)
-        if {"epoch", "ack", "max", "bytes", "batch", "mode", "wait"} & set(step.options):
+        if {"epoch", "ack", "max", "heads", "chain", "bytes", "batch", "mode", "wait"} & set(step.options):
             return outcome
         wanted = max((_count(expected.main or "") for expected in step.expected), default=0)
         for _ in range(PARTS_MAX):

@@ -9,9 +9,9 @@ from flowshare.log import keys
 from flowshare.log.memory import MemoryStorage
 from flowshare.log.partition import StoredPartition
 from flowshare.log.store import StoreStep
-from flowshare.protocol.batches import BatchBuilder, batch_headers
+from flowshare.protocol.batches import BatchBuilder, batch_headers, decode_all
 from flowshare.protocol.headers import ATTRIBUTES_AT, CONTROL_MASK, CRC_AT, TRANSACTIONAL_MASK, crc32c
-from tests.scenarios.words import Batch, Place
+from tests.scenarios.words import ABSENT, Batch, Place
 
 PRODUCER_AT = 43
 
@@ -19,9 +19,14 @@ PRODUCER_AT = 43
 def build(batch: Batch, *, timestamp_ms: int, size: int = 0) -> bytes:
     """A batch with one record an offset; values are the offsets, padded to `size` bytes."""
     builder = BatchBuilder(size_max=1 << 24)
-    for offset in range(batch.first, batch.last + 1):
+    for number, offset in enumerate(range(batch.first, batch.last + 1)):
         value = str(offset).encode().ljust(size, b".")
-        assert builder.add(f"k{offset}".encode(), value, [("origin", b"scenario")], timestamp_ms=timestamp_ms)
+        key = batch.keys[number] if batch.keys else f"k{offset}"
+        headers = [("origin", b"scenario")]
+        if batch.headers and batch.headers[number] != ABSENT:
+            headers.append(("h", batch.headers[number].encode()))
+        sent = None if key == ABSENT else key.encode()
+        assert builder.add(sent, value, headers, timestamp_ms=timestamp_ms)
     return builder.build()
 
 
@@ -86,6 +91,11 @@ def _batches(storage: MemoryStorage, log: StoredPartition) -> Iterator[tuple[byt
 def _forget_read(storage: MemoryStorage) -> None:
     storage._budget.clear()
     storage._ahead.clear()
+
+
+def offsets_of_records(records: bytes) -> list[int]:
+    """Offsets of the records in these bytes."""
+    return [record.offset for record in decode_all(records)]
 
 
 def offsets_in(records: bytes) -> list[int]:

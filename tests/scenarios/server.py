@@ -183,9 +183,9 @@ class ServerSubject(MemberSteps):
         return Outcome("ok" if result.error is ErrorCode.NONE else f"error {result.error.name}")
 
     async def do_log(self, step: Step) -> Outcome:
-        """`log 0-9 1@0-4 [ago=ms] [size=bytes]`: produce batches at these offsets."""
+        """`log 0-9 1@0-4 [ago=ms] [size=bytes] [keys=aab-] [headers=xx-y]`: produce batches at these offsets."""
         now_ms = self.world.clock.now_ms() - int(step.options.get("ago", "0"))
-        for where, batch in words.batches(step.words):
+        for where, batch in words.logged(step):
             await self.ensure(where.topic)
             await self.produce(where, batch, now_ms, int(step.options.get("size", "0")))
         return Outcome()

@@ -70,6 +70,10 @@ class MemberSteps:
         """Whether only one share-partition is in play."""
         raise NotImplementedError
 
+    def lasting(self, delay_ms: int) -> int:
+        """How long a delay of so many milliseconds is here."""
+        return delay_ms
+
     async def session(self, member: str) -> Session:
         """The member's side of its share session; a connection is made when there is none."""
         key = words.member(member)
@@ -96,14 +100,21 @@ class MemberSteps:
                 )
 
     async def do_fetch(self, step: Step) -> Outcome:
-        """`fetch M1 max=10 mode=record_limit wait=500 epoch=3 add=1 forget=0 ack=0-9:accept;10-19:release …`."""
+        """`fetch M1 max=10 mode=record_limit wait=500 epoch=3 add=1 forget=0 ack=0-9:accept;10-19:release …`.
+
+        `heads=2 chain=3`: in a group with an order begin so many keys at most, each with so many of its records.
+        """
         session = await self.ready(step)
         acked = words.acks(step.options.get("ack", "").split(";") if "ack" in step.options else ())
         request = self.fetch_request(step, session, acked)
         sent_s = self.world.clock.monotonic()
         answer = await self.sent(session, request)
         waited_ms = round((self.world.clock.monotonic() - sent_s) * 1000)
-        return self.show_fetch(answer, {ack.place for ack in acked}, waited_ms)
+        outcome = self.show_fetch(answer, {ack.place for ack in acked}, waited_ms)
+        if not any("records" in dict(expected.fields) for expected in step.expected):
+            return outcome
+        came = [offset for part in answer.partitions for offset in records.offsets_of_records(part.records)]
+        return Outcome(outcome.main, {**outcome.fields, "records": words.show_offsets(came)})
 
     def fetch_request(self, step: Step, session: Session, acked: list[words.Ack]) -> ShareFetchRequest:
         """The request that a step describes."""
@@ -126,6 +137,8 @@ class MemberSteps:
             partitions=self.entries(self.added(step, session, epoch), acked, twice="twice" in options),
             forgotten=tuple(TopicPartition(self.topic_id(topic), p) for topic, p in forgotten),
             version=int(options.get("version", "2")),
+            heads=int(options.get("heads", "0")),
+            chain=int(options.get("chain", "1")),
         )
 
     def names(self, step: Step) -> tuple[str | None, str | None]:
@@ -156,7 +169,7 @@ class MemberSteps:
         by_place: dict[Place, list[AckBatch]] = {place: [] for place in added}
         apart = [SharePartitionRequest(self.topic_id(topic), p) for topic, p in added] if twice else []
         for ack in acked:
-            batch = AckBatch(ack.first, ack.last, ack.types, ack.delay_ms, ack.unrun)
+            batch = AckBatch(ack.first, ack.last, ack.types, self.lasting(ack.delay_ms), ack.unrun)
             by_place.setdefault(ack.place, []).append(batch)
         named = [
             SharePartitionRequest(self.topic_id(topic), p, tuple(batches))

@@ -16,6 +16,10 @@ GROUP_NAMES: Final = {
     "window": "share.partition.max.window",
     "dead_letters": "errors.deadletterqueue.topic.name",
     "copy": "errors.deadletterqueue.copy.record.enable",
+    "order": "share.key.order",
+    "in_flight": "share.max.in.flight",
+    "paused": "share.paused",
+    "priority": "share.delivery.priority",
 }
 SERVER_NAMES: Final = {
     "max_size": "group.share.max.size",

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from flowshare.share.types import AcknowledgeType, AcquiredRange, LogBatch, RecordState, StateRun
-from tests.scenarios.language import BadStep
+from tests.scenarios.language import BadStep, Step
 
 TOPIC = "t"
 GROUP = "g"
+ABSENT = "-"
+"""The letter of a record without key, or without header."""
 
 
 class Place(NamedTuple):
@@ -36,11 +38,17 @@ class Ack(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One batch of the log. `kind`: empty, `x` aborted, `o` in an open transaction, `k` committed, `c` control."""
+    """One batch of the log. `kind`: empty, `x` aborted, `o` in an open transaction, `k` committed, `c` control.
+
+    `keys`, `headers`: a letter for each record, its key and the value of its header `h`; `-`: it has none. Without
+    `keys` every record has a key of its own, without `headers` none has the header.
+    """
 
     first: int
     last: int
     kind: str = ""
+    keys: str = ""
+    headers: str = ""
 
     @property
     def offsets(self) -> LogBatch:
@@ -100,6 +108,24 @@ def batches(words: Iterable[str]) -> list[tuple[Place, Batch]]:
     return found
 
 
+def letters(text: str) -> str:
+    """`aab-`, and `a*30b` for thirty of one."""
+    return re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+
+
+def logged(step: Step) -> list[tuple[Place, Batch]]:
+    """The batches of a `log` step; `keys=aab-` and `headers=xx-y` go over all of its records."""
+    given = {name: letters(step.options[name]) for name in ("keys", "headers") if name in step.options}
+    found, at = [], 0
+    for where, batch in batches(step.words):
+        until = at + batch.last - batch.first + 1
+        found.append((where, batch._replace(**{name: text[at:until] for name, text in given.items()})))
+        at = until
+    if any(len(text) != at for text in given.values()):
+        raise BadStep(f"not a letter for each of {at} records: {step.text!r}")
+    return found
+
+
 def types(text: str) -> bytes:
     """`accept`, `renew,accept`, `release*5,gap`, `raw5` (a wire number), `empty`."""
     if text == "empty":
@@ -133,13 +159,13 @@ def by_place(found: Sequence[Ack]) -> dict[Place, list[Ack]]:
 
 
 def runs(words: Iterable[str]) -> list[StateRun]:
-    """`15-18A2`: offsets, state letter, delivery count."""
+    """`15-18A2`: offsets, state letter, delivery count; `15-18Q1:M1` of records that a member holds."""
     found = []
     for word in words:
-        match = re.fullmatch(r"(\d+(?:-\d+)?)([AQKGR])(\d+)", word)
+        match = re.fullmatch(r"(\d+(?:-\d+)?)([AQKGR])(\d+)(?::(\w+))?", word)
         if match is None:
             raise BadStep(f"not a run of states: {word!r}")
-        found.append(StateRun(*span(match[1]), STATES[match[2]], int(match[3])))
+        found.append(StateRun(*span(match[1]), STATES[match[2]], int(match[3]), match[4]))
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from flowshare.log.base import StorageError
@@ -9,6 +11,8 @@ from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_all
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AlterShareGroupOffsetsRequest, DescribeShareGroupOffsetsRequest
+from flowshare.server.share.opened_log import OpenedLog, Thinned
+from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import settle
 from tests.server.world import EARLIEST, accept, parked, ranges, reject, release, world
 
@@ -281,3 +285,58 @@ async def test_what_retention_takes_away_holds_up_nothing() -> None:
         answer = await w.member("m").fetch(at)
 
     assert ranges(answer) == [(3, 4, 1)]
+
+
+async def test_what_could_not_be_read_is_free_again_and_costs_no_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise StorageError("a sector is gone")
+
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aab"))
+        with monkeypatch.context() as broken:
+            broken.setattr(OpenedLog, "records", fail)
+            failed = await w.member("m").fetch(at)
+        answer = await w.member("n").fetch(at)
+
+    assert failed.partitions[0].error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert ranges(answer) == [(0, 0, 1), (2, 2, 1)]
+
+
+async def test_what_is_read_for_a_member_that_is_gone_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, gate, read = asyncio.Event(), asyncio.Event(), OpenedLog.records
+
+    async def wait(*args: object, **more: object) -> Thinned:
+        reading.set()
+        await gate.wait()
+        return await read(*args, **more)  # type: ignore[arg-type]
+
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aab"))
+        m = w.member("m")
+        with monkeypatch.context() as slow:
+            slow.setattr(OpenedLog, "records", wait)
+            fetching = asyncio.ensure_future(m.fetch(at, max_wait_ms=60_000))
+            await reading.wait()
+            await m.connection.close()
+            gate.set()
+            await asyncio.wait([fetching])
+        answer = await w.member("n").fetch(at)
+
+    assert ranges(answer) == [(0, 0, 1), (2, 2, 1)]
+
+
+async def test_a_head_leaves_when_what_came_before_it_is_durable_though_acquires_need_not_be() -> None:
+    gate = asyncio.Event()
+
+    async def hold(*_: object) -> None:
+        await gate.wait()
+
+    async with world(config=ServerConfig.embedded({"share.acquire.durable": "false"}), configs=BY_KEY) as w:
+        at = await w.log(keyed("ab"))
+        m = w.member("m")
+        await m.fetch(at, max_records=1)
+        w.storage.before_write = hold
+        waiting = await parked(m.fetch())
+        gate.set()
+
+        assert ranges(await waiting) == [(1, 1, 1)]

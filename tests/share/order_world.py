@@ -24,6 +24,7 @@ from flowshare.share.types import (
     ACQUIRED,
     ARCHIVED,
     ARCHIVING,
+    AVAILABLE,
     BLOCKED,
     HOLE,
     PENDING,
@@ -256,6 +257,9 @@ class OrderWorld:
                 continue
             first = first_of.setdefault(key, offset)
             self.check_one(offset, state, first, key)
+        for offset in heads.chained:
+            if offset >= window.end or (offset >= window.start and states[offset - base] in (AVAILABLE, BLOCKED)):
+                self.fail(f"{offset} is in a chain, and nobody's")
         if set(heads.tails) != set(first_of):
             self.fail(f"tails of {sorted(heads.tails)}, unsettled are {sorted(first_of)}")
         for name in ("hashes", "following"):
@@ -263,8 +267,11 @@ class OrderWorld:
                 self.fail(f"{name} is {len(getattr(heads, name))} long, the window {len(states)}")
 
     def check_one(self, offset: int, state: int, first: int, key: int) -> None:
-        heads = self.partition._window.heads
+        window = self.partition._window
+        heads = window.heads
         assert heads is not None
+        if state in (AVAILABLE, BLOCKED) and window.hold_ids[offset - window.base]:
+            self.fail(f"{offset} is free and has a hold")
         if first == offset and state == BLOCKED:
             self.fail(f"{offset} is blocked and is the first of key {key}")
         if first != offset and state not in (BLOCKED, ACQUIRED, PENDING, ARCHIVING):

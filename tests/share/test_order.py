@@ -10,6 +10,7 @@ import os
 import pytest
 
 from flowshare.core_errors import InvalidRecordState
+from flowshare.share.acquire import HOLE_MAX
 from flowshare.share.heads import KeyedBatch
 from flowshare.share.partition import SharePartition
 from flowshare.share.types import AcknowledgeBatch, Limits, RecordState, StateRun
@@ -205,6 +206,24 @@ def test_the_rest_of_a_chain_goes_back_behind_its_head() -> None:
     assert (blocked, group.take(chain=16)) == (2, [0])
 
 
+def test_what_was_delivered_before_follows_no_head_that_was_not() -> None:
+    group = Group("aa")
+    group.take(chain=2)
+    batches = [AcknowledgeBatch(0, 0, RELEASE, unrun=True), AcknowledgeBatch(1, 1, RELEASE)]
+    group.partition.commit(group.partition.acknowledge("m", batches, now_ms=0))
+
+    assert group.take(chain=16) == [0]
+
+
+def test_what_is_lost_before_it_was_read_is_not_confirmed() -> None:
+    group = Group("ab")
+    picked = group.partition.pick("m", records_max=9, now_ms=0)
+    group.partition.lapse(LOCK_MS)
+    others = group.take("n", now=LOCK_MS)
+
+    assert (others, group.partition.confirm("m", picked).ranges) == ([0, 1], ())
+
+
 def test_the_locks_of_a_chain_are_renewed() -> None:
     group = Group("aa")
     group.take(chain=2)
@@ -287,14 +306,15 @@ def test_after_a_reload_nothing_is_handed_out_before_its_key_is_known() -> None:
     assert (before.ranges, [tuple(one) for one in after.ranges]) == ((), [(2, 2, 2)])
 
 
-def test_what_a_reload_found_free_counts_as_free_when_its_key_is_known() -> None:
-    partition = SharePartition(
-        start_offset=0, limits=Limits(), ordered=True, runs=(StateRun(0, 3, RecordState.AVAILABLE, 1),)
-    )
+def test_what_a_reload_finds_free_is_no_free_head_before_its_key_is_known() -> None:
+    runs = (StateRun(0, 3, RecordState.AVAILABLE, 1),)
+    partition = SharePartition(start_offset=0, limits=Limits(), ordered=True, runs=runs)
     before = partition.available_count
-    partition.place([KeyedBatch(0, 3, range(4), [1, 1, 2, 1])])
+    partition.place([KeyedBatch(0, 1, range(2), [1, 1])])
+    between = partition.available_count
+    partition.place([KeyedBatch(2, 3, range(2, 4), [1, 2])])
 
-    assert (before, partition.available_count) == (0, 2)
+    assert (before, between, partition.available_count) == (0, 1, 2)
 
 
 def test_what_a_reload_finds_delayed_behind_its_head_waits_for_it_and_no_time() -> None:
@@ -305,9 +325,20 @@ def test_what_a_reload_finds_delayed_behind_its_head_waits_for_it_and_no_time() 
     )
     partition = SharePartition(start_offset=0, limits=Limits(), ordered=True, runs=runs, living=["m"])
     partition.place([KeyedBatch(0, 3, range(4), [1, 1, 1, 1])])
+    due_ms = partition.next_deadline_ms()
     partition.commit(partition.acknowledge("m", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0))
 
+    assert due_ms == 30_000
     assert [tuple(one) for one in partition.pick("n", records_max=9, now_ms=0).ranges] == [(1, 1, 2)]
+
+
+def test_what_a_reload_finds_free_and_the_log_has_no_more_is_archived() -> None:
+    runs = (StateRun(0, 1, RecordState.AVAILABLE, 1),)
+    partition = SharePartition(start_offset=0, limits=Limits(), ordered=True, runs=runs)
+    update = partition.place([KeyedBatch(1, 1, [1], [1])])
+
+    assert update is not None
+    assert (update.start_offset, partition.available_count) == (1, 1)
 
 
 def test_what_is_held_and_in_the_log_no_more_holds_up_all_keys_behind_it() -> None:
@@ -322,8 +353,8 @@ def test_what_is_held_and_in_the_log_no_more_holds_up_all_keys_behind_it() -> No
     partition.place([batch])
     after = partition.pick("n", records_max=9, now_ms=0)
 
-    assert [tuple(one) for one in (*before.ranges, *after.ranges)] == [(0, 0, 1), (2, 3, 1)]
-    assert still == -1
+    assert ([tuple(one) for one in before.ranges], still) == ([(0, 0, 1)], -1)
+    assert [tuple(one) for one in after.ranges] == [(2, 3, 1)]
 
 
 def test_a_batch_that_cannot_be_opened_comes_when_all_before_it_is_settled_and_nothing_passes_it() -> None:
@@ -331,8 +362,10 @@ def test_a_batch_that_cannot_be_opened_comes_when_all_before_it_is_settled_and_n
     batches = [KeyedBatch(0, 0, [0], [1]), KeyedBatch(1, 2, None), KeyedBatch(3, 3, [3], [2])]
     seen = []
     for first, last in ((0, 0), (1, 2), (3, 3)):
-        partition.place(batches)
-        seen += [tuple(one) for one in partition.pick("m", records_max=9, now_ms=0).ranges]
+        for _ in range(2):
+            partition.place(batches)
+            seen += [tuple(one) for one in partition.pick("m", records_max=9, now_ms=0).ranges]
+            seen += ["more to read"] if partition.next_place_offset(4) >= 0 else []
         partition.commit(partition.acknowledge("m", [AcknowledgeBatch(first, last, REJECT)], now_ms=0))
 
     assert seen == [(0, 0, 1), (1, 2, 1), (3, 3, 1)]
@@ -349,6 +382,23 @@ def test_a_poisonous_head_bounds_only_one_member() -> None:
     more_for_it = group.take("n", now=now)
 
     assert (alone, more_for_it, group.take("o", now=now)) == ([0], [], [1])
+
+
+def test_a_poisonous_head_waits_for_its_member_and_goes_to_no_other() -> None:
+    group = Group("abc")
+    group.take("m", records=1)
+    group.partition.release_member("m", died=True)
+    group.partition.lapse(LOCK_MS)
+    group.take("m", records=1, now=LOCK_MS)
+    group.take("n", records=1, now=LOCK_MS + 500)
+    group.partition.release_member("m", died=True)
+    now = 2 * LOCK_MS
+    group.partition.lapse(now)
+    while_it_holds = group.take("n", now=now)
+    others = group.take("o", now=now)
+    group.say([1], ACCEPT, "n", now=now)
+
+    assert (while_it_holds, others, group.take("n", now=now)) == ([], [2], [0])
 
 
 def test_the_window_bounds_how_far_other_keys_run_past_a_stuck_one() -> None:
@@ -391,6 +441,50 @@ def test_a_cut_log_forgets_who_waited_behind_the_cut() -> None:
     group.say([0], ACCEPT)
 
     assert (group.take("n"), group.partition.blocked_count) == ([1], 1)
+
+
+def test_what_comes_in_the_place_of_a_chain_that_was_cut_is_in_none() -> None:
+    group = Group("aaa")
+    group.take(chain=3)
+    group.partition.cut(2)
+    group.keys = "aab"
+    group.place()
+    taken = group.take("n")
+    group.say(taken, ACCEPT, "n")
+
+    assert (taken, group.partition.delivery_complete_count) == ([2], 1)
+
+
+def test_a_cut_within_a_closed_batch_holds_up_what_comes_behind_no_longer_than_its_rest() -> None:
+    partition = SharePartition(start_offset=0, limits=Limits(), ordered=True)
+    partition.place([KeyedBatch(0, 2, None)])
+    partition.pick("m", records_max=9, now_ms=0)
+    partition.cut(1)
+    held_up = partition.next_place_offset(3)
+    partition.commit(partition.acknowledge("m", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0))
+    partition.place([KeyedBatch(1, 1, [1], [1])])
+
+    assert (held_up, partition.next_place_offset(3)) == (-1, 2)
+
+
+def test_a_cut_log_holds_nothing_up_any_more() -> None:
+    partition = SharePartition(start_offset=0, limits=Limits(), ordered=True)
+    partition.place([KeyedBatch(0, 2, None)])
+    partition.pick("m", records_max=9, now_ms=0)
+    partition.cut(0)
+    partition.place([KeyedBatch(0, 0, [0], [1])])
+
+    assert partition.next_place_offset(2) == 1
+
+
+def test_a_cut_in_a_gap_that_was_passed_is_read_again() -> None:
+    partition = SharePartition(start_offset=0, limits=Limits(), ordered=True)
+    far = 2 * HOLE_MAX
+    partition.place([KeyedBatch(0, 0, [0], [1]), KeyedBatch(far, far, [far], [2])])
+    passed = partition.next_place_offset(far + 1)
+    partition.cut(5)
+
+    assert (passed, partition.next_place_offset(6)) == (far, 5)
 
 
 def test_a_few_worlds_keep_the_order_of_keys() -> None:

@@ -497,6 +497,7 @@ class PartitionOwner:
     async def _take_heads(self, want: Want, opened: OpenedLog) -> Taken | None:
         """Hand out heads, once; None: there are none. Raises: as `take`."""
         heads = min(want.heads or want.records_max, want.records_max)
+        self._drop_gone()
         try:
             while self.has_work() and self.partition.available_count < heads:
                 if not await self._place_more(want, opened):
@@ -521,6 +522,15 @@ class PartitionOwner:
             self._turned_away()
             return None
         return await self._read_picked(want, opened, picked)
+
+    def _drop_gone(self) -> None:
+        """Archive what came back from its member after retention had taken it: its key waited for that member only."""
+        log_start = self.log.bounds().log_start
+        if self.partition.start_offset < log_start:
+            update = self.partition.move_log_start(log_start)
+            if update is not None:
+                self._writer.keep(update)
+                self._alarm.ring()
 
     async def _place_more(self, want: Want, opened: OpenedLog) -> bool:
         """Learn the next keys of the log; whether it is worth going on. Raises: as `take`, OffsetOutOfRange."""

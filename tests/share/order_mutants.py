@@ -1,0 +1,344 @@
+"""Plants known bugs in the order by key, one at a time; steps on the core, scenarios or servers' tests must catch each.
+
+    python -m tests.share.order_mutants [NAME …]
+
+A mutant that lives is a hole in the tests. Exit code 1 if any lives or no longer fits the source.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.share.mutants import ROOT, UNCOMPILED, Hunt, Mutant
+
+LIMIT_S = 120
+"""A mutant that makes something run for ever is caught, too."""
+SECTIONS = "HTCRN"
+RUN = f"""
+import logging
+from tests.scenarios import runner
+from tests.scenarios.catalogue import cases
+logging.disable(logging.CRITICAL)
+factories = runner.subject_factories()
+chosen = [case for case in cases() if case[1].id[0] in {SECTIONS!r} and case[2] in ("core", "server")]
+for name, scenario, subject in sorted(chosen, key=lambda case: case[2]):
+    failure = runner.attempt(scenario, factories[subject])
+    if failure is not None:
+        raise SystemExit(f"{{name}}: {{failure.message}}")
+"""
+HEADS, BY_KEY, OWNER = "share/heads", "share/acquire_by_key", "server/share/owner"
+
+MUTANTS = (
+    Mutant("what stands behind another of its key is free", HEADS, "if tail is not None:", "if False:"),
+    Mutant(
+        "records without a key wait for each other",
+        HEADS,
+        "            if key:\n                tail = tails.get(key)",
+        "            if True:\n                tail = tails.get(key)",
+    ),
+    Mutant("a head that is settled frees nothing", HEADS, "            if following[at]:\n", "            if False:\n"),
+    Mutant(
+        "the next of a key is blocked for ever",
+        HEADS,
+        "                if states[at] == BLOCKED:\n",
+        "                if False:\n",
+    ),
+    Mutant(
+        "who walks a key stops at what is settled",
+        HEADS,
+        "            if states[at] not in SETTLED:\n                if states",
+        "            if True:\n                if states",
+    ),
+    Mutant("a new head is not offered", HEADS, "                    window.offer(offset)\n", ""),
+    Mutant("a chain is settled in any order", HEADS, "return before is None or before in self.ending", "return True"),
+    Mutant(
+        "a range may begin within a chain",
+        HEADS,
+        "if before is not None and before < first and before not in self.ending:",
+        "if False:",
+    ),
+    Mutant(
+        "only the record just before counts in a chain",
+        HEADS,
+        "            before = self.chained.get(before)\n",
+        "            before = None\n",
+    ),
+    Mutant(
+        "what comes back within a chain is free",
+        HEADS,
+        "                    self._window.put(offset, offset, new, BLOCKED)\n",
+        "                    pass\n",
+    ),
+    Mutant(
+        "what comes back stays in its chain",
+        HEADS,
+        "                self._unchain(offset)\n\n    def _skip",
+        "\n    def _skip",
+    ),
+    Mutant(
+        "what is given back counts as settled",
+        HEADS,
+        "            self.ending.difference_update(self._leading(first, last))",
+        "            pass",
+    ),
+    Mutant(
+        "what ends within a chain frees the next",
+        HEADS,
+        "            if self.chained and self.waits(at + base):\n                continue\n",
+        "",
+    ),
+    Mutant(
+        "a cut keeps who waited last",
+        HEADS,
+        "        self.tails.clear()\n        for offset in [",
+        "        for offset in [",
+    ),
+    Mutant("a cut keeps the keys of what was lost", HEADS, "        self.known_end = min(self.known_end, end)\n", ""),
+    Mutant("a cut keeps its chains", HEADS, "[offset for offset in self.chained if offset >= end]", "[]"),
+    Mutant("a cut keeps what nothing may pass", HEADS, "        self.barrier = min(self.barrier, end - 1)\n", ""),
+    Mutant(
+        "a cut of all keeps what nothing may pass",
+        "share/window",
+        "                self.heads.barrier = min(self.heads.barrier, end - 1)\n",
+        "",
+    ),
+    Mutant("a cut of all keeps its keys", "share/window", "                self.heads.known_end = end\n", ""),
+    Mutant(
+        "a cut in a gap that was passed is not seen",
+        "share/partition",
+        "window.heads.known_end = min(window.heads.known_end, end_offset)",
+        "pass",
+    ),
+    Mutant(
+        "what a reload finds free counts as known",
+        "share/partition",
+        "        if known_end >= window.end:\n            return window.tally[AVAILABLE]\n",
+        "        if True:\n            return window.tally[AVAILABLE]\n",
+    ),
+    Mutant("the window is not bounded", BY_KEY, "or window.end - window.start < span_max", "or True"),
+    Mutant(
+        "nothing holds all keys up",
+        BY_KEY,
+        "if window.start <= heads.barrier and window.start < window.end:",
+        "if False:",
+    ),
+    Mutant(
+        "what is held and gone holds nothing up",
+        BY_KEY,
+        "        if run.state in _HELD:\n            heads.barrier",
+        "        if False:\n            heads.barrier",
+    ),
+    Mutant(
+        "what is free and gone stays",
+        BY_KEY,
+        "        if run.state in _FREE:\n            stored",
+        "        if False:\n            stored",
+    ),
+    Mutant(
+        "a closed batch passes what is open before it",
+        BY_KEY,
+        "    if window.start < min(first, window.end):\n",
+        "    if False:\n",
+    ),
+    Mutant(
+        "a closed batch is passed",
+        BY_KEY,
+        "heads.known_end, heads.barrier = last + 1, last",
+        "heads.known_end = last + 1",
+    ),
+    Mutant("a reload hands out what stands behind", BY_KEY, "    if state in _FREE:\n", "    if False:\n"),
+    Mutant(
+        "a reload leaves a delay to what waits",
+        BY_KEY,
+        "        window.let_go(offset, offset)\n        window.put(offset, offset, state",
+        "        window.put(offset, offset, state",
+    ),
+    Mutant(
+        "a reload forgets chains",
+        BY_KEY,
+        "        assert before is not None\n        heads.chain(before, offset)\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "what is not known is handed out",
+        BY_KEY,
+        "heads.known_end - 1\n    last_delivery",
+        "window.end - 1\n    last_delivery",
+    ),
+    Mutant(
+        "a pick counts no delivery",
+        BY_KEY,
+        "window.set_count(first, last, count + 1)",
+        "window.set_count(first, last, count)",
+    ),
+    Mutant(
+        "as many keys are begun as there is room for",
+        BY_KEY,
+        "left, end = min(ask.records, ask.heads or ask.records),",
+        "left, end = ask.records,",
+    ),
+    Mutant("a last delivery comes with others", BY_KEY, "if count == last_delivery:", "if False:"),
+    Mutant("redeliveries are new", BY_KEY, "if ask.only_new and count:", "if False:"),
+    Mutant(
+        "suspects come with others", BY_KEY, "in _without(first, last, ask.without):", "in _without(first, last, ()):"
+    ),
+    Mutant(
+        "a redelivered head is followed",
+        BY_KEY,
+        "        if not count:\n            chains.lead",
+        "        if True:\n            chains.lead",
+    ),
+    Mutant("what was delivered before follows a head", BY_KEY, " or window.counts[at]:", ":"),
+    Mutant("a chain is one too long", BY_KEY, "if place >= self._most or", "if place > self._most or"),
+    Mutant(
+        "chains do not count as records",
+        BY_KEY,
+        "chains.take_next(ask.records - begun - chains.size, taken)",
+        "chains.take_next(ask.records, taken)",
+    ),
+    Mutant(
+        "what follows takes the room of heads",
+        BY_KEY,
+        "ask.records - min(ask.records, ask.heads or ask.records), 0, 0",
+        "ask.records, 0, 0",
+    ),
+    Mutant("what was not found is handed out", BY_KEY, "if missing else ()", "if False else ()"),
+    Mutant("what could not be read costs a delivery", BY_KEY, "        window.set_count(first, last, count - 1)\n", ""),
+    Mutant("what another one holds is confirmed", BY_KEY, "if hold_id == picked.hold_id:", "if True:"),
+    Mutant(
+        "retention takes what is held",
+        "share/lapse",
+        "        if state in (ACQUIRED, PENDING):\n            if until",
+        "        if False:\n            if until",
+    ),
+    Mutant(
+        "a lost connection frees its heads", "share/partition", "if died and not gone and self.ordered:", "if False:"
+    ),
+    Mutant("a new leader frees what is held", "share/reload", "(lives or window.heads is not None)", "lives"),
+    Mutant(
+        "a single record of a chain is settled in any order",
+        "share/acknowledge",
+        "    if window.heads is not None and window.heads.chained:\n        return None\n",
+        "",
+    ),
+    Mutant(
+        "a single commit frees nothing",
+        "share/acknowledge",
+        "    if window.heads is not None:\n        return False\n",
+        "",
+    ),
+    Mutant(
+        "what will be given back counts as settled",
+        "share/acknowledge",
+        "if window.heads is not None and state.terminal:",
+        "if window.heads is not None:",
+    ),
+    Mutant(
+        "what waits for another one waits for its time too",
+        "share/acknowledge",
+        "    if window.heads is None:\n        return [(change.first, change.last)]",
+        "    if True:\n        return [(change.first, change.last)]",
+    ),
+    Mutant(
+        "a suspect waits for nobody to be done",
+        "share/quarantine",
+        "            return Admission(nothing=True)\n        return Admission(head=",
+        "            pass\n        return Admission(head=",
+    ),
+    Mutant("what retention took comes back", OWNER, "        self._drop_gone()\n        try:", "        try:"),
+    Mutant("what was archived before is not waited for", OWNER, " or self._opened is not None):", "):"),
+    Mutant("what has no room stays held", OWNER, "            partition.put_back(rest)\n", ""),
+    Mutant(
+        "what could not be read stays held",
+        OWNER,
+        "        except BaseException:\n            partition.put_back(picked)\n",
+        "        except BaseException:\n",
+    ),
+    Mutant(
+        "what nobody waits for any more stays held",
+        OWNER,
+        "        if want.waiter.abandoned:\n            partition.put_back(picked)\n",
+        "        if want.waiter.abandoned:\n",
+    ),
+    Mutant(
+        "ranges come without their records",
+        OWNER,
+        "        if not want.with_records:\n            raise",
+        "        if False:\n            raise",
+    ),
+    Mutant(
+        "a head's member asks for no chain", OWNER, "heads_max=heads, chain=want.chain,", "heads_max=heads, chain=1,"
+    ),
+    Mutant(
+        "a fetch brings the first batch's heads only",
+        OWNER,
+        "self.partition.available_count < heads:",
+        "not self.partition.has_free_heads():",
+    ),
+    Mutant(
+        "a lapse wakes nobody",
+        OWNER,
+        "            self._stats.lock_timeouts += lapsed\n        self._keep(update)",
+        "            self._stats.lock_timeouts += lapsed\n        self._writer.keep(update) if update else None",
+    ),
+    Mutant("what is behind a failed write is kept", "server/share/writing", "if self._partition.ordered:", "if False:"),
+    Mutant("markers are records", "server/share/opened_log", "if kept.header.is_control or (", "if ("),
+    Mutant(
+        "whole batches leave",
+        "server/share/opened_log",
+        "return kept.batch.keep(indexes) if indexes else",
+        "return kept.raw if indexes else",
+    ),
+    Mutant(
+        "a change of order is not followed",
+        "server/share/partitions",
+        "            if owner.config.key_order != config.key_order:\n",
+        "            if False:\n",
+    ),
+    Mutant("the order changes at any time", "server/records/configs", "if members or in_flight:", "if False:"),
+)
+
+
+def copy_tests(folder: Path) -> None:
+    """Copy what is mutated, and the tests."""
+    shutil.copytree(ROOT / "flowshare", folder / "flowshare", ignore=UNCOMPILED)
+    for name in ("share", "scenarios"):
+        shutil.copytree(ROOT / "tests" / name, folder / "tests" / name, ignore=UNCOMPILED)
+    (folder / "tests" / "server").mkdir()
+    for name in ("__init__.py", "server/__init__.py", "server/world.py", "server/test_key_order.py", "waiting.py"):
+        shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+
+
+def killed_by(folder: Path) -> str | None:
+    """The first kind of test that is red, or None."""
+    pytest = ["-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not slow"]
+    for kind, command in (
+        ("steps", [*pytest, "tests/share/test_order.py"]),
+        ("scenarios", ["-c", RUN]),
+        ("server's tests", [*pytest, "tests/server/test_key_order.py"]),
+    ):
+        try:
+            done = subprocess.run(
+                [sys.executable, *command],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(folder)},
+                capture_output=True,
+                check=False,
+                timeout=LIMIT_S,
+            )
+        except subprocess.TimeoutExpired:
+            return f"by the {kind}, which never end"
+        if done.returncode == 1:
+            return f"by the {kind}"
+        if done.returncode:
+            raise SystemExit(f"the tests did not run:\n{done.stdout.decode()[-2000:]}{done.stderr.decode()[-2000:]}")
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(bool(Hunt(MUTANTS, ".", copy_tests, killed_by).run(sys.argv[1:])))
