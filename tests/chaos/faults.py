@@ -136,7 +136,6 @@ class PathFaults(ProcessFaults):
             "kill": self.kill,
             "kill of the leader": self.kill_leader,
             "kill of two": self.kill_two,
-            "frozen past the locks": self.freeze_locks,
             "leader frozen past the locks": self.freeze_leader,
             "frozen for a moment": self.pause,
             "rolling restart": self.roll,

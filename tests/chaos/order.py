@@ -140,8 +140,12 @@ class Run:
         self.left = -1
         self.took_s = 0.0
         kinds = EMBEDDED_KINDS if kafka is None else WORKERS_KINDS
+        self.own: dict[str, Callable[[], Fault]] = {
+            "guests": self.guests,
+            "frozen past the locks": self.faults_of.freeze_locks,
+        }
         self.kinds: dict[str, Callable[[], Fault]] = {
-            kind: self.guests if kind == "guests" else self.faults_of.kinds[kind] for kind in kinds
+            kind: {**self.faults_of.kinds, **self.own}[kind] for kind in kinds
         }
 
     def go(self) -> None:
