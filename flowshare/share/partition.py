@@ -208,8 +208,11 @@ class SharePartition:
 
     @property
     def available_count(self) -> int:
-        """Offsets in the window that wait for a member."""
-        return self._window.tally[AVAILABLE]
+        """Offsets in the window that wait for a member and may be picked: not those whose keys are not known yet."""
+        window, known_end = self._window, self._heads.known_end
+        if known_end >= window.end:
+            return window.tally[AVAILABLE]
+        return window.states.count(AVAILABLE, window.start - window.base, max(known_end, window.start) - window.base)
 
     def has_free_heads(self) -> bool:
         """Whether the first record of a key waits for a member."""

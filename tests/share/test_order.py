@@ -287,6 +287,16 @@ def test_after_a_reload_nothing_is_handed_out_before_its_key_is_known() -> None:
     assert (before.ranges, [tuple(one) for one in after.ranges]) == ((), [(2, 2, 2)])
 
 
+def test_what_a_reload_found_free_counts_as_free_when_its_key_is_known() -> None:
+    partition = SharePartition(
+        start_offset=0, limits=Limits(), ordered=True, runs=(StateRun(0, 3, RecordState.AVAILABLE, 1),)
+    )
+    before = partition.available_count
+    partition.place([KeyedBatch(0, 3, range(4), [1, 1, 2, 1])])
+
+    assert (before, partition.available_count) == (0, 2)
+
+
 def test_what_a_reload_finds_delayed_behind_its_head_waits_for_it_and_no_time() -> None:
     runs = (
         StateRun(0, 0, RecordState.ACQUIRED, 1, "m"),
