@@ -48,6 +48,8 @@ ALL_GIVEN_UP = frozenset(
     {"frozen past the session", "frozen past the locks", "leader frozen past the locks", "broker kill"}
 )
 """While a leader stands still, or there is no broker, nobody's accepts are settled and nobody's locks renewed."""
+LEADERLESS = frozenset({"kill", "kill of two", "kill with accepts on their way"})
+"""In a fleet a dead worker's share-partitions have no leader for longer (session and rebalance) than locks last here."""
 EMBEDDED_KINDS = (
     "kill",
     "kill of the leader",
@@ -176,7 +178,7 @@ class Run:
             self.feed.up_to = min(plan.records, self.feed.up_to + piece)
             kind = kinds.pop(0) if kinds else self.dice.choice(list(self.kinds))
             fault = self.kinds[kind]()
-            if kind in ALL_GIVEN_UP:
+            if kind in ALL_GIVEN_UP or (kind in LEADERLESS and plan.backend == "workers"):
                 fault = replace(fault, gives_up=tuple(worker.pid for worker in self.workers.all))
             self.faults.append(fault)
             self.workers.check()

@@ -18,6 +18,7 @@ from flowshare.core_errors import CoreError, InvalidRequest, UnknownTopicOrParti
 from flowshare.log.base import LogError, NotLed, OffsetOutOfRange, StorageError
 from flowshare.server.runtime.waiting import Alarm, WaitQueue
 from flowshare.server.share.partition_log import LogGuard, cut, overlapping
+from flowshare.server.share.returns import SOON_MS
 from flowshare.server.share.writing import QUEUE_MAX, StateWriter
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
 
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 READ_TRIES: Final = 8
 """How often a fetch reads again because another fetch moved on the cursor while it read."""
+LATE_MS: Final = 500
+"""Who wakes later than that after it was due has not read what was sent to it either."""
 CHOOSY_WAKES: Final = 16
 """Fetches woken at once while it depends on the member what it may take: the first in line may be one that may not."""
 
@@ -517,7 +520,7 @@ class PartitionOwner:
                 elif self.closed:
                     return
                 else:
-                    await self._alarm.sleep_until(self._due_ms())
+                    await self._sleep()
         except Exception as error:
             logger.exception("share-partition stopped, it is loaded again at the next fetch %s", self._where)
             self.closed = True
@@ -533,6 +536,14 @@ class PartitionOwner:
     def _due_ms(self) -> int | None:
         deadlines = [due for due in (self.partition.next_deadline_ms(), self._writer.retry_at_ms) if due is not None]
         return min(deadlines, default=None)
+
+    async def _sleep(self) -> None:
+        """Until something is due or happens. Who wakes much too late stood still, and heard of no renewal meanwhile."""
+        due_ms = self._due_ms()
+        await self._alarm.sleep_until(due_ms)
+        now_ms = self._clock.steady_ms()
+        if due_ms is not None and now_ms - due_ms > LATE_MS:
+            self.partition.put_off(now_ms, SOON_MS)
 
     def _expire(self) -> None:
         deadline_ms = self.partition.next_deadline_ms()
