@@ -256,3 +256,16 @@ def test_a_record_whose_attempts_are_used_up_waits_until_it_is_the_first_of_its_
 
     assert (startable(chunk), reading.later, reading.stats.redelivered) == ([], [], 1)
     assert sorted(record.offset for record in chunk.chains.behind([0])) == [1, 2]
+
+
+def test_in_an_order_acknowledgements_say_the_attempt_that_they_are_of() -> None:
+    ranges = [AcquiredRange(0, 1, 1), AcquiredRange(2, 2, 4), AcquiredRange(3, 3, 1)]
+    decoded = decode_raw(batch("abcd"), ranges)
+
+    def of(fence: tuple[int, int] | None) -> list[tuple[int, int, int]]:
+        return Chunk(
+            "agent", "in", TP, decoded.runs, decode=None, deadline=30.0, generation=0, arrived=0.0, fence=fence
+        ).counted_runs([0, 1, 2, 3])
+
+    assert of((7, 0)) == [(0, 1, 1), (2, 2, 4), (3, 3, 1)]
+    assert of(None) == [(0, 3, 0)]

@@ -49,7 +49,7 @@ ALL_GIVEN_UP = frozenset(
 )
 """While a leader stands still, or there is no broker, nobody's accepts are settled and nobody's locks renewed."""
 LEADERLESS = frozenset({"kill", "kill of two", "kill with accepts on their way"})
-"""In a fleet a dead worker's share-partitions have no leader for longer (session and rebalance) than locks last here."""
+"""In a fleet what a dead worker led has no leader for longer (session and rebalance) than locks last here."""
 EMBEDDED_KINDS = (
     "kill",
     "kill of the leader",
