@@ -78,7 +78,10 @@ class HeldRecords:
         return sum(chunk.plain_bytes for chunk in self.live)
 
     def add(self, chunk: Chunk) -> None:
-        """Hold one more chunk."""
+        """Hold one more chunk. What it brings again, in an order, an earlier one holds no more, whatever it believes."""
+        if chunk.fence is not None and (again := chunk.redelivered()):
+            for earlier in [one for one in self.live if one.tp == chunk.tp]:
+                self.lose(earlier, [offset for offset in earlier.unfinished() if offset in again])
         self.live[chunk] = None
         self.outstanding += chunk.remaining
 

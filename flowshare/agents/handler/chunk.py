@@ -203,6 +203,13 @@ class Chunk:
             found.setdefault(_said(self._counts.get(offset, self._count)), []).append(offset)
         return found.items()
 
+    def redelivered(self) -> set[int]:
+        """Offsets that were delivered before."""
+        if self._counts is None and self._count == 1:
+            return set()
+        offsets = (offset for first, last in self.runs for offset in range(first, last + 1))
+        return {offset for offset in offsets if self.attempt(offset) > 1}
+
     def counted_runs(self, offsets: list[int]) -> list[tuple[int, int, int]]:
         """Sorted offsets as ascending (first, last, attempt); see `counted`."""
         return sorted((first, last, attempt) for attempt, some in self.counted(offsets) for first, last in runs(some))

@@ -536,7 +536,8 @@ class Node:
                 code, message = part.error, part.message
             if code is ErrorCode.NONE or code is ErrorCode.INVALID_RECORD_STATE:
                 renewed = code is ErrorCode.NONE and ack.call.renewal
-                self.owner.custody.ended(ack.tp, ack.batches, ack.since, renewed=renewed)
+                if code is ErrorCode.NONE or not _in_pieces(ack.batches):
+                    self.owner.custody.ended(ack.tp, ack.batches, ack.since, renewed=renewed)
                 if renewed:
                     self.locked_until_s = max(self.locked_until_s, deadline_s)
             elif part is not None and code in MOVED:
@@ -553,6 +554,12 @@ class Node:
             if code is not ErrorCode.NONE:
                 where = f"group={self.owner.group_id} topic={self.owner.name_of(tp.topic_id)} partition={tp.partition}"
                 self.owner.say(Note(WARNING, f"unrun records of {where} cost an attempt: {code.name} {message or ''}"))
+
+
+def _in_pieces(batches: Sequence[AckBatch]) -> bool:
+    """Whether what was refused as a whole is said again piece by piece, by an agent with an order: until then all but
+    one of its records may be held still, and a leader that is told what is held must not hand them to others."""
+    return bool(batches[0].attempt) and (len(batches) > 1 or batches[0].first < batches[0].last)
 
 
 def partition_requests(added: Iterable[TopicPartition], riding: Sequence[Ack]) -> tuple[SharePartitionRequest, ...]:
