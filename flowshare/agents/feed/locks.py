@@ -78,7 +78,7 @@ class HeldRecords:
         return sum(chunk.plain_bytes for chunk in self.live)
 
     def add(self, chunk: Chunk) -> None:
-        """Hold one more chunk. What it brings again, in an order, an earlier one holds no more, whatever it believes."""
+        """Hold one more chunk. What it brings again, in an order, is held by it alone, whatever was believed."""
         if chunk.fence is not None and (again := chunk.redelivered()):
             for earlier in [one for one in self.live if one.tp == chunk.tp]:
                 self.lose(earlier, [offset for offset in earlier.unfinished() if offset in again])
