@@ -49,6 +49,7 @@ ALL_GIVEN_UP = frozenset(
 )
 """While a leader stands still, or there is no broker, nobody's accepts are settled and nobody's locks renewed."""
 LEADERLESS = frozenset({"kill", "kill of two", "kill with accepts on their way"})
+LEADERLESS_S = 10.0
 """In a fleet what a dead worker led has no leader for longer (session and rebalance) than locks last here."""
 EMBEDDED_KINDS = (
     "kill",
@@ -178,9 +179,12 @@ class Run:
             self.feed.up_to = min(plan.records, self.feed.up_to + piece)
             kind = kinds.pop(0) if kinds else self.dice.choice(list(self.kinds))
             fault = self.kinds[kind]()
-            if kind in ALL_GIVEN_UP or (kind in LEADERLESS and plan.backend == "workers"):
-                fault = replace(fault, gives_up=tuple(worker.pid for worker in self.workers.all))
-            self.faults.append(fault)
+            leaderless = plan.backend == "workers" and kind in LEADERLESS
+            if leaderless or kind in ALL_GIVEN_UP:
+                everyone = tuple(worker.pid for worker in self.workers.all)
+                self.faults.append(replace(fault, gives_up=everyone, until=fault.until + LEADERLESS_S * leaderless))
+            else:
+                self.faults.append(fault)
             self.workers.check()
             self._progress()
             took, again = fault.until - fault.at, time.monotonic() - fault.until

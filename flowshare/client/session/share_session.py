@@ -536,7 +536,8 @@ class Node:
                 code, message = part.error, part.message
             if _is_over(code, ack.batches):
                 renewed = code is ErrorCode.NONE and ack.call.renewal
-                self.owner.custody.ended(ack.tp, ack.batches, ack.since, renewed=renewed)
+                refused = code is not ErrorCode.NONE
+                self.owner.custody.ended(ack.tp, ack.batches, ack.since, renewed=renewed, refused=refused)
                 if renewed:
                     self.locked_until_s = max(self.locked_until_s, deadline_s)
             elif part is not None and code in MOVED:
