@@ -82,10 +82,10 @@ class Holds:
         return due
 
     def put_off(self, now_ms: int, by_ms: int) -> None:
-        """Give locks whose time has come so much longer, because whoever keeps them did not listen."""
+        """Locks lapse no sooner than after so long from now, because whoever keeps them was not there to be heard."""
         until_ms = now_ms + by_ms
         for hold in self.by_id.values():
-            if hold.member_id is not None and not hold.lapsed and hold.due_ms <= now_ms:
+            if hold.member_id is not None and not hold.lapsed and hold.due_ms < until_ms:
                 hold.due_ms = until_ms
         self._heap = [(held.due_ms, held.hold_id) for held in self.by_id.values() if not held.lapsed]
         heapify(self._heap)

@@ -528,7 +528,11 @@ class PartitionOwner:
             self._queue.wake_all()
 
     async def _write(self) -> None:
+        begun_ms = self._clock.steady_ms()
         durable = await self._writer.write(closing=self.closed)
+        now_ms = self._clock.steady_ms()
+        if now_ms - begun_ms > LATE_MS:  # what was acquired meanwhile leaves only now, and its locks may be over
+            self.partition.put_off(now_ms, SOON_MS)
         self.nudge()
         if durable and self.config.dead_letter_topic and self.partition.archiving():
             self._on_archiving(self)
