@@ -68,9 +68,10 @@ bench-peers: setup  ## figures beside other clients on a real Kafka, which it st
 bench-scale: setup  ## fleets of up to 1,000 workers on virtual time: balance, moves, requests, bytes (docs/scale.md)
 	@$(BIN)/python benchmarks/fleet_scale.py
 
-chaos: setup  ## faults of all kinds under load, judged from outside: embedded, a fleet on a real Kafka, pipelines (SEED, RUNS, RECORDS)
+chaos: setup  ## faults of all kinds under load, judged from outside: embedded, a fleet on a real Kafka, keys in order on both, pipelines (SEED, RUNS, RECORDS)
 	@$(BIN)/python benchmarks/chaos.py --kills 20
 	@$(BIN)/python -m tests.chaos.run --runs $(or $(RUNS),20) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.chaos.order --runs $(or $(RUNS),20) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.failover
 	@$(BIN)/python -m tests.chaos.spark $(if $(SEED),--seed $(SEED))
 

@@ -1,8 +1,8 @@
 """ShareFetch, and requests of ShareAcknowledge, v1 and v2, straight between bytes and the plain messages.
 
 Requests are by hand for two reasons: other clients acknowledge with one batch an offset, hundreds in a request, and
-flowshare's own fields (delay and unrun of a batch, heads and chain of a fetch, the fence of what it got) travel as
-tagged fields, which kio drops. The answer to ShareFetch,
+flowshare's own fields (delay, unrun and attempt of a batch, heads and chain of a fetch, the fence of what it got)
+travel as tagged fields, which kio drops. The answer to ShareFetch,
 alike in both versions, is what every delivery costs: kio takes some 30 µs to write the smallest and 100 to read it,
 this a third of that, and the records are copied once. Tests hold all of it equal to kio in both directions.
 
@@ -61,6 +61,8 @@ FENCE_TAG: Final = 10_003
 """Tagged field of a partition in the answer to ShareFetch: two varints, `FetchedPartition.fence`."""
 FOLLOWING_TAG: Final = 10_004
 """Tagged field of a partition in the answer to ShareFetch: varints, two each, `FetchedPartition.following`."""
+ATTEMPT_TAG: Final = 10_005
+"""Tagged field of an acknowledgement batch: a varint, `AckBatch.attempt`."""
 CHAIN_MAX: Final = 1_024
 V2: Final = 2
 
@@ -98,7 +100,7 @@ DELIVERIES_MAX: Final = 2**15 - 1
 """Highest delivery count that can be told."""
 _LOOK_AHEAD: Final = 256
 """Batches looked at together; bounds what one odd batch in between costs."""
-_new: Final[Callable[[type[AckBatch], tuple[int, int, bytes, int, bool, bool]], AckBatch]] = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+_new: Final[Callable[[type[AckBatch], tuple[int, int, bytes, int, bool, bool, int]], AckBatch]] = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 """Makes an AckBatch at a third of the price of a call."""
 _TYPES: Final = tuple(bytes((number,)) for number in range(256))
 
@@ -212,14 +214,14 @@ def _join(batches: bytes, found: list[AckBatch]) -> None:
             high = first
             continue
         if kind >= 0:
-            found.append(_new(AckBatch, (low, high, _TYPES[kind], 0, False, high > low)))
+            found.append(_new(AckBatch, (low, high, _TYPES[kind], 0, False, high > low, 0)))
         if first == last:
             low, high, kind = first, last, type_
         else:
-            found.append(_new(AckBatch, (first, last, _TYPES[type_], 0, False, False)))
+            found.append(_new(AckBatch, (first, last, _TYPES[type_], 0, False, False, 0)))
             kind = -1
     if kind >= 0:
-        found.append(_new(AckBatch, (low, high, _TYPES[kind], 0, False, high > low)))
+        found.append(_new(AckBatch, (low, high, _TYPES[kind], 0, False, high > low, 0)))
 
 
 def _read_batch(reader: FrameReader) -> AckBatch:
@@ -227,8 +229,10 @@ def _read_batch(reader: FrameReader) -> AckBatch:
     types = reader.take(reader.count(1))
     tags = reader.tags()
     if not tags:
-        return _new(AckBatch, (first, last, types, 0, False, False))
-    return AckBatch(first, last, types, _delay(tags[DELAY_TAG]) if DELAY_TAG in tags else 0, UNRUN_TAG in tags)
+        return _new(AckBatch, (first, last, types, 0, False, False, 0))
+    delay_ms = _delay(tags[DELAY_TAG]) if DELAY_TAG in tags else 0
+    attempt = _attempt(tags[ATTEMPT_TAG]) if ATTEMPT_TAG in tags else 0
+    return AckBatch(first, last, types, delay_ms, UNRUN_TAG in tags, attempt=attempt)
 
 
 def _order(field: bytes) -> tuple[int, int]:
@@ -241,6 +245,16 @@ def _order(field: bytes) -> tuple[int, int]:
     if reader.position != reader.end or not 1 <= chain <= CHAIN_MAX or heads > I32_MAX:
         raise DecodeError(f"the order of a fetch cannot be read: chains of {chain} (1 to {CHAIN_MAX}), {heads} heads")
     return chain, heads
+
+
+def _attempt(field: bytes) -> int:
+    try:
+        attempt = FrameReader(field, 0).varint()
+    except DecodeError as error:
+        raise DecodeError(f"the attempt of an acknowledgement cannot be read: {error}") from None
+    if attempt > I32_MAX:
+        raise DecodeError(f"the attempt of an acknowledgement cannot be read: {attempt} is more than an int32 holds")
+    return attempt
 
 
 def _delay(field: bytes) -> int:
@@ -321,12 +335,14 @@ def _write_topics(pieces: list[bytes], partitions: Sequence[SharePartitionReques
 
 
 def _write_batches(pieces: list[bytes], batches: Iterable[AckBatch]) -> None:
-    for first, last, types, delay_ms, unrun, _ in batches:
+    for first, last, types, delay_ms, unrun, _, attempt in batches:
         tags: dict[int, bytes] = {}
         if delay_ms:
             tags[DELAY_TAG] = varint(delay_ms)
         if unrun:
             tags[UNRUN_TAG] = b""
+        if attempt:
+            tags[ATTEMPT_TAG] = varint(attempt)
         pieces += (_RANGE.pack(first, last), count(len(types)), types, tagged(tags) if tags else _NO_TAGS)
 
 

@@ -81,7 +81,7 @@ def states_after(limits: Limits) -> StatesAfter:
 
 def _check_shape(batches: Sequence[AcknowledgeBatch]) -> None:
     previous = 0
-    for first, last, types, _, _, _ in batches:
+    for first, last, types, _, _, _, _ in batches:
         # "<", not "<=": two batches may share one offset here; the second then finds it pending (SG-7.1; scenario V22).
         if first < previous or last < first:
             raise InvalidRequest(f"batch {first}-{last}: offsets must be ascending and not negative")
@@ -154,7 +154,7 @@ def _decide_all(
 
 def _decide_one(window: Window, after: StatesAfter, member_id: str, batch: AcknowledgeBatch) -> Decision | None:
     """Decide the common case, one offset that may be settled, without building ranges; None: not that case."""
-    offset, last, types, not_before_ms, _, _ = batch
+    offset, last, types, not_before_ms, _, _, attempt = batch
     at, states = offset - window.base, window.states
     if offset != last or not_before_ms or batch.unrun or len(types) != 1 or not 0 <= at < len(states):
         return None
@@ -163,7 +163,7 @@ def _decide_one(window: Window, after: StatesAfter, member_id: str, batch: Ackno
     kind, count = types[0], window.counts[at]
     if states[at] != ACQUIRED or kind >= _RENEW or count >= COUNT_HIGH or offset < window.start:
         return None
-    if window.holds.by_id[window.hold_ids[at]].member_id != member_id:
+    if window.holds.by_id[window.hold_ids[at]].member_id != member_id or (attempt and attempt != count):
         return None
     state = (after.below_limit if count < after.delivery_count_max else after.at_limit)[kind]
     changes = (StateRun(offset, offset, state, count),)
@@ -229,6 +229,13 @@ def _check_owner(window: Window, member_id: str, first: int, last: int) -> None:
             raise InvalidRecordState(f"offset {held_first} is acquired by another member")
 
 
+def _check_attempt(window: Window, first: int, last: int, attempt: int) -> None:
+    """A lock may have lapsed and its record been acquired again, by the same member, before it knew."""
+    for low, _, count in window.counted(first, last):
+        if count != attempt:
+            raise InvalidRecordState(f"offset {low} is acquired for the delivery {count}, and no more for {attempt}")
+
+
 def _plan(
     window: Window,
     limits: Limits,
@@ -243,6 +250,8 @@ def _plan(
     until_ms = min(batch.not_before_ms, now_ms + DELAY_MS_MAX)  # SG-7.10
     delay_until_ms = until_ms if until_ms > now_ms else 0
     for first, last, kind in _pieces(window, member_id, batch):
+        if batch.attempt:
+            _check_attempt(window, first, last, batch.attempt)
         if kind == _RENEW:
             if not limits.renew_enabled:
                 raise InvalidRecordState("renewal is turned off for this group")
@@ -283,7 +292,7 @@ def _in_order(window: Window, first: int, last: int, kind: int) -> Iterator[tupl
 def _explode(window: Window, batches: Sequence[AcknowledgeBatch]) -> None:
     """Track by offset the batches that are acknowledged in part or with a type an offset."""
     cached = window.cached
-    for first, last, types, _, _, joined in batches:
+    for first, last, types, _, _, joined, _ in batches:
         if last < window.start:
             continue
         cached.explode(first, last)

@@ -81,6 +81,15 @@ class Holds:
                 due.append(hold)
         return due
 
+    def put_off(self, now_ms: int, by_ms: int) -> None:
+        """Locks lapse no sooner than after so long from now, because whoever keeps them was not there to be heard."""
+        until_ms = now_ms + by_ms
+        for hold in self.by_id.values():
+            if hold.member_id is not None and not hold.lapsed and hold.due_ms < until_ms:
+                hold.due_ms = until_ms
+        self._heap = [(held.due_ms, held.hold_id) for held in self.by_id.values() if not held.lapsed]
+        heapify(self._heap)
+
     def take_member(self, member_id: str) -> list[Hold]:
         """Return the holds of a member; the caller settles their offsets."""
         return [hold for hold in self.by_id.values() if hold.member_id == member_id and not hold.lapsed]

@@ -456,6 +456,10 @@ class SharePartition:
         """
         return acknowledging.abort(self._window, self._limits, decision, now_ms)
 
+    def put_off(self, now_ms: int, by_ms: int) -> None:
+        """No lock lapses sooner than so long from now: whoever leads was away, and renewals may wait to be read."""
+        self._window.holds.put_off(now_ms, by_ms)
+
     def lapse(self, now_ms: int) -> PartitionUpdate | None:
         """Take back the locks that lapsed at or before `now_ms`; it stands even if its write fails (SG-8.2).
 

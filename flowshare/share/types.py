@@ -106,6 +106,8 @@ class AcknowledgeBatch(NamedTuple):
     what this range releases (SG-7.10); `unrun` says that the released records were never started, so that the delivery
     does not count (SG-3.2). Both are flowshare's own and are ignored for types other than RELEASE. `joined` stands for
     one batch of this type an offset, and is decided exactly as they would be: a hole within it is an error, too.
+    `attempt` (0: not said) is the delivery count that the records were acquired with: what was acquired again since, by
+    the same member even, is not meant.
     """
 
     first: int
@@ -114,6 +116,7 @@ class AcknowledgeBatch(NamedTuple):
     not_before_ms: int = 0
     unrun: bool = False
     joined: bool = False
+    attempt: int = 0
 
 
 class StateRun(NamedTuple):

@@ -292,11 +292,28 @@ def test_acknowledgements_of_two_connections_go_in_requests_of_their_own():
     assert [list(made) for made in member.requests] == [[TP], [TP]]
 
 
+def test_records_of_different_attempts_are_acknowledged_in_batches_of_their_own_and_in_order():
+    def act(sender: AckSender, _: WritingMember) -> None:
+        sender.accept((TP, 1), [1, 4], 1)
+        sender.accept((TP, 1), [3], 2)
+        sender.accept((TP, 1), [0], 1)
+        sender.acknowledge((TP, 1), 2, 2, RELEASE, "retried", attempt=2)
+
+    member, _, _ = acking(None, act)
+
+    assert [(one.first, one.last, one.types, one.attempt) for one in member.requests[0][TP]] == [
+        (0, 1, ACCEPT, 1),
+        (2, 2, RELEASE, 2),
+        (3, 3, ACCEPT, 2),
+        (4, 4, ACCEPT, 1),
+    ]
+
+
 def test_renewing_finds_the_ranges_whose_locks_are_lost():
     found: list[Any] = []
 
     async def act(sender: AckSender, _: WritingMember) -> None:
-        found.append(await sender.renew((TP, 0), [(0, 3), (6, 6)]))
+        found.append(await sender.renew((TP, 0), [(0, 3, 0), (6, 6, 0)]))
 
     def answer(tp: TopicPartition, batches: list[AckBatch]) -> ErrorCode:
         return ErrorCode.INVALID_RECORD_STATE if any(one.first <= 2 <= one.last for one in batches) else ErrorCode.NONE

@@ -270,3 +270,41 @@ def test_a_record_whose_attempts_are_used_up_waits_until_it_is_the_first_of_its_
 
     assert (startable(chunk), reading.later, reading.stats.redelivered) == ([], [], 1)
     assert sorted(record.offset for record in chunk.chains.behind([0])) == [1, 2]
+
+
+def test_in_an_order_acknowledgements_say_the_attempt_that_they_are_of() -> None:
+    ranges = [AcquiredRange(0, 1, 1), AcquiredRange(2, 2, 4), AcquiredRange(3, 3, 1)]
+    decoded = decode_raw(batch("abcd"), ranges)
+
+    def of(fence: tuple[int, int] | None) -> list[tuple[int, int, int]]:
+        return Chunk(
+            "agent", "in", TP, decoded.runs, decode=None, deadline=30.0, generation=0, arrived=0.0, fence=fence
+        ).counted_runs([0, 1, 2, 3])
+
+    assert of((7, 0)) == [(0, 1, 1), (2, 2, 4), (3, 3, 1)]
+    assert of(None) == [(0, 3, 0)]
+
+
+def again(keys: str, first: int, last: int, attempt: int) -> Chunk:
+    """What of a batch is delivered once more."""
+    decoded = decode_raw(batch(keys), [AcquiredRange(first, last, attempt)])
+    return Chunk(
+        "agent", "in", TP, decoded.runs, decode=None, deadline=30.0, generation=0, arrived=0.0, fence=(7, attempt)
+    )
+
+
+def test_what_is_given_again_is_not_begun_as_it_was_given_before_nor_what_stands_behind_it() -> None:
+    ledger, earlier = held("abaac", begun=1)
+
+    ledger.held.add(again("abaac", 0, 1, attempt=2))
+
+    assert (sorted(earlier.lost), startable(earlier)) == ([0, 1], [4])
+    assert ledger.releases() == [(2, 3)]
+
+
+def test_a_first_delivery_takes_nothing_away_from_what_is_held() -> None:
+    ledger, earlier = held("abaac", begun=1)
+
+    ledger.held.add(again("abaac", 0, 1, attempt=1))
+
+    assert not earlier.lost

@@ -57,7 +57,13 @@ class FailOver:
         self.topic = f"failover-{uuid.uuid4().hex[:8]}"
         make_topic(kafka.bootstrap, self.topic, PARTITIONS)
         self.workers = Workers(
-            folder, kafka, wires, topic=self.topic, slots=SLOTS, state=False, short_s=0.005, concurrency=64
+            folder,
+            kafka,
+            wires,
+            topic=self.topic,
+            slots=SLOTS,
+            state=False,
+            environment={"SHORT_S": "0.005", "CONCURRENCY": "64"},
         )
         self.journals = Journals(self.workers.journals)
         self.traffic = Traffic(kafka.bootstrap, self.topic, partitions=PARTITIONS, records=RECORDS_MAX, rate=rate)

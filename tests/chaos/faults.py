@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from tests.chaos.cluster import MortalKafka
 from tests.chaos.judge import Fault
-from tests.chaos.workers import Worker, Workers
+from tests.chaos.workers import Process, Processes, Worker, Workers
 
 APART_S = 11.0
 LOCKS_S = 20.0
@@ -22,11 +22,154 @@ LOCKS_S = 20.0
 WORKERS_MIN = 2
 
 
-class Faults:
-    """Faults of one run. dice: decides everything that is left open here."""
+def _death(kind: str, at: float, *pids: int) -> Fault:
+    return Fault(kind, at, time.monotonic(), pids, pids, killed=pids)
 
-    def __init__(self, workers: Workers, kafka: MortalKafka, dice: random.Random) -> None:
-        self._workers, self._kafka, self._dice = workers, kafka, dice
+
+class ProcessFaults:
+    """What can happen to the processes of any run. dice: decides everything that is left open here.
+
+    apart_s: for how long one stands still that the others give up. locks_s: for how long locks last without a word.
+    """
+
+    def __init__(
+        self, workers: Processes, dice: random.Random, *, apart_s: float = APART_S, locks_s: float = LOCKS_S
+    ) -> None:
+        self._workers, self._dice, self._apart_s, self._locks_s = workers, dice, apart_s, locks_s
+
+    # --- whom -----------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> list[Process]:
+        return [worker for worker in self._workers.alive.values() if worker.ready]
+
+    def _victim(self) -> Process:
+        self._workers.wait_ready(*list(self._workers.alive.values())[:WORKERS_MIN])
+        return self._dice.choice(self._ready())
+
+    def _rest(self, most_s: float) -> None:
+        time.sleep(self._dice.uniform(0.0, most_s))
+
+    # --- deaths ---------------------------------------------------------------------------------------------------
+
+    def kill(self) -> Fault:
+        """kill -9; another one comes to its place after a while."""
+        return self._killed("kill", self._victim())
+
+    def _killed(self, kind: str, victim: Process) -> Fault:
+        at = self._workers.kill(victim)
+        self._rest(3.0)
+        self._workers.start(victim.place)
+        return _death(kind, at, victim.pid)
+
+    def kill_two(self) -> Fault:
+        """Two at once, if one is left."""
+        self._workers.wait_ready(*self._workers.alive.values())
+        found = self._ready()
+        victims = self._dice.sample(found, min(2, len(found) - 1))
+        at = time.monotonic()
+        for victim in victims:
+            self._workers.kill(victim)
+        for victim in victims:
+            self._workers.start(victim.place)
+        pids = tuple(victim.pid for victim in victims)
+        return _death("kill of two", at, *pids)
+
+    def freeze(self) -> Fault:
+        """SIGSTOP for longer than the others wait."""
+        length_s = self._apart_s + self._dice.uniform(0.0, 3.0)
+        return self._frozen("frozen past the session", self._victim(), length_s, given_up=True)
+
+    def freeze_locks(self) -> Fault:
+        """SIGSTOP for longer than its locks last."""
+        return self._frozen("frozen past the locks", self._victim(), self._past_locks_s(), given_up=True)
+
+    def _past_locks_s(self) -> float:
+        return self._locks_s * 1.3 + self._dice.uniform(0.0, 3.0)
+
+    def pause(self) -> Fault:
+        """SIGSTOP for less."""
+        return self._frozen("frozen for a moment", self._victim(), self._dice.uniform(0.5, 2.5), given_up=False)
+
+    def _frozen(self, kind: str, victim: Process, length_s: float, *, given_up: bool) -> Fault:
+        at = victim.send(signal.SIGSTOP)
+        time.sleep(length_s)
+        until = victim.send(signal.SIGCONT)
+        pids = (victim.pid,)
+        return Fault(kind, at, until, pids, pids if given_up else (), still=pids)
+
+    # --- in order -------------------------------------------------------------------------------------------------
+
+    def roll(self) -> Fault:
+        """Each worker is stopped, and one started at its place, one after the other."""
+        at = time.monotonic()
+        before = list(self._workers.alive.values())
+        for worker in before:
+            code = self._workers.stop(worker)
+            assert code == 0, f"worker {worker.pid} ended with {code}:\n{worker.log.read_text()[-8000:]}"
+            self._workers.wait_ready(self._workers.start(worker.place))
+        return Fault("rolling restart", at, time.monotonic(), tuple(worker.pid for worker in before))
+
+    def join_and_leave(self) -> Fault:
+        """One more worker, then one less."""
+        at = time.monotonic()
+        places = set(range(self._workers.places)) - set(self._workers.alive)
+        if places:
+            self._workers.wait_ready(self._workers.start(min(places)))
+            self._rest(2.0)
+        leaver = self._victim()
+        code = self._workers.stop(leaver)
+        assert code == 0, f"worker {leaver.pid} ended with {code}:\n{leaver.log.read_text()[-8000:]}"
+        if not places:
+            self._workers.start(leaver.place)
+        return Fault("join and leave", at, time.monotonic(), (leaver.pid,))
+
+
+class PathFaults(ProcessFaults):
+    """Faults of workers that share an embedded path, which one of them leads. leader: its process."""
+
+    def __init__(
+        self, workers: Processes, dice: random.Random, leader: Callable[[], int | None], *, locks_s: float
+    ) -> None:
+        super().__init__(workers, dice, locks_s=locks_s)
+        self._leader = leader
+        self.kinds: dict[str, Callable[[], Fault]] = {
+            "kill": self.kill,
+            "kill of the leader": self.kill_leader,
+            "kill of two": self.kill_two,
+            "leader frozen past the locks": self.freeze_leader,
+            "frozen for a moment": self.pause,
+            "rolling restart": self.roll,
+            "join and leave": self.join_and_leave,
+        }
+
+    def _leading(self) -> Process:
+        self._workers.wait_ready(*self._workers.alive.values())
+        pid = self._leader()
+        return next((one for one in self._workers.alive.values() if one.pid == pid), None) or self._victim()
+
+    def kill_leader(self) -> Fault:
+        """kill -9 of the process that leads the path."""
+        return self._killed("kill of the leader", self._leading())
+
+    def freeze_leader(self) -> Fault:
+        """SIGSTOP of it, for longer than the locks last: nobody can take the path over, and nobody renew."""
+        return self._frozen("leader frozen past the locks", self._leading(), self._past_locks_s(), given_up=True)
+
+
+class Faults(ProcessFaults):
+    """Faults of a fleet."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        kafka: MortalKafka,
+        dice: random.Random,
+        *,
+        apart_s: float = APART_S,
+        locks_s: float = LOCKS_S,
+    ) -> None:
+        super().__init__(workers, dice, apart_s=apart_s, locks_s=locks_s)
+        self._kafka = kafka
         self._away: list[tuple[float, float]] = []
         """From when to when there was no broker."""
         self.kinds: dict[str, Callable[[], Fault]] = {
@@ -47,28 +190,6 @@ class Faults:
             "join and leave": self.join_and_leave,
         }
 
-    # --- whom -----------------------------------------------------------------------------------------------------
-
-    def _ready(self) -> list[Worker]:
-        return [worker for worker in self._workers.alive.values() if worker.ready]
-
-    def _victim(self) -> Worker:
-        self._workers.wait_ready(*list(self._workers.alive.values())[:WORKERS_MIN])
-        return self._dice.choice(self._ready())
-
-    def _rest(self, most_s: float) -> None:
-        time.sleep(self._dice.uniform(0.0, most_s))
-
-    # --- deaths ---------------------------------------------------------------------------------------------------
-
-    def kill(self) -> Fault:
-        """kill -9; another one comes to its place after a while."""
-        victim = self._victim()
-        at = self._workers.kill(victim)
-        self._rest(3.0)
-        self._workers.start(victim.place)
-        return Fault("kill", at, time.monotonic(), (victim.pid,), (victim.pid,))
-
     def kill_slow(self) -> Fault:
         """kill -9 while all its words to the broker, and others' words to it, take long."""
         victim = self._victim()
@@ -78,35 +199,7 @@ class Faults:
         victim.broker.mend()
         victim.peers.mend()
         self._workers.start(victim.place)
-        return Fault("kill with accepts on their way", at, time.monotonic(), (victim.pid,), (victim.pid,))
-
-    def kill_two(self) -> Fault:
-        """Two at once, if one is left."""
-        self._workers.wait_ready(*self._workers.alive.values())
-        found = self._ready()
-        victims = self._dice.sample(found, min(2, len(found) - 1))
-        at = time.monotonic()
-        for victim in victims:
-            self._workers.kill(victim)
-        for victim in victims:
-            self._workers.start(victim.place)
-        pids = tuple(victim.pid for victim in victims)
-        return Fault("kill of two", at, time.monotonic(), pids, pids)
-
-    def freeze(self) -> Fault:
-        """SIGSTOP for longer than the others wait."""
-        return self._frozen("frozen past the session", APART_S + self._dice.uniform(0.0, 3.0), given_up=True)
-
-    def pause(self) -> Fault:
-        """SIGSTOP for less."""
-        return self._frozen("frozen for a moment", self._dice.uniform(0.5, 2.5), given_up=False)
-
-    def _frozen(self, kind: str, length_s: float, *, given_up: bool) -> Fault:
-        victim = self._victim()
-        at = victim.send(signal.SIGSTOP)
-        time.sleep(length_s)
-        until = victim.send(signal.SIGCONT)
-        return Fault(kind, at, until, (victim.pid,), (victim.pid,) if given_up else ())
+        return _death("kill with accepts on their way", at, victim.pid)
 
     # --- wires ----------------------------------------------------------------------------------------------------
 
@@ -190,32 +283,6 @@ class Faults:
         self._away.append((at, until))
         # Nobody can renew a lock without the broker: on a slow machine it may be away for longer than one lasts, or
         # come for a moment only between two faults.
-        away_s = sum(end - start for start, end in self._away if end > at - LOCKS_S)
+        away_s = sum(end - start for start, end in self._away if end > at - self._locks_s)
         pids = tuple(worker.pid for worker in self._workers.alive.values())
-        return Fault(kind, at, until, pids, pids if away_s > LOCKS_S else ())
-
-    # --- in order -------------------------------------------------------------------------------------------------
-
-    def roll(self) -> Fault:
-        """Each worker is stopped, and one started at its place, one after the other."""
-        at = time.monotonic()
-        before = list(self._workers.alive.values())
-        for worker in before:
-            code = self._workers.stop(worker)
-            assert code == 0, f"worker {worker.pid} ended with {code}:\n{worker.log.read_text()[-8000:]}"
-            self._workers.wait_ready(self._workers.start(worker.place))
-        return Fault("rolling restart", at, time.monotonic(), tuple(worker.pid for worker in before))
-
-    def join_and_leave(self) -> Fault:
-        """One more worker, then one less."""
-        at = time.monotonic()
-        places = set(range(len(self._kafka.proxies))) - set(self._workers.alive)
-        if places:
-            self._workers.wait_ready(self._workers.start(min(places)))
-            self._rest(2.0)
-        leaver = self._victim()
-        code = self._workers.stop(leaver)
-        assert code == 0, f"worker {leaver.pid} ended with {code}:\n{leaver.log.read_text()[-8000:]}"
-        if not places:
-            self._workers.start(leaver.place)
-        return Fault("join and leave", at, time.monotonic(), (leaver.pid,))
+        return Fault(kind, at, until, pids, pids if away_s > self._locks_s else ())

@@ -74,6 +74,27 @@ class Line(NamedTuple):
 
 
 @dataclass
+class Growing:
+    """All processes' journals in a folder, read as they grow. size: of a line."""
+
+    folder: Path
+    size: int
+    _read: dict[Path, int] = field(default_factory=dict)
+
+    def rest(self) -> Iterator[tuple[Path, bytes]]:
+        """The whole lines that were added, with the journal that they are in."""
+        for path in self.folder.glob("*.journal"):
+            position = self._read.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(position)
+                data = file.read()
+            whole = len(data) - len(data) % self.size
+            self._read[path] = position + whole
+            if whole:
+                yield path, data[:whole]
+
+
+@dataclass
 class Journals:
     """All workers' journals in a folder, read as they grow."""
 
@@ -81,23 +102,17 @@ class Journals:
     lines: list[Line] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
     """Ids of the records whose handler ended at least once."""
-    _read: dict[Path, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._growing = Growing(self.folder, LINE.size)
 
     def go_on(self) -> list[Line]:
         """Read what was added; the new lines, each journal's in its order."""
-        new: list[Line] = []
-        for path in self.folder.glob("*.journal"):
-            new += self._rest(path)
+        new = [Line(*line) for _, data in self._growing.rest() for line in _lines(data)]
         self.lines += new
         self.ended.update(line.number for line in new if line.what == ENDED)
         return new
 
-    def _rest(self, path: Path) -> Iterator[Line]:
-        with path.open("rb") as file:
-            position = self._read.get(path, 0)
-            file.seek(position)
-            data = file.read()
-        whole = len(data) - len(data) % LINE.size
-        self._read[path] = position + whole
-        for what, partition, attempt, pid, offset, number, at in LINE.iter_unpack(data[:whole]):
-            yield Line(what, partition, attempt, pid, offset, number, at)
+
+def _lines(data: bytes) -> Iterator[tuple[bytes, int, int, int, int, int, float]]:
+    return LINE.iter_unpack(data)

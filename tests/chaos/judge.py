@@ -21,13 +21,18 @@ from tests.chaos.journal import ACCEPTED, BEGUN, ENDED, OTHER, Line
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was done. gives_up: processes that the others may have given up for it. until: when it was over."""
+    """What was done. gives_up: processes that the others may have given up for it. until: when it was over.
+
+    killed: those that ended by it. still: those that stood still for all of its time.
+    """
 
     kind: str
     at: float
     until: float
     pids: tuple[int, ...] = ()
     gives_up: tuple[int, ...] = ()
+    killed: tuple[int, ...] = ()
+    still: tuple[int, ...] = ()
 
 
 @dataclass

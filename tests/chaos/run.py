@@ -67,8 +67,10 @@ class Run:
             topic=self.topic,
             slots=plan.slots,
             state=self.state,
-            short_s=self.dice.choice([0.002, 0.01, 0.03]),
-            concurrency=self.dice.choice([16, 32, 64]),
+            environment={
+                "SHORT_S": str(self.dice.choice([0.002, 0.01, 0.03])),
+                "CONCURRENCY": str(self.dice.choice([16, 32, 64])),
+            },
         )
         self.journals = Journals(self.workers.journals)
         self.faults: list[Fault] = []

@@ -1,24 +1,34 @@
-"""Records with ids that flow at a steady rate, by librdkafka's idempotent producer past all proxies."""
+"""Records with ids that flow at a steady rate, by librdkafka's idempotent producer past all proxies.
+
+`Feed` produces by flowshare's own producer, on any backend, as much as it is told to and as fast as it can.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from flowshare.backend import open_backend
-from flowshare.backend.base import BackendError
+from flowshare.backend.base import Backend, BackendError
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ClientError
+from flowshare.client.producer.producer import Message
+from flowshare.client.producer.producer import Producer as OwnProducer
 from flowshare.clock import LoopClock
 from flowshare.fleet.state.topic import state_topic
 from flowshare.slots.records import Claim, decode
 
 FLUSH_S = 60.0
 TICK_S = 0.05
+PIECE = 20_000
+PATIENCE_S = 5.0
+"""How long workers come first when nobody leads a path."""
 
 
 def make_topic(bootstrap: str, topic: str, partitions: int) -> None:
@@ -73,6 +83,82 @@ class Traffic(threading.Thread):
 
         value = b"%016d" % number + b"." * 84
         self._producer.produce(self._topic, value, partition=number % self._partitions, on_delivery=confirmed)
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Backend]:
+    """The backend at a URL, with workers before it where somebody has to lead."""
+    backend = open_backend(url, clock=LoopClock(), patience_s=PATIENCE_S)
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+class Feed(threading.Thread):
+    """Produces messages in their order, up to where it may; each time it is allowed more, it connects anew."""
+
+    def __init__(self, url: str, topic: str, messages: Sequence[Message]) -> None:
+        super().__init__(name="feed", daemon=True)
+        self._url, self._topic, self._messages = url, topic, messages
+        self._stopped = threading.Event()
+        self.up_to = 0
+        self.sent = 0
+        self.error: BaseException | None = None
+
+    def make_topic(self, partitions: int) -> None:
+        """Returns when it is made."""
+
+        async def make() -> None:
+            async with opened(self._url) as backend:
+                admin = ShareAdmin(lambda: backend.connect("feed"), clock=LoopClock())
+                await admin.create_topic(self._topic, partitions=partitions)
+                await admin.close()
+
+        asyncio.run(make())
+
+    def stop(self) -> None:
+        """Produce no more."""
+        self._stopped.set()
+        if self.ident is not None:
+            self.join(FLUSH_S)
+
+    def run(self) -> None:
+        while self.sent < len(self._messages) and not self._stopped.is_set():
+            if self.sent < self.up_to:
+                try:
+                    asyncio.run(self._send())
+                except BaseException as error:
+                    self.error = error
+                    raise
+            time.sleep(TICK_S)
+
+    async def _send(self) -> None:
+        async with opened(self._url) as backend:
+            producer = OwnProducer(lambda: backend.connect("feed"), clock=LoopClock(), batch_size=100_000)
+            while self.sent < self.up_to and not self._stopped.is_set():
+                until = min(self.up_to, self.sent + PIECE)
+                await producer.send_many(self._topic, self._messages[self.sent : until])
+                self.sent = until
+            await producer.close()
+
+
+def values_in(url: str, topic: str) -> list[bytes | None]:
+    """The values of all records in the first partition of a topic."""
+
+    async def read() -> list[bytes | None]:
+        async with opened(url) as backend:
+            admin = ShareAdmin(lambda: backend.connect("letters"), clock=LoopClock())
+            found: list[bytes | None] = []
+            offset = 0
+            while records := await admin.read(topic, 0, offset, limit=1_000):
+                found += [record.value for record in records]
+                offset = records[-1].offset + 1
+            await admin.close()
+            return found
+
+    return asyncio.run(read())
 
 
 def claims_in(bootstrap: str, fleet: str, slots: int) -> list[tuple[float, int, Claim]]:

@@ -1,4 +1,4 @@
-"""The worker processes of a run: `flowshare worker` in places 0 to n, each behind proxies of its own."""
+"""The worker processes of a run: `flowshare worker` in places 0 to n, those of a fleet behind proxies of their own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,15 +23,15 @@ STOP_S = 60.0
 
 
 @dataclass
-class Worker:
-    """One process. pid: of it. broker, peers: its proxies, to the broker and in front of its own listener."""
+class Process:
+    """One process. pid: of it."""
 
     place: int
     process: subprocess.Popen[bytes]
-    broker: Proxy
-    peers: Proxy
     log: Path
     born: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+    """When it had ended in order."""
 
     @property
     def pid(self) -> int:
@@ -51,73 +52,62 @@ class Worker:
         return time.monotonic()
 
 
-class Workers:
-    """All of them. state: whether each keeps its slots' state in a directory, and so its name."""
+@dataclass
+class Worker(Process):
+    """One of a fleet. broker, peers: its proxies, to the broker and in front of its own listener."""
 
-    def __init__(
-        self,
-        folder: Path,
-        kafka: MortalKafka,
-        wires: Wires,
-        *,
-        topic: str,
-        slots: int,
-        state: bool,
-        short_s: float,
-        concurrency: int,
-    ) -> None:
+    broker: Proxy = field(kw_only=True)
+    peers: Proxy = field(kw_only=True)
+
+
+class Processes:
+    """Workers of one app, which has its settings from the environment, and writes its journals where JOURNALS says."""
+
+    def __init__(self, folder: Path, places: int, *, app: str, environment: Mapping[str, str]) -> None:
         self.folder = folder
         self.journals = folder / "journals"
         self.journals.mkdir(parents=True, exist_ok=True)
-        (folder / "chaosapp.py").write_text(APP)
         (folder / "hypothesis.py").write_text("raise ModuleNotFoundError")  # kio takes 0.4 s for it
-        self._kafka = kafka
-        self._topic, self._slots, self._state = topic, slots, state
-        self._short_s, self._concurrency = short_s, concurrency
-        self._peers = [wires.proxy() for _ in kafka.proxies]
-        self.all: list[Worker] = []
-        self.alive: dict[int, Worker] = {}
+        self.places = places
+        self._app, self._environment = app, environment
+        self.all: list[Process] = []
+        self.alive: dict[int, Process] = {}
         """By place."""
 
-    def url(self, broker: str, **more: object) -> str:
-        """The broker URL of this fleet."""
-        options = {"share": "workers", "fleet": self._topic, "slots": self._slots, **more}
-        return f"kafka://{broker}?" + "&".join(f"{name}={value}" for name, value in options.items())
-
-    def start(self, place: int) -> Worker:
+    def start(self, place: int) -> Process:
         """Start a worker at a free place; it is not ready yet."""
-        assert place not in self.alive
-        broker, peers = self._kafka.proxies[place], self._peers[place]
-        (port,) = free_ports(1)
-        peers.target = port
-        more = {"listen": f"{HOST}:{port}", "advertise": f"{HOST}:{peers.port}"}
-        if self._state:
-            more["state_dir"] = str(self.folder / "state")
-        log = self.folder / f"worker-{place}-{len(self.all)}.log"
+        process, log = self.run(f"worker-{place}", ["flowshare.cli", "worker", self._app])
+        return self.add(Process(place, process, log))
+
+    def add(self, worker: Process) -> Process:
+        """Take a worker that was started among the others."""
+        assert worker.place not in self.alive
+        self.all.append(worker)
+        self.alive[worker.place] = worker
+        return worker
+
+    def run(self, name: str, arguments: list[str], **more: str) -> tuple[subprocess.Popen[bytes], Path]:
+        """Start a Python process of this run, with the app's environment and `more`; it, and its log."""
+        log = self.folder / f"{name}-{len(self.all)}.log"
         environment = {
             **os.environ,
-            "URL": self.url(f"{HOST}:{broker.port}", **more),
-            "TOPIC": self._topic,
             "JOURNALS": str(self.journals),
-            "SHORT_S": str(self._short_s),
-            "CONCURRENCY": str(self._concurrency),
             "PYTHONPATH": os.pathsep.join([str(self.folder), str(ROOT)]),
+            **self._environment,
+            **more,
         }
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "flowshare.cli", "worker", "chaosapp:app"],
+                [sys.executable, "-m", *arguments],
                 cwd=self.folder,
                 env=environment,
                 stdout=output,
                 stderr=output,
                 preexec_fn=tied_to_parent(),
             )
-        worker = Worker(place, process, broker, peers, log)
-        self.all.append(worker)
-        self.alive[place] = worker
-        return worker
+        return process, log
 
-    def wait_ready(self, *workers: Worker, limit_s: float = 90.0) -> None:
+    def wait_ready(self, *workers: Process, limit_s: float = 90.0) -> None:
         """Wait until they fetch. Raises: AssertionError."""
         until = time.monotonic() + limit_s
         for worker in workers:
@@ -126,22 +116,24 @@ class Workers:
                 assert time.monotonic() < until, f"worker {worker.pid} is not ready:\n{worker.log.read_text()[-8000:]}"
                 time.sleep(0.05)
 
-    def kill(self, worker: Worker) -> float:
+    def kill(self, worker: Process) -> float:
         """kill -9; when that was."""
         del self.alive[worker.place]
         at = worker.send(signal.SIGKILL)
         worker.process.wait(STOP_S)
         return at
 
-    def stop(self, worker: Worker) -> int:
+    def stop(self, worker: Process) -> int:
         """SIGTERM, and wait for its end; its exit code. Raises: AssertionError."""
         self.alive.pop(worker.place, None)
         worker.send(signal.SIGTERM)
         try:
-            return worker.process.wait(STOP_S)
+            code = worker.process.wait(STOP_S)
+            worker.ended = time.monotonic()
         except subprocess.TimeoutExpired:
             text = worker.log.read_text()[-8000:]
             raise AssertionError(f"worker {worker.pid} does not end by SIGTERM:\n{text}") from None
+        return code
 
     def check(self) -> None:
         """Nobody ended by itself. Raises: AssertionError."""
@@ -158,3 +150,47 @@ class Workers:
                 with contextlib.suppress(ProcessLookupError):
                     worker.process.kill()
                 worker.process.wait(STOP_S)
+
+
+class Workers(Processes):
+    """Those of a fleet. state: whether each keeps its slots' state in a directory, and so its name."""
+
+    all: list[Worker]  # type: ignore[assignment]
+    alive: dict[int, Worker]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        folder: Path,
+        kafka: MortalKafka,
+        wires: Wires,
+        *,
+        topic: str,
+        slots: int,
+        state: bool,
+        app: str = "chaosapp:app",
+        environment: Mapping[str, str],
+    ) -> None:
+        super().__init__(folder, len(kafka.proxies), app=app, environment={"TOPIC": topic, **environment})
+        (folder / "chaosapp.py").write_text(APP)
+        self._kafka = kafka
+        self._topic, self._slots, self._state = topic, slots, state
+        self._peers = [wires.proxy() for _ in kafka.proxies]
+
+    def url(self, broker: str, **more: object) -> str:
+        """The broker URL of this fleet."""
+        options = {"share": "workers", "fleet": self._topic, "slots": self._slots, **more}
+        return f"kafka://{broker}?" + "&".join(f"{name}={value}" for name, value in options.items())
+
+    def start(self, place: int) -> Worker:
+        """Start a worker at a free place; it is not ready yet."""
+        broker, peers = self._kafka.proxies[place], self._peers[place]
+        (port,) = free_ports(1)
+        peers.target = port
+        more = {"listen": f"{HOST}:{port}", "advertise": f"{HOST}:{peers.port}"}
+        if self._state:
+            more["state_dir"] = str(self.folder / "state")
+        url = self.url(f"{HOST}:{broker.port}", **more)
+        process, log = self.run(f"worker-{place}", ["flowshare.cli", "worker", self._app], URL=url)
+        worker = Worker(place, process, log, broker=broker, peers=peers)
+        self.add(worker)
+        return worker

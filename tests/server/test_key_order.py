@@ -166,6 +166,19 @@ async def test_a_new_leader_learns_the_keys_again_and_hands_out_nothing_out_of_t
     assert (first, later) == ([(4, 4, 1)], [(0, 0, 2), (3, 4, 2)])
 
 
+@pytest.mark.parametrize("how", ["restart", "die"])
+async def test_a_new_leader_hands_out_what_came_back_however_few_keys_are_asked_for(how: str) -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("abcd"))
+        m = w.member("m")
+        await m.fetch(at)
+        await m.acknowledge({at: [release(0, 3)]})
+        await getattr(w, how)()
+        found = [taken(await w.member(name).fetch(at, heads=1)) for name in "abcd"]
+
+    assert found == [[(0, 0, 2)], [(1, 1, 2)], [(2, 2, 2)], [(3, 3, 2)]]
+
+
 def fences(answer) -> list[tuple[int, int]]:
     """Of each record in an answer."""
     found = []

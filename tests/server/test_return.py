@@ -18,11 +18,12 @@ from flowshare.server.runtime.topic_index import TopicIndex
 from flowshare.server.share.resume import ShareResuming, merged, minus
 from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import ManualClock, settle
-from tests.server.world import accept, ranges, world
+from tests.server.world import accept, parked, ranges, world
 
 pytestmark = pytest.mark.asyncio
 
 GRACE_S = 3.0
+LOCK_S = 30.0
 
 
 async def test_what_a_living_member_holds_stays_with_it_when_the_leader_dies() -> None:
@@ -110,6 +111,20 @@ async def test_a_server_that_stood_still_itself_gives_its_members_time_to_be_hea
         await w.clock.advance(GRACE_S)
 
         assert await w.members() == ["m1"]
+
+
+async def test_a_server_that_stood_still_itself_hears_what_members_sent_before_their_locks_lapse() -> None:
+    async with world() as w:
+        at, m1 = await w.held(2)
+        task = await parked(w.member("m2").fetch(at, max_wait_ms=60_000))
+
+        w.clock._elapsed_s += LOCK_S + 10
+        await w.clock.advance(0.1)
+        assert (await m1.acknowledge({at: [accept(0)]})).partitions[0].error is ErrorCode.NONE
+        assert not task.done()
+        await w.clock.advance(LOCK_S)
+
+        assert ranges(await task) == [(1, 1, 2)]
 
 
 async def test_a_connection_that_a_member_left_before_it_ended_says_nothing_of_the_member() -> None:

@@ -470,3 +470,22 @@ async def test_a_renewing_fetch_fetches_nothing_and_must_ask_for_nothing() -> No
 
         assert refused.error is ErrorCode.INVALID_REQUEST
         assert [p.ack_error for p in answer.partitions] == [ErrorCode.NONE]
+
+
+async def test_records_whose_acquire_was_written_for_longer_than_their_lock_leave_with_time_to_renew_it() -> None:
+    async with world() as w:
+        at = TopicPartition(await w.topic(), 0)
+        m1, m2 = w.member("m1"), w.member("m2")
+        for member in (m1, m2):
+            await member.fetch(at)
+        await w.produce(2)
+        gate = asyncio.Event()
+        w.storage.before_write = gate.wait
+        first = await parked(m1.fetch(max_wait_ms=60_000))
+        await w.clock.advance(40)
+        w.storage.before_write = None
+        gate.set()
+        assert ranges(await first) == [(0, 1, 1)]
+        await w.clock.advance(1)
+
+        assert (await m2.fetch()).partitions == ()

@@ -43,3 +43,17 @@ def test_renewing_again_and_again_does_not_grow_the_deadlines():
 
     assert len(holds._heap) < 200
     assert holds.take_due(10_000) == [hold]
+
+
+def test_locks_that_are_put_off_are_due_then_and_delays_are_not_put_off():
+    holds = Holds()
+    lock = holds.open("m", 20, 0, 0, 1)
+    delay = holds.open(None, 20, 1, 1, 1)
+    later = holds.open("m", 90, 2, 2, 1)
+
+    holds.put_off(30, 10)
+
+    assert holds.take_due(30) == [delay]
+    assert holds.next_due_ms() == 40
+    assert holds.take_due(40) == [lock]
+    assert holds.take_due(90) == [later]

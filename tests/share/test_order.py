@@ -243,6 +243,20 @@ def test_a_member_that_is_gone_without_a_word_keeps_its_heads_until_its_locks_la
     assert (before, group.take("n", now=LOCK_MS)) == ([], [0, 2])
 
 
+@pytest.mark.parametrize("kind", [ACCEPT, RELEASE, RENEW])
+def test_what_is_said_of_a_lock_that_lapsed_is_not_said_of_the_next_one(kind: bytes) -> None:
+    group = Group("aa")
+    group.take(now=0)
+    group.partition.lapse(LOCK_MS)
+    again = group.take(now=LOCK_MS)
+
+    with pytest.raises(InvalidRecordState):
+        group.say([0], kind, attempt=1)
+    group.say([0], ACCEPT, attempt=2)
+
+    assert (again, group.take()) == ([0], [1])
+
+
 def test_a_member_whose_process_has_ended_keeps_nothing() -> None:
     group = Group("aab")
     group.take()

@@ -80,7 +80,8 @@ BACKOFF_S: Final = 0.1
 
 
 class AckRange(NamedTuple):
-    """One range with one type; `counter` is the field of `AgentStats` that it counts in when confirmed."""
+    """One range with one type; `counter` is the field of `AgentStats` that it counts in when confirmed. `attempt`: as
+    `AckBatch.attempt`."""
 
     first: int
     last: int
@@ -88,6 +89,7 @@ class AckRange(NamedTuple):
     delay_ms: int
     unrun: bool
     counter: str
+    attempt: int = 0
 
     @property
     def size(self) -> int:
@@ -96,7 +98,7 @@ class AckRange(NamedTuple):
 
     def batch(self) -> AckBatch:
         """As the client takes it."""
-        return AckBatch(self.first, self.last, self.types, self.delay_ms, self.unrun)
+        return AckBatch(self.first, self.last, self.types, self.delay_ms, self.unrun, attempt=self.attempt)
 
     def halves(self) -> tuple[AckRange, AckRange]:
         """The two halves of a range."""
@@ -146,12 +148,13 @@ class _Pending:
     __slots__ = ("accepted", "others")
 
     def __init__(self) -> None:
-        self.accepted: list[int] = []
+        self.accepted: dict[int, list[int]] = {}
+        """By attempt."""
         self.others: list[AckRange] = []
 
     @property
     def size(self) -> int:
-        return len(self.accepted) + sum(ack.size for ack in self.others)
+        return sum(map(len, self.accepted.values())) + sum(ack.size for ack in self.others)
 
 
 Key = tuple[TopicPartition, int]
@@ -215,16 +218,29 @@ class AckSender:
         self._member = member
         self._send()
 
-    def accept(self, key: Key, offsets: list[int]) -> None:
-        """Accept these offsets (in any order)."""
-        self._at(key).accepted += offsets
+    def accept(self, key: Key, offsets: list[int], attempt: int = 0) -> None:
+        """Accept these offsets (in any order). attempt: as `AckBatch.attempt`, here and below."""
+        accepted = self._at(key).accepted
+        if attempt in accepted:
+            accepted[attempt] += offsets
+        else:
+            accepted[attempt] = list(offsets)
         self._add(len(offsets))
 
     def acknowledge(
-        self, key: Key, first: int, last: int, types: bytes, counter: str, *, delay_ms: int = 0, unrun: bool = False
+        self,
+        key: Key,
+        first: int,
+        last: int,
+        types: bytes,
+        counter: str,
+        *,
+        delay_ms: int = 0,
+        unrun: bool = False,
+        attempt: int = 0,
     ) -> None:
         """Acknowledge a range in another way."""
-        ack = AckRange(first, last, types, delay_ms, unrun, counter)
+        ack = AckRange(first, last, types, delay_ms, unrun, counter, attempt)
         self._at(key).others.append(ack)
         self._add(ack.size)
 
@@ -271,9 +287,12 @@ class AckSender:
             self._timer.cancel()
         await cancelled(*self._tasks)
 
-    async def renew(self, key: Key, ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], float]:
-        """Renew locks now; returns the ranges that are lost and the new deadline (0: unknown)."""
-        acks = [AckRange(first, last, RENEW, 0, False, "renewed") for first, last in ranges]
+    async def renew(self, key: Key, ranges: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int]], float]:
+        """Renew locks now; returns the ranges that are lost and the new deadline (0: unknown).
+
+        ranges: first and last offset, attempt; ascending.
+        """
+        acks = [AckRange(first, last, RENEW, 0, False, "renewed", attempt) for first, last, attempt in ranges]
         deadline, lost = 0.0, list[tuple[int, int]]()
         for ack, result in await self._send_halving(key, acks):
             if result.error is ErrorCode.NONE:
@@ -468,9 +487,11 @@ class AckSender:
 
 def _ordered(gathered: _Pending) -> list[AckRange]:
     """Ranges in offset order, as KIP-932 wants them."""
-    gathered.accepted.sort()
-    acks = [AckRange(first, last, ACCEPT, 0, False, "accepted") for first, last in runs(gathered.accepted)]
-    if gathered.others:
+    acks: list[AckRange] = []
+    for attempt, offsets in gathered.accepted.items():
+        offsets.sort()
+        acks += [AckRange(first, last, ACCEPT, 0, False, "accepted", attempt) for first, last in runs(offsets)]
+    if gathered.others or len(gathered.accepted) > 1:
         acks += gathered.others
         acks.sort()
     return acks

@@ -259,10 +259,11 @@ class Completion:
         if offset in chunk.lost:
             return
         key = (chunk.tp, chunk.generation)
+        [(attempt, _)] = chunk.counted([offset])
         if counter == "accepted":
-            self._acks.accept(key, [offset])
+            self._acks.accept(key, [offset], attempt)
         else:
-            self._acks.acknowledge(key, offset, offset, types, counter, delay_ms=delay_ms, unrun=unrun)
+            self._acks.acknowledge(key, offset, offset, types, counter, delay_ms=delay_ms, unrun=unrun, attempt=attempt)
 
     def _produce(self, one: ProducerRecord, done: Done) -> None:
         """Hand a record to the producer; `done` is called with what went wrong, or None when it is confirmed."""

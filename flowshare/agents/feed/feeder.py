@@ -416,7 +416,8 @@ class Feeder:
             for offset in offsets:
                 self._reporter.note(chunk.tp, offset, chunk.attempts.get(offset, 0))
         if offsets:
-            self._acks.accept((chunk.tp, chunk.generation), offsets)
+            for attempt, some in chunk.counted(offsets):
+                self._acks.accept((chunk.tp, chunk.generation), some, attempt)
 
     def _decided(self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float) -> None:
         """A record's acknowledgement is about to be queued."""

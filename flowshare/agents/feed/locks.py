@@ -83,7 +83,10 @@ class HeldRecords:
         return sum(chunk.plain_bytes for chunk in self.live)
 
     def add(self, chunk: Chunk) -> None:
-        """Hold one more chunk."""
+        """Hold one more chunk. What it brings again, in an order, is held by it alone, whatever was believed."""
+        if chunk.fence is not None and (again := chunk.redelivered()):
+            for earlier in [one for one in self.live if one.tp == chunk.tp]:
+                self.lose(earlier, [offset for offset in earlier.unfinished() if offset in again])
         self.live[chunk] = None
         self.outstanding += chunk.remaining
 
@@ -142,8 +145,9 @@ class HeldRecords:
             return
         self.decided(chunk, offsets)
         if self._holds(chunk.tp, chunk.generation):
-            for first, last in runs([offset for offset in offsets if offset not in chunk.lost]):
-                self._acks.acknowledge((chunk.tp, chunk.generation), first, last, RELEASE, "unrun", unrun=True)
+            key = (chunk.tp, chunk.generation)
+            for first, last, attempt in chunk.counted_runs([offset for offset in offsets if offset not in chunk.lost]):
+                self._acks.acknowledge(key, first, last, RELEASE, "unrun", unrun=True, attempt=attempt)
 
     def take_unrun(self) -> dict[TopicPartition, list[tuple[int, int]]]:
         """Ranges that no handler has begun, for the closing of the session, which gives them back."""
@@ -289,7 +293,7 @@ class LockKeeper:
         future: concurrent.futures.Future[bool] = concurrent.futures.Future()
 
         async def renew() -> None:
-            lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), [(offset, offset)])
+            lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), chunk.counted_runs([offset]))
             if not future.done():
                 future.set_result(bool(deadline) and not lost)
 
@@ -353,7 +357,7 @@ class LockKeeper:
         for chunk in chunks:
             held = [offset for offset in chunk.unfinished() if (id(chunk), offset) not in abandoned]
             if held and self._held.holds(chunk):
-                lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), runs(held))
+                lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), chunk.counted_runs(held))
                 if deadline:
                     chunk.deadline = deadline
                 gone = [offset for first, last in lost for offset in range(first, last + 1)]

@@ -11,8 +11,8 @@ Of an agent with an order `records` has only what may be begun; the rest of each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from flowshare.agents.handler.chains import Chains
 from flowshare.agents.handler.outcomes import Outcome
@@ -23,6 +23,9 @@ from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.key_hash import KeyOrder
 from flowshare.protocol.lazy_records import LazyRecords
 from flowshare.protocol.messages import TopicPartition
+
+COUNT_MAX: Final = 0x7FFF
+"""Answers say no delivery count higher than that."""
 
 
 class Postponed(NamedTuple):
@@ -188,6 +191,29 @@ class Chunk:
         count = self._count if self._counts is None else self._counts.get(offset, self._count)
         return count if self._origins is None else count + self._origins[offset].attempts
 
+    def counted(self, offsets: list[int]) -> Iterable[tuple[int, list[int]]]:
+        """Offsets by the attempt that their acknowledgement says: the delivery count that they were acquired with, in
+        an order; 0 without one, where it makes no difference."""
+        if self.fence is None:
+            return ((0, offsets),)
+        if self._counts is None:
+            return ((_said(self._count), offsets),)
+        found: dict[int, list[int]] = {}
+        for offset in offsets:
+            found.setdefault(_said(self._counts.get(offset, self._count)), []).append(offset)
+        return found.items()
+
+    def redelivered(self) -> set[int]:
+        """Offsets that were delivered before."""
+        if self._counts is None and self._count == 1:
+            return set()
+        offsets = (offset for first, last in self.runs for offset in range(first, last + 1))
+        return {offset for offset in offsets if self.attempt(offset) > 1}
+
+    def counted_runs(self, offsets: list[int]) -> list[tuple[int, int, int]]:
+        """Sorted offsets as ascending (first, last, attempt); see `counted`."""
+        return sorted((first, last, attempt) for attempt, some in self.counted(offsets) for first, last in runs(some))
+
     def origin(self, offset: int) -> RetryOrigin | None:
         """Where a record of a retry topic came from."""
         return None if self._origins is None else self._origins[offset]
@@ -222,6 +248,10 @@ class Chunk:
         finished = set(self.settled)
         finished |= self.lost
         return [offset for first, last in self.runs for offset in range(first, last + 1) if offset not in finished]
+
+
+def _said(count: int) -> int:
+    return count if count < COUNT_MAX else 0
 
 
 def _offset_runs(raws: list[RawRecord]) -> list[tuple[int, int]]:

@@ -221,7 +221,7 @@ class Custody:
         self._highest: dict[TopicPartition, int] = {}
         """Of each partition that something was acquired of, whether it is assigned or not: what is acknowledged without
         a number may be about any time before."""
-        self._again: deque[tuple[int, TopicPartition, int, int]] = deque(maxlen=AGAIN_MAX)
+        self._again: deque[tuple[int, TopicPartition, int, int, int]] = deque(maxlen=AGAIN_MAX)
         """What was acquired that may have been acquired before: (`taken` then, partition, first, last)."""
         self._generations = generations
         self.generation = generations.next()
@@ -267,7 +267,7 @@ class Custody:
         an answer that was lost. So all of it has to be the member's, or the leader would refuse all of it.
         """
         kept = self.kept.get(tp, ())
-        again = [(first, last) for taken, at, first, last in self._again if at == tp and taken >= since]
+        again = [(first, last) for taken, at, first, last, _ in self._again if at == tp and taken >= since]
         if _meet(batches, again):
             return False
         if _meet((batch for batch in batches if STAYS.isdisjoint(batch.types)), kept):
@@ -409,32 +409,36 @@ class Custody:
             if drift is None or drift.told or drift.home != node_id:
                 return None
         highest = self._highest.get(tp, -1)
-        for first, last, _ in ranges:
+        for first, last, count in ranges:
             self.holding.acquired(tp, first, last)
             if first <= highest:
-                self._again.append((self.taken, tp, first, last))
+                self._again.append((self.taken, tp, first, last, count))
             highest = max(highest, last)
         self._highest[tp] = highest
         self.taken += 1
         return self.generation
 
-    def ended(self, tp: TopicPartition, batches: Iterable[AckBatch], since: int, *, renewed: bool) -> None:
+    def ended(
+        self, tp: TopicPartition, batches: Iterable[AckBatch], since: int, *, renewed: bool, refused: bool = False
+    ) -> None:
         """The leader said what became of these, said when `taken` was `since`; with `renewed` what only begins anew is
-        held on. So is what was acquired again since: answers may come in another order than the server made them."""
+        held on. So is what was acquired again since: answers may come in another order than the server made them. And
+        of what was refused, a later attempt than was meant."""
         for batch in batches:
             if not renewed or RENEW not in batch.types:
-                self._ended(tp, batch.first, batch.last, since)
+                self._ended(tp, batch.first, batch.last, since, batch.attempt if refused else 0)
             elif len(batch.types) > 1:
                 for offset, kind in enumerate(batch.types, batch.first):
                     if kind != RENEW:
                         self._ended(tp, offset, offset, since)
 
-    def _ended(self, tp: TopicPartition, first: int, last: int, since: int) -> None:
+    def _ended(self, tp: TopicPartition, first: int, last: int, since: int, attempt: int = 0) -> None:
         again: list[tuple[int, int]] = []
-        for taken, at, again_first, again_last in reversed(self._again):
-            if taken < since:
+        for taken, at, again_first, again_last, count in reversed(self._again):
+            if taken < since and not attempt:
                 break
-            if at == tp and again_first <= last and first <= again_last:
+            meant = taken < since and count <= attempt
+            if not meant and at == tp and again_first <= last and first <= again_last:
                 again.append((max(first, again_first), min(last, again_last)))
         held = self.holding.of(tp) if again else ()
         self.holding.ended(tp, first, last)

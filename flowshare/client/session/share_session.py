@@ -535,9 +535,10 @@ class Node:
                 code, message = part.ack_error, part.ack_message
             else:
                 code, message = part.error, part.message
-            if code is ErrorCode.NONE or code is ErrorCode.INVALID_RECORD_STATE:
+            if _is_over(code, ack.batches):
                 renewed = code is ErrorCode.NONE and ack.call.renewal
-                self.owner.custody.ended(ack.tp, ack.batches, ack.since, renewed=renewed)
+                refused = code is not ErrorCode.NONE
+                self.owner.custody.ended(ack.tp, ack.batches, ack.since, renewed=renewed, refused=refused)
                 if renewed:
                     self.locked_until_s = max(self.locked_until_s, deadline_s)
             elif part is not None and code in MOVED:
@@ -554,6 +555,15 @@ class Node:
             if code is not ErrorCode.NONE:
                 where = f"group={self.owner.group_id} topic={self.owner.name_of(tp.topic_id)} partition={tp.partition}"
                 self.owner.say(Note(WARNING, f"unrun records of {where} cost an attempt: {code.name} {message or ''}"))
+
+
+def _is_over(code: ErrorCode, batches: Sequence[AckBatch]) -> bool:
+    """Whether it is known what became of these. What an agent with an order says, and is refused as a whole, it says
+    again piece by piece: until then all but one of the records may be held still, and a leader that is told what is
+    held must not hand them to others."""
+    if code is ErrorCode.INVALID_RECORD_STATE:
+        return (len(batches) == 1 and batches[0].first == batches[0].last) or not any(one.attempt for one in batches)
+    return code is ErrorCode.NONE
 
 
 def partition_requests(added: Iterable[TopicPartition], riding: Sequence[Ack]) -> tuple[SharePartitionRequest, ...]:

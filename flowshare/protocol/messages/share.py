@@ -54,6 +54,7 @@ class AckBatch(NamedTuple):
     """One AcknowledgementBatch. `delay_ms` and `unrun` are flowshare's own and act on RELEASE only.
 
     `joined`: read off a socket as one batch of this type an offset; see `share.types.AcknowledgeBatch`. Never sent.
+    `attempt`: the delivery count under which all of it was acquired (0: it is not said), flowshare's own.
     """
 
     first: int
@@ -62,6 +63,7 @@ class AckBatch(NamedTuple):
     delay_ms: int = 0
     unrun: bool = False
     joined: bool = False
+    attempt: int = 0
 
 
 class SharePartitionRequest(NamedTuple):

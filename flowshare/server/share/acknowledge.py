@@ -225,6 +225,6 @@ class ShareAcknowledging(Family):
 
 
 def _batch(ack: AckBatch, now_ms: int) -> AcknowledgeBatch:
-    first, last, types, delay_ms, unrun, joined = ack
+    first, last, types, delay_ms, unrun, joined, attempt = ack
     not_before_ms = now_ms + delay_ms if delay_ms > 0 else 0
-    return AcknowledgeBatch(first, last, types, not_before_ms, unrun, joined)
+    return AcknowledgeBatch(first, last, types, not_before_ms, unrun, joined, attempt)

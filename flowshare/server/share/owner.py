@@ -22,6 +22,7 @@ from flowshare.log.base import LogError, NotLed, OffsetOutOfRange, StorageError
 from flowshare.server.runtime.waiting import Alarm, WaitQueue
 from flowshare.server.share.parked_keys import ParkedKeys
 from flowshare.server.share.partition_log import LogGuard, cut, overlapping
+from flowshare.server.share.returns import SOON_MS
 from flowshare.server.share.writing import QUEUE_MAX, StateWriter
 from flowshare.share.config import PARK
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
@@ -56,6 +57,8 @@ STUCK_FOR_S: Final = 2.0
 WINDOW_WARN: Final = 0.8
 """Part of the window that may be taken before it is told which keys hold it open."""
 WARN_AGAIN_S: Final = 60.0
+LATE_MS: Final = 500
+"""Who wakes later than that after it was due has not read what was sent to it either."""
 CHOOSY_WAKES: Final = 16
 """Fetches woken at once while it depends on the member what it may take: the first in line may be one that may not."""
 
@@ -671,7 +674,7 @@ class PartitionOwner:
                 elif self.closed:
                     return
                 else:
-                    await self._alarm.sleep_until(self._due_ms())
+                    await self._sleep()
         except Exception as error:
             logger.exception("share-partition stopped, it is loaded again at the next fetch %s", self._where)
             self.closed = True
@@ -679,7 +682,11 @@ class PartitionOwner:
             self._queue.wake_all()
 
     async def _write(self) -> None:
+        begun_ms = self._clock.steady_ms()
         durable = await self._writer.write(closing=self.closed)
+        now_ms = self._clock.steady_ms()
+        if now_ms - begun_ms > LATE_MS:  # what was acquired meanwhile leaves only now, and its locks may be over
+            self.partition.put_off(now_ms, SOON_MS)
         self.nudge()
         if durable and (self.config.dead_letter_topic or self.parks) and self.partition.archiving():
             self._on_archiving(self)
@@ -687,6 +694,14 @@ class PartitionOwner:
     def _due_ms(self) -> int | None:
         deadlines = [due for due in (self.partition.next_deadline_ms(), self._writer.retry_at_ms) if due is not None]
         return min(deadlines, default=None)
+
+    async def _sleep(self) -> None:
+        """Until something is due or happens. Who wakes much too late stood still, and heard of no renewal meanwhile."""
+        due_ms = self._due_ms()
+        await self._alarm.sleep_until(due_ms)
+        now_ms = self._clock.steady_ms()
+        if due_ms is not None and now_ms - due_ms > LATE_MS:
+            self.partition.put_off(now_ms, SOON_MS)
 
     def _expire(self) -> None:
         deadline_ms = self.partition.next_deadline_ms()

@@ -359,6 +359,30 @@ def test_an_acknowledgement_that_the_answer_leaves_out_failed(server):
     assert server.outcomes() == [(ErrorCode.INVALID_RECORD_STATE, LEFT_OUT)]
 
 
+@pytest.mark.parametrize(("first", "last", "held"), [(0, 9, ((0, 9),)), (4, 4, ((0, 3), (5, 9)))])
+def test_what_is_refused_as_a_whole_and_said_again_in_pieces_is_held_until_then(server, first, last, held):
+    server.fetched()
+    acks = {P0: [m.AckBatch(first, last, ACCEPT, attempt=1)]}
+    server.core.acknowledge(acks, None, server.now_s, asker="asker", tells_late=False)
+
+    server.answer(server.sent(), told(error=ErrorCode.INVALID_RECORD_STATE))
+
+    assert server.core.custody.holding.of(P0) == held
+
+
+def test_what_is_refused_of_an_earlier_attempt_says_nothing_of_the_later_one(server):
+    custody = server.core.custody
+    custody.took(LOCAL, P0, [AcquiredRange(0, 9, 1)])
+    custody.took(LOCAL, P0, [AcquiredRange(4, 4, 2)])
+
+    custody.ended(P0, [m.AckBatch(3, 3, ACCEPT, attempt=1)], custody.taken, renewed=False, refused=True)
+    custody.ended(P0, [m.AckBatch(4, 4, ACCEPT, attempt=1)], custody.taken, renewed=False, refused=True)
+    assert custody.holding.of(P0) == ((0, 2), (4, 9))
+
+    custody.ended(P0, [m.AckBatch(4, 4, ACCEPT, attempt=2)], custody.taken, renewed=False, refused=True)
+    assert custody.holding.of(P0) == ((0, 2), (5, 9))
+
+
 def test_of_a_renewal_what_else_it_says_has_ended(server):
     server.fetched()
     server.acknowledge(P0, types=RENEW + ACCEPT + RENEW * 8)

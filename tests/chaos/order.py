@@ -1,0 +1,349 @@
+"""Chaos of groups in order by key: workers as processes, faults by seed, judged by their handlers' own journals.
+
+    python -m tests.chaos.order [--backend embedded|workers] [--seed N] [--runs 1] [--records 50000] [--keep FOLDER]
+
+Each run has a topic, a group and three workers of its own, on one embedded path or as a fleet on a real Kafka. A third
+of the records is there when they begin, the rest comes while every kind of fault is done once, in an order of the
+seed's, and then more of them until nearly all have ended. One attempt in ten fails and is tried again soon, one record
+in twenty is planned for the dead letters, one in twenty has no key. What is judged, and what a journal can prove, is in
+`tests.chaos.order_judge`. Exit code 0: no run had a violation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flowshare.client.producer.producer import Message
+from flowshare.log.owner import read_owner
+from tests.chaos.cluster import MortalKafka
+from tests.chaos.faults import Faults, PathFaults, ProcessFaults
+from tests.chaos.judge import Fault
+from tests.chaos.order_journal import NO_KEY, NUMBER_SIZE, OrderJournals, keys_of, poisoned
+from tests.chaos.order_judge import Processes as Known
+from tests.chaos.order_judge import Verdict, judge, turns_in
+from tests.chaos.proxy import Wires
+from tests.chaos.traffic import Feed, lag, values_in
+from tests.chaos.workers import STOP_S, Process, Processes, Workers
+
+PLACES = 5
+WORKERS = 3
+SLOTS = 8
+APP = "tests.chaos.order_app:app"
+PROGRESS_S = 60.0
+FINISH_S = 300.0
+SHOWN = 5
+GUESTS_S = 8.0
+ALL_GIVEN_UP = frozenset(
+    {"frozen past the session", "frozen past the locks", "leader frozen past the locks", "broker kill"}
+)
+"""While a leader stands still, or there is no broker, nobody's accepts are settled and nobody's locks renewed."""
+LEADERLESS = frozenset({"kill", "kill of two", "kill with accepts on their way"})
+LEADERLESS_S = 10.0
+"""In a fleet what a dead worker led has no leader for longer (session and rebalance) than locks last here."""
+EMBEDDED_KINDS = (
+    "kill",
+    "kill of the leader",
+    "kill of two",
+    "frozen past the locks",
+    "leader frozen past the locks",
+    "frozen for a moment",
+    "rolling restart",
+    "join and leave",
+    "guests",
+)
+WORKERS_KINDS = (
+    "kill",
+    "kill of two",
+    "kill with accepts on their way",
+    "frozen past the locks",
+    "frozen past the session",
+    "frozen for a moment",
+    "broker kill",
+    "cut from each other",
+    "cut from the broker",
+    "rolling restart",
+    "join and leave",
+    "guests",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One run. kinds: faults in this order, before those by dice; empty: all of them, shuffled."""
+
+    seed: int
+    backend: str
+    records: int = 50_000
+    keys: int = 500
+    partitions: int = 6
+    lock_s: float = 3.0
+    load_s: float = 60.0
+    """About so long all the handlers take together."""
+    kinds: tuple[str, ...] = ()
+    more: bool = True
+    """Whether further faults follow until nearly all records have ended."""
+
+
+class Run:
+    """One run, on a path in `folder`, or as a fleet on a Kafka that runs."""
+
+    def __init__(self, plan: Plan, folder: Path, kafka: MortalKafka | None = None, wires: Wires | None = None) -> None:
+        self.plan = plan
+        self.dice = random.Random(plan.seed)
+        self.topic = f"order-{uuid.uuid4().hex[:8]}"
+        self.handlers = self.dice.choice(["tasks", "tasks", "threads"])
+        self.concurrency = self.dice.choice([8, 16, 32])
+        environment = {
+            "TOPIC": self.topic,
+            "SEED": str(plan.seed),
+            "HANDLERS": self.handlers,
+            "CONCURRENCY": str(self.concurrency),
+            "LOCK_S": str(plan.lock_s),
+            "SHORT_S": str(min(0.05, plan.load_s * 24 / plan.records)),
+            "LONG": str(min(0.01, 500 / plan.records)),
+            "LONG_S": "2",
+        }
+        self.workers: Processes
+        self.faults_of: ProcessFaults
+        if kafka is None or wires is None:
+            path = folder / "broker"
+            self.url = self.guests_url = f"embedded://{path}"
+            environment["URL"] = self.url
+            self.workers = Processes(folder, PLACES, app=APP, environment=environment)
+
+            def leader() -> int | None:
+                owner = read_owner(path)
+                return None if owner is None else owner.pid
+
+            self.faults_of = PathFaults(self.workers, self.dice, leader, locks_s=plan.lock_s)
+        else:
+            state = self.dice.random() < 0.5
+            fleet = Workers(
+                folder, kafka, wires, topic=self.topic, slots=SLOTS, state=state, app=APP, environment=environment
+            )
+            self.workers = fleet
+            self.url = self.guests_url = fleet.url(kafka.bootstrap, lead="false")
+            self.faults_of = Faults(fleet, kafka, self.dice, locks_s=plan.lock_s)
+        keys = keys_of(plan.seed, plan.keys, plan.records)
+        self.feed = Feed(self.url, self.topic, [_message(number, key) for number, key in enumerate(keys)])
+        self.journals = OrderJournals(self.workers.journals)
+        self.faults: list[Fault] = []
+        self.guests_ended: dict[int, float] = {}
+        self.left = -1
+        self.took_s = 0.0
+        kinds = EMBEDDED_KINDS if kafka is None else WORKERS_KINDS
+        self.own: dict[str, Callable[[], Fault]] = {
+            "guests": self.guests,
+            "frozen past the locks": self.faults_of.freeze_locks,
+        }
+        self.kinds: dict[str, Callable[[], Fault]] = {
+            kind: {**self.faults_of.kinds, **self.own}[kind] for kind in kinds
+        }
+
+    def go(self) -> None:
+        """From the first record to the last. Raises: AssertionError when it does not go on."""
+        at = time.monotonic()
+        try:
+            self.feed.make_topic(self.plan.partitions)
+            self.feed.up_to = self.plan.records // 3
+            self.feed.start()
+            _wait(lambda: self._fed() and self.feed.sent >= self.feed.up_to, PROGRESS_S, "the first records are sent")
+            self.workers.wait_ready(*(self.workers.start(place) for place in range(WORKERS)))
+            self._progress()
+            self._all_faults()
+            self._finish()
+        finally:
+            self.workers.end()
+            self.feed.stop()
+            self.journals.go_on()
+            self.took_s = time.monotonic() - at
+
+    def _all_faults(self) -> None:
+        plan, kinds = self.plan, list(self.plan.kinds)
+        if not kinds:
+            kinds = list(self.kinds)
+            self.dice.shuffle(kinds)
+        piece = (plan.records - self.feed.up_to) // len(kinds) + 1
+        while kinds or (plan.more and len(self.journals.decided) < plan.records * 0.95):
+            self.feed.up_to = min(plan.records, self.feed.up_to + piece)
+            kind = kinds.pop(0) if kinds else self.dice.choice(list(self.kinds))
+            fault = self.kinds[kind]()
+            leaderless = plan.backend == "workers" and kind in LEADERLESS
+            if leaderless or kind in ALL_GIVEN_UP:
+                everyone = tuple(worker.pid for worker in self.workers.all)
+                self.faults.append(replace(fault, gives_up=everyone, until=fault.until + LEADERLESS_S * leaderless))
+            else:
+                self.faults.append(fault)
+            self.workers.check()
+            self._progress()
+            took, again = fault.until - fault.at, time.monotonic() - fault.until
+            print(
+                f"  {kind}: {took:.1f} s, on again after {again:.1f} s, {len(self.journals.decided)} ended", flush=True
+            )
+            time.sleep(self.dice.uniform(0.0, 1.0))
+
+    def guests(self) -> Fault:
+        """Further members of one more process join and leave all the time."""
+        arguments = ["tests.chaos.order_app", str(GUESTS_S)]
+        at = time.monotonic()
+        process, log = self.workers.run(f"guests-{len(self.faults)}", arguments, URL=self.guests_url)
+        guests = Process(-1, process, log)
+        try:
+            code = process.wait(GUESTS_S + STOP_S)
+        except subprocess.TimeoutExpired:
+            code = None
+            process.kill()
+            process.wait(STOP_S)
+        until = self.guests_ended[guests.pid] = time.monotonic()
+        assert code == 0, f"guests {guests.pid} ended with {code}:\n{log.read_text()[-8000:]}"
+        return Fault("guests", at, until, (guests.pid,))
+
+    def _fed(self) -> bool:
+        assert self.feed.error is None, f"records could not be sent: {self.feed.error!r}"
+        return True
+
+    def _progress(self) -> None:
+        """Wait until records end again; all may have."""
+        self.journals.go_on()
+        before = len(self.journals.decided)
+
+        def more() -> bool:
+            self.workers.check()
+            self._fed()
+            self.journals.go_on()
+            return len(self.journals.decided) > before or before >= self.feed.up_to
+
+        _wait(more, PROGRESS_S, "a record ended")
+
+    def _finish(self) -> None:
+        plan, until = self.plan, time.monotonic() + FINISH_S
+        self.feed.up_to = plan.records
+        while len(self.journals.decided) < plan.records and time.monotonic() < until:
+            self._fed()
+            self.workers.check()
+            time.sleep(0.2)
+            self.journals.go_on()
+        while (left := lag(self.url, self.topic)) != 0 and time.monotonic() < until:
+            time.sleep(0.5)
+        self.left = left
+        for worker in list(self.workers.alive.values()):
+            code = self.workers.stop(worker)
+            assert code == 0, f"worker {worker.pid} ended with {code}:\n{worker.log.read_text()[-8000:]}"
+
+    def verdict(self) -> int:
+        """Print what came of it; the number of violations."""
+        plan = self.plan
+        ended = {worker.pid: worker.ended for worker in self.workers.all if worker.ended is not None}
+        processes = Known(self.faults, lock_s=plan.lock_s, ended={**ended, **self.guests_ended})
+        turns = turns_in(self.journals.lines(), processes)
+        values = values_in(self.url, f"{self.topic}.work.dlq")
+        found = judge(
+            turns,
+            processes,
+            records=plan.records,
+            rejected=lambda number: poisoned(plan.seed, number),
+            letters=[int((value or b"-1")[:NUMBER_SIZE]) for value in values],
+        )
+        self._print(found, len(values))
+        return found.violations + (self.left != 0)
+
+    def _print(self, found: Verdict, letters: int) -> None:
+        plan = self.plan
+        kinds = Counter(fault.kind for fault in self.faults)
+        kills = sum(len(fault.killed) for fault in self.faults)
+        print(
+            f"seed {plan.seed}  {plan.backend}  handlers as {self.handlers}, {self.concurrency} at once  "
+            f"faults {len(self.faults)}  kills {kills}  {self.took_s:.0f} s"
+        )
+        print("  " + ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
+        print(
+            f"records {plan.records}  handlers begun {found.turns}  failed or cancelled {found.failed}  died "
+            f"{found.cut_short}  dead letters {letters}, twice {found.letters_twice}  repeats after a fault "
+            f"{found.repeats}"
+        )
+        print(
+            f"lost {len(found.lost)}  letters not planned {len(found.letters_wrong)}  inversions "
+            f"{len(found.inversions)}  overlaps {len(found.overlaps)}  by standstill {found.stood}, found by the fence "
+            f"{found.found}  thawed {found.thawed}  without excuse {len(found.unexcused)}  counts lost "
+            f"{len(found.recounted)}  unfenced {len(found.unfenced)}  lag {self.left}"
+        )
+        for name in Verdict.NAMES:
+            for one in getattr(found, name)[:SHOWN]:
+                print(f"  {name}: {one}")
+        for fault in self.faults if found.violations else ():
+            print(f"  fault {fault}")
+        print(f"violations {found.violations + (self.left != 0)}", flush=True)
+
+
+def _message(number: int, key: int) -> Message:
+    value = b"%0*d" % (NUMBER_SIZE, number) + b"." * 90
+    return Message(value, key=None if key == NO_KEY else b"%d" % key)
+
+
+def _wait(good: Callable[[], bool], limit_s: float, what: str) -> None:
+    until = time.monotonic() + limit_s
+    while not good():
+        assert time.monotonic() < until, f"not within {limit_s:.0f} s: {what}"
+        time.sleep(0.05)
+
+
+def chaos(plans: Sequence[Plan], folder: Path) -> int:
+    """All runs, those of fleets on one Kafka; the number of violations."""
+    violations = 0
+    with ExitStack() as stack:
+        wires = kafka = None
+        if any(plan.backend == "workers" for plan in plans):
+            wires = stack.enter_context(Wires())
+            kafka = MortalKafka(folder, wires, PLACES)
+            kafka.start()
+            stack.callback(kafka.stop, kill=True)
+        for number, plan in enumerate(plans, 1):
+            print(f"run {number} of {len(plans)}, seed {plan.seed}, {plan.backend}", flush=True)
+            place = folder / f"run-{plan.backend}-{number}"
+            place.mkdir(parents=True)
+            run = Run(plan, place, *((kafka, wires) if plan.backend == "workers" else ()))
+            try:
+                run.go()
+            except AssertionError as error:
+                print(f"run {number}, seed {plan.seed}: {error}")
+                violations += 1
+            violations += run.verdict()
+    return violations
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=["embedded", "workers"], help="Both without it.")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--records", type=int, default=50_000)
+    parser.add_argument("--kinds", default="", help="Kinds of faults, separated by commas; all without it.")
+    parser.add_argument("--keep", type=Path, help="Where logs and journals stay.")
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    kinds = tuple(options.kinds.split(",")) if options.kinds else ()
+    plans = [
+        Plan(seed=seed + number, backend=backend, records=options.records, kinds=kinds, more=not kinds)
+        for backend in ([options.backend] if options.backend else ["embedded", "workers"])
+        for number in range(options.runs)
+    ]
+    with tempfile.TemporaryDirectory(prefix="flowshare-chaos-") as folder:
+        violations = chaos(plans, options.keep or Path(folder))
+    print(f"seed {seed}  runs {options.runs}  violations {violations}")
+    sys.exit(violations != 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The app of the workers in `tests.chaos.order`, whose handlers write what they do before they do it.
+
+`python -m tests.chaos.order_app SECONDS`: members of the same group that join and leave, one each 0 to 500 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import sys
+import threading
+import time
+from contextlib import AsyncExitStack
+
+import flowshare as fs
+from tests.chaos.order_journal import (
+    ACCEPTED,
+    BEGUN,
+    CANCELLED,
+    FAILED,
+    LINE,
+    NO_FENCE,
+    NO_KEY,
+    NUMBER_SIZE,
+    REJECTED,
+    STILL,
+    fails,
+    poisoned,
+)
+
+ENV = os.environ.get
+TOPIC, SEED, HANDLERS = ENV("TOPIC", "orders"), int(ENV("SEED", "0")), ENV("HANDLERS", "tasks")
+SHORT_S, LONG, LONG_S = float(ENV("SHORT_S", "0")), float(ENV("LONG", "0")), float(ENV("LONG_S", "1"))
+AT_ONCE = 0.3
+"""So many return without ever waiting."""
+ATTEMPTS = 15
+STILL_S = 0.3
+PULSE_S = 0.05
+MEMBERS_MAX = 4
+PID = os.getpid()
+JOURNAL = os.open(
+    os.path.join(ENV("JOURNALS", "/tmp"), f"{PID}.journal"),
+    os.O_WRONLY | os.O_APPEND | os.O_CREAT,
+)
+dice = random.Random(PID)
+
+
+def note(what: bytes, delivery: fs.Delivery, number: int) -> None:
+    """Write one line about a handler."""
+    key = delivery.key
+    generation, serial = getattr(delivery, "fence", None) or NO_FENCE
+    os.write(
+        JOURNAL,
+        LINE.pack(
+            what,
+            delivery.partition,
+            min(delivery.attempt, 0xFFFF),
+            0,
+            PID,
+            number,
+            NO_KEY if key is None else int(key),
+            delivery.offset,
+            generation,
+            serial,
+            time.monotonic_ns(),
+        ),
+    )
+
+
+def pulse() -> None:
+    """Note when this process does not get on, for whatever reason."""
+    before = time.monotonic_ns()
+    while True:
+        time.sleep(PULSE_S)
+        now = time.monotonic_ns()
+        if now - before > STILL_S * 1e9:
+            os.write(JOURNAL, LINE.pack(STILL, 0, 0, 0, PID, 0, NO_KEY, now - before, *NO_FENCE, now))
+        before = now
+
+
+def unsaid(record: logging.LogRecord) -> bool:
+    """Leave out what is said of every planned failure."""
+    return not isinstance(record.msg, str) or ("tried again in" not in record.msg and "rejected: " not in record.msg)
+
+
+def takes_s() -> float:
+    """How long a handler takes."""
+    drawn = dice.random()
+    if drawn < LONG:
+        return dice.uniform(LONG_S / 2, LONG_S)
+    return 0.0 if drawn < LONG + AT_ONCE else dice.uniform(0.0, 2 * SHORT_S)
+
+
+def ends(number: int, attempt: int) -> Exception | None:
+    """What the plan has an attempt raise."""
+    if fails(SEED, number, attempt):
+        return RuntimeError("planned")
+    return fs.Reject("planned") if poisoned(SEED, number) else None
+
+
+async def work(value: bytes, delivery: fs.Delivery) -> None:
+    """The handler as a task."""
+    number = int(value[:NUMBER_SIZE])
+    note(BEGUN, delivery, number)
+    try:
+        if length_s := takes_s():
+            await asyncio.sleep(length_s)
+    except BaseException:
+        note(CANCELLED, delivery, number)
+        raise
+    end(delivery, number)
+
+
+def work_in_thread(value: bytes, delivery: fs.Delivery) -> None:
+    """The handler in a thread."""
+    number = int(value[:NUMBER_SIZE])
+    note(BEGUN, delivery, number)
+    if length_s := takes_s():
+        time.sleep(length_s)
+    end(delivery, number)
+
+
+def end(delivery: fs.Delivery, number: int) -> None:
+    """Write how the handler ends, and end so."""
+    error = ends(number, delivery.attempt)
+    if error is None:
+        note(ACCEPTED, delivery, number)
+        return
+    note(REJECTED if isinstance(error, fs.Reject) else FAILED, delivery, number)
+    raise error
+
+
+def make(app_id: str) -> fs.App:
+    """An app whose agent is a member of the group."""
+    made = fs.App(app_id, broker=ENV("URL", "memory://"))
+    made.share_agent(
+        made.topic(TOPIC, value_type=bytes),
+        group=f"{TOPIC}.work",
+        order="key",
+        concurrency=int(ENV("CONCURRENCY", "16")),
+        lock_duration=float(ENV("LOCK_S", "3")),
+        retry=fs.Retry(max_attempts=ATTEMPTS, delay=fs.exponential(0.01, cap=0.1)),
+        drain_timeout=10,
+    )(work_in_thread if HANDLERS == "threads" else work)
+    return made
+
+
+async def come_and_go(length_s: float) -> None:
+    """Members join and leave, until all have left."""
+    async with AsyncExitStack() as all_of_them:
+        members: list[AsyncExitStack] = []
+        until = time.monotonic() + length_s
+        number = 0
+        while time.monotonic() < until:
+            if members and (len(members) == MEMBERS_MAX or dice.random() < 0.5):
+                await members.pop(dice.randrange(len(members))).aclose()
+            else:
+                number += 1
+                member = AsyncExitStack()
+                await member.enter_async_context(make(f"guest-{number}").running())
+                all_of_them.push_async_callback(member.aclose)
+                members.append(member)
+            await asyncio.sleep(dice.uniform(0.0, 0.5))
+
+
+logging.getLogger("flowshare.agents").addFilter(unsaid)
+threading.Thread(target=pulse, name="pulse", daemon=True).start()
+app = make("chaos")
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(come_and_go(float(sys.argv[1])))
