@@ -20,6 +20,7 @@ SLEEPERS = {
     "agents/test_in_order.py": VIRTUAL,
     "agents/test_load.py": VIRTUAL,
     "agents/test_order_end_to_end.py": VIRTUAL,
+    "agents/test_order_with_options.py": VIRTUAL,
     "agents/test_outage.py": VIRTUAL,
     "agents/test_outcome_table.py": VIRTUAL,
     "agents/test_own_delays.py": VIRTUAL,
