@@ -81,6 +81,8 @@ class SharePartition:
         before and are acquired again (SG-2.5).
     living: members whose ACQUIRED runs stay with them for one lock duration from `now_ms`; the owners of all others
         are gone, and theirs are AVAILABLE again with their delivery count (finished if that is at the limit).
+    gone: members whose processes are known to have ended; with an order, what all others held stays locked for one lock
+        duration, as their handlers may be at work.
     now_ms: only for `living` and for delays that are over already.
     log_epoch: see `PartitionState`; a log that is cut and goes on has a higher one from then on (`cut`).
     ordered: records come in the order of their keys (`heads`): `place` and `pick` instead of `acquire`.
@@ -98,6 +100,7 @@ class SharePartition:
         limits: Limits,
         runs: Sequence[StateRun] = (),
         living: Container[str] = (),
+        gone: Container[str] = (),
         now_ms: int = 0,
         log_epoch: int = -1,
         ordered: bool = False,
@@ -108,7 +111,7 @@ class SharePartition:
         self.allowance = Allowance(self._window.holds.tally)
         self._alternation = Alternation()
         self.limits = limits
-        reload(self._window, self._quarantine, limits, runs, living=living, now_ms=now_ms)
+        reload(self._window, self._quarantine, limits, runs, living=living, gone=gone, now_ms=now_ms)
 
     @property
     def limits(self) -> Limits:

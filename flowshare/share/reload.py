@@ -24,6 +24,7 @@ def reload(
     runs: Sequence[StateRun],
     *,
     living: Container[str],
+    gone: Container[str],
     now_ms: int,
 ) -> None:
     """Put stored runs into an empty window; see `SharePartition` for the arguments. Raises: StateCorrupt (SG-2.6)."""
@@ -35,14 +36,21 @@ def reload(
             raise StateCorrupt(f"stored run {run.first}-{run.last} is too far from the start offset {window.start}")
         if run.first > end and gap_start < 0:
             gap_start = end
-        _place(window, quarantine, limits, run, living=living, now_ms=now_ms)
+        _place(window, quarantine, limits, run, living=living, gone=gone, now_ms=now_ms)
         end = run.last + 1
     window.gap_start = gap_start
     window.advance()
 
 
 def _place(
-    window: Window, quarantine: Quarantine, limits: Limits, run: StateRun, *, living: Container[str], now_ms: int
+    window: Window,
+    quarantine: Quarantine,
+    limits: Limits,
+    run: StateRun,
+    *,
+    living: Container[str],
+    gone: Container[str],
+    now_ms: int,
 ) -> None:
     first, last, size = run.first, run.last, run.last - run.first + 1
     window.grow(last)
@@ -50,8 +58,9 @@ def _place(
     window.set_count(first, last, run.delivery_count)
     state = int(run.state)
     lives = run.member_id is not None and run.member_id in living
-    if run.state is RecordState.ACQUIRED and run.member_id is not None and (lives or window.heads is not None):
-        # Where there is an order, a member that is gone may still be at work: its key waits for its lock.
+    may_live = lives or (window.heads is not None and run.member_id not in gone)
+    if run.state is RecordState.ACQUIRED and run.member_id is not None and may_live:
+        # Where there is an order, a member that is out of its group may still be at work: its key waits for its lock.
         hold = window.holds.open(run.member_id, now_ms + limits.lock_duration_ms, first, last, size)
         hold.orphan = not lives
         window.hold(first, last, hold.hold_id)

@@ -227,6 +227,25 @@ async def test_a_group_without_an_order_has_no_fence() -> None:
     assert [part.fence for part in answer.partitions] == [None]
 
 
+async def test_what_members_in_the_process_of_a_server_that_died_held_is_free_at_once() -> None:
+    """Their handlers ended with it: nothing is waited for. One that lives elsewhere may still be at work."""
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("ab"))
+        inside, outside = w.member("inside"), w.member("outside")
+        inside.connection = w.server.connect(client_id="inside")
+        for member in (inside, outside):
+            await member.heartbeat("t", epoch=0)
+            await member.fetch(at, heads=1)
+        await w.die()
+        n = w.member("n")
+        first = taken(await n.fetch(at))
+        await n.acknowledge({at: [accept(0)]})
+        await w.clock.advance(31)
+        later = taken(await n.fetch(at))
+
+    assert (first, later) == ([(0, 0, 2)], [(1, 1, 2)])
+
+
 async def test_what_an_answer_has_no_room_for_goes_back_and_costs_no_delivery() -> None:
     async with world(configs=BY_KEY) as w:
         at = await w.log(keyed("ab"))

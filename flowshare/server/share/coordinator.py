@@ -91,6 +91,7 @@ class Coordinator:
         self.groups = self._runtime.entries
         self._returns = Returns(clock=clock, config_of=config_of, grace_ms=return_grace_ms, fleet=members_resume)
         self._unwritten: set[str] = set()
+        self._gone: dict[str, frozenset[str]] = {}
         self._noted: dict[str, int] = {}
         """Groups whose members have jumped to another epoch, and when that is to be written."""
         self._first_states = FirstStates(leaders, self.write, clock)
@@ -144,6 +145,10 @@ class Coordinator:
         """Members of the group that keep what they had acquired before this server was started."""
         group = self.groups.get(group_id)
         return group.members if group is not None and self._returns.grace_ms else ()
+
+    def gone(self, group_id: str) -> Container[str]:
+        """Former members whose processes have ended: they lived in that of the server before this one."""
+        return self._gone.get(group_id, ())
 
     def lost(self, connection: InProcess) -> None:
         """A connection is closed: members of flowshare's own that sent heartbeats over it are to come back soon."""
@@ -347,6 +352,7 @@ class Coordinator:
     def _remove_dead(self, group: ShareGroup) -> None:
         dead = [member.member_id for member in group.members.values() if member.client_host == IN_PROCESS]
         if dead:
+            self._gone[group.group_id] = frozenset(dead)
             group.remove(dead, self._clock.steady_ms())
             self._unwritten.add(group.group_id)
 

@@ -26,12 +26,19 @@ NOT_KNOWN: Final = PartitionLeader()
 class Duties:
     """Asked before anything is done for a group or a share-partition; a server by itself has all of it.
 
-    config_of: of a group, as set here. living: members of a group that may come back after a restart.
+    config_of: of a group, as set here. living: members of a group that may come back after a restart. gone: those whose
+    processes are known to have ended.
     """
 
-    def __init__(self, config_of: Callable[[str], GroupConfig], living: Callable[[str], Container[str]]) -> None:
+    def __init__(
+        self,
+        config_of: Callable[[str], GroupConfig],
+        living: Callable[[str], Container[str]],
+        gone: Callable[[str], Container[str]] = lambda _: (),
+    ) -> None:
         self._config_of = config_of
         self._living = living
+        self._gone = gone
 
     def check_coordinator(self, group_id: str) -> None:
         """Raises: Refused (NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS), when another server coordinates it."""
@@ -68,3 +75,7 @@ class Duties:
     def living(self, group_id: str, /) -> Container[str]:
         """The group's members that keep what they hold when a share-partition is loaded."""
         return self._living(group_id)
+
+    def gone(self, group_id: str, /) -> Container[str]:
+        """The group's former members whose processes are known to have ended."""
+        return self._gone(group_id)

@@ -62,11 +62,18 @@ class Loader:
         self._kafka = kafka
 
     async def load(
-        self, key: ShareKey, topic: Topic, config: GroupConfig, *, living: Callable[[], Container[str]]
+        self,
+        key: ShareKey,
+        topic: Topic,
+        config: GroupConfig,
+        *,
+        living: Callable[[], Container[str]],
+        gone: Container[str] = (),
     ) -> LoadedPartition:
         """Load a share-partition; one without state, or with an unresolved start, is initialised first.
 
-        living: asked when the state is read: the members that keep what they had acquired.
+        living: asked when the state is read: the members that keep what they had acquired. gone: members whose
+        processes are known to have ended.
         What the log has lost with one of Kafka's leaders is forgotten.
 
         Raises: StateCorrupt, LogError
@@ -82,6 +89,7 @@ class Loader:
             limits=config.limits(),
             runs=stored.state.runs,
             living=living(),
+            gone=gone,
             now_ms=self._clock.steady_ms(),
             log_epoch=stored.state.log_epoch,
             ordered=bool(config.key_order),

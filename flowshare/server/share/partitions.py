@@ -299,7 +299,13 @@ class Partitions:
     async def _make(self, key: ShareKey, topic: Topic) -> PartitionOwner:
         while True:
             config = self._duties.config_of(key.group_id)
-            loaded = await self._loader.load(key, topic, config, living=lambda: self._duties.living(key.group_id))
+            loaded = await self._loader.load(
+                key,
+                topic,
+                config,
+                living=lambda: self._duties.living(key.group_id),
+                gone=self._duties.gone(key.group_id),
+            )
             self._stats.loads += 1
             if self._duties.config_of(key.group_id).key_order == config.key_order:
                 break  # else what is loaded is of another order, and was never served

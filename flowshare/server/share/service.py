@@ -72,7 +72,11 @@ class ShareService:
         self._budget = budget or StateBudget(config.coordinator_state_bytes)
         self.damage = Damage()
         self.configs = GroupConfigs(storage, config, self.damage)
-        self.duties = duties or Duties(self.configs.acting, lambda group_id: self.coordinator.living(group_id))
+        self.duties = duties or Duties(
+            self.configs.acting,
+            lambda group_id: self.coordinator.living(group_id),
+            lambda group_id: self.coordinator.gone(group_id),
+        )
         self._dead_letters = DeadLetters(
             storage=storage, clock=clock, stats=self.stats, auto_create=config.dead_letter_auto_create
         )
