@@ -2,7 +2,7 @@
 
 Where there is no order, an acquire takes what was read. Here the log is read to learn the keys (`place`), and what is
 free is picked from memory (`pick`); its records are read after that. So what nobody can have now costs a scan of memory
-and no read. What turns out to be in the log no more is archived before the records leave (`confirm`).
+and no read. What turns out to be in the log no more is archived before the records leave (`confirm`): SG-18.4.
 
 Record batches do not count here: each record is a delivery by itself, and nothing is halved (SG-6.1, SG-6.2). One that
 has one delivery left comes alone (SG-6.3).

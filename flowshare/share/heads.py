@@ -1,4 +1,4 @@
-"""Order by key: which offsets of a window wait for another one of their key.
+"""Order by key: which offsets of a window wait for another one of their key (SG-18.3).
 
 A window with `Heads` hands out its offsets key by key. What decides is the hash of a record's key (`place` is given
 it; 0 is no key and no order), so two keys with one hash only wait for each other.

@@ -75,10 +75,10 @@ class Quarantine:
         return Admission(nothing=True) if window.holds.take_member(member_id) else Admission(alone=True)
 
     def admit_heads(self, window: Window, member_id: str, now_ms: int, patience_ms: int) -> Admission:
-        """The same where there is an order: a suspect bounds nobody before it is a head, and then only one member.
+        """The same where there is an order: a suspect bounds nobody before it is a head, then one member.
 
-        That one gets nothing more, and the suspect as soon as it holds nothing; within `patience_ms`, else another
-        member does.
+        That one gets nothing more (SG-18.7), and the suspect as soon as it holds nothing; within `patience_ms`,
+        else another member does.
         """
         running = self._runs.get(member_id)
         if running is not None:

@@ -3,13 +3,14 @@
 `harness(app)` gives a bus to send, run until idle, move time, inject failures and read outcomes; `run(coroutine)` and
 the pytest marker `flowshare` give a whole event loop on virtual time.
 
-`harness` is the bus and what it saw, `clock` and `virtual` time that does not pass by itself, `plugin`
-the marker. It is shipped, for tests of apps; flowshare's own tests have more in `tests/`. A real Kafka for tests is
-`flowshare.dev`.
+`harness` is the bus and what it saw, `runs` what handlers did in which order, `clock` and `virtual` time that does not
+pass by itself, `plugin` the marker. It is shipped, for tests of apps; flowshare's own tests have more in `tests/`. A
+real Kafka for tests is `flowshare.dev`.
 """
 
 from flowshare.testing.clock import LoopTimeClock, ManualClock
 from flowshare.testing.harness import AgentReport, Bus, DeadLetter, NotIdle, SentRecord, harness
+from flowshare.testing.runs import HandlerRun
 from flowshare.testing.virtual import Deadlock, VirtualTimeLoop, run
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Bus",
     "DeadLetter",
     "Deadlock",
+    "HandlerRun",
     "LoopTimeClock",
     "ManualClock",
     "NotIdle",

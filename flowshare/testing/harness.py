@@ -33,6 +33,7 @@ from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend.memory import MemoryBackend
 from flowshare.errors import FlowshareError
 from flowshare.testing.clock import LoopTimeClock, ManualClock, settle
+from flowshare.testing.runs import HandlerRun, disorder, is_key, note_runs
 from flowshare.testing.virtual import VirtualTimeLoop
 
 IDLE_LIMIT_S: Final = 3600.0
@@ -51,9 +52,11 @@ class NotIdle(FlowshareError, AssertionError):
 
 @dataclass(slots=True)
 class AgentReport:
-    """One agent's deliveries since the harness started, in the order they were settled."""
+    """One agent's deliveries since the harness started: `settled` as they were settled, `runs` as they began."""
 
     settled: list[Settled] = field(default_factory=list)
+    runs: list[HandlerRun] = field(default_factory=list)
+    """What its handlers ran, in the order in which they began."""
 
     def count(self, *outcomes: str) -> int:
         """Deliveries with one of these outcomes (see `Settled.outcome`)."""
@@ -98,6 +101,33 @@ class AgentReport:
     def reasons(self) -> list[str]:
         """Why each unsuccessful delivery was so, in order."""
         return [one.reason for one in self.settled if one.outcome != "accepted"]
+
+    def order_of(self, key: Any) -> list[int]:
+        """Offsets of a key's records in the order in which their handlers began; a retried one stands there again.
+
+        key: as handlers see it, or its bytes, or its text; with `order=fs.Header(…)` the header's value. A key may lie
+        in several partitions (of several topics): then their offsets stand in one list.
+        Raises: UsageError when no handler began a record of it.
+        """
+        found = [run.offset for run in self.runs if is_key(run, key)]
+        if not found:
+            seen = ", ".join(sorted({repr(run.key) for run in self.runs})[:10]) or "none"
+            raise UsageError(f"no handler has begun a record of key {key!r}; keys that came: {seen}")
+        return found
+
+    def assert_in_order(self) -> None:
+        """Fail unless records of each key of a partition ran one after the other, in the order of the log.
+
+        A retry counts: it comes before the later records of its key, or those were early. Keys are what the agent's
+        `order=` says, without it the records' keys; records without one may run as they like.
+        Raises: AssertionError that names the key, the offsets and which of them ran before which; UsageError when no
+        record with a key ran, as that would assert nothing.
+        """
+        __tracebackhide__ = True
+        if all(run.raw_key is None for run in self.runs):
+            raise UsageError("no handler has begun a record with a key, so there is no order to assert")
+        if (wrong := disorder(self.runs)) is not None:
+            raise AssertionError(f"not in order: {wrong}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,6 +432,8 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
     )
     try:
         await _through_delays(clock, host.start())
+        for name, runtime in host.runtimes.items():
+            note_runs(runtime.agent, runtime.runners, report[name].runs, clock.monotonic)
         yield Bus(app, host, clock, report)
     finally:
         await _through_delays(clock, host.stop())

@@ -128,11 +128,12 @@ class App(FaustApp):
                     f"agents {other.name!r} and {agent.name!r} share group {agent.group!r} and a topic: each record "
                     "would go to one of them by chance. Give them different groups."
                 )
-            if other.group == agent.group and other.options.order != agent.options.order:
+            orders = other.options.order, agent.options.order
+            if other.group == agent.group and None in orders and orders[0] != orders[1]:
                 raise UsageError(
-                    f"agents {other.name!r} and {agent.name!r} share group {agent.group!r}, which has one order for "
-                    f"all (share.key.order), but want order={other.options.order!r} and "
-                    f"order={agent.options.order!r}: give them the same, or different groups."
+                    f"agents {other.name!r} and {agent.name!r} share group {agent.group!r}, which has one order "
+                    f"for all (share.key.order), but want order={orders[0]!r} and order={orders[1]!r}: give them the "
+                    "same, or different groups."
                 )
             if other.group == agent.group and (texts := _differences(group_settings(other), group_settings(agent))):
                 raise UsageError(

@@ -340,7 +340,7 @@ async def _set_group(
 async def _check_order(agent: ShareAgent, admin: ShareAdmin) -> None:
     """An agent without an order leaves the group's as it is, but joins none that works in one. Raises: UsageError.
 
-    An agent with another order is refused by the group itself.
+    An agent with another order is refused by the group itself (SG-18.2).
     """
     if agent.options.order is not None:
         return

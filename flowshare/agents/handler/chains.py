@@ -5,10 +5,10 @@
     has no key      –                                   –
 
 A server gives a member one chain of each key, all of it in one answer, and the key's next record when that is settled;
-so what stands in one chunk is all that there is to order. Records wait under the offset of the one before them, and
-go back when that is settled and they still wait: whatever the way, nobody needs to know it. Who runs records asks for
-the next one (`follow`, `go_on`); who settles, gives back or loses them takes what waits (`behind`, `take`, `lose`).
-These are several threads, hence the lock.
+so what stands in one chunk is all that there is to order (SG-18.5). Records wait under the offset of the one before
+them, and go back when that is settled and they still wait: whatever the way, nobody needs to know it. Who runs records
+asks for the next one (`follow`, `go_on`); who settles, gives back or loses them takes what waits (`behind`, `take`,
+`lose`). These are several threads, hence the lock.
 """
 
 from __future__ import annotations

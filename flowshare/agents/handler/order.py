@@ -1,4 +1,4 @@
-"""The option `order`: records of one key are handled one after the other, in the order of the log."""
+"""The option `order`: records of one key are handled one after the other, in the order of the log (SG-18.1)."""
 
 from __future__ import annotations
 

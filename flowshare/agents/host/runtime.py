@@ -10,14 +10,14 @@ else from any thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from flowshare.agents.feed.acknowledgements import Observer
 from flowshare.agents.feed.feeder import Feeder
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.host.inflight import RunningHandler
-from flowshare.agents.run.pool import Environment, make_pool
+from flowshare.agents.run.pool import Environment, Runner, make_pool
 from flowshare.agents.run.stats import HandlerTimes
 from flowshare.agents.scale.rates import HandlerLook
 
@@ -48,6 +48,11 @@ class AgentRuntime:
         self._handler_loop = environment.handler_loop
         self._pool = make_pool(agent, environment)
         self._feeder = Feeder(agent, self._pool, environment, observer=observer, member_id=member_id)
+
+    @property
+    def runners(self) -> Sequence[Runner]:
+        """The places where its handler runs, at work or not."""
+        return self._pool.runners
 
     @property
     def handler_times(self) -> HandlerTimes:

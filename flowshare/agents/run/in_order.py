@@ -6,7 +6,8 @@ finds it at the top of the queue. A record that ends otherwise is left alone: wh
 is acknowledged, never earlier.
 
 A lock that lapses lets the next record of its key begin elsewhere. So nothing is begun once it may have lapsed, and an
-`async def` handler whose lock is lost is cancelled. A `def` handler cannot be: it keeps its lock as long as it runs.
+`async def` handler whose lock is lost is cancelled. A `def` handler cannot be: it keeps its lock as long as it runs
+(SG-18.6).
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class ConfigApis(Family):
         await self._alter_topic(request.resource, request.configs)
 
     async def _check_order(self, group_id: str, changes: Mapping[str, str | None]) -> None:
-        """A group's order may change when nothing was handed out in the old one. Raises: Refused."""
+        """A group's order may change when nothing was handed out in the old one (SG-18.2). Raises: Refused."""
         if KEY_ORDER not in changes or (changes[KEY_ORDER] or "").strip() == self._configs.acting(group_id).key_order:
             return
         group = self._service.coordinator.groups.get(group_id)

@@ -1,0 +1,133 @@
+"""What handlers did and when, so that a test can ask in which order.
+
+Who runs a handler notes in its `Runner` what it holds; under the test kit that note is taken down.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flowshare.agents.handler.delivery import Delivery
+from flowshare.agents.handler.order import Header
+from flowshare.agents.run.pool import Held, Runner
+
+if TYPE_CHECKING:
+    from flowshare.agents.handler.agent import ShareAgent
+
+
+@dataclass(slots=True, kw_only=True)
+class HandlerRun:
+    """One call of a handler for one record; of a batch there is one for each record.
+
+    key: what orders, as handlers see it: the record's key, or with `order=fs.Header(…)` the header's value; None: there
+    is none. began, ended: seconds of the harness's clock; ended is None while it runs.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    attempt: int
+    key: Any
+    began: float
+    ended: float | None = None
+    raw_key: bytes | None = None
+    """The bytes of `key`, as they lie in the log."""
+    began_step: int = 0
+    """When it began among all begins and ends of the agent, as time may stand still meanwhile; one for a batch."""
+    ended_step: int | None = None
+
+    @property
+    def place(self) -> str:
+        """`topic-partition@offset`, with the attempt when it is not the first."""
+        attempt = "" if self.attempt == 1 else f" (attempt {self.attempt})"
+        return f"{self.topic}-{self.partition}@{self.offset}{attempt}"
+
+
+def note_runs(agent: ShareAgent, runners: Sequence[Runner], runs: list[HandlerRun], now: Callable[[], float]) -> None:
+    """Append what the agent's handlers begin from now on to `runs`, in the order in which they begin."""
+    order = agent.options.order
+    header = order.name if isinstance(order, Header) else None
+    running: dict[int, list[HandlerRun]] = {}
+    steps = itertools.count()
+    slot: Any = vars(Runner)["held"]
+
+    class NotingRunner(Runner):
+        """Tells what it holds."""
+
+        __slots__ = ()
+
+        @property
+        def held(self) -> Held | list[Held] | None:
+            """As the runner's own."""
+            found: Held | list[Held] | None = slot.__get__(self)
+            return found
+
+        @held.setter
+        def held(self, value: Held | list[Held] | None) -> None:
+            step = next(steps)
+            for run in running.pop(self.index, ()):
+                run.ended, run.ended_step = now(), step
+            slot.__set__(self, value)
+            if value is not None:
+                step, held = next(steps), value if isinstance(value, list) else [value]
+                begun = running[self.index] = [_run(one, header, now(), step) for one in held]
+                runs.extend(begun)
+
+    for runner in runners:
+        runner.__class__ = NotingRunner
+
+
+def _run(held: Held, header: str | None, now_s: float, step: int) -> HandlerRun:
+    chunk, record = held
+    whole = chunk.whole(record)
+    raw = whole.key
+    key: Any = raw
+    if header is not None:
+        raw = key = next((value for name, value in reversed(whole.headers) if name == header), None)
+    else:
+        try:
+            key = Delivery(chunk, record).key
+        except Exception:  # noqa: BLE001 - its bytes say enough
+            key = raw
+    return HandlerRun(
+        topic=chunk.topic,
+        partition=chunk.partition,
+        offset=chunk.place(record.offset),
+        attempt=chunk.attempt(record.offset),
+        key=key,
+        began=now_s,
+        raw_key=raw,
+        began_step=step,
+    )
+
+
+def is_key(run: HandlerRun, key: Any) -> bool:
+    """Whether a run is of this key, which a test gives as handlers see it, as bytes, or as text."""
+    return bool(run.key == key) or run.raw_key == (key.encode() if isinstance(key, str) else key)
+
+
+def _overlap(one: HandlerRun, later: HandlerRun) -> bool:
+    """Whether one had not ended when another one began; those of one batch run in their order in it."""
+    runs = one.ended_step is None or later.began_step < one.ended_step
+    return runs and one.began_step != later.began_step
+
+
+def disorder(runs: Iterable[HandlerRun]) -> str | None:
+    """What is out of order among runs, given in the order in which they began; None: nothing is."""
+    of_keys: dict[tuple[str, int, bytes], list[HandlerRun]] = {}
+    for run in runs:
+        if run.raw_key is not None:
+            of_keys.setdefault((run.topic, run.partition, run.raw_key), []).append(run)
+    for found in of_keys.values():
+        for number, run in enumerate(found):
+            began = f"those of this key began in the order {', '.join(str(one.offset) for one in found[: number + 1])}"
+            before = max(found[:number], key=lambda one: one.offset, default=run)
+            if before.offset > run.offset:
+                return f"key {run.key!r}: {run.place} began after {before.place}, which is later in the log; {began}"
+            beside = next((one for one in found[:number] if _overlap(one, run)), None)
+            if beside is not None:
+                return f"key {run.key!r}: {run.place} began while {beside.place} was running; {began}"
+    return None
