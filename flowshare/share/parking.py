@@ -1,4 +1,4 @@
-"""Parked keys: what comes after a dead letter, in a group that keeps the order even then.
+"""Parked keys: what comes after a dead letter, in a group that keeps the order even then (SG-18.11).
 
 A key is parked when one of its records became a dead letter. Its later records follow it into the dead letters, in
 order, until a replay has settled them all (Axon Framework's sequenced dead letters are the model). A replay sends the

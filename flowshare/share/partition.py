@@ -160,6 +160,11 @@ class SharePartition:
         """Offsets that wait for another one of their key."""
         return self._window.tally[BLOCKED]
 
+    @property
+    def archiving_count(self) -> int:
+        """Offsets whose dead letter is to be written."""
+        return self._window.tally[ARCHIVING]
+
     def most_blocked(self, count: int) -> tuple[BlockedKey, ...]:
         """The keys of which most records wait, at most `count`; costs a scan of the window where some do."""
         if not self.blocked_count:

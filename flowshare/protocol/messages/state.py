@@ -211,6 +211,8 @@ class SharePartitionOffsets(Response):
     """Records that wait for another one of their key, −1 when unknown."""
     stuck: tuple[BlockedKey, ...] = ()
     """The keys of which most of them are."""
+    archiving: int = 0
+    """Records whose dead letters are being written; told within a process and between workers."""
 
 
 class ParkedKeyTold(NamedTuple):

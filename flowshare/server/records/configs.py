@@ -125,7 +125,8 @@ class ConfigApis(Family):
             raise Refused(
                 ErrorCode.NON_EMPTY_GROUP,
                 f"{KEY_ORDER} of group {group_id} cannot change while it has members ({members}) or records in flight "
-                f"({in_flight}): stop all its workers, wait until nothing is held or delayed, and set it again",
+                f"({in_flight}): stop all its workers, wait until nothing is held, delayed or on its way to the dead "
+                "letters, and set it again",
             )
 
     @staticmethod

@@ -334,13 +334,16 @@ class Coordinator:
         await self._leaders.configure(group_id)
 
     async def in_flight(self, group_id: str) -> int:
-        """Records of a group that are held or delayed, wherever they are led. Raises: Refused, LogError."""
+        """Records of a group that are held, delayed, or on their way to the dead letters, wherever they are led.
+
+        Raises: Refused, LogError.
+        """
         group = self.groups.get(group_id) or ShareGroup(group_id, config=self._config_of(group_id))
         parts = await self._leaders.offsets(list(self._leaders.known(group)))
         for part in parts:
             if part.error is not ErrorCode.NONE:
                 raise Refused(part.error, f"partition {part.partition} of {part.topic}: {part.message}; try again")
-        return sum(part.in_flight + part.delayed for part in parts)
+        return sum(part.in_flight + part.delayed + part.archiving for part in parts)
 
     def states(self) -> Mapping[str, int]:
         """Number of groups by state."""

@@ -244,6 +244,7 @@ async def offsets_of(key: ShareKey, log: Log, topics: TopicIndex, partitions: Pa
             redeliveries=owner.redeliveries,
             blocked=state.blocked_count,
             stuck=owner.stuck(),
+            archiving=state.archiving_count,
             oldest_ms=await _timestamp(log, owner, start) if lag > 0 else -1,
         )
     except EXPECTED as error:

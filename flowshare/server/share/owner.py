@@ -558,7 +558,7 @@ class PartitionOwner:
         return offset != self.partition.next_place_offset(self._end())
 
     def _warn_of_window(self) -> None:
-        """Tell which keys hold the window open, before it is full and all keys stand still."""
+        """Tell which keys hold the window open, before it is full and all keys stand still (SG-18.9)."""
         now_s = self._clock.monotonic()
         if now_s < self._warn_at_s or not any(one.state != "AVAILABLE" for one in self.stuck()):
             return  # told a while ago, or a backlog that is only beginning
@@ -642,7 +642,7 @@ class PartitionOwner:
         return Taken(ranges, records, durable if ranges else None, self._fence(ranges))
 
     def _fence(self, ranges: Sequence[AcquiredRange]) -> tuple[int, int] | None:
-        """See `Taken.fence`; for as many serial numbers as the ranges, and what is between them, are long."""
+        """See `Taken.fence` (SG-18.10); for as many serial numbers as the ranges are long, with what is between them."""
         if self._opened is None or not ranges:
             return None
         serial = self._serial
