@@ -168,15 +168,36 @@ def _learn(window: Window, heads: Heads, limits: Limits, batch: KeyedBatch, stor
         return True
     assert batch.offsets is not None
     first = max(batch.first, heads.known_end, window.start)
-    at = bisect_left(batch.offsets, first)
-    for offset, key in zip(batch.offsets[at:], batch.hashes[at:], strict=True):
-        if offset >= window.end:
-            break
+    at, until = bisect_left(batch.offsets, first), bisect_left(batch.offsets, window.end)
+    offsets, hashes = batch.offsets[at:until], batch.hashes[at:until]
+    if offsets and offsets[0] == first and offsets[-1] - first == len(offsets) - 1:
+        _learn_runs(window, heads, first, hashes)
+        return _pass_missing(window, heads, limits, min(batch.last + 1, window.end), stored)
+    for offset, key in zip(offsets, hashes, strict=True):
         if not _pass_missing(window, heads, limits, offset, stored):
             return False
         _learn_one(window, heads, offset, key)
         heads.known_end = offset + 1
     return _pass_missing(window, heads, limits, min(batch.last + 1, window.end), stored)
+
+
+def _learn_runs(window: Window, heads: Heads, first: int, hashes: Sequence[int]) -> None:
+    """The same for offsets from `first` on that are all in the log: most are in long runs of one state."""
+    at, last = first, first + len(hashes) - 1
+    while at <= last:
+        until, state = window.same_until(at, last), window.states[at - window.base]
+        keys = hashes[at - first : until + 1 - first]
+        if state == HOLE:
+            window.cached.add(at, until)
+            window.cached.exploded.add(at)
+            heads.append(range(at, until + 1), keys)
+        elif state == AVAILABLE:
+            heads.learn(at, keys)
+        elif state not in SETTLED:
+            for offset, key in enumerate(keys, at):
+                _learn_one(window, heads, offset, key)
+        at = until + 1
+    heads.known_end = last + 1
 
 
 def _learn_one(window: Window, heads: Heads, offset: int, key: int) -> None:

@@ -175,6 +175,23 @@ class Heads:
                 first_available = offset
         window.placed(len(offsets), available, first_available)
 
+    def learn(self, first: int, hashes: Sequence[int]) -> None:
+        """Learn the keys of AVAILABLE offsets from `first` on, which come next: what is behind another is BLOCKED."""
+        window, tails, following = self._window, self.tails, self.following
+        base, states = window.base, window.states
+        self.hashes[first - base : first - base + len(hashes)] = array("I", hashes)
+        blocked = 0
+        for offset, key in enumerate(hashes, first):
+            if key:
+                tail = tails.get(key)
+                tails[key] = offset
+                if tail is not None:
+                    following[tail - base] = offset - tail
+                    states[offset - base] = BLOCKED
+                    blocked += 1
+        window.tally[AVAILABLE] -= blocked
+        window.tally[BLOCKED] += blocked
+
     def link(self, offset: int, key: int) -> bool:
         """Put an unsettled offset behind those of its key; whether there is one before it."""
         if not key:

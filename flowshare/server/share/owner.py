@@ -50,6 +50,10 @@ logger = logging.getLogger(__name__)
 
 READ_TRIES: Final = 8
 """How often a fetch reads again because another fetch moved on the cursor while it read."""
+PLACE_ROUNDS: Final = 8
+"""How often a fetch reads on for more keys while there are some to hand out already; the next one goes on."""
+PLACE_ROUNDS_MAX: Final = 10_000
+"""How often at all: more than there are batches in any window."""
 STUCK_KEYS: Final = 5
 """Keys that are named of those that hold up most records."""
 STUCK_FOR_S: Final = 2.0
@@ -502,7 +506,10 @@ class PartitionOwner:
         heads = min(want.heads or want.records_max, want.records_max)
         self._drop_gone()
         try:
-            while self.has_work() and self.partition.available_count < heads:
+            for rounds in range(PLACE_ROUNDS_MAX):
+                free = self.partition.available_count
+                if free >= heads or (rounds >= PLACE_ROUNDS and free) or not self.has_work():
+                    break
                 if not await self._place_more(want, opened):
                     break
         except OffsetOutOfRange:
@@ -642,7 +649,7 @@ class PartitionOwner:
         return Taken(ranges, records, durable if ranges else None, self._fence(ranges))
 
     def _fence(self, ranges: Sequence[AcquiredRange]) -> tuple[int, int] | None:
-        """See `Taken.fence` (SG-18.10); for as many serial numbers as the ranges are long, with what is between them."""
+        """See `Taken.fence` (SG-18.10); for as many serial numbers as the ranges and what is between them are long."""
         if self._opened is None or not ranges:
             return None
         serial = self._serial
