@@ -43,16 +43,27 @@ class Meter:
 
 
 def flowshare(options: argparse.Namespace, meter: Meter) -> None:
-    """A no-op agent with default options."""
+    """A no-op agent with default options; by key and with sleeping handlers, if told so."""
     import flowshare as fs
+
+    more = {"order": options.order} if options.order else {}
+    if options.concurrency:
+        more["concurrency"] = options.concurrency
+    pause_s = options.sleep_ms / 1000
 
     async def main() -> None:
         app = fs.App("bench", broker=options.url or f"kafka://{options.bootstrap}")
         hit = meter.hit
 
-        @app.share_agent(app.topic(options.topic, value_type=bytes), group=options.group)
         async def noop(value: bytes) -> None:
             hit()
+
+        async def slow(value: bytes) -> None:
+            await asyncio.sleep(pause_s)
+            hit()
+
+        handler = slow if pause_s else noop
+        app.share_agent(app.topic(options.topic, value_type=bytes), group=options.group, **more)(handler)
 
         async with app.running():
             await meter.done.wait()
@@ -149,6 +160,9 @@ def main() -> None:
     parser.add_argument("--topic", required=True)
     parser.add_argument("--group", required=True)
     parser.add_argument("--records", type=int, required=True)
+    parser.add_argument("--order", default="")
+    parser.add_argument("--concurrency", type=int, default=0)
+    parser.add_argument("--sleep-ms", type=float, default=0.0)
     options = parser.parse_args()
     meter = Meter(options.records)
     PEERS[options.peer](options, meter)

@@ -75,7 +75,8 @@ class Field:
     def parallel(self) -> Figures:
         libraries = arena.parallel_libraries()
         group = self._server.unused_group()
-        return self._java("ParallelRate", min(self._records, 300_000), group, 0, libraries=libraries)
+        records = min(self._records, 300_000)
+        return self._java("ParallelRate", records, group, 0, "UNORDERED", libraries=libraries)
 
 
 def in_turns(peers: dict[str, Callable[[], Figures]], runs: int) -> dict[str, Figures]:

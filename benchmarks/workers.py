@@ -1,7 +1,8 @@
 """Share groups led by the workers themselves, on a real Kafka that this starts: ratios against peers in the same run.
 
-    python benchmarks/workers.py [--parts noop,acks,latency,pools,restart] [--runs 5]
+    python benchmarks/workers.py [--parts noop,order,acks,latency,pools,restart] [--runs 5]
 
+order    an agent by key beside parallel-consumer's KEY, 10,000 keys: no-op, and 10 ms × 100 at once
 noop     1 M records of 100 bytes through a no-op agent, led by the worker, beside the same led by Kafka's brokers
 acks     8 members acknowledge random offsets one by one on one slot, each answer confirmed in Kafka
 latency  1,000 records/s beside a plain consumer, one that writes before it hands on, and native groups; and 300/s
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve()
 RECORDS = 1_000_000
 NATIVE_LEAST = 0.5
+ORDER_RECORDS = 300_000
+ORDER_SLOW_RECORDS = 60_000
 ACKS_LEAST = 20_000
 ACK_MEMBERS = 8
 ACK_RECORDS = 200_000
@@ -95,6 +98,38 @@ def noop(server: arena.Server, runs: int) -> None:
     info("no-op agent, led by the brokers", native["rate"], unit="records/s")
     info("  its processor time", native["cpu_us"], unit="µs/record")
     verdict("workers / native", ours["rate"] / native["rate"], NATIVE_LEAST, unit="×")
+
+
+# --- by key -------------------------------------------------------------------------------------------------------
+
+
+def order(server: arena.Server, runs: int) -> None:
+    """An agent by key, led by the worker, and parallel-consumer's KEY in turns: no-op, and 10 ms × 100 at once."""
+    for label, sleep_ms, records, least in (("no-op", 0, ORDER_RECORDS, 2.0), ("10 ms", 10, ORDER_SLOW_RECORDS, 1.0)):
+        topic = server.fill(f"ordered-{sleep_ms}", records)
+        found: dict[str, list[dict[str, float]]] = {"workers": [], "parallel": []}
+        for _ in range(runs):
+            ours = arena.python_peer(
+                "peer.py",
+                "workers",
+                bootstrap=server.bootstrap,
+                topic=topic,
+                group=server.unused_group(),
+                records=records,
+                order="key",
+                concurrency=CONCURRENCY,
+                sleep_ms=sleep_ms,
+            )
+            found["workers"].append(ours)
+            where = (server.bootstrap, topic, server.unused_group(), records)
+            libraries = arena.parallel_libraries()
+            found["parallel"].append(arena.java_peer("ParallelRate", *where, sleep_ms, "KEY", libraries=libraries))
+        ours, theirs = (arena.medians(figures) for figures in found.values())
+        info(f"{label} by key, {arena.KEYS:,} keys, {CONCURRENCY} at once, led by the worker", ours["rate"], unit="/s")
+        info("  its processor time, leading included", ours["cpu_us"], unit="µs/record")
+        info("  parallel-consumer, KEY", theirs["rate"], unit="/s")
+        info("  its processor time", theirs["cpu_us"], unit="µs/record")
+        verdict("  workers / parallel-consumer", ours["rate"] / theirs["rate"], least, unit="×")
 
 
 # --- acknowledgements ---------------------------------------------------------------------------------------------
@@ -403,7 +438,7 @@ def latencies(server: arena.Server, runs: int) -> None:
         latency.table(server, rate, 10, runs, uncounted=0, ours=latency.WORKERS, beside=beside, held_to={})
 
 
-PARTS = {"noop": noop, "acks": acks, "latency": latencies, "pools": pools, "restart": restart}
+PARTS = {"noop": noop, "order": order, "acks": acks, "latency": latencies, "pools": pools, "restart": restart}
 SECTIONS = {
     "acks": section_acks,
     "bare": section_bare,

@@ -5,7 +5,9 @@ import java.util.Properties;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
-/** parallel-consumer, unordered, 100 threads. Arguments: bootstrap, topic, group, records, milliseconds a record. */
+/**
+ * parallel-consumer, 100 threads. Arguments: bootstrap, topic, group, records, milliseconds a record, UNORDERED or KEY.
+ */
 public final class ParallelRate {
     public static void main(String[] args) {
         Properties settings = new Properties();
@@ -19,7 +21,7 @@ public final class ParallelRate {
         Meter meter = new Meter(Long.parseLong(args[3]));
         ParallelStreamProcessor<byte[], byte[]> processor = ParallelStreamProcessor.createEosStreamProcessor(
                 ParallelConsumerOptions.<byte[], byte[]>builder()
-                        .ordering(ParallelConsumerOptions.ProcessingOrder.UNORDERED)
+                        .ordering(ParallelConsumerOptions.ProcessingOrder.valueOf(args[5]))
                         .maxConcurrency(100)
                         .consumer(new KafkaConsumer<>(settings))
                         .build());

@@ -57,11 +57,12 @@ def _place(
     window.cached.add(first, last)
     window.set_count(first, last, run.delivery_count)
     state = int(run.state)
-    lives = run.member_id is not None and run.member_id in living
-    may_live = lives or (window.heads is not None and run.member_id not in gone)
-    if run.state is RecordState.ACQUIRED and run.member_id is not None and may_live:
+    member_id = run.member_id
+    lives = member_id is not None and member_id in living
+    may_live = lives or (window.heads is not None and member_id is not None and member_id not in gone)
+    if run.state is RecordState.ACQUIRED and member_id is not None and may_live:
         # Where there is an order, a member that is out of its group may still be at work: its key waits for its lock.
-        hold = window.holds.open(run.member_id, now_ms + limits.lock_duration_ms, first, last, size)
+        hold = window.holds.open(member_id, now_ms + limits.lock_duration_ms, first, last, size)
         hold.orphan = not lives
         window.hold(first, last, hold.hold_id)
     elif run.state is RecordState.ACQUIRED:

@@ -41,8 +41,8 @@ AHEAD_S: Final = 0.05
 AHEAD_CAREFUL_S: Final = 0.2
 """The same where giving back costs an attempt: a fetch takes longer there, and nothing is held until it is sure to run
 soon."""
-AHEAD_KEYS_S: Final = 0.02
-"""The same where there is an order: a key that waits here cannot be begun elsewhere."""
+FEWER_KEYS: Final = 2
+"""So many keys fewer are held ahead where there is an order: one that waits here cannot be begun elsewhere."""
 CHAINED_MAX: Final = 256
 """Records that a fetch asks for with an order, unless half as many keys are wanted: as many may follow as are begun, so
 that whole batches can be had."""
@@ -136,8 +136,8 @@ class Prefetch:
 class KeyPrefetch(Prefetch):
     """The same for an agent with an order: how many keys to have begun, or ready to begin.
 
-    Fewer are ready than without an order: what waits here for a handler keeps its key from all other members, however
-    idle they are, while a handler that has nothing to do waits for one fetch.
+    Slow handlers have none ready, unlike without an order: what waits here for a handler keeps its key from all other
+    members, however idle they are, while a handler that has nothing to do waits for one fetch.
     """
 
     __slots__ = ()
@@ -145,8 +145,8 @@ class KeyPrefetch(Prefetch):
     @property
     def target(self) -> int:
         """How many keys to hold in all."""
-        ahead = 0 if self.stuck or self._rate is None else int(self._rate * AHEAD_KEYS_S)
-        return self._at_once + min(BUFFER_MAX, ahead)
+        ahead = 0 if self.stuck or self._rate is None else int(self._rate * AHEAD_S) - FEWER_KEYS
+        return self._at_once + max(0, min(BUFFER_MAX, ahead))
 
 
 class Asked(NamedTuple):
