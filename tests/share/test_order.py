@@ -446,6 +446,33 @@ def test_it_says_that_a_dead_letter_is_under_way_and_nothing_of_what_is_settled(
     assert [tuple(one) for one in group.partition.most_blocked(9)] == [(1, 2, "ARCHIVING", 1, "")]
 
 
+def test_keys_that_come_one_at_a_time_begin_no_chain_and_go_only_to_who_asks_for_them() -> None:
+    group = Group("aabb")
+    group.partition.single([ord("a")])
+    without = group.partition.pick("m", records_max=9, heads_max=9, chain=4, now_ms=0, singles=False)
+    with_them = group.partition.pick("n", records_max=9, heads_max=9, chain=4, now_ms=0)
+
+    assert [tuple(one) for one in without.ranges] == [(2, 3, 1)]
+    assert [tuple(one) for one in with_them.ranges] == [(0, 0, 1)]
+    assert (group.partition.hash_at(1), group.partition.hash_at(2)) == (ord("a"), ord("b"))
+
+
+def test_it_says_how_much_of_its_window_is_used_and_how_much_is_on_its_way_to_the_dead_letters() -> None:
+    group = Group("aabb", limits=Limits(window_max=8, dead_letter_on_reject=True))
+    group.take("m")
+    group.say([0], REJECT)
+
+    assert (group.partition.window_used, group.partition.archiving_count) == (0.5, 1)
+
+
+def test_what_members_held_whose_processes_have_ended_is_free_after_a_reload() -> None:
+    runs = (StateRun(0, 0, RecordState.ACQUIRED, 1, "gone"), StateRun(1, 1, RecordState.ACQUIRED, 1, "unknown"))
+    partition = SharePartition(start_offset=0, limits=Limits(), ordered=True, runs=runs, gone=["gone"])
+    partition.place([KeyedBatch(0, 1, range(2), [1, 2])])
+
+    assert [tuple(one) for one in partition.pick("m", records_max=9, now_ms=0).ranges] == [(0, 0, 2)]
+
+
 def test_a_cut_log_forgets_who_waited_behind_the_cut() -> None:
     group = Group("abab")
     group.take("m", records=1)
