@@ -167,6 +167,22 @@ async def test_parked_keys_and_what_was_replayed_outlive_a_restart(how: str) -> 
     assert gone.keys == ()
 
 
+async def test_what_a_replay_has_settled_is_stored_with_the_accept() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "aa")
+        await m.fetch(at, heads=500)
+        await m.acknowledge({at: [reject(1)]})
+        await settle()
+        (begun,) = (await ask(w, "replay", key=b"a")).keys
+        await w.produce(replay(begun.parked.version, ("a", 0, 0), ("a", 1, 1)))
+        await m.fetch(at, heads=500)
+        await m.acknowledge({at: [accept(2)]})
+        await w.die()
+        (told,) = (await ask(w)).keys
+
+    assert (told.parked.done, told.parked.last) == (0, 1)
+
+
 async def test_a_key_that_is_unparked_goes_on_and_a_replay_of_it_is_passed_over() -> None:
     async with world(configs=PARKS) as w:
         at, m = await parked_world(w, "aa")

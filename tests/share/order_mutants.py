@@ -31,6 +31,7 @@ for name, scenario, subject in sorted(chosen, key=lambda case: case[2]):
         raise SystemExit(f"{{name}}: {{failure.message}}")
 """
 HEADS, BY_KEY, OWNER = "share/heads", "share/acquire_by_key", "server/share/owner"
+PARKING = "share/parking"
 
 MUTANTS = (
     Mutant("what stands behind another of its key is free", HEADS, "if tail is not None:", "if False:"),
@@ -183,9 +184,7 @@ MUTANTS = (
     ),
     Mutant("a last delivery comes with others", BY_KEY, "if count == last_delivery:", "if False:"),
     Mutant("redeliveries are new", BY_KEY, "if ask.only_new and count:", "if False:"),
-    Mutant(
-        "suspects come with others", BY_KEY, "in _without(first, last, ask.without):", "in _without(first, last, ()):"
-    ),
+    Mutant("suspects come with others", BY_KEY, "in _without(first, last, without):", "in _without(first, last, ()):"),
     Mutant(
         "a redelivered head is followed",
         BY_KEY,
@@ -218,7 +217,8 @@ MUTANTS = (
     Mutant(
         "a lost connection frees its heads", "share/partition", "if died and not gone and self.ordered:", "if False:"
     ),
-    Mutant("a new leader frees what is held", "share/reload", "(lives or window.heads is not None)", "lives"),
+    Mutant("a new leader frees what is held", "share/reload", "    may_live = lives or ", "    may_live = lives and "),
+    Mutant("what is held by a process that ended is waited for", "share/reload", " and member_id not in gone)", ")"),
     Mutant(
         "a single record of a chain is settled in any order",
         "share/acknowledge",
@@ -270,14 +270,83 @@ MUTANTS = (
         "        if not want.with_records:\n            raise",
         "        if False:\n            raise",
     ),
-    Mutant(
-        "a head's member asks for no chain", OWNER, "heads_max=heads, chain=want.chain,", "heads_max=heads, chain=1,"
-    ),
+    Mutant("a head's member asks for no chain", OWNER, "            chain=want.chain,\n", "            chain=1,\n"),
     Mutant(
         "a fetch brings the first batch's heads only",
         OWNER,
-        "self.partition.available_count < heads:",
-        "not self.partition.has_free_heads():",
+        "if free >= heads or (rounds >= PLACE_ROUNDS and free) or",
+        "if free or",
+    ),
+    Mutant(
+        "a reload's free records of a key are all heads",
+        HEADS,
+        "                    states[offset - base] = BLOCKED\n                    blocked += 1\n",
+        "                    blocked += 0\n",
+    ),
+    Mutant(
+        "a reload's keys have no next",
+        HEADS,
+        "                    following[tail - base] = offset - tail\n                    states[offset"
+        " - base] = BLOCKED\n",
+        "                    states[offset - base] = BLOCKED\n",
+    ),
+    Mutant(
+        "what a reload left open is not placed",
+        BY_KEY,
+        "            heads.append(range(at, until + 1), keys)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "keys that come one at a time begin chains",
+        BY_KEY,
+        "if far and (not single or hashes[offset - window.base] not in single):",
+        "if far:",
+    ),
+    Mutant(
+        "keys that come one at a time go to anybody",
+        BY_KEY,
+        "without = ask.without if ask.singles else",
+        "without = ask.without if True else",
+    ),
+    Mutant(
+        "an acknowledgement of an earlier delivery counts",
+        "share/acknowledge",
+        "        if count != attempt:",
+        "        if False:",
+    ),
+    Mutant("no key is parked", PARKING, "return [(key, ParkedKey(offset, offset - 1, offset))]", "return []"),
+    Mutant("what follows is no letter", PARKING, "last=max(parked.last, offset)", "last=parked.last"),
+    Mutant("a replay that failed goes on", PARKING, "_replace(version=OVER, flying", "_replace(flying"),
+    Mutant(
+        "a record of any replay counts",
+        PARKING,
+        "mark is not None and mark.version == parked.version else",
+        "mark is not None else",
+    ),
+    Mutant("what was settled runs again", PARKING, "mark.original <= parked.done:", "False:"),
+    Mutant("a key goes on before its last letter", PARKING, "rest if done < parked.last else None", "None"),
+    Mutant("a settled key stays parked", PARKING, "rest if done < parked.last else None", "rest"),
+    Mutant("a replay settles nothing", PARKING, "done = max(parked.done, parked.up_to)", "done = parked.done"),
+    Mutant(
+        "who knows no parked keys gets their records",
+        OWNER,
+        "            singles=want.heads > 0,\n",
+        "            singles=True,\n",
+    ),
+    Mutant("a replayed record is not remembered", OWNER, "self.parked.apply(changes) if changes else ()", "()"),
+    Mutant("what a replay settles is not stored", OWNER, "                beside=self.parked.writes(changes),\n", ""),
+    Mutant("a fence is used twice", OWNER, "        self._serial += ranges[-1].last - ranges[0].first + 1\n", ""),
+    Mutant(
+        "a generation is used twice",
+        "server/share/loader",
+        "max(last + 1, self._clock.now_ms())",
+        "self._clock.now_ms()",
+    ),
+    Mutant(
+        "a reset forgets the generation",
+        "server/share/leaders",
+        "                    writes.pop(key.prefix + GENERATION, None)\n",
+        "",
     ),
     Mutant(
         "a lapse wakes nobody",
@@ -309,7 +378,8 @@ def copy_tests(folder: Path) -> None:
     for name in ("share", "scenarios"):
         shutil.copytree(ROOT / "tests" / name, folder / "tests" / name, ignore=UNCOMPILED)
     (folder / "tests" / "server").mkdir()
-    for name in ("__init__.py", "server/__init__.py", "server/world.py", "server/test_key_order.py", "waiting.py"):
+    servers = ("__init__", "world", "test_key_order", "test_parking")
+    for name in ("__init__.py", "waiting.py", *(f"server/{name}.py" for name in servers)):
         shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
     shutil.copy(ROOT / "pyproject.toml", folder)
 
@@ -320,7 +390,8 @@ def killed_by(folder: Path) -> str | None:
     for kind, command in (
         ("steps", [*pytest, "tests/share/test_order.py"]),
         ("scenarios", ["-c", RUN]),
-        ("server's tests", [*pytest, "tests/server/test_key_order.py"]),
+        ("parked keys' steps", [*pytest, "tests/share/test_parking.py"]),
+        ("server's tests", [*pytest, "tests/server/test_key_order.py", "tests/server/test_parking.py"]),
     ):
         try:
             done = subprocess.run(
