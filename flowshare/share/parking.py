@@ -31,6 +31,7 @@ KEYS_MAX: Final = 10_000
 """Parked keys of one share-partition."""
 COUNT_BITS: Final = 20
 """Of a version; the rest is the generation, in which there are fewer replays than that counts."""
+NUMBER_MAX: Final = 2**63 - 1
 OVER: Final = 0
 """The version of no replay."""
 
@@ -71,7 +72,9 @@ class Mark(NamedTuple):
             mark = cls(int(version), int(original), int(up_to))
         except ValueError:
             return None
-        return mark if group == group_id and mark.version > OVER and 0 <= mark.original <= mark.up_to else None
+        # Anybody who may write to the topic may say anything: what no state could hold is none.
+        sound = OVER < mark.version <= NUMBER_MAX and 0 <= mark.original <= mark.up_to <= NUMBER_MAX
+        return mark if sound and group == group_id else None
 
 
 class Place(enum.Enum):

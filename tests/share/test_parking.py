@@ -127,7 +127,22 @@ def test_what_was_in_flight_is_known_after_a_reload():
 
 
 @pytest.mark.parametrize(
-    "value", [None, b"", b"1", b"1 2 3", b"x 2 3 g", b"1 2 3 h", b"0 2 3 g", b"1 3 2 g", b"1 -2 3 g", b"\xff 2 3 g"]
+    "value",
+    [
+        b"%d 2 3 g" % 2**63,
+        b"1 2 %d g" % 2**63,
+        b"1 2 %s g" % (b"9" * 5_000),
+        None,
+        b"",
+        b"1",
+        b"1 2 3",
+        b"x 2 3 g",
+        b"1 2 3 h",
+        b"0 2 3 g",
+        b"1 3 2 g",
+        b"1 -2 3 g",
+        b"\xff 2 3 g",
+    ],
 )
 def test_a_header_that_is_no_mark_of_the_group_is_none(value):
     assert Mark.of(value, "g") is None

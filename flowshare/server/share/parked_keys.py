@@ -104,6 +104,10 @@ class ParkedKeys:
                     changes.append(self.parking.taken(key, offset, mark))
                 case _:
                     pass
+        if settled:
+            logger.info(
+                "replays of what is settled, or of keys not parked, are passed over: %s %s", settled, self._where
+            )
         return Judged(settled, following, changes)
 
     def apply(self, changes: Sequence[Change]) -> list[Write]:
