@@ -27,6 +27,7 @@ SLEEPERS = {
     "agents/test_pool.py": VIRTUAL,
     "agents/test_standstill.py": VIRTUAL,
     "testing/test_clocks.py": VIRTUAL,
+    "testing/test_harness_order.py": VIRTUAL,
     "agents/test_odd_ends.py": "tasks that never end by themselves, for others to cancel",
     "log/contract.py": "a clock whose sweeps follow each other soon",
     "log/compaction_crasher.py": "a clock whose sweeps follow each other at once",
