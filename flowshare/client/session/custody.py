@@ -36,8 +36,8 @@ Lost: a new number begins, and what was acquired of the partition under an older
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, bisect_right
-from collections import OrderedDict, deque
+from bisect import bisect_left
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from flowshare.client.net.topology import NOBODY
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 RENEW: Final = int(AcknowledgeType.RENEW)
 STAYS: Final = frozenset({int(AcknowledgeType.RELEASE), RENEW})
 """What does not end a record: somebody may hold it afterwards."""
-AGAIN_MAX: Final = 1_000
 NUMBERS_MAX: Final = 1_000
 """Numbers that are remembered; what was acquired under older ones counts as lost."""
 LOOK_S_MAX: Final = 5.0
@@ -70,57 +69,69 @@ RANGES_MAX: Final = 10_000
 
 
 class Ranges:
-    """Offsets as sorted ranges that neither overlap nor touch."""
+    """Offsets as sorted ranges that do not overlap, each with when and for which attempt it came into hand."""
 
-    __slots__ = ("_firsts", "_lasts")
+    __slots__ = ("_attempts", "_firsts", "_lasts", "_since")
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._lasts: list[int] = []
+        self._since: list[int] = []
+        self._attempts: list[int] = []
 
     def __bool__(self) -> bool:
         return bool(self._firsts)
 
-    def add(self, first: int, last: int) -> None:
-        """Hold `first`..`last`, both inclusive."""
+    def add(self, first: int, last: int, since: int = 0, attempt: int = 0) -> None:
+        """Hold `first`..`last`, both inclusive, `since` then and for this attempt, whatever was held of it before."""
         firsts, lasts = self._firsts, self._lasts
-        if not lasts or first > lasts[-1] + 1:
+        if not lasts or first > lasts[-1]:
             firsts.append(first)
             lasts.append(last)
+            self._since.append(since)
+            self._attempts.append(attempt)
         else:
-            low = bisect_left(lasts, first - 1)
-            high = bisect_right(firsts, last + 1)
-            if low < high:
-                first, last = min(first, firsts[low]), max(last, lasts[high - 1])
-            firsts[low:high] = [first]
-            lasts[low:high] = [last]
+            self.remove(first, last)
+            at = bisect_left(firsts, first)
+            firsts.insert(at, first)
+            lasts.insert(at, last)
+            self._since.insert(at, since)
+            self._attempts.insert(at, attempt)
         if len(firsts) > RANGES_MAX:
-            del firsts[0], lasts[0]
+            del firsts[0], lasts[0], self._since[0], self._attempts[0]
 
-    def remove(self, first: int, last: int) -> None:
-        """Hold `first`..`last` no more, as far as it is held."""
+    def remove(self, first: int, last: int, before: int | None = None, attempt: int | None = None) -> None:
+        """Hold `first`..`last` no more, as far as it is held; with `before`, what has been held since earlier only,
+        and with `attempt`, what came for that one or an earlier one only."""
         firsts, lasts = self._firsts, self._lasts
-        low = bisect_left(lasts, first)
-        high = bisect_right(firsts, last)
-        if low >= high:
-            return
-        kept: list[tuple[int, int]] = []
-        if firsts[low] < first:
-            kept.append((firsts[low], first - 1))
-        if lasts[high - 1] > last:
-            kept.append((last + 1, lasts[high - 1]))
-        firsts[low:high] = [one for one, _ in kept]
-        lasts[low:high] = [one for _, one in kept]
+        at = bisect_left(lasts, first)
+        while at < len(firsts) and firsts[at] <= last:
+            since, meant = self._since[at], self._attempts[at]
+            if (before is None or since < before) and (attempt is None or meant <= attempt):
+                low, high = firsts[at], lasts[at]
+                rest = [(low, first - 1)] if low < first else []
+                rest += [(last + 1, high)] if high > last else []
+                firsts[at : at + 1] = [one for one, _ in rest]
+                lasts[at : at + 1] = [one for _, one in rest]
+                self._since[at : at + 1] = [since] * len(rest)
+                self._attempts[at : at + 1] = [meant] * len(rest)
+                at += len(rest)
+            else:
+                at += 1
 
     def keep(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Hold no more what is in none of `ranges`."""
-        held = self.all()
-        kept = minus(held, minus(held, merged(ranges)))
-        self._firsts, self._lasts = [first for first, _ in kept], [last for _, last in kept]
+        for first, last in minus(self.all(), merged(ranges)):
+            self.remove(first, last)
 
-    def all(self) -> tuple[tuple[int, int], ...]:
-        """All ranges, ascending."""
-        return tuple(zip(self._firsts, self._lasts, strict=True))
+    def all(self) -> list[tuple[int, int]]:
+        """What is held, in as few ranges as there can be, ascending."""
+        return merged(zip(self._firsts, self._lasts, strict=True))
+
+    def since(self, least: int) -> list[tuple[int, int]]:
+        """What has been held since `least` or later, ascending."""
+        held = zip(self._firsts, self._lasts, self._since, strict=True)
+        return [(first, last) for first, last, since in held if since >= least]
 
 
 class Holding:
@@ -129,18 +140,20 @@ class Holding:
     def __init__(self) -> None:
         self._partitions: dict[TopicPartition, Ranges] = {}
 
-    def acquired(self, tp: TopicPartition, first: int, last: int) -> None:
-        """It came into hand."""
+    def acquired(self, tp: TopicPartition, first: int, last: int, since: int = 0, attempt: int = 0) -> None:
+        """It came into hand, then and for this attempt."""
         held = self._partitions.get(tp)
         if held is None:
             held = self._partitions[tp] = Ranges()
-        held.add(first, last)
+        held.add(first, last, since, attempt)
 
-    def ended(self, tp: TopicPartition, first: int, last: int) -> None:
-        """The server said what became of it."""
+    def ended(
+        self, tp: TopicPartition, first: int, last: int, before: int | None = None, attempt: int | None = None
+    ) -> None:
+        """The server said what became of it: of what came into hand `before` that, for this attempt or an earlier."""
         held = self._partitions.get(tp)
         if held is not None:
-            held.remove(first, last)
+            held.remove(first, last, before, attempt)
             if not held:
                 del self._partitions[tp]
 
@@ -167,7 +180,12 @@ class Holding:
     def of(self, tp: TopicPartition) -> tuple[tuple[int, int], ...]:
         """What is in hand of one partition."""
         held = self._partitions.get(tp)
-        return () if held is None else held.all()
+        return () if held is None else tuple(held.all())
+
+    def since(self, tp: TopicPartition, least: int) -> list[tuple[int, int]]:
+        """What of one partition came into hand then or later."""
+        held = self._partitions.get(tp)
+        return [] if held is None else held.since(least)
 
 
 class Generations:
@@ -218,11 +236,6 @@ class Custody:
         """How often something was lost."""
         self.taken = 0
         """How often something was acquired."""
-        self._highest: dict[TopicPartition, int] = {}
-        """Of each partition that something was acquired of, whether it is assigned or not: what is acknowledged without
-        a number may be about any time before."""
-        self._again: deque[tuple[int, TopicPartition, int, int, int]] = deque(maxlen=AGAIN_MAX)
-        """What was acquired that may have been acquired before: (`taken` then, partition, first, last)."""
         self._generations = generations
         self.generation = generations.next()
         """Number under which records are acquired now."""
@@ -267,8 +280,7 @@ class Custody:
         an answer that was lost. So all of it has to be the member's, or the leader would refuse all of it.
         """
         kept = self.kept.get(tp, ())
-        again = [(first, last) for taken, at, first, last, _ in self._again if at == tp and taken >= since]
-        if _meet(batches, again):
+        if _meet(batches, self.holding.since(tp, since)):
             return False
         if _meet((batch for batch in batches if STAYS.isdisjoint(batch.types)), kept):
             return True
@@ -329,7 +341,6 @@ class Custody:
             self.adrift[tp].fresh = False
             for first, last in held.get(tp, ()):
                 self.holding.acquired(tp, first, last)
-                self._highest[tp] = max(last, self._highest.get(tp, -1))
 
     def doubt(self) -> None:
         """What was found out of those adrift is not lately found out any more."""
@@ -408,13 +419,8 @@ class Custody:
             drift = self.adrift.get(tp)
             if drift is None or drift.told or drift.home != node_id:
                 return None
-        highest = self._highest.get(tp, -1)
         for first, last, count in ranges:
-            self.holding.acquired(tp, first, last)
-            if first <= highest:
-                self._again.append((self.taken, tp, first, last, count))
-            highest = max(highest, last)
-        self._highest[tp] = highest
+            self.holding.acquired(tp, first, last, self.taken, count)
         self.taken += 1
         return self.generation
 
@@ -425,27 +431,13 @@ class Custody:
         held on. So is what was acquired again since: answers may come in another order than the server made them. And
         of what was refused, a later attempt than was meant."""
         for batch in batches:
+            attempt = batch.attempt if refused and batch.attempt else None
             if not renewed or RENEW not in batch.types:
-                self._ended(tp, batch.first, batch.last, since, batch.attempt if refused else 0)
+                self.holding.ended(tp, batch.first, batch.last, since, attempt)
             elif len(batch.types) > 1:
                 for offset, kind in enumerate(batch.types, batch.first):
                     if kind != RENEW:
-                        self._ended(tp, offset, offset, since)
-
-    def _ended(self, tp: TopicPartition, first: int, last: int, since: int, attempt: int = 0) -> None:
-        again: list[tuple[int, int]] = []
-        for taken, at, again_first, again_last, count in reversed(self._again):
-            if taken < since and not attempt:
-                break
-            meant = taken < since and count <= attempt
-            if not meant and at == tp and again_first <= last and first <= again_last:
-                again.append((max(first, again_first), min(last, again_last)))
-        held = self.holding.of(tp) if again else ()
-        self.holding.ended(tp, first, last)
-        for low, high in again:
-            for held_first, held_last in held:
-                if held_first <= high and low <= held_last:
-                    self.holding.acquired(tp, max(low, held_first), min(high, held_last))
+                        self.holding.ended(tp, offset, offset, since)
 
     # --- helpers ------------------------------------------------------------------------------------------------
 

@@ -41,10 +41,13 @@ MUTANTS = (
     Mutant(
         "what was acknowledged stays in hand",
         "custody",
-        "        self.holding.ended(tp, first, last)\n        for low",
-        "        for low",
+        "self.holding.ended(tp, batch.first, batch.last, since, attempt)",
+        "pass",
     ),
-    Mutant("what was acquired again is let go of", "custody", "for low, high in again:", "for low, high in ():"),
+    Mutant("what was acquired again is let go of", "custody", "before is None or since < before", "True"),
+    Mutant(
+        "what was acquired for a later attempt is let go of", "custody", "attempt is None or meant <= attempt", "True"
+    ),
     Mutant("a fetch waits for a lost connection", "core", "node.fetch_ended()  # it had not left yet", "pass"),
     Mutant("renewals ride on fetches", "share_session", "fits = ack.call.renewal is renewal and", "fits ="),
     Mutant(
