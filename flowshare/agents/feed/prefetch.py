@@ -49,6 +49,9 @@ that whole batches can be had."""
 STUCK_S: Final = 1.0
 """After so long without any record finished, the buffer is given back."""
 BUFFER_MAX: Final = 8_000
+BUFFER_KEYS_MAX: Final = 2_000
+"""The same in keys, where there is an order: a fetch leaves behind what stands behind a key that is held, so what it
+brings is in pieces, and a piece costs as much as ten records."""
 _WINDOW_S: Final = 0.005
 _WINDOW_RECORDS: Final = 500
 ASK_S: Final = 5.0
@@ -146,7 +149,7 @@ class KeyPrefetch(Prefetch):
     def target(self) -> int:
         """How many keys to hold in all."""
         ahead = 0 if self.stuck or self._rate is None else int(self._rate * AHEAD_S) - FEWER_KEYS
-        return self._at_once + max(0, min(BUFFER_MAX, ahead))
+        return self._at_once + max(0, min(BUFFER_KEYS_MAX, ahead))
 
 
 class Asked(NamedTuple):

@@ -48,15 +48,23 @@ class Chains:
         self._unrunnable: frozenset[int] = frozenset()
         self.waiting = 0
         """Records that wait for the one before them. Any thread."""
+        numbers = hashes_of(records)
+        if len(numbers) == len(set(numbers)):
+            return
+        begins: dict[int, RawRecord] = {}
         keys: dict[int, list[RawRecord]] = {}
-        for record, number in zip(records, hashes_of(records), strict=True):
-            if number != NO_ORDER:
-                keys.setdefault(number, []).append(record)
+        for record, number in zip(records, numbers, strict=True):
+            if number not in begins:
+                begins[number] = record
+            elif number in keys:
+                keys[number].append(record)
+            elif number != NO_ORDER:
+                keys[number] = [begins[number], record]
         for number, found in keys.items():
-            if len(found) > 1:
-                self._hashes.update((record.offset, number) for record in found)
-                self._behind[found[0].offset] = found[:0:-1]
-                self.waiting += len(found) - 1
+            for record in found:
+                self._hashes[record.offset] = number
+            self._behind[found[0].offset] = found[:0:-1]
+            self.waiting += len(found) - 1
 
     def first(self, records: Iterable[RawRecord]) -> list[RawRecord]:
         """Those of the chunk's records that wait for no other."""
@@ -87,6 +95,8 @@ class Chains:
     def go_on(self, offset: int, records: list[RawRecord]) -> bool:
         """The handler of this one has ended in an accept: the record behind it becomes the last of `records`, those
         that may be begun. Whether there is one."""
+        if offset not in self._behind:  # nothing comes there later while this one runs
+            return False
         with self._lock:
             record = self._next(offset)
             if record is not None:

@@ -82,14 +82,15 @@ class OrderedTaskPool(InOrder, TaskPool):
 
     def make_call(self) -> Callable[[Held], Awaitable[Any]]:
         """The call, and what follows it: most accepts never come to `finish`."""
-        call, lapsed = super().make_call(), self.lapsed
+        call, lapsed, monotonic = super().make_call(), self.lapsed, self.clock.monotonic
 
         async def in_order(held: Held) -> Any:
-            if lapsed(*held):
+            chunk, record = held
+            if (monotonic() >= chunk.deadline or chunk.lost) and lapsed(chunk, record):
                 raise _Lapsed
             result = await call(held)
-            if result is None:  # the accept is noted before anybody else has a turn
-                self.go_on(*held)
+            if result is None and chunk.chains is not None:  # noted before anybody else has a turn
+                self.go_on(chunk, record)
             return result
 
         return in_order

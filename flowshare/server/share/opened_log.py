@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right, insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.garbage import collector_paused
@@ -67,6 +67,8 @@ class OpenedBatches:
         self._bytes = 0
         self._kept: OrderedDict[tuple[object, int], Kept] = OrderedDict()
         self._bases: dict[object, list[int]] = {}
+        self._marked: Counter[object] = Counter()
+        """Of each log how many batches may have marks of replays."""
 
     def add(self, log: object, kept: Kept) -> None:
         """Keep a batch of a log; what was not used for longest makes room."""
@@ -74,10 +76,16 @@ class OpenedBatches:
         if key in self._kept:
             self._drop(key)
         self._kept[key] = kept
+        if kept.marked:
+            self._marked[log] += 1
         self._bytes += kept.size
         insort(self._bases.setdefault(log, []), kept.header.base_offset)
         while self._bytes > self._bytes_max and len(self._kept) > 1:
             self._drop(next(iter(self._kept)))
+
+    def marked(self, log: object) -> bool:
+        """Whether any of a log's may have a mark of a replay."""
+        return log in self._marked
 
     def find(self, log: object, offset: int) -> Kept | None:
         """The batch that holds an offset."""
@@ -98,7 +106,12 @@ class OpenedBatches:
             self._drop((log, base))
 
     def _drop(self, key: tuple[object, int]) -> None:
-        self._bytes -= self._kept.pop(key).size
+        dropped = self._kept.pop(key)
+        self._bytes -= dropped.size
+        if dropped.marked:
+            self._marked[key[0]] -= 1
+            if not self._marked[key[0]]:
+                del self._marked[key[0]]
         bases = self._bases[key[0]]
         del bases[bisect_left(bases, key[1])]
         if not bases:
@@ -179,6 +192,11 @@ class OpenedLog:
         at = bisect_left(kept.offsets, offset)
         return kept.batch.records[at] if at < len(kept.offsets) and kept.offsets[at] == offset else None
 
+    @property
+    def marked(self) -> bool:
+        """Whether any record whose batch was read just now may have a mark of a replay."""
+        return self._batches.marked(self._owner)
+
     def may_be_replayed(self, offset: int) -> bool:
         """Whether a record whose batch was read just now may have a mark of a replay."""
         kept = self._batches.find(self._owner, offset)
@@ -228,11 +246,14 @@ class OpenedLog:
             str(error) or "out of memory",
         )
 
-    def _thinned(self, kept: Kept, wanted: Sequence[int], missing: list[int]) -> bytes:
-        if kept.batch is None or list(wanted) == kept.offsets:
-            return kept.raw
-        indexes: list[int] = []
+    def _thinned(self, kept: Kept, wanted: list[int], missing: list[int]) -> bytes:
         offsets = kept.offsets
+        if kept.batch is None or (len(wanted) == len(offsets) and wanted == offsets):
+            return kept.raw
+        first = bisect_left(offsets, wanted[0])
+        if offsets[first : first + len(wanted)] == wanted:
+            return kept.batch.keep(range(first, first + len(wanted)))
+        indexes: list[int] = []
         for offset in wanted:
             at = bisect_left(offsets, offset)
             if at < len(offsets) and offsets[at] == offset:

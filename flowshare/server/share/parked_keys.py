@@ -79,6 +79,8 @@ class ParkedKeys:
         """Those of the picked records whose key may be parked. Raises: as `OpenedLog.record`."""
         hashes, opened, partition = self.parking.hashes, self._opened, self._partition
         found: list[Seen] = []
+        if not hashes and not opened.marked:
+            return found
         for first, last, _ in picked.ranges:
             for offset in range(first, last + 1):
                 if opened.may_be_replayed(offset) or (hashes and partition.hash_at(offset) in hashes):
