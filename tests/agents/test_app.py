@@ -15,6 +15,7 @@ import flowshare as fs
 from flowshare.agents.feed.stalls import of_configs, of_offsets
 from flowshare.agents.handler.errors import UsageError
 from flowshare.protocol.messages import SharePartitionOffsets
+from flowshare.share.types import BlockedKey
 from tests.waiting import until
 
 
@@ -343,10 +344,22 @@ def offsets(**given: Any) -> SharePartitionOffsets:
         ({"lag": 5, "delayed": 5}, True, "all 5 unfinished records wait for their retry delay", True),
         ({"lag": 9, "in_flight": 5}, True, "share.partition.max.record.locks", False),
         ({"lag": 9}, True, "the group hands none out", False),
+        (
+            {"lag": 9, "in_flight": 2, "blocked": 7},
+            True,
+            "7 of 9 unfinished records wait for another one of their",
+            True,
+        ),
+        (
+            {"lag": 9, "in_flight": 1, "blocked": 3, "stuck": (BlockedKey(4, 3, "ACQUIRED", "m"),)},
+            True,
+            "3 of them for in-0@4 (acquired); the window (share.partition.max.window) may be full",
+            False,
+        ),
         ({"lag": 9, "in_flight": -1, "delayed": -1}, True, "9 records are unfinished, and brokers do not tell", False),
     ],
 )
-def test_a_stall_explains_itself(given: dict[str, int], assigned: bool, said: str, normal: bool):
+def test_a_stall_explains_itself(given: dict[str, Any], assigned: bool, said: str, normal: bool):
     reason = of_offsets([offsets(**given)], assigned={("in", 0)} if assigned else {("in", 1)})
 
     assert said in reason.text

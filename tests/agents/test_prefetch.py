@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from flowshare.agents.feed.prefetch import (
+    BUFFER_KEYS_MAX,
     FEW,
     UNCONFIRMED_MAX,
     Asked,
@@ -152,9 +153,23 @@ def test_quick_handlers_hold_nearly_as_many_keys_more_as_they_finish_in_50_ms():
 
 def test_slow_handlers_hold_no_key_that_none_of_them_works_on():
     agent = Ordered(1)
-    agent.prefetch.finished(20, 1.0)
+    agent.prefetch.finished(3, 1.0)
 
     assert agent.size.wanted() == 1
+
+
+def test_handlers_that_are_neither_slow_nor_quick_hold_one_key_ahead():
+    agent = Ordered(1)
+    agent.prefetch.finished(4, 1.0)
+
+    assert agent.size.wanted() == 2
+
+
+def test_no_more_keys_are_held_ahead_than_leave_the_next_fetch_in_few_pieces():
+    agent = Ordered(16)
+    agent.prefetch.finished(1_000_000, 1.0)
+
+    assert agent.size.wanted() == 16 + BUFFER_KEYS_MAX
 
 
 def test_what_waits_behind_a_record_of_its_key_takes_no_room():

@@ -43,6 +43,9 @@ AHEAD_CAREFUL_S: Final = 0.2
 soon."""
 FEWER_KEYS: Final = 2
 """So many keys fewer are held ahead where there is an order: one that waits here cannot be begun elsewhere."""
+SOON_RATE: Final = 4.0
+"""Records a second from which on one key is held ahead: it waits a quarter of a second at most. What members wait
+for goes to them first, so nobody holds one ahead where keys are few."""
 CHAINED_MAX: Final = 256
 """Records that a fetch asks for with an order, unless half as many keys are wanted: as many may follow as are begun, so
 that whole batches can be had."""
@@ -139,8 +142,8 @@ class Prefetch:
 class KeyPrefetch(Prefetch):
     """The same for an agent with an order: how many keys to have begun, or ready to begin.
 
-    Slow handlers have none ready, unlike without an order: what waits here for a handler keeps its key from all other
-    members, however idle they are, while a handler that has nothing to do waits for one fetch.
+    Slow handlers have none ready, and others fewer than without an order: what waits here for a handler keeps its key
+    from all other members, however idle they are, while a handler that has nothing to do waits for one fetch.
     """
 
     __slots__ = ()
@@ -148,8 +151,10 @@ class KeyPrefetch(Prefetch):
     @property
     def target(self) -> int:
         """How many keys to hold in all."""
-        ahead = 0 if self.stuck or self._rate is None else int(self._rate * AHEAD_S) - FEWER_KEYS
-        return self._at_once + max(0, min(BUFFER_KEYS_MAX, ahead))
+        if self.stuck or self._rate is None or self._rate < SOON_RATE:
+            return self._at_once
+        ahead = int(self._rate * AHEAD_S) - FEWER_KEYS
+        return self._at_once + max(1, min(BUFFER_KEYS_MAX, ahead))
 
 
 class Asked(NamedTuple):

@@ -138,6 +138,18 @@ def of_configs(group: str, configs: Mapping[str, str], in_flight: int) -> Reason
     return None
 
 
+def _of_blocked(offsets: Sequence[SharePartitionOffsets], blocked: int, backlog: int, *, all_known: bool) -> Reason:
+    """The reason that an order by key is: what is not in flight waits for another record of its key."""
+    text = f"{blocked} of {backlog} unfinished records wait for another one of their key"
+    most = max(((key, part) for part in offsets for key in part.stuck), key=lambda one: one[0].blocked, default=None)
+    if most is not None:
+        key, part = most
+        text += f", {key.blocked} of them for {part.topic}-{part.partition}@{key.offset} ({key.state.lower()})"
+    if not all_known:
+        text += "; the window (share.partition.max.window) may be full, so that no key behind it goes on"
+    return Reason(f"{text}; `flowshare lag` shows who holds it", normal=all_known)
+
+
 def of_offsets(offsets: Sequence[SharePartitionOffsets], *, assigned: set[tuple[str, int]]) -> Reason:
     """The reason that a group's positions show."""
     backlog = sum(max(0, part.lag) for part in offsets)
@@ -163,6 +175,9 @@ def of_offsets(offsets: Sequence[SharePartitionOffsets], *, assigned: set[tuple[
         )
     if delayed >= backlog:
         return Reason(f"all {backlog} unfinished records wait for their retry delay", normal=True)
+    blocked = sum(part.blocked for part in offsets)
+    if blocked > 0:
+        return _of_blocked(offsets, blocked, backlog, all_known=in_flight + delayed + blocked >= backlog)
     if in_flight:
         return Reason(
             f"{backlog} records are unfinished and {in_flight} in flight: the group's limit of records in flight "
