@@ -30,6 +30,7 @@ from flowshare.share.ranges import Range, merged
 if TYPE_CHECKING:
     from flowshare.client.admin.admin import ShareAdmin
     from flowshare.client.producer.producer import Message
+    from flowshare.protocol.messages import ParkedKeyTold
 
 _SUFFIX: Final = ".dlq"
 _ROUND: Final = 1_000
@@ -288,26 +289,26 @@ class _Replay:
 
     async def run_parked(self) -> None:
         """Replay the parked keys of which a letter was wanted. Raises: Failure."""
-        begun: dict[_KeyAt, ParkedKey] = {}
+        begun: dict[_KeyAt, ParkedKeyTold] = {}
         for at in sorted(self._parked_wanted):
             if self._dry_run:
                 begun[at] = self._parked.known(at)
                 continue
             told = await self._session.admin.change_parked_key(at.group, "replay", at.topic, at.partition, at.key)
             if told is not None:  # else somebody has settled it, or let it go on
-                begun[at] = told.parked
+                begun[at] = told
         if not begun:
             return
         # Read after the replays began: each letter up to `last` is there by then.
         letters: dict[_KeyAt, dict[int, dict[str, Any]]] = {at: {} for at in begun}
         async for letter in _letters(self._session, self._topic):
             place = await self._parked.of(letter)
-            if place is not None and place in begun and begun[place].done < int(letter["offset"]) <= begun[place].last:
+            if place is not None and place in begun and _is_of(letter, begun[place].parked):
                 letters[place][int(letter["offset"])] = letter  # the last one of an original is the one that counts
-        for at, parked in begun.items():
-            await self._run_parked(at, parked, [letter for _, letter in sorted(letters[at].items())])
+        for at, told in begun.items():
+            await self._run_parked(at, told, [letter for _, letter in sorted(letters[at].items())])
 
-    async def _run_parked(self, at: _KeyAt, parked: ParkedKey, letters: Sequence[dict[str, Any]]) -> None:
+    async def _run_parked(self, at: _KeyAt, told: ParkedKeyTold, letters: Sequence[dict[str, Any]]) -> None:
         """Send the letters of one key that are not settled. Raises: Failure."""
         from flowshare.client.producer.producer import Message
 
@@ -321,11 +322,12 @@ class _Replay:
         if self._dry_run:
             return
         messages: list[Message] = []
+        parked = told.parked
         for letter in letters:
             original = int(letter["offset"])
             mark = Mark(parked.version, original, parked.last if letter is letters[-1] else original)
             headers = [pair for pair in letter["headers"] if not _own(pair[0])]
-            headers.append((REPLAY_HEADER, mark.encode(at.group)))
+            headers.append((REPLAY_HEADER, mark.encode(at.group, told.topic_id, at.partition)))
             messages.append(Message(letter["raw_value"], letter["raw_key"], tuple(headers), None, at.partition))
         await self._session.producer.send_many(at.topic, messages)
         await self.before.add([(letter["letter_partition"], letter["letter_offset"]) for letter in letters])
@@ -367,12 +369,17 @@ class _KeyAt(NamedTuple):
     key: bytes
 
 
+def _is_of(letter: Mapping[str, Any], parked: ParkedKey) -> bool:
+    """Whether this letter of a parked key is one of those that are not settled."""
+    return parked.done < int(letter["offset"]) <= parked.last
+
+
 class _Parked:
     """Which letters are of parked keys; each group is asked once."""
 
     def __init__(self, admin: ShareAdmin) -> None:
         self._admin = admin
-        self._groups: dict[str, tuple[KeyOrder | None, dict[_KeyAt, ParkedKey]]] = {}
+        self._groups: dict[str, tuple[KeyOrder | None, dict[_KeyAt, ParkedKeyTold]]] = {}
 
     async def of(self, letter: Mapping[str, Any]) -> _KeyAt | None:
         """The parked key of a letter; None: it is of none."""
@@ -386,18 +393,18 @@ class _Parked:
         at = None if key is None else _KeyAt(group, letter["topic"], int(partition), key)
         return at if at in keys else None
 
-    def known(self, at: _KeyAt) -> ParkedKey:
+    def known(self, at: _KeyAt) -> ParkedKeyTold:
         """What was told of a parked key."""
         return self._groups[at.group][1][at]
 
-    async def _of_group(self, group: str) -> tuple[KeyOrder | None, dict[_KeyAt, ParkedKey]]:
+    async def _of_group(self, group: str) -> tuple[KeyOrder | None, dict[_KeyAt, ParkedKeyTold]]:
         if group not in self._groups:
             order = ""
-            keys: dict[_KeyAt, ParkedKey] = {}
+            keys: dict[_KeyAt, ParkedKeyTold] = {}
             with suppress(Unsupported, ServerError):  # brokers have no parked keys, and a deleted group neither
                 told = await self._admin.parked_keys(group)
                 order = told.order
-                keys = {_KeyAt(group, one.topic, one.partition, one.key): one.parked for one in told.keys}
+                keys = {_KeyAt(group, one.topic, one.partition, one.key): one for one in told.keys}
             self._groups[group] = KeyOrder.parse(order), keys
         return self._groups[group]
 

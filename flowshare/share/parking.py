@@ -26,6 +26,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
+from uuid import UUID
 
 KEYS_MAX: Final = 10_000
 """Parked keys of one share-partition."""
@@ -54,27 +55,30 @@ class ParkedKey(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What a replayed record says of itself, as a header."""
+    """What a replayed record says of itself, as a header: whose replay it is of, and of which topic and partition.
+
+    A record that is copied to another topic with all of its headers is a record like any other there.
+    """
 
     version: int
     original: int
     up_to: int
 
-    def encode(self, group_id: str) -> bytes:
+    def encode(self, group_id: str, topic_id: UUID, partition: int) -> bytes:
         """The header's value."""
-        return f"{self.version} {self.original} {self.up_to} {group_id}".encode()
+        return f"{self.version} {self.original} {self.up_to} {topic_id.hex}-{partition} {group_id}".encode()
 
     @classmethod
-    def of(cls, value: bytes | None, group_id: str) -> Mark | None:
-        """The mark in a header's value; None: it is none, or of another group."""
+    def of(cls, value: bytes | None, group_id: str, topic_id: UUID, partition: int) -> Mark | None:
+        """The mark in a header's value; None: it is none, or of another group or partition."""
         try:
-            version, original, up_to, group = (value or b"").decode().split(" ", 3)
+            version, original, up_to, *where = (value or b"").decode().split(" ", 4)
             mark = cls(int(version), int(original), int(up_to))
         except ValueError:
             return None
         # Anybody who may write to the topic may say anything: what no state could hold is none.
         sound = OVER < mark.version <= NUMBER_MAX and 0 <= mark.original <= mark.up_to <= NUMBER_MAX
-        return mark if sound and group == group_id else None
+        return mark if sound and where == [f"{topic_id.hex}-{partition}", group_id] else None
 
 
 class Place(enum.Enum):

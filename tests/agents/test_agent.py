@@ -61,6 +61,23 @@ def test_a_handler_takes_the_delivery_in_any_of_the_usual_ways(form: str):
     assert delivery.agent == "agent"
 
 
+def test_a_handler_that_copies_its_records_headers_copies_no_mark_of_a_replay():
+    got: list[Any] = []
+    app = fs.App("t")
+
+    @app.share_agent("in")
+    async def agent(value: bytes, delivery: fs.Delivery) -> None:
+        got.append(delivery.headers)
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            await bus.send("in", b"1", headers={"trace": b"7", "flowshare.dlq.replay": b"1 2 3"})
+            await bus.run_until_idle()
+
+    fs.testing.run(main())
+    assert got == [(("trace", b"7"),)]
+
+
 def test_types_defined_beside_the_handler_inside_a_function_are_found():
     @dataclass
     class Local:

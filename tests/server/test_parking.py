@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from flowshare.protocol.batches import BatchBuilder
@@ -28,11 +30,11 @@ def following(answer):
     return [pair for part in answer.partitions for pair in part.following]
 
 
-def replay(version: int, *records: tuple[str, int, int]) -> bytes:
+def replay(begun, *records: tuple[str, int, int]) -> bytes:
     """A batch with replayed records: key, original, up to."""
     builder = BatchBuilder()
     for key, original, up_to in records:
-        mark = Mark(version, original, up_to).encode("g")
+        mark = Mark(begun.parked.version, original, up_to).encode("g", begun.topic_id, begun.partition)
         builder.add(key.encode(), f"again {original}".encode(), [(REPLAY_HEADER, mark)], timestamp_ms=1_000)
     return builder.build()
 
@@ -102,7 +104,7 @@ async def test_a_replay_is_run_and_lets_the_key_go_on() -> None:
         await settle()
         await w.produce(keyed("a"))
         (begun,) = (await ask(w, "replay", key=b"a")).keys
-        await w.produce(replay(begun.parked.version, ("a", 0, 0), ("a", 1, 1)))
+        await w.produce(replay(begun, ("a", 0, 0), ("a", 1, 1)))
         seen = []
         for _ in range(4):
             answer = await m.fetch(at, heads=500)
@@ -114,7 +116,7 @@ async def test_a_replay_is_run_and_lets_the_key_go_on() -> None:
                 break
         (still,) = (await ask(w)).keys
         (begun,) = (await ask(w, "replay", key=b"a")).keys
-        await w.produce(replay(begun.parked.version, ("a", 2, 2)))
+        await w.produce(replay(begun, ("a", 2, 2)))
         await m.fetch(at, heads=500)
         await m.acknowledge({at: [accept(5)]})
         await settle()
@@ -135,7 +137,7 @@ async def test_a_replay_that_fails_has_the_rest_follow_again() -> None:
         await m.acknowledge({at: [reject(1)]})
         await settle()
         (begun,) = (await ask(w, "replay", key=b"a")).keys
-        await w.produce(replay(begun.parked.version, ("a", 0, 0), ("a", 1, 1)))
+        await w.produce(replay(begun, ("a", 0, 0), ("a", 1, 1)))
         await m.fetch(at, heads=500)
         await m.acknowledge({at: [reject(2)]})
         await settle()
@@ -149,7 +151,7 @@ async def test_parked_keys_and_what_was_replayed_outlive_a_restart(how: str) -> 
     async with world(configs=PARKS) as w:
         at, m = await parked_world(w, "a")
         (begun,) = (await ask(w, "replay", key=b"a")).keys
-        await w.produce(replay(begun.parked.version, ("a", 0, 0)))
+        await w.produce(replay(begun, ("a", 0, 0)))
         await m.fetch(at, heads=500)
         await getattr(w, how)()
         again = w.member("m")
@@ -174,7 +176,7 @@ async def test_what_a_replay_has_settled_is_stored_with_the_accept() -> None:
         await m.acknowledge({at: [reject(1)]})
         await settle()
         (begun,) = (await ask(w, "replay", key=b"a")).keys
-        await w.produce(replay(begun.parked.version, ("a", 0, 0), ("a", 1, 1)))
+        await w.produce(replay(begun, ("a", 0, 0), ("a", 1, 1)))
         await m.fetch(at, heads=500)
         await m.acknowledge({at: [accept(2)]})
         await w.die()
@@ -187,7 +189,7 @@ async def test_a_key_that_is_unparked_goes_on_and_a_replay_of_it_is_passed_over(
     async with world(configs=PARKS) as w:
         at, m = await parked_world(w, "aa")
         (begun,) = (await ask(w, "replay", key=b"a")).keys
-        await w.produce(replay(begun.parked.version, ("a", 0, 0)))
+        await w.produce(replay(begun, ("a", 0, 0)))
         await ask(w, "unpark", key=b"a")
         answer = await m.fetch(at, heads=500)
         await m.acknowledge({at: [accept(1)]})
@@ -197,6 +199,19 @@ async def test_a_key_that_is_unparked_goes_on_and_a_replay_of_it_is_passed_over(
 
     assert (ranges(answer), following(answer)) == ([(1, 1, 1)], [])
     assert ranges(last) == [(3, 3, 1)]
+
+
+async def test_a_replayed_record_that_was_copied_from_another_topic_is_a_record_like_any_other() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "ab")
+        (begun,) = (await ask(w, "replay", key=b"a")).keys
+        elsewhere = begun._replace(topic_id=UUID(int=9))
+        await w.produce(replay(elsewhere, ("a", 0, 0), ("b", 0, 0), ("c", 0, 0)))
+        answer = await m.fetch(at, heads=500)
+        (told,) = (await ask(w)).keys
+
+    assert (ranges(answer), following(answer)) == ([(2, 2, 1), (4, 4, 1)], [(2, 0)])
+    assert told.parked.flying == begun.parked.flying
 
 
 async def test_an_act_that_nobody_knows_and_a_key_that_is_not_parked_are_told_apart() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from uuid import UUID
 
 import pytest
 
@@ -126,30 +127,45 @@ def test_what_was_in_flight_is_known_after_a_reload():
     assert [(key, one.done) for key, one in again.settled(20, 20)] == [(A, 3)]
 
 
+TOPIC = UUID(int=7)
+HERE = b"%s-1" % TOPIC.hex.encode()
+
+
 @pytest.mark.parametrize(
     "value",
     [
-        b"%d 2 3 g" % 2**63,
-        b"1 2 %d g" % 2**63,
-        b"1 2 %s g" % (b"9" * 5_000),
+        b"%d 2 3 %s g" % (2**63, HERE),
+        b"1 2 %d %s g" % (2**63, HERE),
+        b"1 2 %s %s g" % (b"9" * 5_000, HERE),
         None,
         b"",
         b"1",
         b"1 2 3",
-        b"x 2 3 g",
-        b"1 2 3 h",
-        b"0 2 3 g",
-        b"1 3 2 g",
-        b"1 -2 3 g",
-        b"\xff 2 3 g",
+        b"1 2 3 g",
+        b"1 2 3 %s" % HERE,
+        b"x 2 3 %s g" % HERE,
+        b"1 2 3 %s h" % HERE,
+        b"0 2 3 %s g" % HERE,
+        b"1 3 2 %s g" % HERE,
+        b"1 -2 3 %s g" % HERE,
+        b"\xff 2 3 %s g" % HERE,
     ],
 )
 def test_a_header_that_is_no_mark_of_the_group_is_none(value):
-    assert Mark.of(value, "g") is None
+    assert Mark.of(value, "g", TOPIC, 1) is None
 
 
 def test_a_mark_comes_back():
-    assert Mark.of(Mark(7, 2, 3).encode("g with spaces"), "g with spaces") == Mark(7, 2, 3)
+    value = Mark(7, 2, 3).encode("g with spaces", TOPIC, 1)
+
+    assert Mark.of(value, "g with spaces", TOPIC, 1) == Mark(7, 2, 3)
+
+
+def test_a_mark_that_was_copied_to_another_topic_or_partition_is_none():
+    value = Mark(7, 2, 3).encode("g", TOPIC, 1)
+
+    assert Mark.of(value, "g", UUID(int=8), 1) is None
+    assert Mark.of(value, "g", TOPIC, 2) is None
 
 
 class World:

@@ -13,6 +13,7 @@ from flowshare.agents.handler.errors import UndecodableValue
 from flowshare.agents.handler.retry_headers import PREFIX as RETRY_PREFIX
 from flowshare.agents.handler.texts import said
 from flowshare.protocol.decoding import RawRecord
+from flowshare.protocol.private import REPLAY_HEADER
 
 T = TypeVar("T")
 Renew = Callable[[Chunk, int], "concurrent.futures.Future[bool]"]
@@ -110,8 +111,11 @@ class Delivery:
 
     @property
     def headers(self) -> tuple[tuple[str, bytes | None], ...]:
-        """The record's headers, in order; a name may stand more than once."""
-        headers = tuple(self._record.headers)
+        """The record's headers, in order; a name may stand more than once.
+
+        Without those that say of this record how it came again: a copy of it is none that came again.
+        """
+        headers = tuple(pair for pair in self._record.headers if pair[0] != REPLAY_HEADER)
         if self._chunk.origin(self._record.offset) is None:
             return headers
         return tuple(pair for pair in headers if not pair[0].startswith(RETRY_PREFIX))

@@ -191,8 +191,8 @@ class TcpConnection:
         except ServerError as error:
             return ParkedKeysResponse(error=error.code, message=str(error))
         keys = (
-            ParkedKeyTold(topic, partition, bytes.fromhex(key), ParkedKey(*fields))
-            for topic, partition, key, *fields in answer["keys"]
+            ParkedKeyTold(topic, uuid.UUID(topic_id), partition, bytes.fromhex(key), ParkedKey(*fields))
+            for topic, topic_id, partition, key, *fields in answer["keys"]
         )
         return ParkedKeysResponse(keys=tuple(keys), order=answer["order"])
 

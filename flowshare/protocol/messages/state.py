@@ -219,6 +219,7 @@ class ParkedKeyTold(NamedTuple):
     """A parked key of a share-partition; `parked` as it is stored."""
 
     topic: str
+    topic_id: uuid.UUID
     partition: int
     key: bytes
     parked: ParkedKey

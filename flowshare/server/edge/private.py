@@ -159,7 +159,7 @@ async def share_parked(call: SocketCall) -> Body:
     return {
         "order": answer.order,
         "keys": [
-            [one.topic, one.partition, one.key.hex(), *one.parked]
+            [one.topic, one.topic_id.hex, one.partition, one.key.hex(), *one.parked]
             for one in answer.keys
             if may_topic(call.peer, Operation.READ, one.topic)
         ],

@@ -156,7 +156,7 @@ class ShareOffsetApis(Family):
         return ParkedKeysResponse(
             order=self._config_of(request.group_id).key_order,
             keys=tuple(
-                ParkedKeyTold(topic.name, at.partition, name, parked)
+                ParkedKeyTold(topic.name, at.topic_id, at.partition, name, parked)
                 for at, rows in zip(asked, told, strict=True)
                 if (topic := self._topics.by_id(at.topic_id)) is not None
                 for name, parked in rows

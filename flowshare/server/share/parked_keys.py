@@ -72,7 +72,7 @@ class ParkedKeys:
         """The mark of a replayed record of this group."""
         for name, value in reversed(record.headers):
             if name == REPLAY_HEADER:
-                return Mark.of(value, self._key.group_id)
+                return Mark.of(value, *self._key)
         return None
 
     async def look(self, picked: Picked, *, committed: bool) -> list[Seen]:
