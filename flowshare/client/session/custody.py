@@ -36,8 +36,8 @@ Lost: a new number begins, and what was acquired of the partition under an older
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
-from collections import OrderedDict
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
 from flowshare.client.net.topology import NOBODY
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 RENEW: Final = int(AcknowledgeType.RENEW)
 STAYS: Final = frozenset({int(AcknowledgeType.RELEASE), RENEW})
 """What does not end a record: somebody may hold it afterwards."""
+AGAIN_MAX: Final = 1_000
 NUMBERS_MAX: Final = 1_000
 """Numbers that are remembered; what was acquired under older ones counts as lost."""
 LOOK_S_MAX: Final = 5.0
@@ -69,69 +70,57 @@ RANGES_MAX: Final = 10_000
 
 
 class Ranges:
-    """Offsets as sorted ranges that do not overlap, each with when and for which attempt it came into hand."""
+    """Offsets as sorted ranges that neither overlap nor touch."""
 
-    __slots__ = ("_attempts", "_firsts", "_lasts", "_since")
+    __slots__ = ("_firsts", "_lasts")
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._lasts: list[int] = []
-        self._since: list[int] = []
-        self._attempts: list[int] = []
 
     def __bool__(self) -> bool:
         return bool(self._firsts)
 
-    def add(self, first: int, last: int, since: int = 0, attempt: int = 0) -> None:
-        """Hold `first`..`last`, both inclusive, `since` then and for this attempt, whatever was held of it before."""
+    def add(self, first: int, last: int) -> None:
+        """Hold `first`..`last`, both inclusive."""
         firsts, lasts = self._firsts, self._lasts
-        if not lasts or first > lasts[-1]:
+        if not lasts or first > lasts[-1] + 1:
             firsts.append(first)
             lasts.append(last)
-            self._since.append(since)
-            self._attempts.append(attempt)
         else:
-            self.remove(first, last)
-            at = bisect_left(firsts, first)
-            firsts.insert(at, first)
-            lasts.insert(at, last)
-            self._since.insert(at, since)
-            self._attempts.insert(at, attempt)
+            low = bisect_left(lasts, first - 1)
+            high = bisect_right(firsts, last + 1)
+            if low < high:
+                first, last = min(first, firsts[low]), max(last, lasts[high - 1])
+            firsts[low:high] = [first]
+            lasts[low:high] = [last]
         if len(firsts) > RANGES_MAX:
-            del firsts[0], lasts[0], self._since[0], self._attempts[0]
+            del firsts[0], lasts[0]
 
-    def remove(self, first: int, last: int, before: int | None = None, attempt: int | None = None) -> None:
-        """Hold `first`..`last` no more, as far as it is held; with `before`, what has been held since earlier only,
-        and with `attempt`, what came for that one or an earlier one only."""
+    def remove(self, first: int, last: int) -> None:
+        """Hold `first`..`last` no more, as far as it is held."""
         firsts, lasts = self._firsts, self._lasts
-        at = bisect_left(lasts, first)
-        while at < len(firsts) and firsts[at] <= last:
-            since, meant = self._since[at], self._attempts[at]
-            if (before is None or since < before) and (attempt is None or meant <= attempt):
-                low, high = firsts[at], lasts[at]
-                rest = [(low, first - 1)] if low < first else []
-                rest += [(last + 1, high)] if high > last else []
-                firsts[at : at + 1] = [one for one, _ in rest]
-                lasts[at : at + 1] = [one for _, one in rest]
-                self._since[at : at + 1] = [since] * len(rest)
-                self._attempts[at : at + 1] = [meant] * len(rest)
-                at += len(rest)
-            else:
-                at += 1
+        low = bisect_left(lasts, first)
+        high = bisect_right(firsts, last)
+        if low >= high:
+            return
+        kept: list[tuple[int, int]] = []
+        if firsts[low] < first:
+            kept.append((firsts[low], first - 1))
+        if lasts[high - 1] > last:
+            kept.append((last + 1, lasts[high - 1]))
+        firsts[low:high] = [one for one, _ in kept]
+        lasts[low:high] = [one for _, one in kept]
 
     def keep(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Hold no more what is in none of `ranges`."""
-        for first, last in minus(self.all(), merged(ranges)):
-            self.remove(first, last)
+        held = self.all()
+        kept = minus(held, minus(held, merged(ranges)))
+        self._firsts, self._lasts = [first for first, _ in kept], [last for _, last in kept]
 
-    def all(self) -> list[tuple[int, int]]:
-        """What is held, in as few ranges as there can be, ascending."""
-        return merged(zip(self._firsts, self._lasts, strict=True))
-
-    def since(self, least: int) -> list[tuple[int, int]]:
-        """What has been held since `least` or later, ascending."""
-        held = zip(self._firsts, self._lasts, self._since, strict=True)
-        return [(first, last) for first, last, since in held if since >= least]
+    def all(self) -> tuple[tuple[int, int], ...]:
+        """All ranges, ascending."""
+        return tuple(zip(self._firsts, self._lasts, strict=True))
 
 
 class Holding:
@@ -140,20 +129,18 @@ class Holding:
     def __init__(self) -> None:
         self._partitions: dict[TopicPartition, Ranges] = {}
 
-    def acquired(self, tp: TopicPartition, first: int, last: int, since: int = 0, attempt: int = 0) -> None:
-        """It came into hand, then and for this attempt."""
+    def acquired(self, tp: TopicPartition, first: int, last: int) -> None:
+        """It came into hand."""
         held = self._partitions.get(tp)
         if held is None:
             held = self._partitions[tp] = Ranges()
-        held.add(first, last, since, attempt)
+        held.add(first, last)
 
-    def ended(
-        self, tp: TopicPartition, first: int, last: int, before: int | None = None, attempt: int | None = None
-    ) -> None:
-        """The server said what became of it: of what came into hand `before` that, for this attempt or an earlier."""
+    def ended(self, tp: TopicPartition, first: int, last: int) -> None:
+        """The server said what became of it."""
         held = self._partitions.get(tp)
         if held is not None:
-            held.remove(first, last, before, attempt)
+            held.remove(first, last)
             if not held:
                 del self._partitions[tp]
 
@@ -180,12 +167,7 @@ class Holding:
     def of(self, tp: TopicPartition) -> tuple[tuple[int, int], ...]:
         """What is in hand of one partition."""
         held = self._partitions.get(tp)
-        return () if held is None else tuple(held.all())
-
-    def since(self, tp: TopicPartition, least: int) -> list[tuple[int, int]]:
-        """What of one partition came into hand then or later."""
-        held = self._partitions.get(tp)
-        return [] if held is None else held.since(least)
+        return () if held is None else held.all()
 
 
 class Generations:
@@ -236,6 +218,11 @@ class Custody:
         """How often something was lost."""
         self.taken = 0
         """How often something was acquired."""
+        self._highest: dict[TopicPartition, int] = {}
+        """Of each partition that something was acquired of, whether it is assigned or not: what is acknowledged without
+        a number may be about any time before."""
+        self._again: deque[tuple[int, TopicPartition, int, int, int]] = deque(maxlen=AGAIN_MAX)
+        """What was acquired that may have been acquired before: (`taken` then, partition, first, last)."""
         self._generations = generations
         self.generation = generations.next()
         """Number under which records are acquired now."""
@@ -280,7 +267,8 @@ class Custody:
         an answer that was lost. So all of it has to be the member's, or the leader would refuse all of it.
         """
         kept = self.kept.get(tp, ())
-        if _meet(batches, self.holding.since(tp, since)):
+        again = [(first, last) for taken, at, first, last, _ in self._again if at == tp and taken >= since]
+        if _meet(batches, again):
             return False
         if _meet((batch for batch in batches if STAYS.isdisjoint(batch.types)), kept):
             return True
@@ -341,6 +329,7 @@ class Custody:
             self.adrift[tp].fresh = False
             for first, last in held.get(tp, ()):
                 self.holding.acquired(tp, first, last)
+                self._highest[tp] = max(last, self._highest.get(tp, -1))
 
     def doubt(self) -> None:
         """What was found out of those adrift is not lately found out any more."""
@@ -419,8 +408,13 @@ class Custody:
             drift = self.adrift.get(tp)
             if drift is None or drift.told or drift.home != node_id:
                 return None
+        highest = self._highest.get(tp, -1)
         for first, last, count in ranges:
-            self.holding.acquired(tp, first, last, self.taken, count)
+            self.holding.acquired(tp, first, last)
+            if first <= highest:
+                self._again.append((self.taken, tp, first, last, count))
+            highest = max(highest, last)
+        self._highest[tp] = highest
         self.taken += 1
         return self.generation
 
@@ -430,14 +424,49 @@ class Custody:
         """The leader said what became of these, said when `taken` was `since`; with `renewed` what only begins anew is
         held on. So is what was acquired again since: answers may come in another order than the server made them. And
         of what was refused, a later attempt than was meant."""
+        again = self._acquired_since(tp, since)
         for batch in batches:
-            attempt = batch.attempt if refused and batch.attempt else None
             if not renewed or RENEW not in batch.types:
-                self.holding.ended(tp, batch.first, batch.last, since, attempt)
+                later = again
+                if refused and batch.attempt:
+                    later = merged((*again, *self._of_later_attempts(tp, batch, since)))
+                self._ended(tp, batch.first, batch.last, later)
             elif len(batch.types) > 1:
                 for offset, kind in enumerate(batch.types, batch.first):
                     if kind != RENEW:
-                        self.holding.ended(tp, offset, offset, since)
+                        self._ended(tp, offset, offset, again)
+
+    def _acquired_since(self, tp: TopicPartition, since: int) -> list[tuple[int, int]]:
+        """What was acquired that may have been acquired before, when `taken` was `since` or later."""
+        found: list[tuple[int, int]] = []
+        for taken, at, first, last, _ in reversed(self._again):
+            if taken < since:
+                break
+            if at == tp:
+                found.append((first, last))
+        return merged(found)
+
+    def _of_later_attempts(self, tp: TopicPartition, batch: AckBatch, since: int) -> Iterator[tuple[int, int]]:
+        """What was acquired before that for a later attempt than a batch means."""
+        for taken, at, first, last, count in self._again:
+            if taken < since and at == tp and count > batch.attempt and first <= batch.last and batch.first <= last:
+                yield first, last
+
+    def _ended(self, tp: TopicPartition, first: int, last: int, again: Sequence[tuple[int, int]]) -> None:
+        """What of `first`..`last` is in `again` (ascending and disjoint) is held on, if it was."""
+        at = bisect_right(again, first, key=_last_of) if again else 0
+        if at and again[at - 1][1] >= first:
+            at -= 1
+        kept: list[tuple[int, int]] = []
+        if at < len(again) and again[at][0] <= last:
+            held = self.holding.of(tp)
+            while at < len(again) and again[at][0] <= last:
+                low, high = max(first, again[at][0]), min(last, again[at][1])
+                kept += [(max(low, one), min(high, other)) for one, other in held if one <= high and low <= other]
+                at += 1
+        self.holding.ended(tp, first, last)
+        for low, high in kept:
+            self.holding.acquired(tp, low, high)
 
     # --- helpers ------------------------------------------------------------------------------------------------
 
@@ -468,6 +497,10 @@ class Custody:
             self._numbers.popitem(last=False)
             oldest = next(iter(self._numbers))
             self._lost_before = {tp: number for tp, number in self._lost_before.items() if number > oldest}
+
+
+def _last_of(ends: tuple[int, int]) -> int:
+    return ends[1]
 
 
 def _meet(batches: Iterable[AckBatch], ranges: Sequence[tuple[int, int]]) -> bool:

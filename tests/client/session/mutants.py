@@ -41,13 +41,10 @@ MUTANTS = (
     Mutant(
         "what was acknowledged stays in hand",
         "custody",
-        "self.holding.ended(tp, batch.first, batch.last, since, attempt)",
-        "pass",
+        "        self.holding.ended(tp, first, last)\n        for low",
+        "        for low",
     ),
-    Mutant("what was acquired again is let go of", "custody", "before is None or since < before", "True"),
-    Mutant(
-        "what was acquired for a later attempt is let go of", "custody", "attempt is None or meant <= attempt", "True"
-    ),
+    Mutant("what was acquired again is let go of", "custody", "for low, high in kept:", "for low, high in ():"),
     Mutant("a fetch waits for a lost connection", "core", "node.fetch_ended()  # it had not left yet", "pass"),
     Mutant("renewals ride on fetches", "share_session", "fits = ack.call.renewal is renewal and", "fits ="),
     Mutant(

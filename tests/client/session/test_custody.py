@@ -152,7 +152,7 @@ def test_a_release_in_doubt_was_written_when_the_records_were_given_again_since(
 
     assert not custody.unwritten(P0, acks(2, 3), sent)
     assert custody.unwritten(P0, acks(2, 3), custody.taken), "sent after they came again"
-    assert custody.unwritten(P0, acks(4, 9), sent)
+    assert custody.unwritten(P0, acks(4, 12), sent)
 
 
 def test_after_the_lock_time_without_a_leader_it_is_lost(custody):

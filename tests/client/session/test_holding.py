@@ -41,7 +41,7 @@ def test_more_ranges_than_are_kept_push_out_the_lowest(monkeypatch) -> None:
     for first in range(0, 10, 2):
         ranges.add(first, first)
 
-    assert ranges.all() == [(4, 4), (6, 6), (8, 8)]
+    assert ranges.all() == ((4, 4), (6, 6), (8, 8))
 
 
 def test_a_partition_of_which_all_has_ended_is_not_told() -> None:
@@ -52,36 +52,3 @@ def test_a_partition_of_which_all_has_ended_is_not_told() -> None:
 
     held.ended(AT, 4, 9)
     assert not held.has(AT)
-
-
-def test_what_came_into_hand_again_since_does_not_end_with_what_was_said_before() -> None:
-    held = Holding()
-    held.acquired(AT, 0, 9, since=1, attempt=1)
-    held.acquired(AT, 3, 4, since=5, attempt=2)
-
-    held.ended(AT, 0, 9, before=5)
-
-    assert held.of(AT) == ((3, 4),)
-    assert held.since(AT, 5) == [(3, 4)]
-    held.ended(AT, 0, 9, before=6, attempt=1)
-    assert held.of(AT) == ((3, 4),), "it is held for a later attempt"
-    held.ended(AT, 4, 9, before=6, attempt=2)
-    assert held.of(AT) == ((3, 3),)
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 8)), max_size=40))
-def test_ranges_know_since_when_each_offset_is_held(steps: list[tuple[bool, int, int]]) -> None:
-    ranges, model = Ranges(), dict[int, int]()
-    for now, (adds, first, length) in enumerate(steps):
-        run = range(first, first + length + 1)
-        if adds:
-            ranges.add(run[0], run[-1], now)
-            model.update(dict.fromkeys(run, now))
-        else:
-            ranges.remove(run[0], run[-1], now - 5)
-            model = {at: since for at, since in model.items() if at not in run or since >= now - 5}
-
-    found = {
-        at: least for least in range(len(steps)) for first, last in ranges.since(least) for at in range(first, last + 1)
-    }
-    assert found == model
