@@ -73,7 +73,8 @@ class OpenedBatch:
         if shift:
             body = b"".join([_shifted(self._plain[spans[index].begin : spans[index].end], shift) for index in indexes])
         else:
-            rows = [(indexes[0], indexes[-1])] if isinstance(indexes, range) and indexes else _rows(indexes)
+            in_one = indexes and indexes[-1] - indexes[0] + 1 == len(indexes)
+            rows = [(indexes[0], indexes[-1])] if in_one else _rows(indexes)
             body = b"".join([self._plain[spans[first].start : spans[last].end] for first, last in rows])
         if attributes & CODEC_MASK:
             body = compress(header.codec, body)

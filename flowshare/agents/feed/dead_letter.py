@@ -27,7 +27,7 @@ def dead_letter(topic: str, group: str, chunk: Chunk, record: DecodedRecord, out
     headers = [(name, value) for name, value in record.headers if not name.startswith((PREFIX, RETRY_PREFIX))]
     error = outcome.error
     at = (group, chunk.tp.topic_id, chunk.tp.partition)
-    mark = next((Mark.of(value, *at) for name, value in record.headers if name == REPLAY_HEADER), None)
+    mark = next((Mark.of(value, *at) for name, value in reversed(record.headers) if name == REPLAY_HEADER), None)
     described = {
         "reason": clip(outcome.reason, REASON_MAX),
         "exception": "" if error is None else kind_of(error),

@@ -108,7 +108,10 @@ class ParkedKeys:
                     pass
         if settled:
             logger.info(
-                "replays of what is settled, or of keys not parked, are passed over: %s %s", settled, self._where
+                "%d replays of what is settled, or of keys not parked, are passed over, the first at offset %d %s",
+                len(settled),
+                settled[0],
+                self._where,
             )
         return Judged(settled, following, changes)
 
