@@ -63,6 +63,8 @@ FOLLOWING_TAG: Final = 10_004
 """Tagged field of a partition in the answer to ShareFetch: varints, two each, `FetchedPartition.following`."""
 ATTEMPT_TAG: Final = 10_005
 """Tagged field of an acknowledgement batch: a varint, `AckBatch.attempt`."""
+LOCKED_TAG: Final = 10_006
+"""Tagged field of a partition in the answer to ShareFetch: a varint, `FetchedPartition.locked_after_ms`."""
 CHAIN_MAX: Final = 1_024
 V2: Final = 2
 
@@ -390,6 +392,8 @@ def _write_partition(pieces: list[bytes], part: FetchedPartition) -> None:
         tags = {FENCE_TAG: varint(generation) + varint(serial)}
         if part.following:
             tags[FOLLOWING_TAG] = b"".join([varint(number) for pair in part.following for number in pair])
+        if part.locked_after_ms is not None:
+            tags[LOCKED_TAG] = varint(part.locked_after_ms)
         pieces.append(tagged(tags))
 
 
@@ -453,6 +457,7 @@ def _read_partition(reader: FrameReader, topic_id: uuid.UUID) -> FetchedPartitio
         current_leader=NO_LEADER if MOVED.isdisjoint((error, ack_error)) else (leader, leader_epoch),
         fence=_fence(tags[FENCE_TAG]) if FENCE_TAG in tags else None,
         following=_following(tags[FOLLOWING_TAG]) if FOLLOWING_TAG in tags else (),
+        locked_after_ms=_locked_after(tags[LOCKED_TAG]) if LOCKED_TAG in tags else None,
     )
 
 
@@ -466,6 +471,18 @@ def _following(field: bytes) -> tuple[tuple[int, int], ...]:
     except DecodeError as error:
         raise DecodeError(f"what follows parked keys in a fetch cannot be read: {error}") from None
     return tuple(found)
+
+
+def _locked_after(field: bytes) -> int:
+    """Milliseconds. Raises: DecodeError."""
+    reader = FrameReader(field, 0)
+    try:
+        after_ms = reader.varint()
+    except DecodeError as error:
+        raise DecodeError(f"when the locks of a fetch began cannot be read: {error}") from None
+    if reader.position != reader.end:
+        raise DecodeError(f"when the locks of a fetch began cannot be read: {field!r}")
+    return after_ms
 
 
 def _fence(field: bytes) -> tuple[int, int]:

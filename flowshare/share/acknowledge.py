@@ -137,6 +137,8 @@ def _decide_all(
     renewed: list[tuple[int, int]] = []
     try:
         for batch in batches:
+            if batch.first < window.start:
+                _check_renewed(window, batch)
             if batch.last >= window.start:
                 _locate(window, batch.first, batch.last)
                 _plan(window, limits, after, member_id, batch, now_ms, changes, renewed)
@@ -234,6 +236,12 @@ def _check_attempt(window: Window, first: int, last: int, attempt: int) -> None:
     for low, _, count in window.counted(first, last):
         if count != attempt:
             raise InvalidRecordState(f"offset {low} is acquired for the delivery {count}, and no more for {attempt}")
+
+
+def _check_renewed(window: Window, batch: AcknowledgeBatch) -> None:
+    """Who says which delivery is renewed begins its record on success, which must not be finished then (SG-7.2)."""
+    if batch.attempt and _RENEW in batch.types:
+        raise InvalidRecordState(f"offsets {batch.first}-{batch.last}: all below {window.start} is finished")
 
 
 def _plan(

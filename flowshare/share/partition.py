@@ -443,7 +443,7 @@ class SharePartition:
         """Decide what a member says of its records, all of it or nothing (SG-7.6).
 
         Renewals are applied at once; the rest is pending until `commit` or `abort`. A range below the start offset
-        is skipped and counts as success (SG-7.2).
+        is skipped and counts as success, but not when a delivery is to be renewed (SG-7.2).
 
         Raises:
             InvalidRequest: the batches contradict themselves, or reach past what was acquired.

@@ -23,6 +23,7 @@ from flowshare.protocol.share_codec import (
     CHAIN_MAX,
     FENCE_TAG,
     FOLLOWING_TAG,
+    LOCKED_TAG,
     ORDER_TAG,
     decode_acknowledge,
     decode_fetch,
@@ -566,6 +567,30 @@ def test_a_fence_that_cannot_be_read_is_an_error(field):
 
     with pytest.raises(DecodeError, match="fence"):
         decode_fetched(frame.replace(mark, tagged({FENCE_TAG: field}))[4:])
+
+
+def locked(after_ms):
+    part = m.FetchedPartition(
+        topic_id=T1, partition=0, acquired=(AcquiredRange(3, 4, 1),), fence=(1, 2), locked_after_ms=after_ms
+    )
+    return m.ShareFetchResponse(partitions=(part,))
+
+
+@pytest.mark.parametrize("after_ms", [0, 500, 600_000, None])
+def test_when_locks_began_comes_back(after_ms):
+    answer = locked(after_ms)
+
+    assert decode_fetched(encode_fetched(9, 2, answer)[4:]).partitions == answer.partitions
+
+
+@pytest.mark.parametrize("field", [b"", b"\xff", varint(1) + b"x"])
+def test_when_locks_began_is_an_error_when_it_cannot_be_read(field):
+    frame = encode_fetched(9, 2, locked(500))
+    mark = varint(LOCKED_TAG) + b"\x02" + varint(500)
+    assert frame.count(mark) == 1
+
+    with pytest.raises(DecodeError, match="locks of a fetch"):
+        decode_fetched(frame.replace(mark, varint(LOCKED_TAG) + varint(len(field)) + field)[4:])
 
 
 def test_a_delivery_count_that_the_wire_cannot_say_is_told_as_the_highest():

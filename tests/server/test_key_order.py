@@ -219,12 +219,27 @@ async def test_fences_rise_over_a_reset_even_when_the_clock_is_set_back() -> Non
     assert before < after
 
 
+async def test_a_fetch_says_how_long_it_had_waited_when_its_locks_began() -> None:
+    """A member that stood still reads the answer late; its locks are as old as they are."""
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("a"))
+        m = w.member("m")
+        at_once = await m.fetch(at)
+        waiting = await parked(m.fetch(max_wait_ms=60_000))
+        await w.clock.advance(2)
+        await w.produce(keyed("b"))
+        waited = await waiting
+
+    assert [part.locked_after_ms for part in at_once.partitions] == [0]
+    assert [part.locked_after_ms for part in waited.partitions] == [2_000]
+
+
 async def test_a_group_without_an_order_has_no_fence() -> None:
     async with world(configs=EARLIEST) as w:
         at = await w.log(keyed("a"))
         answer = await w.member("m").fetch(at)
 
-    assert [part.fence for part in answer.partitions] == [None]
+    assert [(part.fence, part.locked_after_ms) for part in answer.partitions] == [(None, None)]
 
 
 async def test_what_members_in_the_process_of_a_server_that_died_held_is_free_at_once() -> None:

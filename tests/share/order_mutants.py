@@ -314,6 +314,12 @@ MUTANTS = (
         "        if count != attempt:",
         "        if False:",
     ),
+    Mutant(
+        "what is finished is renewed",
+        "share/acknowledge",
+        "    if batch.attempt and _RENEW in batch.types:\n",
+        "    if False:\n",
+    ),
     Mutant("no key is parked", PARKING, "return [(key, ParkedKey(offset, offset - 1, offset))]", "return []"),
     Mutant("what follows is no letter", PARKING, "last=max(parked.last, offset)", "last=parked.last"),
     Mutant("a replay that failed goes on", PARKING, "_replace(version=OVER, flying", "_replace(flying"),

@@ -257,6 +257,21 @@ def test_what_is_said_of_a_lock_that_lapsed_is_not_said_of_the_next_one(kind: by
     assert (again, group.take()) == ([0], [1])
 
 
+@pytest.mark.parametrize("renewed", [(0, 0), (0, 1)])
+def test_the_lock_of_a_record_that_is_finished_is_not_renewed(renewed: tuple[int, int]) -> None:
+    """It lapsed, and another member finished it: who stood still meanwhile would begin it once more."""
+    group = Group("ab")
+    group.take(now=0, records=1)
+    group.partition.lapse(LOCK_MS)
+    group.take("n", now=LOCK_MS, records=1)
+    group.say([0], ACCEPT, "n", now=LOCK_MS)
+    group.take("m", now=LOCK_MS)
+
+    assert group.partition.start_offset == 1
+    with pytest.raises(InvalidRecordState, match="finished"):
+        group.partition.acknowledge("m", [AcknowledgeBatch(*renewed, RENEW, attempt=1)], now_ms=LOCK_MS)
+
+
 def test_a_member_whose_process_has_ended_keeps_nothing() -> None:
     group = Group("aab")
     group.take()

@@ -69,6 +69,9 @@ lead where there is one server."""
 BUSY_WAIT_LEAST_S: Final = 0.01
 BUSY_WAIT_MOST_S: Final = 0.08
 """How long a fetch may be parked while records are in hand and their acknowledgements would wait for it."""
+ANSWERED_S: Final = 1.0
+"""A fetch is answered within this, or what it asks to wait. Who says when its locks began needs no such guess; another
+answer that is read later was there while this process stood still, and its locks began about here."""
 TRICKLE_MAX: Final = 8
 """With more records a fetch they do not trickle: a second fetch would only cost, and bring the half."""
 
@@ -460,7 +463,9 @@ class Node:
             return []
         if answer.lock_timeout_ms > 0:
             self.lock_timeout_ms = answer.lock_timeout_ms
-        deadline_s = now_s + self.lock_timeout_ms / 1000
+        lock_s = self.lock_timeout_ms / 1000
+        # An answer that is read late, after a standstill, has locks that began long ago.
+        deadline_s = min(now_s, sent.sent_s + max(sent.plan.max_wait_s, ANSWERED_S)) + lock_s
         fetched: list[Fetched] = []
         refused: list[FetchedPartition] = []
         for part in answer.partitions:
@@ -470,7 +475,9 @@ class Node:
                 if generation is not None:
                     name = self.owner.name_of(part.topic_id)
                     fence = None if part.fence is None else (part.fence[0], part.fence[1] - part.acquired[0].first)
-                    one = Fetched(name, *tp, part.records, part.acquired, deadline_s, generation, fence, part.following)
+                    after_ms = part.locked_after_ms
+                    until_s = deadline_s if after_ms is None else sent.sent_s + after_ms / 1000 + lock_s
+                    one = Fetched(name, *tp, part.records, part.acquired, until_s, generation, fence, part.following)
                     fetched.append(one)
             if part.error is not ErrorCode.NONE:
                 refused.append(part)

@@ -112,6 +112,9 @@ class FetchedPartition(Response):
     following: tuple[tuple[int, int], ...] = ()
     """Acquired records of parked keys, which are to become dead letters unrun, and the record that their key was parked
     for (flowshare's own)."""
+    locked_after_ms: int | None = None
+    """With a fence: so long after the request had come its locks began, rounded down. What is read late, by a member
+    that stood still, does not look as if its locks were new (flowshare's own)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

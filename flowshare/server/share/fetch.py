@@ -87,6 +87,7 @@ class ShareFetching(Family):
     async def fetch(self, request: ShareFetchRequest, connection: InProcess) -> ShareFetchResponse:
         """Answer a fetch."""
         self._stats.fetches += 1
+        came_ms = self._clock.steady_ms()
         try:
             turn, pending = self._accept(request, connection)
         except CoreError as error:
@@ -101,7 +102,7 @@ class ShareFetching(Family):
             for refused, why in () if acks else found.errors.values():
                 if refused is ErrorCode.GROUP_AUTHORIZATION_FAILED:
                     return ShareFetchResponse(error=refused, message=why)
-        return self._answer(turn, acks, found)
+        return self._answer(turn, acks, found, came_ms)
 
     def _accept(
         self, request: ShareFetchRequest, connection: InProcess
@@ -183,7 +184,9 @@ class ShareFetching(Family):
 
         return check
 
-    def _answer(self, turn: FetchTurn, acks: dict[TopicPartition, Result], found: _Found) -> ShareFetchResponse:
+    def _answer(
+        self, turn: FetchTurn, acks: dict[TopicPartition, Result], found: _Found, came_ms: int
+    ) -> ShareFetchResponse:
         listed: list[FetchedPartition] = []
         endpoints: dict[int, tuple[str, int]] = {}
         keys = dict.fromkeys((*turn.partitions, *acks))
@@ -213,6 +216,7 @@ class ShareFetching(Family):
                     acquired=taken.ranges,
                     fence=taken.fence,
                     following=tuple(taken.following.items()),
+                    locked_after_ms=None if taken.fence is None else taken.locked_ms - came_ms,
                     current_leader=leader.current,
                 )
             )

@@ -95,6 +95,8 @@ class Taken(NamedTuple):
     durable: asyncio.Future[None] | None = None
     fence: tuple[int, int] | None = None
     following: Mapping[int, int] = MappingProxyType({})
+    locked_ms: int = 0
+    """Where there is an order: when the locks began, on the steady clock."""
 
 
 NOTHING: Final = Taken()
@@ -531,7 +533,8 @@ class PartitionOwner:
         if not picked.ranges:
             self._turned_away()
             return None
-        return await self._read_picked(want, opened, picked)
+        taken = await self._read_picked(want, opened, picked)
+        return None if taken is None else taken._replace(locked_ms=now_ms)
 
     def _drop_gone(self) -> None:
         """Archive what came back from its member after retention had taken it: its key waited for that member only."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flowshare.client.net.topology import Topology
 from flowshare.client.session import commands as c
 from flowshare.client.session.core import GONE, LOCAL, LOCK_S, UNANSWERED, SessionCore
 from flowshare.client.session.custody import Generations
-from flowshare.client.session.share_session import LEFT_OUT, NO_SESSION, RESUME_S, TRICKLE_MAX, Plan
+from flowshare.client.session.share_session import ANSWERED_S, LEFT_OUT, NO_SESSION, RESUME_S, TRICKLE_MAX, Plan
 from flowshare.client.settings import LinkSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
@@ -563,6 +565,29 @@ def test_brokers_hear_nothing_of_what_an_earlier_process_held(broker):
 
     assert broker.said() == []
     assert broker.core.custody.homes == {P0: 1}
+
+
+# --- how old locks are ---------------------------------------------------------------------------------------------
+
+
+def read_late(steps, late_s, **locked):
+    """When the locks of records are taken to lapse whose answer was read so long after its fetch was sent."""
+    send = steps.fetching()
+    steps.now_s += late_s
+    (part,) = brought().partitions
+    steps.answer(send, m.ShareFetchResponse(partitions=(replace(part, **locked),), lock_timeout_ms=30_000))
+    return steps.said(c.Arrived)[0].fetched[0].lock_deadline
+
+
+@pytest.mark.parametrize("late_s", [0.2, 0.5, 20.0])
+def test_a_lock_lapses_by_when_the_server_says_that_it_began_however_late_the_answer_is_read(server, late_s):
+    assert read_late(server, late_s, fence=(1, 2), locked_after_ms=200) == pytest.approx(30.2)
+
+
+def test_who_does_not_say_when_its_locks_began_answered_at_the_end_of_the_wait_at_the_latest(broker):
+    assert read_late(broker, 0.4) == pytest.approx(30.4)
+    broker.now_s = 0.0
+    assert read_late(broker, 20.0) == pytest.approx(30.0 + max(PLAN.max_wait_s, ANSWERED_S))
 
 
 # --- a fetch beside another -----------------------------------------------------------------------------------------
