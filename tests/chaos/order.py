@@ -25,13 +25,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowshare.client.producer.producer import Message
-from flowshare.log.owner import read_owner
 from tests.chaos.cluster import MortalKafka
 from tests.chaos.faults import Faults, PathFaults, ProcessFaults
 from tests.chaos.judge import Fault
-from tests.chaos.order_journal import NO_KEY, NUMBER_SIZE, OrderJournals, keys_of, poisoned
+from tests.chaos.leadership import Leadership
+from tests.chaos.order_journal import NO_KEY, NUMBER_SIZE, STILL, OrderJournals, keys_of, poisoned
+from tests.chaos.order_judge import STILL_PART, Verdict, judge, turns_in
 from tests.chaos.order_judge import Processes as Known
-from tests.chaos.order_judge import Verdict, judge, turns_in
 from tests.chaos.proxy import Wires
 from tests.chaos.traffic import Feed, lag, values_in
 from tests.chaos.workers import STOP_S, Process, Processes, Workers
@@ -115,18 +115,15 @@ class Run:
             "LONG_S": "2",
         }
         self.workers: Processes
+        self.leadership: Leadership | None = None
         self.faults_of: ProcessFaults
         if kafka is None or wires is None:
             path = folder / "broker"
+            self.leadership = Leadership(path)
             self.url = self.guests_url = f"embedded://{path}"
             environment["URL"] = self.url
             self.workers = Processes(folder, PLACES, app=APP, environment=environment)
-
-            def leader() -> int | None:
-                owner = read_owner(path)
-                return None if owner is None else owner.pid
-
-            self.faults_of = PathFaults(self.workers, self.dice, leader, locks_s=plan.lock_s)
+            self.faults_of = PathFaults(self.workers, self.dice, self.leadership.leader, locks_s=plan.lock_s)
         else:
             state = self.dice.random() < 0.5
             fleet = Workers(
@@ -154,6 +151,8 @@ class Run:
     def go(self) -> None:
         """From the first record to the last. Raises: AssertionError when it does not go on."""
         at = time.monotonic()
+        if self.leadership is not None:
+            self.leadership.start()
         try:
             self.feed.make_topic(self.plan.partitions)
             self.feed.up_to = self.plan.records // 3
@@ -167,6 +166,8 @@ class Run:
             self.workers.end()
             self.feed.stop()
             self.journals.go_on()
+            if self.leadership is not None:
+                self.leadership.stop()
             self.took_s = time.monotonic() - at
 
     def _all_faults(self) -> None:
@@ -245,6 +246,7 @@ class Run:
         """Print what came of it; the number of violations."""
         plan = self.plan
         ended = {worker.pid: worker.ended for worker in self.workers.all if worker.ended is not None}
+        self.faults += self._leaderless()
         processes = Known(self.faults, lock_s=plan.lock_s, ended={**ended, **self.guests_ended})
         turns = turns_in(self.journals.lines(), processes)
         values = values_in(self.url, f"{self.topic}.work.dlq")
@@ -257,6 +259,21 @@ class Run:
         )
         self._print(found, len(values))
         return found.violations + (self.left != 0)
+
+    def _leaderless(self) -> list[Fault]:
+        """The times in which nobody's accepts were settled and nobody's locks renewed for so long that some lapsed."""
+        if self.leadership is None:
+            return []
+        stills = [
+            (line[4], line[-1] / 1e9 - line[7] / 1e9, line[-1] / 1e9)
+            for line in self.journals.lines()
+            if line[0] == STILL
+        ]
+        everyone = (*(worker.pid for worker in self.workers.all), *self.guests_ended)
+        return [
+            Fault("no leader", since, until, gives_up=everyone)
+            for since, until in self.leadership.absences(stills, self.plan.lock_s * STILL_PART)
+        ]
 
     def _print(self, found: Verdict, letters: int) -> None:
         plan = self.plan

@@ -21,7 +21,8 @@ overlaps    two handlers of one key at the same time, in whatever processes. Cou
             began first is of a process that stood still for most of a lock's time, and the second began after that had
             begun; with fences the second must have the higher one
 unexcused   a record began again after an accept or a rejection, although nothing gave up the process that ended it so:
-            killed within 5 s of the end, or still, or without the broker for as long as the locks last
+            killed within 5 s of the end, or still, or without the broker for as long as the locks last, or (on a path)
+            without a leader that gets on for half of that, since locks are renewed then
 recounted   two handlers of one record with the same attempt: a delivery was not counted
 unfenced    a fence that is not above all that began before it in its key; handlers counted apart must be found by it
 
