@@ -37,8 +37,10 @@ from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import (
     AckBatch,
+    AcknowledgedPartition,
     FetchedPartition,
     ShareAcknowledgeRequest,
+    ShareAcknowledgeResponse,
     ShareFetchRequest,
     ShareFetchResponse,
     SharePartitionRequest,
@@ -65,6 +67,9 @@ ATTEMPT_TAG: Final = 10_005
 """Tagged field of an acknowledgement batch: a varint, `AckBatch.attempt`."""
 LOCKED_TAG: Final = 10_006
 """Tagged field of a partition in the answer to ShareFetch: a varint, `FetchedPartition.locked_after_ms`."""
+REFUSED_TAG: Final = 10_007
+"""Tagged field of a partition in either answer: varints, two for each range, how far it is behind the one before, and
+how long it is: `AcknowledgedPartition.refused`."""
 CHAIN_MAX: Final = 1_024
 V2: Final = 2
 
@@ -97,6 +102,7 @@ _PLAIN_PARTITION: Final = struct.Struct(">ihBhBiiB")
 """A partition without messages and tags: number, error, none, error of the acknowledgements, none, leader, none."""
 _NULL_OR_EMPTY: Final = 1
 _ANSWERED_BYTES_MIN: Final = 22
+_ACKNOWLEDGED_BYTES_MIN: Final = 17
 _NODE_BYTES_MIN: Final = 11
 DELIVERIES_MAX: Final = 2**15 - 1
 """Highest delivery count that can be told."""
@@ -385,16 +391,45 @@ def _write_partition(pieces: list[bytes], part: FetchedPartition) -> None:
     pieces += [
         _ACQUIRED.pack(first, last, min(deliveries, DELIVERIES_MAX), 0) for first, last, deliveries in part.acquired
     ]
-    if part.fence is None:
+    if part.fence is None and not part.ack_refused:
         pieces.append(_NO_TAGS)
-    else:
+        return
+    tags: dict[int, bytes] = {}
+    if part.ack_refused:
+        tags[REFUSED_TAG] = _refused(part.ack_refused)
+    if part.fence is not None:
         generation, serial = part.fence
-        tags = {FENCE_TAG: varint(generation) + varint(serial)}
+        tags[FENCE_TAG] = varint(generation) + varint(serial)
         if part.following:
             tags[FOLLOWING_TAG] = b"".join([varint(number) for pair in part.following for number in pair])
         if part.locked_after_ms is not None:
             tags[LOCKED_TAG] = varint(part.locked_after_ms)
-        pieces.append(tagged(tags))
+    pieces.append(tagged(tags))
+
+
+def _refused(ranges: Iterable[tuple[int, int]]) -> bytes:
+    pieces, at = list[bytes](), 0
+    for first, last in ranges:
+        pieces += (varint(first - at), varint(last - first))
+        at = last
+    return b"".join(pieces)
+
+
+def _read_refused(field: bytes) -> tuple[tuple[int, int], ...]:
+    """Ranges, ascending. Raises: DecodeError."""
+    reader = FrameReader(field, 0)
+    found: list[tuple[int, int]] = []
+    at = 0
+    try:
+        while reader.position < reader.end:
+            first = at + reader.varint()
+            at = first + reader.varint()
+            found.append((first, at))
+    except DecodeError as error:
+        raise DecodeError(f"which acknowledgements are refused cannot be read: {error}") from None
+    if at > I64_MAX:
+        raise DecodeError(f"which acknowledgements are refused cannot be read: offset {at}")
+    return tuple(found)
 
 
 def _write_nodes(pieces: list[bytes], nodes: Mapping[int, tuple[str, int]]) -> None:
@@ -452,6 +487,7 @@ def _read_partition(reader: FrameReader, topic_id: uuid.UUID) -> FetchedPartitio
         message=message,
         ack_error=ack_error,
         ack_message=ack_message,
+        ack_refused=_read_refused(tags[REFUSED_TAG]) if REFUSED_TAG in tags else (),
         records=records,
         acquired=acquired,
         current_leader=NO_LEADER if MOVED.isdisjoint((error, ack_error)) else (leader, leader_epoch),
@@ -535,3 +571,69 @@ def _read_nodes(reader: FrameReader) -> dict[int, tuple[str, int]]:
         reader.tags()
         nodes[node_id] = (host or "", port)
     return nodes
+
+
+# --- the answer to ShareAcknowledge -----------------------------------------------------------------------------
+
+
+def encode_acknowledged(correlation_id: int, version: int, response: ShareAcknowledgeResponse) -> bytes:
+    """The frame of a ShareAcknowledge answer, its length included."""
+    pieces = [_START.pack(correlation_id, 0, 0, response.error), text(response.message)]
+    if version >= V2:
+        pieces.append(I32.pack(response.lock_timeout_ms))
+    topics = grouped((part.topic_id, part) for part in response.partitions)
+    pieces.append(count(len(topics)))
+    for topic_id, parts in topics.items():
+        pieces += (topic_id.bytes, count(len(parts)))
+        for part in parts:
+            pieces += (
+                _PARTITION.pack(part.partition, part.error),
+                text(part.message),
+                _LEADER.pack(*part.current_leader, 0),
+                tagged({REFUSED_TAG: _refused(part.refused)}) if part.refused else _NO_TAGS,
+            )
+        pieces.append(_NO_TAGS)
+    _write_nodes(pieces, response.node_endpoints)
+    pieces.append(_NO_TAGS)
+    return framed(pieces)
+
+
+def decode_acknowledged(frame: bytes, version: int) -> ShareAcknowledgeResponse:
+    """The answer in a frame without its length; an empty message is none. Raises: DecodeError."""
+    reader = FrameReader(frame, I32.size)
+    reader.tags()
+    _, error = reader.unpack(_THROTTLE_ERROR)
+    message = reader.text() or None
+    lock_timeout_ms = reader.unpack(I32)[0] if version >= V2 else 0
+    parts: list[AcknowledgedPartition] = []
+    for _ in range(reader.count(_TOPIC_BYTES_MIN)):
+        topic_id = reader.uuid()
+        for _ in range(reader.count(_ACKNOWLEDGED_BYTES_MIN)):
+            parts.append(_read_acknowledged(reader, topic_id))  # noqa: PERF401 - a comprehension is one more call
+        reader.tags()
+    nodes = _read_nodes(reader)
+    reader.tags()
+    return ShareAcknowledgeResponse(
+        error=ErrorCode.known(error),
+        message=message,
+        lock_timeout_ms=lock_timeout_ms,
+        partitions=tuple(parts),
+        node_endpoints=nodes,
+    )
+
+
+def _read_acknowledged(reader: FrameReader, topic_id: uuid.UUID) -> AcknowledgedPartition:
+    partition, code = reader.unpack(_PARTITION)
+    message = reader.text() or None
+    leader, leader_epoch = reader.unpack(_LEADER_ONLY)
+    reader.tags()
+    tags = reader.tags()
+    error = ErrorCode.known(code)
+    return AcknowledgedPartition(
+        topic_id=topic_id,
+        partition=partition,
+        error=error,
+        message=message,
+        current_leader=(leader, leader_epoch) if error in MOVED else NO_LEADER,
+        refused=_read_refused(tags[REFUSED_TAG]) if REFUSED_TAG in tags else (),
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from flowshare.core_errors import CoreError, InvalidRecordState, InvalidRequest
 from flowshare.share.lapse import take_back
@@ -37,21 +37,38 @@ _ACCEPT: Final = int(AcknowledgeType.ACCEPT)
 _RENEW: Final = int(AcknowledgeType.RENEW)
 _RELEASE: Final = int(AcknowledgeType.RELEASE)
 _TYPES: Final = len(AcknowledgeType)
+SPLIT_MAX: Final = 10_000
+"""Offsets of one batch that are looked at one by one when it is refused: bounds what a member can make others wait."""
 KEPT_MAX: Final = 256
 """Limits whose states are kept; groups with the same settings share them."""
+
+
+class Refusal(NamedTuple):
+    """What of an acknowledgement does not hold, ascending, and why the first of it does not."""
+
+    ranges: tuple[tuple[int, int], ...]
+    error: CoreError
 
 
 class Decision:
     """An acknowledgement that is to be written. `update` is what to write; None: nothing, it is done already.
 
     `changes` is what becomes of the offsets, ascending, once the write is durable. `lost`, when it is settled: the log
-    was cut meanwhile, and some of the offsets are not what they were.
+    was cut meanwhile, and some of the offsets are not what they were. `refused`: what is no part of it, where each is
+    decided by itself.
     """
 
-    __slots__ = ("changes", "fence", "lost", "settled", "update")
+    __slots__ = ("changes", "fence", "lost", "refused", "settled", "update")
 
-    def __init__(self, changes: Sequence[StateRun], update: PartitionUpdate | None, fence: Fence) -> None:
+    def __init__(
+        self,
+        changes: Sequence[StateRun],
+        update: PartitionUpdate | None,
+        fence: Fence,
+        refused: Refusal | None = None,
+    ) -> None:
         self.changes = changes
+        self.refused = refused
         self.update = update
         self.fence = fence
         self.settled = False
@@ -108,6 +125,8 @@ def decide(
     try:
         return _decide_all(window, limits, after, member_id, batches, now_ms)
     except CoreError:
+        if any(batch.attempt for batch in batches):
+            return _decide_each(window, limits, after, member_id, batches, now_ms)
         # Which error comes first, and whether a hole is one, depends on where the batches end: ask them one by one.
         apart = list(_apart(batches))
         if len(apart) == len(batches):
@@ -133,25 +152,107 @@ def _decide_all(
     now_ms: int,
 ) -> Decision:
     _check_shape(batches)
-    changes: list[StateRun] = []
-    renewed: list[tuple[int, int]] = []
+    plan = _Plan(window, limits, after, member_id, now_ms)
     try:
         for batch in batches:
-            if batch.first < window.start:
-                _check_renewed(window, batch)
-            if batch.last >= window.start:
-                _locate(window, batch.first, batch.last)
-                _plan(window, limits, after, member_id, batch, now_ms, changes, renewed)
+            plan.add(batch)
     except CoreError:
-        for change in changes:
+        plan.undo(0)
+        raise
+    return plan.decision(batches)
+
+
+def _decide_each(
+    window: Window,
+    limits: Limits,
+    after: StatesAfter,
+    member_id: str,
+    batches: Sequence[AcknowledgeBatch],
+    now_ms: int,
+) -> Decision:
+    """Who says which deliveries are meant is told which of them are no more; the others hold (SG-18.12)."""
+    _check_shape(batches)
+    plan = _Plan(window, limits, after, member_id, now_ms)
+    kept: list[AcknowledgeBatch] = []
+    refused: list[tuple[int, int]] = []
+    first_error: CoreError | None = None
+    for batch in batches:
+        error = plan.tried(batch)
+        if error is None:
+            kept.append(batch)
+            continue
+        first_error = first_error or error
+        if not 0 < batch.last - batch.first < SPLIT_MAX:
+            _append(refused, batch.first, batch.last)
+            continue
+        for one in _singles(batch):
+            if plan.tried(one) is None:
+                kept.append(one)
+            else:
+                _append(refused, one.first, one.last)
+    if first_error is not None and not kept:
+        raise first_error
+    return plan.decision(kept, None if first_error is None else Refusal(tuple(refused), first_error))
+
+
+def _singles(batch: AcknowledgeBatch) -> Iterator[AcknowledgeBatch]:
+    for offset in range(batch.first, batch.last + 1):
+        types = batch.types if len(batch.types) == 1 else batch.types[offset - batch.first :][:1]
+        yield batch._replace(first=offset, last=offset, types=types)
+
+
+def _append(ranges: list[tuple[int, int]], first: int, last: int) -> None:
+    """Behind all of them; a neighbour of the last one becomes one with it."""
+    if ranges and first <= ranges[-1][1] + 1:
+        first = ranges.pop()[0]
+    ranges.append((first, last))
+
+
+class _Plan:
+    """What becomes of the batches so far, marked PENDING; nothing is renewed yet."""
+
+    def __init__(self, window: Window, limits: Limits, after: StatesAfter, member_id: str, now_ms: int) -> None:
+        self._window, self._limits, self._after = window, limits, after
+        self._member_id, self._now_ms = member_id, now_ms
+        self._changes: list[StateRun] = []
+        self._renewed: list[tuple[int, int]] = []
+
+    def add(self, batch: AcknowledgeBatch) -> None:
+        """One more. Raises: CoreError; what was planned of it is then to be undone."""
+        window = self._window
+        if batch.first < window.start:
+            _check_renewed(window, batch)
+        if batch.last >= window.start:
+            _locate(window, batch.first, batch.last)
+            _plan(window, self._limits, self._after, self._member_id, batch, self._now_ms, self._changes, self._renewed)
+
+    def tried(self, batch: AcknowledgeBatch) -> CoreError | None:
+        """Add one more if that is possible; else why not."""
+        changes, renewed = len(self._changes), len(self._renewed)
+        try:
+            self.add(batch)
+        except CoreError as error:
+            self.undo(changes)
+            del self._renewed[renewed:]
+            return error
+        return None
+
+    def undo(self, since: int) -> None:
+        """Forget all changes but so many."""
+        window = self._window
+        for change in self._changes[since:]:
             window.put(change.first, change.last, PENDING, ACQUIRED)
             if window.heads is not None:
                 window.heads.stays_open(change.first, change.last)
-        raise
-    _explode(window, batches)
-    if renewed:
-        _renew(window, member_id, renewed, now_ms + limits.lock_duration_ms)
-    return Decision(changes, _planned_update(window, changes) if changes else None, window.fence)
+        del self._changes[since:]
+
+    def decision(self, batches: Sequence[AcknowledgeBatch], refused: Refusal | None = None) -> Decision:
+        """All of it; `batches` are those that are in it."""
+        window, changes = self._window, self._changes
+        _explode(window, batches)
+        if self._renewed:
+            _renew(window, self._member_id, self._renewed, self._now_ms + self._limits.lock_duration_ms)
+        return Decision(changes, _planned_update(window, changes) if changes else None, window.fence, refused)
 
 
 def _decide_one(window: Window, after: StatesAfter, member_id: str, batch: AcknowledgeBatch) -> Decision | None:

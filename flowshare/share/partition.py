@@ -440,7 +440,8 @@ class SharePartition:
         return window.end if window.end < log_end and window.end - window.start < span_max else -1
 
     def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch], *, now_ms: int) -> Decision:
-        """Decide what a member says of its records, all of it or nothing (SG-7.6).
+        """Decide what a member says of its records, all of it or nothing (SG-7.6); where it says which deliveries are
+        meant, each by itself, as far as one holds (`Decision.refused`, SG-18.12).
 
         Renewals are applied at once; the rest is pending until `commit` or `abort`. A range below the start offset
         is skipped and counts as success, but not when a delivery is to be renewed (SG-7.2).

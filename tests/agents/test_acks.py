@@ -33,8 +33,10 @@ Answer = Callable[[TopicPartition, list[AckBatch]], ErrorCode]
 class WritingMember:
     """Answers acknowledgements as told, and keeps them."""
 
-    def __init__(self, answer: Answer | None = None) -> None:
+    def __init__(self, answer: Answer | None = None, refused: tuple[tuple[int, int], ...] = ()) -> None:
+        """refused: without an error."""
         self.requests: list[dict[TopicPartition, list[AckBatch]]] = []
+        self.refused = refused
         self.gate: asyncio.Event | None = None
         self._answer = answer or (lambda tp, batches: ErrorCode.NONE)
 
@@ -50,7 +52,17 @@ class WritingMember:
             await self.gate.wait()
         await asyncio.sleep(0)
         return [
-            AckResult("in", tp.topic_id, tp.partition, tuple(batches), self._answer(tp, list(batches)), "said so", 9.0)
+            AckResult(
+                "in",
+                tp.topic_id,
+                tp.partition,
+                tuple(batches),
+                self._answer(tp, list(batches)),
+                "said so",
+                9.0,
+                self.refused,
+                ErrorCode.INVALID_RECORD_STATE if self.refused else ErrorCode.NONE,
+            )
             for tp, batches in acks.items()
         ]
 
@@ -508,3 +520,44 @@ async def test_who_waits_until_all_is_settled_does_not_wait_for_more_to_gather()
         await settle()
         assert settling.done()
         assert member.sent == [(0, 0, ACCEPT), (1, 1, ACCEPT)]
+
+
+# --- with an order, where each range says which delivery it means --------------------------------------------------
+
+
+def test_what_the_answer_refuses_is_lost_and_the_rest_holds_in_one_request():
+    def act(sender: AckSender, member: WritingMember) -> None:
+        member.refused = ((2, 3), (7, 7))
+        sender.accept((TP, 0), list(range(6)), 1)
+        sender.acknowledge((TP, 0), 7, 7, RELEASE, "released", attempt=2)
+
+    member, stats, confirmed = acking(None, act)
+
+    assert len(member.requests) == 1
+    assert (stats.accepted, stats.released, stats.lock_lost) == (4, 0, 3)
+    assert sorted((ack.first, ack.last, how) for ack, how in confirmed) == [
+        (0, 1, "accepted"),
+        (2, 3, "lock_lost"),
+        (4, 5, "accepted"),
+        (7, 7, "lock_lost"),
+    ]
+
+
+def test_what_is_refused_as_a_whole_is_not_halved_when_each_range_was_decided_by_itself():
+    member, stats, _ = acking(
+        lambda *_: ErrorCode.INVALID_RECORD_STATE, lambda sender, _: sender.accept((TP, 0), [1, 3, 4], 1)
+    )
+
+    assert len(member.requests) == 1
+    assert stats.lock_lost == 3
+
+
+def test_of_locks_that_are_renewed_those_that_are_refused_are_told():
+    async def act(sender: AckSender, member: WritingMember) -> None:
+        member.refused = ((2, 3), (7, 7))
+        assert await sender.renew((TP, 0), [(0, 4, 1), (6, 7, 2)]) == ([(2, 3), (7, 7)], 9.0)
+
+    member, stats, _ = acking(None, act)
+
+    assert len(member.requests) == 1
+    assert stats.renewed == 4

@@ -25,10 +25,13 @@ from flowshare.protocol.share_codec import (
     FOLLOWING_TAG,
     LOCKED_TAG,
     ORDER_TAG,
+    REFUSED_TAG,
     decode_acknowledge,
+    decode_acknowledged,
     decode_fetch,
     decode_fetched,
     encode_acknowledge,
+    encode_acknowledged,
     encode_fetch,
     encode_fetched,
 )
@@ -509,6 +512,113 @@ def test_a_damaged_answer_is_refused_or_read_but_nothing_else_happens(answer, da
 
     with contextlib.suppress(DecodeError):
         decode_fetched(cut)
+
+
+ACKNOWLEDGED = st.builds(
+    m.ShareAcknowledgeResponse,
+    error=ERROR,
+    message=TEXT,
+    lock_timeout_ms=st.integers(0, 2**31 - 1),
+    partitions=st.lists(
+        st.builds(
+            m.AcknowledgedPartition,
+            topic_id=st.sampled_from([T1, T2]),
+            partition=INT32,
+            error=ERROR,
+            message=TEXT,
+            current_leader=st.tuples(INT32, INT32),
+        ),
+        max_size=4,
+    ).map(tuple),
+    node_endpoints=st.dictionaries(INT32, st.tuples(st.text("abc", max_size=5), INT32), max_size=2),
+)
+
+
+def kio_acknowledged(answer, version):
+    k = module("share_acknowledge", version, "response")
+    error = module("api_versions", 0, "response").ErrorCode
+
+    def part(one):
+        return k.PartitionData(
+            partition_index=one.partition,
+            error_code=error(int(one.error)),
+            error_message=one.message,
+            current_leader=k.LeaderIdAndEpoch(leader_id=one.current_leader[0], leader_epoch=one.current_leader[1]),
+        )
+
+    lock = {"acquisition_lock_timeout": datetime.timedelta(milliseconds=answer.lock_timeout_ms)} if version > 1 else {}
+    return k.ShareAcknowledgeResponse(
+        throttle_time=datetime.timedelta(0),
+        error_code=error(int(answer.error)),
+        error_message=answer.message,
+        responses=by_topic(((one.topic_id, one) for one in answer.partitions), k.ShareAcknowledgeTopicResponse, part),
+        node_endpoints=tuple(
+            k.NodeEndpoint(node_id=node, host=host, port=port, rack=None)
+            for node, (host, port) in answer.node_endpoints.items()
+        ),
+        **lock,
+    )
+
+
+@FEW
+@given(answer=ACKNOWLEDGED, version=st.sampled_from([1, 2]))
+def test_the_answer_to_acknowledgements_is_written_as_kio_writes_it_and_read(answer, version):
+    frame = encode_acknowledged(9, version, answer)
+    told = tuple(
+        replace(
+            part,
+            message=part.message or None,
+            current_leader=part.current_leader if part.error in MOVED else NO_LEADER,
+        )
+        for topic in dict.fromkeys(one.topic_id for one in answer.partitions)
+        for part in answer.partitions
+        if part.topic_id == topic
+    )
+    lock_ms = answer.lock_timeout_ms if version > 1 else 0
+
+    assert frame == write_response(9, kio_acknowledged(answer, version))
+    assert decode_acknowledged(frame[4:], version) == replace(
+        answer, message=answer.message or None, partitions=told, lock_timeout_ms=lock_ms
+    )
+
+
+@FEW
+@given(answer=ACKNOWLEDGED, data=st.data())
+def test_a_damaged_answer_to_acknowledgements_is_refused_or_read_but_nothing_else_happens(answer, data):
+    frame = bytearray(encode_acknowledged(9, 2, answer)[4:])
+    frame[data.draw(st.integers(4, len(frame) - 1))] ^= data.draw(st.integers(1, 255))
+    cut = bytes(frame[: data.draw(st.integers(4, len(frame)))])
+
+    with contextlib.suppress(DecodeError):
+        decode_acknowledged(cut, 2)
+
+
+def refusing(ranges):
+    """Both answers with these ranges refused."""
+    fetched = m.FetchedPartition(topic_id=T1, partition=0, ack_refused=ranges)
+    told = m.AcknowledgedPartition(topic_id=T1, partition=0, refused=ranges)
+    return m.ShareFetchResponse(partitions=(fetched,)), m.ShareAcknowledgeResponse(partitions=(told,))
+
+
+@pytest.mark.parametrize("ranges", [((0, 0),), ((3, 9), (11, 11), (2**40, 2**63 - 1))])
+def test_what_is_refused_of_acknowledgements_comes_back(ranges):
+    fetched, told = refusing(ranges)
+
+    assert decode_fetched(encode_fetched(9, 2, fetched)[4:]) == fetched
+    assert decode_acknowledged(encode_acknowledged(9, 2, told)[4:], 2) == told
+
+
+@pytest.mark.parametrize("field", [b"\x01", b"\xff", varint(2**63 - 1) + varint(1)])
+def test_what_is_refused_is_an_error_when_it_cannot_be_read(field):
+    mark = varint(REFUSED_TAG) + b"\x02\x03\x04"
+    fetched, told = refusing(((3, 7),))
+    for frame, decode in (
+        (encode_fetched(9, 2, fetched), decode_fetched),
+        (encode_acknowledged(9, 2, told), lambda some: decode_acknowledged(some, 2)),
+    ):
+        assert frame.count(mark) == 1
+        with pytest.raises(DecodeError, match="refused"):
+            decode(frame.replace(mark, varint(REFUSED_TAG) + varint(len(field)) + field)[4:])
 
 
 def test_unknown_errors_tagged_fields_and_null_records_of_an_answer_are_read():

@@ -10,7 +10,7 @@ from flowshare.log.base import StorageError
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_all
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AlterShareGroupOffsetsRequest, DescribeShareGroupOffsetsRequest
+from flowshare.protocol.messages import AckBatch, AlterShareGroupOffsetsRequest, DescribeShareGroupOffsetsRequest
 from flowshare.server.share.opened_log import OpenedLog, Thinned
 from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import settle
@@ -232,6 +232,27 @@ async def test_a_fetch_says_how_long_it_had_waited_when_its_locks_began() -> Non
 
     assert [part.locked_after_ms for part in at_once.partitions] == [0]
     assert [part.locked_after_ms for part in waited.partitions] == [2_000]
+
+
+async def test_acknowledgements_of_deliveries_that_are_no_more_are_refused_and_the_others_hold() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("abcd"))
+        m = w.member("m")
+        await m.fetch(at)
+        await m.acknowledge({at: [release(1, 1)]})
+        again = ranges(await w.member("n").fetch(at))
+        said = [AckBatch(one, one, b"\x01", attempt=1) for one in range(3)]
+        (told,) = (await m.acknowledge({at: said})).partitions
+        (rode,) = (await m.fetch(acks={at: [AckBatch(one, one, b"\x01", attempt=1) for one in (1, 3)]})).partitions
+        await m.acknowledge({}, epoch=-1)
+        left = ranges(await w.member("o").fetch(at))
+
+    assert again == [(1, 1, 2)]
+    assert (told.error, told.refused) == (ErrorCode.NONE, ((1, 1),))
+    assert told.message is not None
+    assert "another member" in told.message
+    assert (rode.ack_error, rode.ack_refused) == (ErrorCode.NONE, ((1, 1),))
+    assert left == []
 
 
 async def test_a_group_without_an_order_has_no_fence() -> None:

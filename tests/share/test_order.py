@@ -257,8 +257,7 @@ def test_what_is_said_of_a_lock_that_lapsed_is_not_said_of_the_next_one(kind: by
     assert (again, group.take()) == ([0], [1])
 
 
-@pytest.mark.parametrize("renewed", [(0, 0), (0, 1)])
-def test_the_lock_of_a_record_that_is_finished_is_not_renewed(renewed: tuple[int, int]) -> None:
+def test_the_lock_of_a_record_that_is_finished_is_not_renewed() -> None:
     """It lapsed, and another member finished it: who stood still meanwhile would begin it once more."""
     group = Group("ab")
     group.take(now=0, records=1)
@@ -269,7 +268,87 @@ def test_the_lock_of_a_record_that_is_finished_is_not_renewed(renewed: tuple[int
 
     assert group.partition.start_offset == 1
     with pytest.raises(InvalidRecordState, match="finished"):
-        group.partition.acknowledge("m", [AcknowledgeBatch(*renewed, RENEW, attempt=1)], now_ms=LOCK_MS)
+        group.partition.acknowledge("m", [AcknowledgeBatch(0, 0, RENEW, attempt=1)], now_ms=LOCK_MS)
+    both = group.partition.acknowledge("m", [AcknowledgeBatch(0, 1, RENEW, attempt=1)], now_ms=LOCK_MS)
+    assert both.refused is not None
+    assert both.refused.ranges == ((0, 0),)
+
+
+def some_are_gone(keys: str = "abcdef", **taken: int) -> Group:
+    """Member m was given all; the locks of 1 and 3 are not its own any more."""
+    group = Group(keys)
+    group.take(**taken)
+    group.say([1, 3], RELEASE)
+    assert group.take("n", records=2) == [1, 3]
+    return group
+
+
+def refused(group: Group, *batches: AcknowledgeBatch, now: int = 0) -> tuple[tuple[int, int], ...]:
+    decision = group.partition.acknowledge("m", batches, now_ms=now)
+    group.partition.commit(decision)
+    return decision.refused.ranges if decision.refused is not None else ()
+
+
+@pytest.mark.parametrize(
+    "ranges", [[(0, 5)], [(at, at) for at in range(6)], [(0, 1), (2, 2), (3, 5)], [(0, 3), (4, 5)]]
+)
+def test_who_says_which_deliveries_are_meant_is_told_which_are_no_more_and_the_others_hold(
+    ranges: list[tuple[int, int]],
+) -> None:
+    group = some_are_gone()
+
+    said = refused(group, *(AcknowledgeBatch(first, last, ACCEPT, attempt=1) for first, last in ranges))
+
+    assert said == ((1, 1), (3, 3))
+    assert group.partition.acquired_count == 2
+    assert group.partition.start_offset == 1
+
+
+def test_who_does_not_say_it_is_refused_as_a_whole() -> None:
+    group = some_are_gone()
+
+    with pytest.raises(InvalidRecordState):
+        refused(group, *(AcknowledgeBatch(at, at, ACCEPT) for at in range(6)))
+    assert group.partition.acquired_count == 6
+
+
+def test_where_none_holds_the_whole_is_refused() -> None:
+    group = some_are_gone()
+
+    with pytest.raises(InvalidRecordState, match="offset 1 is"):
+        refused(group, AcknowledgeBatch(1, 1, ACCEPT, attempt=1), AcknowledgeBatch(3, 3, ACCEPT, attempt=1))
+    assert group.partition.acquired_count == 6
+
+
+def test_of_locks_that_are_renewed_together_those_that_are_gone_keep_no_other_from_it() -> None:
+    group = some_are_gone()
+
+    said = refused(group, AcknowledgeBatch(0, 5, RENEW, attempt=1), now=LOCK_MS // 2)
+    group.partition.lapse(LOCK_MS)
+
+    assert said == ((1, 1), (3, 3))
+    assert group.partition.acquired_count == 4
+
+
+def test_what_follows_a_record_of_its_chain_that_is_refused_is_refused_too() -> None:
+    group = Group("aaab")
+    group.take(chain=3)
+    group.partition.lapse(LOCK_MS)
+    assert group.take(chain=3, now=LOCK_MS, records=2) == [0, 3]
+
+    batches = [AcknowledgeBatch(at, at, ACCEPT, attempt=2 - (at < 3)) for at in range(4)]
+    assert refused(group, *batches, now=LOCK_MS) == ((0, 2),)
+    assert group.partition.acquired_count == 1
+
+
+def test_a_decision_with_refusals_that_is_not_written_leaves_the_rest_with_its_member() -> None:
+    group = some_are_gone()
+
+    batches = [AcknowledgeBatch(at, at, ACCEPT, attempt=1) for at in range(6)]
+    decision = group.partition.acknowledge("m", batches, now_ms=0)
+    group.partition.abort(decision, now_ms=0)
+
+    assert refused(group, *batches) == ((1, 1), (3, 3))
 
 
 def test_a_member_whose_process_has_ended_keeps_nothing() -> None:

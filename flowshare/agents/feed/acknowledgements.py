@@ -3,7 +3,8 @@
 What finishes while a round is under way waits for the next one, so an idle agent acknowledges at once and a busy
 one in bulk. Ranges are runs of contiguous finished offsets with one type; they never bridge an unfinished offset.
 A request holds or fails per partition as a whole, so a partition that fails for one lost lock is halved until the
-lost offsets stand alone.
+lost offsets stand alone. Where there is an order, each range says which delivery it means, and the answer which are not
+held: what does not hold is told at once (SG-18.12).
 
 What happens calls, and no task waits for it: only what is sent again, by halves or later, is a task's. Invariants:
 1. One round is under way at a time: a request for each number under which records were acquired (there is rarely more
@@ -25,13 +26,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.agents.handler.chunk import runs
 from flowshare.client.errors import NO_COORDINATOR
+from flowshare.client.session.ranges import cut
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.share.types import AcknowledgeType
@@ -370,8 +372,8 @@ class AckSender:
             if not self._stopped and (result.error in NOT_DONE or (result.error in HALVED and _can_halve(sent))):
                 again.append((sent, result))
             else:
-                for ack in sent:
-                    self._confirm(ack, result)
+                for ack, part in _outcomes(sent, result):
+                    self._confirm(ack, part)
         return again
 
     def _send_rest(self, again: list[Refused], generation: int, then: Callable[[], None]) -> None:
@@ -430,7 +432,7 @@ class AckSender:
             [result] = await self._request({key[0]: acks}, key[1])
             if result.error not in NOT_DONE:
                 break
-        return [(ack, result) for ack in acks]
+        return list(_outcomes(acks, result))
 
     async def _send_halving(
         self, key: Key, acks: list[AckRange], *, first_failed: AckResult | None = None
@@ -447,7 +449,7 @@ class AckSender:
             if result.error in HALVED and budget > 0 and _can_halve(part):
                 todo.extend(reversed(_halves(part)))
             else:
-                done.extend((ack, result) for ack in part)
+                done += _outcomes(part, result)
         return done
 
     def _confirm(self, ack: AckRange, result: AckResult) -> None:
@@ -498,7 +500,20 @@ def _ordered(gathered: _Pending) -> list[AckRange]:
 
 
 def _can_halve(acks: list[AckRange]) -> bool:
-    return len(acks) > 1 or acks[0].size > 1
+    return (len(acks) > 1 or acks[0].size > 1) and not any(ack.attempt for ack in acks)
+
+
+def _outcomes(acks: list[AckRange], result: AckResult) -> Iterator[tuple[AckRange, AckResult]]:
+    """What became of each range, in pieces where some of it is refused."""
+    if not result.refused:
+        for ack in acks:
+            yield ack, result
+        return
+    held = result._replace(refused=())
+    refused = held._replace(error=result.refusal, lock_deadline=0.0)
+    for ack in acks:
+        for first, last, is_refused in cut(ack.first, ack.last, result.refused):
+            yield ack._replace(first=first, last=last), refused if is_refused else held
 
 
 def _halves(acks: list[AckRange]) -> list[list[AckRange]]:

@@ -352,17 +352,38 @@ class LockKeeper:
 
     async def _renew(self, chunks: list[Chunk], lock_s: float) -> bool:
         """Whether of each lock is known what became of it."""
+        together: dict[object, list[Chunk]] = {}
+        for chunk in chunks:
+            # Without an order one lock that is gone has all that is said with it refused.
+            alone = None if chunk.fence is not None else chunk
+            together.setdefault((chunk.tp, chunk.generation, alone), []).append(chunk)
         abandoned = self._pool.abandoned(lock_s)
         known = True
+        for some in together.values():
+            if self._held.holds(some[0]):
+                known = await self._renew_together(some, abandoned) and known
+        return known
+
+    async def _renew_together(self, chunks: list[Chunk], abandoned: set[tuple[int, int]]) -> bool:
+        """Renew what one partition gave under one number; whether of each lock is known what became of it."""
+        held: list[tuple[Chunk, list[int]]] = []
         for chunk in chunks:
-            held = [offset for offset in chunk.unfinished() if (id(chunk), offset) not in abandoned]
-            if held and self._held.holds(chunk):
-                lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), chunk.counted_runs(held))
-                if deadline:
-                    chunk.deadline = deadline
-                gone = [offset for first, last in lost for offset in range(first, last + 1)]
-                self._held.lose(chunk, gone)
-                known = known and (bool(deadline) or len(gone) == len(held))
+            offsets = [offset for offset in chunk.unfinished() if (id(chunk), offset) not in abandoned]
+            if offsets:
+                held.append((chunk, offsets))
+        if not held:
+            return True
+        key = chunks[0].tp, chunks[0].generation
+        said = sorted(run for chunk, offsets in held for run in chunk.counted_runs(offsets))
+        lost, deadline = await self._acks.renew(key, said)
+        gone = {offset for first, last in lost for offset in range(first, last + 1)}
+        known = True
+        for chunk, offsets in held:
+            if deadline:
+                chunk.deadline = deadline
+            lost_here = [offset for offset in offsets if offset in gone]
+            self._held.lose(chunk, lost_here)
+            known = known and (bool(deadline) or len(lost_here) == len(offsets))
         return known
 
     def _lock_s(self) -> float:

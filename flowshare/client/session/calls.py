@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.session.commands import Answered, Command, Late
 from flowshare.client.session.ranges import AckResult
+from flowshare.protocol.errors import ErrorCode
 from flowshare.share.types import AcknowledgeType
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Mapping, Sequence
 
-    from flowshare.protocol.errors import ErrorCode
     from flowshare.protocol.messages import AckBatch, TopicPartition
 
 RENEW: Final = int(AcknowledgeType.RENEW)
@@ -77,9 +77,19 @@ class Calls:
             self._say(Answered(asker, []))
         return Call(asker, dict.fromkeys(acks), tells_late, is_renewal(acks), len(acks))
 
-    def told(self, ack: Ack, code: ErrorCode, message: str | None, deadline_s: float = 0.0) -> None:
-        """The outcome, once and for all."""
+    def told(
+        self,
+        ack: Ack,
+        code: ErrorCode,
+        message: str | None,
+        deadline_s: float = 0.0,
+        refused: tuple[tuple[int, int], ...] = (),
+        refusal: ErrorCode = ErrorCode.NONE,
+    ) -> None:
+        """The outcome, once and for all; refused, refusal: as in `AckResult`."""
         result = self.result(ack, code, message, deadline_s)
+        if refused:
+            result = result._replace(refused=refused, refusal=refusal)
         self.untold -= 1
         if ack.late:
             self._say(Late(ack.call.asker, result))

@@ -472,15 +472,27 @@ class SessionCore:
 
     # --- acknowledgements' outcomes -----------------------------------------------------------------------------
 
-    def outcome(self, ack: Ack, code: ErrorCode, message: str | None, deadline_s: float, now_s: float) -> None:
+    def outcome(
+        self,
+        ack: Ack,
+        code: ErrorCode,
+        message: str | None,
+        deadline_s: float,
+        now_s: float,
+        refused: tuple[tuple[int, int], ...] = (),
+    ) -> None:
         """What a node said of it."""
         if code in LEFT and self.fleet:
             ack.doubted = False  # what was in doubt before is not written, or it would not have been sent again
             self._undone(ack, code, message, now_s)
         elif code is not ErrorCode.NONE and ack.doubted:
             self.calls.told(ack, ErrorCode.NETWORK_EXCEPTION, UNANSWERED)  # it may have been written the first time
-        else:
+        elif not refused:
             self.calls.told(ack, code, message, deadline_s)
+        else:
+            refusal = ErrorCode.NETWORK_EXCEPTION if ack.doubted else ErrorCode.INVALID_RECORD_STATE
+            said = UNANSWERED if ack.doubted else message
+            self.calls.told(ack, code, said, deadline_s, refused, refusal)
 
     def _unanswered(self, node: Node, sent: Sent, now_s: float) -> None:
         """The connection ended before the answer."""

@@ -41,6 +41,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
 from flowshare.client.net.topology import NOBODY
+from flowshare.client.session.ranges import cut
 from flowshare.protocol.messages import HeldRanges, TopicPartition
 from flowshare.share.ranges import merged, minus
 from flowshare.share.types import AcknowledgeType
@@ -419,18 +420,28 @@ class Custody:
         return self.generation
 
     def ended(
-        self, tp: TopicPartition, batches: Iterable[AckBatch], since: int, *, renewed: bool, refused: bool = False
+        self,
+        tp: TopicPartition,
+        batches: Iterable[AckBatch],
+        since: int,
+        *,
+        renewed: bool,
+        refused: Sequence[tuple[int, int]] = (),
     ) -> None:
         """The leader said what became of these, said when `taken` was `since`; with `renewed` what only begins anew is
         held on. So is what was acquired again since: answers may come in another order than the server made them. And
-        of what was refused, a later attempt than was meant."""
+        of what was refused (these ranges), a later attempt than was meant."""
         again = self._acquired_since(tp, since)
         for batch in batches:
-            if not renewed or RENEW not in batch.types:
-                later = again
-                if refused and batch.attempt:
-                    later = merged((*again, *self._of_later_attempts(tp, batch, since)))
-                self._ended(tp, batch.first, batch.last, later)
+            if refused and batch.attempt:
+                later = merged((*again, *self._of_later_attempts(tp, batch, since)))
+                for first, last, is_refused in cut(batch.first, batch.last, refused):
+                    if is_refused:
+                        self._ended(tp, first, last, later)
+                    elif not renewed or RENEW not in batch.types:
+                        self._ended(tp, first, last, again)
+            elif not renewed or RENEW not in batch.types:
+                self._ended(tp, batch.first, batch.last, again)
             elif len(batch.types) > 1:
                 for offset, kind in enumerate(batch.types, batch.first):
                     if kind != RENEW:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
+from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import TopicPartition
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from flowshare.protocol.errors import ErrorCode
     from flowshare.protocol.messages import AckBatch
     from flowshare.share.types import AcquiredRange
 
@@ -56,9 +57,11 @@ class TopicIdPartition(NamedTuple):
 
 
 class AckResult(NamedTuple):
-    """Outcome of the acknowledgements of one partition: all of them hold or, with an error, none.
+    """Outcome of the acknowledgements of one partition: with an error none of them holds.
 
-    `lock_deadline`: for renewed records, when the lock lapses now, in the clock's monotonic seconds.
+    `lock_deadline`: for renewed records, when the lock lapses now, in the clock's monotonic seconds. `refused`: ranges
+    that do not hold though there is no error: where each says which delivery it means. `refusal` is their error then,
+    and `message` says why.
     """
 
     topic: str
@@ -68,11 +71,35 @@ class AckResult(NamedTuple):
     error: ErrorCode
     message: str | None
     lock_deadline: float
+    refused: tuple[tuple[int, int], ...] = ()
+    refusal: ErrorCode = ErrorCode.NONE
 
     @property
     def tp(self) -> TopicPartition:
         """Topic id and partition."""
         return TopicPartition(self.topic_id, self.partition)
+
+
+def cut(first: int, last: int, refused: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
+    """The pieces of a range that are in `refused` (ascending, disjoint), or in none of it: first, last, whether it is.
+
+    >>> list(cut(2, 9, [(0, 2), (5, 6)]))
+    [(2, 2, True), (3, 4, False), (5, 6, True), (7, 9, False)]
+    """
+    at = first
+    for low, high in refused[bisect_left(refused, first, key=_last_of) :]:
+        if low > last:
+            break
+        if low > at:
+            yield at, low - 1, False
+        yield max(low, first), min(high, last), True
+        at = high + 1
+    if at <= last:
+        yield at, last, False
+
+
+def _last_of(ends: tuple[int, int]) -> int:
+    return ends[1]
 
 
 def number_of(fetched: Iterable[Fetched]) -> int:

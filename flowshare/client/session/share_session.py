@@ -15,9 +15,11 @@ from flowshare.client.errors import SESSION_GONE, ServerError
 from flowshare.client.session.calls import Ack
 from flowshare.client.session.commands import DEBUG, WARNING, Arrived, Note, Refresh, SendRequest
 from flowshare.client.session.ranges import Fetched, number_of
+from flowshare.protocol.compact import I64_MAX
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AckBatch,
+    AcknowledgedPartition,
     FetchedPartition,
     ShareAcknowledgeRequest,
     ShareAcknowledgeResponse,
@@ -63,6 +65,8 @@ PAUSE_LEAST_S: Final = 0.05
 TELL_AGAIN_S: Final = 60.0
 LEFT_OUT: Final = "the server's answer leaves this partition out"
 NO_SESSION: Final = "no session could be opened"
+ALL: Final = ((0, I64_MAX),)
+"""Ranges that have every offset."""
 RESUME_S: Final = 6.0
 """How long a server may take to say what is still the member's, and an acknowledgement waits for the next process to
 lead where there is one server."""
@@ -535,22 +539,17 @@ class Node:
         answered = {(part.topic_id, part.partition): part for part in answer.partitions}
         for ack in sent.acks:
             part = answered.get(ack.tp)
-            message: str | None
-            if part is None:
-                code, message = ErrorCode.INVALID_RECORD_STATE, LEFT_OUT
-            elif isinstance(part, FetchedPartition):
-                code, message = part.ack_error, part.ack_message
-            else:
-                code, message = part.error, part.message
-            if _is_over(code, ack.batches):
-                renewed = code is ErrorCode.NONE and ack.call.renewal
-                refused = code is not ErrorCode.NONE
+            code, message, refused = _said_of(part)
+            if code is ErrorCode.NONE:
+                renewed = ack.call.renewal
                 self.owner.custody.ended(ack.tp, ack.batches, ack.since, renewed=renewed, refused=refused)
                 if renewed:
                     self.locked_until_s = max(self.locked_until_s, deadline_s)
+            elif code is ErrorCode.INVALID_RECORD_STATE:
+                self.owner.custody.ended(ack.tp, ack.batches, ack.since, renewed=False, refused=ALL)
             elif part is not None and code in MOVED:
                 self.owner.moved(self, ack.tp, code, part.current_leader, answer.node_endpoints, now_s)
-            self.owner.outcome(ack, code, message, deadline_s, now_s)
+            self.owner.outcome(ack, code, message, deadline_s, now_s, refused)
 
     def close_answered(self, answer: ShareAcknowledgeResponse) -> None:
         unrun, self.closing = self.closing or {}, None
@@ -564,13 +563,15 @@ class Node:
                 self.owner.say(Note(WARNING, f"unrun records of {where} cost an attempt: {code.name} {message or ''}"))
 
 
-def _is_over(code: ErrorCode, batches: Sequence[AckBatch]) -> bool:
-    """Whether it is known what became of these. What an agent with an order says, and is refused as a whole, it says
-    again piece by piece: until then all but one of the records may be held still, and a leader that is told what is
-    held must not hand them to others."""
-    if code is ErrorCode.INVALID_RECORD_STATE:
-        return (len(batches) == 1 and batches[0].first == batches[0].last) or not any(one.attempt for one in batches)
-    return code is ErrorCode.NONE
+def _said_of(
+    part: AcknowledgedPartition | FetchedPartition | None,
+) -> tuple[ErrorCode, str | None, tuple[tuple[int, int], ...]]:
+    """Error, message and refused ranges of a partition's acknowledgements."""
+    if part is None:
+        return ErrorCode.INVALID_RECORD_STATE, LEFT_OUT, ()
+    if isinstance(part, FetchedPartition):
+        return part.ack_error, part.ack_message, part.ack_refused
+    return part.error, part.message, part.refused
 
 
 def partition_requests(added: Iterable[TopicPartition], riding: Sequence[Ack]) -> tuple[SharePartitionRequest, ...]:

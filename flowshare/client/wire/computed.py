@@ -10,7 +10,6 @@ from flowshare.protocol.compact import grouped
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import module, write_request
 from flowshare.protocol.messages import (
-    AcknowledgedPartition,
     ConfigEntry,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
@@ -20,14 +19,12 @@ from flowshare.protocol.messages import (
     MetadataRequest,
     MetadataResponse,
     ShareAcknowledgeRequest,
-    ShareAcknowledgeResponse,
     ShareFetchRequest,
     TopicMetadata,
 )
 from flowshare.protocol.messages.base import NOT_ASKED
-from flowshare.protocol.messages.share import MOVED, NO_LEADER
-from flowshare.protocol.share_codec import decode_fetched, encode_acknowledge, encode_fetch
-from flowshare.protocol.translation import known_error, milliseconds
+from flowshare.protocol.share_codec import decode_acknowledged, decode_fetched, encode_acknowledge, encode_fetch
+from flowshare.protocol.translation import known_error
 
 OWN: Final = {"topic": {1}, "broker": {2, 3, 4}, "group": {8}}
 """The sources of settings that mean "set on this very thing"; all others are defaults to it."""
@@ -144,41 +141,13 @@ def _many_answer(answer: Any, request: ManyOffsetsRequest) -> ManyOffsetsRespons
     return ManyOffsetsResponse(offsets=tuple(told.get(at, missing) for at in request.partitions))
 
 
-# --- acknowledgements -------------------------------------------------------------------------------------------------
-
-
-def _leader(part: Any) -> tuple[int, int]:
-    """Who leads instead; only some errors give it a meaning."""
-    if known_error(part.error_code) not in MOVED:
-        return NO_LEADER
-    return int(part.current_leader.leader_id), int(part.current_leader.leader_epoch)
-
-
-def _acknowledge_answer(answer: Any, _: ShareAcknowledgeRequest) -> ShareAcknowledgeResponse:
-    lock_timeout = getattr(answer, "acquisition_lock_timeout", None)
-    return ShareAcknowledgeResponse(
-        error=known_error(answer.error_code),
-        message=text(answer.error_message),
-        lock_timeout_ms=0 if lock_timeout is None else milliseconds(lock_timeout),
-        partitions=tuple(
-            AcknowledgedPartition(
-                topic_id=topic.topic_id,
-                partition=int(part.partition_index),
-                error=known_error(part.error_code),
-                message=text(part.error_message),
-                current_leader=_leader(part),
-            )
-            for topic in answer.responses
-            for part in topic.partitions
-        ),
-        node_endpoints=endpoints(answer.node_endpoints),
-    )
-
-
 CODECS: Final[Codecs] = {
     MetadataRequest: (_by_kio(_metadata), by_kio("metadata", _metadata_answer)),
     DescribeConfigsRequest: (None, by_kio("describe_configs", _settings)),
     ManyOffsetsRequest: (_by_kio(_many), by_kio("list_offsets", _many_answer)),
     ShareFetchRequest: (encode_fetch, lambda frame, _request, _version: decode_fetched(frame)),
-    ShareAcknowledgeRequest: (encode_acknowledge, by_kio("share_acknowledge", _acknowledge_answer)),
+    ShareAcknowledgeRequest: (
+        encode_acknowledge,
+        lambda frame, _request, version: decode_acknowledged(frame, version),
+    ),
 }

@@ -102,6 +102,8 @@ class FetchedPartition(Response):
     partition: int
     ack_error: ErrorCode = ErrorCode.NONE
     ack_message: str | None = None
+    ack_refused: tuple[tuple[int, int], ...] = ()
+    """As `AcknowledgedPartition.refused`."""
     records: bytes = b""
     acquired: tuple[AcquiredRange, ...] = ()
     current_leader: tuple[int, int] = NO_LEADER
@@ -142,6 +144,9 @@ class AcknowledgedPartition(Response):
     topic_id: uuid.UUID
     partition: int
     current_leader: tuple[int, int] = NO_LEADER
+    refused: tuple[tuple[int, int], ...] = ()
+    """Without an error: ranges that do not hold though the others do, and `message` says why (flowshare's own, where a
+    member says which deliveries are meant)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from itertools import compress
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from flowshare.protocol import translation
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AlterShareGroupOffsetsRequest,
@@ -56,9 +55,9 @@ from flowshare.protocol.messages.state import (
     WRITE_SHARE_GROUP_STATE,
 )
 from flowshare.protocol.rights import Operation, ResourceType
-from flowshare.protocol.share_codec import decode_acknowledge, decode_fetch, encode_fetched
+from flowshare.protocol.share_codec import decode_acknowledge, decode_fetch, encode_acknowledged, encode_fetched
 from flowshare.server.edge.base import Endpoint, SocketCall
-from flowshare.server.edge.derived import derived, entity_of
+from flowshare.server.edge.derived import derived
 from flowshare.server.edge.forms import authorized_operations, denied, may_topic
 from flowshare.server.runtime.failures import Refused, refusal
 from flowshare.share.types import RecordState, StateRun
@@ -88,13 +87,10 @@ async def fetch(call: SocketCall) -> ShareFetchResponse:
     return await call.peer.connection.send(call.request) if refused is None else refused
 
 
-async def acknowledge(call: SocketCall) -> Any:
-    """Acknowledge alone."""
-    answer = _refused(call, ShareAcknowledgeResponse)
-    if answer is None:
-        answer = await call.peer.connection.send(call.request)
-    writer = translation.writer(SHARE_ACKNOWLEDGE, call.version, "response")
-    return await entity_of(call.peer.turns, writer, answer, {})
+async def acknowledge(call: SocketCall) -> ShareAcknowledgeResponse:
+    """Acknowledge alone. Plain, too."""
+    refused = _refused(call, ShareAcknowledgeResponse)
+    return await call.peer.connection.send(call.request) if refused is None else refused
 
 
 def _refused(call: SocketCall, make: Callable[..., R]) -> R | None:
@@ -215,7 +211,7 @@ def _run(run: StateRun) -> StateRun:
 ENDPOINTS: Final = (
     derived(SHARE_GROUP_HEARTBEAT, heartbeat),
     Endpoint(SHARE_FETCH, fetch, decode=decode_fetch, encode=encode_fetched),
-    Endpoint(SHARE_ACKNOWLEDGE, acknowledge, decode=decode_acknowledge),
+    Endpoint(SHARE_ACKNOWLEDGE, acknowledge, decode=decode_acknowledge, encode=encode_acknowledged),
     derived(SHARE_GROUP_DESCRIBE, describe),
     derived(DESCRIBE_SHARE_GROUP_OFFSETS, describe_offsets, joined=True),
     derived(ALTER_SHARE_GROUP_OFFSETS, alter_offsets),

@@ -39,12 +39,17 @@ if TYPE_CHECKING:
 
     MayRead = Callable[[str], bool] | None
 
-OK: Final = (ErrorCode.NONE, None)
 RENEW: Final = int(AcknowledgeType.RENEW)
 TYPE_LAST: Final = {1: int(AcknowledgeType.REJECT)}
 """Highest acknowledge type of a protocol version; later ones have RENEW."""
 
-Result = tuple[ErrorCode, str | None]
+
+class Result(NamedTuple):
+    """What becomes of a partition's acknowledgements. refused: ranges that do not hold although the rest does."""
+
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    refused: tuple[tuple[int, int], ...] = ()
 
 
 class Pending(NamedTuple):
@@ -52,6 +57,9 @@ class Pending(NamedTuple):
 
     result: Result
     durable: asyncio.Future[None] | None = None
+
+
+OK: Final = Result()
 
 
 class Acknowledger:
@@ -77,11 +85,9 @@ class Acknowledger:
         for at, acks in requested.items():
             try:
                 check_readable(self._topics.by_id(at.topic_id), may_read)
-                durable = self._decide_one(group_id, member_id, at, acks, version, renew_allowed)
+                decided[at] = self._decide_one(group_id, member_id, at, acks, version, renew_allowed)
             except EXPECTED as error:
-                decided[at] = Pending(failure(error))
-            else:
-                decided[at] = Pending(OK, durable)
+                decided[at] = Pending(Result(*failure(error)))
         return decided
 
     def _decide_one(
@@ -92,10 +98,10 @@ class Acknowledger:
         acks: Sequence[AckBatch],
         version: int,
         renew_allowed: bool,
-    ) -> asyncio.Future[None] | None:
+    ) -> Pending:
         topic = self._topics.find(*at)
         if not acks:
-            return None
+            return Pending(OK)
         check_batches(acks, version=version, renew_allowed=renew_allowed)
         key = ShareKey(group_id, *at)
         owner = self._partitions.get(key)
@@ -103,7 +109,10 @@ class Acknowledger:
             self._partitions.check_led(key)
             raise UnknownTopicOrPartition(f"{topic.name}-{at.partition} is not loaded for group {group_id}")
         now_ms = self._clock.steady_ms()
-        return owner.acknowledge(member_id, [_batch(ack, now_ms) for ack in acks])
+        durable, refused = owner.acknowledge(member_id, [_batch(ack, now_ms) for ack in acks])
+        if refused is None:
+            return Pending(OK, durable)
+        return Pending(Result(message=failure(refused.error)[1], refused=refused.ranges), durable)
 
 
 def check_readable(topic: Topic | None, may_read: MayRead) -> None:
@@ -143,7 +152,7 @@ async def settle(pending: Mapping[TopicPartition, Pending]) -> dict[TopicPartiti
             try:
                 await durable
             except EXPECTED as error:
-                results[at] = failure(error)
+                results[at] = Result(*failure(error))
     return results
 
 
@@ -211,7 +220,7 @@ class ShareAcknowledging(Family):
     def _answered(
         self, at: TopicPartition, result: Result, endpoints: dict[int, tuple[str, int]]
     ) -> AcknowledgedPartition:
-        code, message = result
+        code, message, refused = result
         leader = self._duties.leader_of(*at) if code is ErrorCode.NOT_LEADER_OR_FOLLOWER else NOT_KNOWN
         if leader.address is not None:
             endpoints[leader.current[0]] = leader.address
@@ -221,6 +230,7 @@ class ShareAcknowledging(Family):
             error=code,
             message=message,
             current_leader=leader.current,
+            refused=refused,
         )
 
 

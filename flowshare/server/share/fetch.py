@@ -23,7 +23,7 @@ from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import EXPECTED, Refused, failure, refusal
 from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX, ShareKey
 from flowshare.server.runtime.waiting import Ended
-from flowshare.server.share.acknowledge import OK, check_readable, merged, settle
+from flowshare.server.share.acknowledge import OK, Result, check_readable, merged, settle
 from flowshare.server.share.duties import NOT_KNOWN
 from flowshare.server.share.owner import NOTHING, Taken, Want
 from flowshare.share.types import AcquireMode
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock, TimerHandle
     from flowshare.server.runtime.topic_index import TopicIndex
     from flowshare.server.runtime.waiting import Waiter
-    from flowshare.server.share.acknowledge import Acknowledger, Pending, Result
+    from flowshare.server.share.acknowledge import Acknowledger, Pending
     from flowshare.server.share.duties import Duties
     from flowshare.server.share.owner import PartitionOwner
     from flowshare.server.share.partitions import Partitions
@@ -99,7 +99,7 @@ class ShareFetching(Family):
         found = _Found()
         if turn.partitions and request.max_records > 0:
             found = await self._records(request, turn, connection, may_wait=not acks)
-            for refused, why in () if acks else found.errors.values():
+            for refused, why, _ in () if acks else found.errors.values():
                 if refused is ErrorCode.GROUP_AUTHORIZATION_FAILED:
                     return ShareFetchResponse(error=refused, message=why)
         return self._answer(turn, acks, found, came_ms)
@@ -191,14 +191,14 @@ class ShareFetching(Family):
         endpoints: dict[int, tuple[str, int]] = {}
         keys = dict.fromkeys((*turn.partitions, *acks))
         for key in keys:
-            error, message = found.errors.get(key, OK)
+            error, message, _ = found.errors.get(key, OK)
             taken = found.taken.get(key, NOTHING)
             ack = acks.get(TopicPartition(*key))
             content = ack is not None or bool(taken.ranges)
             failed = error is not ErrorCode.NONE
             if not turn.session.must_list(key, content=content, error=failed):
                 continue
-            ack_error, ack_message = ack or OK
+            ack_error, ack_message, ack_refused = ack or OK
             leader = NOT_KNOWN
             if ErrorCode.NOT_LEADER_OR_FOLLOWER in (error, ack_error):
                 leader = self._duties.leader_of(*key)
@@ -212,6 +212,7 @@ class ShareFetching(Family):
                     message=message,
                     ack_error=ack_error,
                     ack_message=ack_message,
+                    ack_refused=ack_refused,
                     records=taken.records,
                     acquired=taken.ranges,
                     fence=taken.fence,
@@ -307,7 +308,7 @@ class _Visit:
         try:
             self._readable(key)
         except EXPECTED as error:
-            found.errors[key] = failure(error)
+            found.errors[key] = Result(*failure(error))
             if self._owners.pop(key, None) is not None:
                 owner.leave(self._waiter, self._member_id)
                 owner.nudge()
@@ -322,7 +323,7 @@ class _Visit:
             self._readable(key)
             owner = self._owners[key] = await self._partitions.open(ShareKey(self._group_id, *key))
         except EXPECTED as error:
-            found.errors[key] = failure(error)
+            found.errors[key] = Result(*failure(error))
         else:
             owner.park(self._waiter, self._member_id)
 
@@ -336,7 +337,7 @@ class _Visit:
                 if owner.ready(self._member_id, self._request.max_records):
                     ready.append((key, owner))
             except EXPECTED as error:
-                found.errors[key] = failure(error)
+                found.errors[key] = Result(*failure(error))
         return ready
 
     async def _enough_bytes(self, ready: Iterable[tuple[Key, PartitionOwner]]) -> bool:
@@ -372,7 +373,7 @@ class _Visit:
             try:
                 taken = await owner.take(want)
             except EXPECTED as error:
-                found.errors[key] = failure(error)
+                found.errors[key] = Result(*failure(error))
                 continue
             if taken.ranges:
                 found.taken[key] = taken
@@ -385,7 +386,7 @@ class _Visit:
             try:
                 await taken.durable
             except EXPECTED as error:
-                found.errors[key] = failure(error)
+                found.errors[key] = Result(*failure(error))
                 del found.taken[key]
                 self._owners[key].give_back(self._member_id, taken.ranges)
 
@@ -395,7 +396,7 @@ class _Visit:
             try:
                 self._readable(key)
             except EXPECTED as error:
-                found.errors[key] = failure(error)
+                found.errors[key] = Result(*failure(error))
                 del found.taken[key]
                 self._owners[key].hand_back(self._member_id, taken.ranges)
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from flowshare.server.share.partition_log import CuttableLog, PartitionLog
     from flowshare.server.share.quotas import Quota
     from flowshare.server.share.stats import Stats
+    from flowshare.share.acknowledge import Refusal
     from flowshare.share.acquire import Acquisition
     from flowshare.share.acquire_by_key import Picked
     from flowshare.share.config import GroupConfig
@@ -82,6 +83,14 @@ class Want(NamedTuple):
     chain: int = 1
 
 
+class Acknowledged(NamedTuple):
+    """What was decided. `durable`: to be awaited; None: it holds already. refused: ranges that do not hold, and why the
+    first of them does not."""
+
+    durable: asyncio.Future[None] | None
+    refused: Refusal | None
+
+
 class Taken(NamedTuple):
     """What a fetch got. `durable`: to be awaited before the records leave; raises StorageError.
 
@@ -96,7 +105,7 @@ class Taken(NamedTuple):
     fence: tuple[int, int] | None = None
     following: Mapping[int, int] = MappingProxyType({})
     locked_ms: int = 0
-    """Where there is an order: when the locks began, on the steady clock."""
+    """When the locks began, on the steady clock."""
 
 
 NOTHING: Final = Taken()
@@ -199,11 +208,12 @@ class PartitionOwner:
 
     # --- commands: decided at once ------------------------------------------------------------------------------
 
-    def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch]) -> asyncio.Future[None] | None:
-        """Decide acknowledgements; None when they hold already, else a future that is done when they are durable.
+    def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch]) -> Acknowledged:
+        """Decide acknowledgements.
 
         Raises: InvalidRequest, InvalidRecordState; UnknownTopicOrPartition when no longer served here; StorageError
-        when too much waits to be written. The future: StorageError, the records then stay acquired.
+        when too much waits to be written. The future that is to be awaited: StorageError, the records then stay
+        acquired.
         """
         self._check_open()
         if self._writer.full:
@@ -211,7 +221,7 @@ class PartitionOwner:
         decision = self.partition.acknowledge(member_id, batches, now_ms=self._clock.steady_ms())
         if decision.update is None:
             self._stats.count_acks(batches)
-            return None
+            return Acknowledged(None, decision.refused)
         if self.parked and (changes := self.parked.settled_by(decision)):
             durable = self._writer.add(
                 decision.update,
@@ -223,7 +233,7 @@ class PartitionOwner:
         else:
             durable = self._writer.add(decision.update, decision=decision, batches=batches)
         self._alarm.ring()
-        return durable
+        return Acknowledged(durable, decision.refused)
 
     async def take(self, want: Want) -> Taken:
         """Acquire what there is for a member, at most `want`'s limits, without waiting for more.
@@ -533,8 +543,7 @@ class PartitionOwner:
         if not picked.ranges:
             self._turned_away()
             return None
-        taken = await self._read_picked(want, opened, picked)
-        return None if taken is None else taken._replace(locked_ms=now_ms)
+        return await self._read_picked(want, opened, picked, now_ms)
 
     def _drop_gone(self) -> None:
         """Archive what came back from its member after retention had taken it: its key waited for that member only."""
@@ -585,7 +594,7 @@ class PartitionOwner:
             self._where,
         )
 
-    async def _read_picked(self, want: Want, opened: OpenedLog, picked: Picked) -> Taken | None:
+    async def _read_picked(self, want: Want, opened: OpenedLog, picked: Picked, now_ms: int) -> Taken | None:
         """Read what was picked, and hand it out; what the answer has no room for goes back. None: it all went back.
 
         Raises: as `take`.
@@ -616,10 +625,11 @@ class PartitionOwner:
         acquisition = partition.confirm(want.member_id, picked, missing=missing)
         kept = {at for first, last, _ in acquisition.ranges for at in range(first, last + 1)} if judged.changes else ()
         changes = [change for change in judged.changes if change[1] is not None and change[1].flying in kept]
-        taken = self._handed(acquisition, read.records, self.parked.apply(changes) if changes else ())
+        taken = self._handed(acquisition, read.records, now_ms, self.parked.apply(changes) if changes else ())
         return taken._replace(following=judged.following) if judged.following else taken
 
     def _acquire(self, want: Want, offset: int, read: ReadResult) -> Taken:
+        now_ms = self._clock.steady_ms()
         acquisition = self.partition.acquire(
             want.member_id,
             mode=want.mode,
@@ -629,13 +639,13 @@ class PartitionOwner:
             batches=read.batches,
             aborted=read.aborted,
             log_epoch=read.leader_epoch,
-            now_ms=self._clock.steady_ms(),
+            now_ms=now_ms,
         )
         ranges = acquisition.ranges
         records = overlapping(read.records, read.batches, ranges) if want.with_records and ranges else b""
-        return self._handed(acquisition, records)
+        return self._handed(acquisition, records, now_ms)
 
-    def _handed(self, acquisition: Acquisition, records: bytes, beside: Sequence[Write] = ()) -> Taken:
+    def _handed(self, acquisition: Acquisition, records: bytes, now_ms: int, beside: Sequence[Write] = ()) -> Taken:
         ranges = acquisition.ranges
         for taken in ranges:
             count = taken.last - taken.first + 1
@@ -649,7 +659,7 @@ class PartitionOwner:
         if update is not None and (self._durable_acquire or update.log_epoch >= 0 or self._opened is not None):
             durable = self._writer.add(update, beside=beside)
         self._alarm.ring()  # there is something to write, or a new deadline
-        return Taken(ranges, records, durable if ranges else None, self._fence(ranges))
+        return Taken(ranges, records, durable if ranges else None, self._fence(ranges), locked_ms=now_ms)
 
     def _fence(self, ranges: Sequence[AcquiredRange]) -> tuple[int, int] | None:
         """See `Taken.fence` (SG-18.10); for as many serial numbers as the ranges and what is between them are long."""

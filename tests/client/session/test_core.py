@@ -10,7 +10,7 @@ from flowshare.client.net.topology import Topology
 from flowshare.client.session import commands as c
 from flowshare.client.session.core import GONE, LOCAL, LOCK_S, UNANSWERED, SessionCore
 from flowshare.client.session.custody import Generations
-from flowshare.client.session.share_session import ANSWERED_S, LEFT_OUT, NO_SESSION, RESUME_S, TRICKLE_MAX, Plan
+from flowshare.client.session.share_session import ALL, ANSWERED_S, LEFT_OUT, NO_SESSION, RESUME_S, TRICKLE_MAX, Plan
 from flowshare.client.settings import LinkSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
@@ -361,15 +361,45 @@ def test_an_acknowledgement_that_the_answer_leaves_out_failed(server):
     assert server.outcomes() == [(ErrorCode.INVALID_RECORD_STATE, LEFT_OUT)]
 
 
-@pytest.mark.parametrize(("first", "last", "held"), [(0, 9, ((0, 9),)), (4, 4, ((0, 3), (5, 9)))])
-def test_what_is_refused_as_a_whole_and_said_again_in_pieces_is_held_until_then(server, first, last, held):
+def said(steps, *batches):
+    """What became of these, of which the server refuses 2 to 5."""
+    steps.core.acknowledge({P0: batches}, None, steps.now_s, asker="asker", tells_late=False)
+    part = m.AcknowledgedPartition(topic_id=P0.topic_id, partition=P0.partition, message="gone", refused=((2, 5),))
+    steps.answer(steps.sent(), m.ShareAcknowledgeResponse(partitions=(part,), lock_timeout_ms=30_000))
+    ((result,),) = [answered.results for answered in steps.said(c.Answered)]
+    return result
+
+
+def test_what_is_refused_of_acknowledgements_is_told_and_held_no_more(server):
     server.fetched()
-    acks = {P0: [m.AckBatch(first, last, ACCEPT, attempt=1)]}
-    server.core.acknowledge(acks, None, server.now_s, asker="asker", tells_late=False)
 
-    server.answer(server.sent(), told(error=ErrorCode.INVALID_RECORD_STATE))
+    result = said(server, m.AckBatch(1, 3, ACCEPT, attempt=1), m.AckBatch(5, 6, RELEASE, attempt=1))
 
-    assert server.core.custody.holding.of(P0) == held
+    assert (result.error, result.refused, result.refusal, result.message) == (
+        ErrorCode.NONE,
+        ((2, 5),),
+        ErrorCode.INVALID_RECORD_STATE,
+        "gone",
+    )
+    assert server.core.custody.holding.of(P0) == ((0, 0), (4, 4), (7, 9))
+
+
+def test_of_renewed_records_those_that_are_refused_are_held_no_more(server):
+    server.fetched()
+
+    result = said(server, m.AckBatch(0, 9, RENEW, attempt=1))
+
+    assert (result.refused, result.lock_deadline) == (((2, 5),), 30.0)
+    assert server.core.custody.holding.of(P0) == ((0, 1), (6, 9))
+
+
+def test_what_is_refused_of_an_attempt_is_held_on_when_a_later_one_came(server):
+    server.fetched()
+    server.core.custody.took(LOCAL, P0, [AcquiredRange(4, 4, 2)])
+
+    said(server, m.AckBatch(0, 9, RENEW, attempt=1))
+
+    assert server.core.custody.holding.of(P0) == ((0, 1), (4, 4), (6, 9))
 
 
 def test_what_is_refused_of_an_earlier_attempt_says_nothing_of_the_later_one(server):
@@ -377,11 +407,11 @@ def test_what_is_refused_of_an_earlier_attempt_says_nothing_of_the_later_one(ser
     custody.took(LOCAL, P0, [AcquiredRange(0, 9, 1)])
     custody.took(LOCAL, P0, [AcquiredRange(4, 4, 2)])
 
-    custody.ended(P0, [m.AckBatch(3, 3, ACCEPT, attempt=1)], custody.taken, renewed=False, refused=True)
-    custody.ended(P0, [m.AckBatch(4, 4, ACCEPT, attempt=1)], custody.taken, renewed=False, refused=True)
+    custody.ended(P0, [m.AckBatch(3, 3, ACCEPT, attempt=1)], custody.taken, renewed=False, refused=ALL)
+    custody.ended(P0, [m.AckBatch(4, 4, ACCEPT, attempt=1)], custody.taken, renewed=False, refused=ALL)
     assert custody.holding.of(P0) == ((0, 2), (4, 9))
 
-    custody.ended(P0, [m.AckBatch(4, 4, ACCEPT, attempt=2)], custody.taken, renewed=False, refused=True)
+    custody.ended(P0, [m.AckBatch(4, 4, ACCEPT, attempt=2)], custody.taken, renewed=False, refused=ALL)
     assert custody.holding.of(P0) == ((0, 2), (5, 9))
 
 
