@@ -304,6 +304,15 @@ def test_who_says_which_deliveries_are_meant_is_told_which_are_no_more_and_the_o
     assert group.partition.start_offset == 1
 
 
+def test_of_a_range_the_offsets_before_one_that_is_no_more_hold_too() -> None:
+    group = Group("abcd")
+    group.take()
+    group.say([2], RELEASE)
+
+    assert refused(group, AcknowledgeBatch(0, 3, ACCEPT, attempt=1)) == ((2, 2),)
+    assert (group.partition.start_offset, group.partition.acquired_count) == (2, 0)
+
+
 def test_who_does_not_say_it_is_refused_as_a_whole() -> None:
     group = some_are_gone()
 
