@@ -11,7 +11,8 @@ of their originals, to the partition that they came from, marked as a replay tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _SUFFIX: Final = ".dlq"
 _ROUND: Final = 1_000
 REPLAYED: Final = ".replayed"
+SHOWN: Final = 20
+"""Parked keys that are told by name."""
 METADATA_MAX: Final = 4000
 """Characters of metadata: brokers take 4,096 bytes (offset.metadata.max.bytes)."""
 SERVER_PREFIX: Final = "__dlq.errors."
@@ -137,7 +140,9 @@ def show_letters(
 @click.option("--at", "places", multiple=True, metavar="PARTITION@OFFSET", help="This letter only; may be repeated.")
 @click.option("--to", "target", help="Send them here.  [default: the topic that each one came from]")
 @click.option("--limit", type=click.IntRange(1), help="At most so many, oldest first.")
-@click.option("--delete", is_flag=True, help="Then delete them here: everything up to the last one that was replayed.")
+@click.option(
+    "--delete", is_flag=True, help="Then delete them here: all up to the last one, or the first of a parked key."
+)
 @click.option("--again", is_flag=True, help="Those too that were replayed before.")
 @click.option("--dry-run", is_flag=True, help="Only say how many, and where to.")
 @filter_options
@@ -173,11 +178,7 @@ def replay(
         await job.before.load()
         if not dry_run:
             await job.before.check()
-        if picked:
-            await job.pick(picked)
-        else:
-            await job.run(wanted, limit)
-        await job.run_parked()
+        await job.run_all(picked, wanted, limit)
         if delete and not dry_run:
             await job.delete()
         return job
@@ -187,22 +188,25 @@ def replay(
     if as_json:
         emit_json({"topic": topic, "replayed": sent, "replayed_before": done.left_out, "dry_run": dry_run})
         return
-    _tell_of_others(done, topic)
-    for key in done.parked:
-        say(
-            f"the parked key {_text(key.key)} of group {key.group}: {key.letters} letters, whole and in order", err=True
-        )
+    _tell_of_others(done, topic, deleted=delete and not dry_run)
+    for key in done.parked[:SHOWN]:
+        say(f"the parked key {_text(key.key)} of group {key.group}: all its {key.letters} letters, in order", err=True)
+    if len(done.parked) > SHOWN:
+        say(f"and {len(done.parked) - SHOWN} more parked keys, each in order", err=True)
     verb = "would be replayed" if dry_run else "replayed"
     for name, count in sorted(sent.items()):
         say(f"{count} {verb} to {name}")
 
 
-def _tell_of_others(done: _Replay, topic: str) -> None:
+def _tell_of_others(done: _Replay, topic: str, *, deleted: bool) -> None:
     """What was not sent, and why."""
     if done.left_out:
         say(f"{done.left_out} were replayed before and are left out; --again sends them too", err=True)
     if done.bare:
         say(_bare(done.bare), err=True)
+    if deleted and done.kept:
+        places = ", ".join(f"{topic}-{partition}@{offset}" for partition, offset in sorted(done.kept.items())[:SHOWN])
+        say(f"nothing is deleted from {places} on: letters of parked keys are kept until these are settled", err=True)
     if not done.sent:
         say(f"no dead letters to replay in {topic}", err=True)
 
@@ -243,6 +247,24 @@ class _Replay:
         self._parked = _Parked(session.admin)
         self._parked_wanted: set[_KeyAt] = set()
         self.parked: list[_ParkedReplay] = []
+        self.done = 0
+        """Letters that are sent."""
+        self.kept: dict[int, int] = {}
+        """By partition the first letter of a parked key: it may have to be replayed once more."""
+
+    async def run_all(
+        self, picked: frozenset[tuple[int, int]], wanted: Callable[[Mapping[str, Any]], bool], limit: int | None
+    ) -> None:
+        """These letters, by partition and offset, or those that are wanted; then whole parked keys. Raises: Failure."""
+        try:
+            if picked:
+                await self.pick(picked)
+            else:
+                await self.run(wanted, limit)
+            await self.run_parked()
+        except asyncio.CancelledError:
+            say(f"{self.done} letters were replayed; another replay goes on with the rest", err=True)
+            raise
 
     async def run(self, wanted: Callable[[Mapping[str, Any]], bool], limit: int | None) -> None:
         with progress(f"replaying {self._topic}", limit) as step:
@@ -272,6 +294,8 @@ class _Replay:
         at = None if self._target else await self._parked.of(letter)
         if at is not None:
             self._parked_wanted.add(at)
+            place = letter["letter_partition"]
+            self.kept[place] = min(self.kept.get(place, letter["letter_offset"]), letter["letter_offset"])
         return at is not None
 
     def _fresh(self, letter: Mapping[str, Any]) -> bool:
@@ -285,7 +309,8 @@ class _Replay:
         if self.bare:
             raise Failure(f"nothing is deleted: {_bare(self.bare)}")
         for partition, offset in self._last.items():
-            await self._session.admin.delete_records(self._topic, partition, offset + 1)
+            end = min(offset + 1, self.kept.get(partition, offset + 1))
+            await self._session.admin.delete_records(self._topic, partition, end)
 
     async def run_parked(self) -> None:
         """Replay the parked keys of which a letter was wanted. Raises: Failure."""
@@ -329,7 +354,11 @@ class _Replay:
             headers = [pair for pair in letter["headers"] if not _own(pair[0])]
             headers.append((REPLAY_HEADER, mark.encode(at.group, told.topic_id, at.partition)))
             messages.append(Message(letter["raw_value"], letter["raw_key"], tuple(headers), None, at.partition))
-        await self._session.producer.send_many(at.topic, messages)
+        await _whole(self._send_key(at.topic, messages, letters))
+
+    async def _send_key(self, topic: str, messages: list[Message], letters: Sequence[dict[str, Any]]) -> None:
+        await self._session.producer.send_many(topic, messages)
+        self.done += len(messages)
         await self.before.add([(letter["letter_partition"], letter["letter_offset"]) for letter in letters])
 
     async def _add(self, letter: Mapping[str, Any]) -> None:
@@ -352,12 +381,26 @@ class _Replay:
             await self._flush()
 
     async def _flush(self) -> None:
+        await _whole(self._send_pending())
+
+    async def _send_pending(self) -> None:
         pending, self._pending = self._pending, {}
         for name, messages in pending.items():
             await self._session.producer.send_many(name, messages)
+            self.done += len(messages)
         new, self._new = self._new, []
         if new:
             await self.before.add(new)
+
+
+async def _whole(step: Coroutine[Any, Any, None]) -> None:
+    """Do it to its end, though the command is interrupted: what is sent and not remembered would be sent again."""
+    task = asyncio.ensure_future(step)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
 
 
 class _KeyAt(NamedTuple):

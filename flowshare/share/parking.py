@@ -13,12 +13,14 @@ hands out a parked key's records one at a time (`heads.single`), so that each is
 |---|---|---|---|
 | without a mark | FOLLOWS: becomes a letter unrun | – | last = its offset |
 | of the last replay, behind done | REPLAYED: is run | done = up to; unparked when that is last | the replay is over |
-| of another replay, or one that is over | FOLLOWS | – | as it is: its letter was unsettled already |
-| with a mark, at or before done, or its key is not parked | SETTLED: is archived unseen | – | – |
+| of a replay that is over | FOLLOWS | – | as it is: its letter was unsettled already |
+| of a replay before the last one, which is not over | SETTLED: is archived unseen | – | – |
+| with a mark, at or before done, or its key is not parked | SETTLED | – | – |
 
-A replay is over when one of its records failed: those behind it follow. A version is used once, and is higher than any
-before it of this share-partition, whatever was unparked or loaded anew meanwhile, so that no mark of an earlier replay
-counts: it is the generation of the load and a count.
+A replay is over when one of its records failed: those behind it follow. One that is begun while another goes on sends
+all again that is not settled: another letter of what the first one sent would be replayed after it, twice. A version
+is used once, and is higher than any before it of this share-partition, whatever was unparked or loaded anew meanwhile,
+so that no mark of an earlier replay counts: it is the generation of the load and a count.
 """
 
 from __future__ import annotations
@@ -131,9 +133,11 @@ class Parking:
         parked = self._keys.get(key)
         if parked is None:
             return Place.FREE if mark is None else Place.SETTLED
-        if mark is not None and mark.original <= parked.done:
+        if mark is None:
+            return Place.FOLLOWS
+        if mark.original <= parked.done or mark.version < parked.version:
             return Place.SETTLED
-        return Place.REPLAYED if mark is not None and mark.version == parked.version else Place.FOLLOWS
+        return Place.REPLAYED if mark.version == parked.version else Place.FOLLOWS
 
     def taken(self, key: bytes, offset: int, mark: Mark) -> Change:
         """The change with a REPLAYED record that is handed out."""

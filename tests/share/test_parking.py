@@ -87,7 +87,7 @@ def test_a_replayed_record_that_fails_ends_the_replay_and_those_behind_it_follow
     assert parked.get(A) == ParkedKey(first=3, done=2, last=5, version=OVER)
 
 
-def test_a_record_of_an_earlier_replay_follows_unless_it_is_settled_already():
+def test_a_record_of_a_replay_that_another_one_overtook_is_passed_over():
     parked = parking(A)
     first = replayed(parked)
     parked.apply([parked.taken(A, 20, Mark(first, 3, 3))])
@@ -95,7 +95,8 @@ def test_a_record_of_an_earlier_replay_follows_unless_it_is_settled_already():
     second = replayed(parked)
 
     assert second > first
-    assert parked.judge(A, Mark(first, 4, 5)) is Place.FOLLOWS
+    assert parked.judge(A, Mark(first, 4, 5)) is Place.SETTLED
+    assert parked.judge(A, Mark(second, 4, 5)) is Place.REPLAYED
     assert parked.judge(A, Mark(second, 3, 3)) is Place.SETTLED
     assert parked.judge(B, Mark(first, 3, 3)) is Place.SETTLED
 
@@ -195,6 +196,7 @@ class World:
         if place is Place.SETTLED:
             return
         if place is Place.FOLLOWS:
+            assert mark is None or self.parked.get(A).version == OVER, "a letter of what a newer replay sends"
             self.letters[original] = self.letters.get(original, 0) + 1
             self.parked.apply(self.parked.rejected(A, offset, mark))
             return

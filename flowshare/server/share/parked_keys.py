@@ -108,7 +108,8 @@ class ParkedKeys:
                     pass
         if settled:
             logger.info(
-                "%d replays of what is settled, or of keys not parked, are passed over, the first at offset %d %s",
+                "%d replays of what is settled or replayed anew, or of keys not parked, are passed over, the first at "
+                "offset %d %s",
                 len(settled),
                 settled[0],
                 self._where,
