@@ -36,6 +36,7 @@ _TOO_EARLY: Final = "comes after one of its key that is not settled"
 _ACCEPT: Final = int(AcknowledgeType.ACCEPT)
 _RENEW: Final = int(AcknowledgeType.RENEW)
 _RELEASE: Final = int(AcknowledgeType.RELEASE)
+_ONLY_RENEW: Final = bytes((AcknowledgeType.RENEW,))
 _TYPES: Final = len(AcknowledgeType)
 SPLIT_MAX: Final = 10_000
 """Offsets of one batch that are looked at one by one when it is refused: bounds what a member can make others wait."""
@@ -313,6 +314,10 @@ def _pieces(window: Window, member_id: str, batch: AcknowledgeBatch) -> Iterator
                 yield at, until, types[0]
             else:
                 yield from _typed(types, batch.first, at, until)
+        elif state == PENDING and batch.attempt and batch.types == _ONLY_RENEW:
+            # An acknowledgement has overtaken this renewal. It may still fail, and then the record is the member's.
+            _check_owner(window, member_id, at, until)
+            _check_attempt(window, at, until, batch.attempt)
         elif state != HOLE or batch.joined:
             raise InvalidRecordState(f"offset {at} is not acquired")
         at = until + 1

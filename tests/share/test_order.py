@@ -339,6 +339,21 @@ def test_of_locks_that_are_renewed_together_those_that_are_gone_keep_no_other_fr
     assert group.partition.acquired_count == 4
 
 
+def test_what_is_being_acknowledged_is_not_refused_to_a_renewal_that_was_overtaken() -> None:
+    """Else its member lets go of it, and has not told of it when the write fails and another leader asks."""
+    group = Group("abc")
+    group.take()
+    settling = group.partition.acknowledge("m", [AcknowledgeBatch(1, 1, ACCEPT, attempt=1)], now_ms=0)
+
+    assert refused(group, AcknowledgeBatch(0, 2, RENEW, attempt=1)) == ()
+    with pytest.raises(InvalidRecordState):
+        group.partition.acknowledge("n", [AcknowledgeBatch(1, 1, RENEW, attempt=1)], now_ms=0)
+    with pytest.raises(InvalidRecordState):
+        group.partition.acknowledge("m", [AcknowledgeBatch(1, 1, RENEW, attempt=2)], now_ms=0)
+    group.partition.commit(settling)
+    assert refused(group, AcknowledgeBatch(0, 2, RENEW, attempt=1)) == ((1, 1),)
+
+
 def test_what_follows_a_record_of_its_chain_that_is_refused_is_refused_too() -> None:
     group = Group("aaab")
     group.take(chain=3)
