@@ -40,8 +40,12 @@ def parse_order(value: Any) -> Order:
         return value
     if value == BY_KEY:
         return BY_KEY
-    hint = f", as in order=fs.Header({value!r})" if isinstance(value, str) and value else ""
-    raise OptionError(f"order takes 'key', fs.Header(name){hint}, or None, not {value!r}")
+    hint = ""
+    if isinstance(value, str) and value.strip().lower() == BY_KEY:
+        hint = ", here order='key'"
+    elif isinstance(value, str) and value:  # as the group's setting has it, or the bare name
+        hint = f", here order=fs.Header({value.removeprefix(HEADER_PREFIX)!r})"
+    raise OptionError(f"order takes 'key', fs.Header(name), or None{hint}, not {value!r}")
 
 
 def order_setting(order: Order) -> str | None:
