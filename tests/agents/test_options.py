@@ -242,6 +242,20 @@ def test_a_stuck_handler_gives_its_buffer_back_and_holds_no_more():
     assert prefetch.target == 2
 
 
+def test_beside_a_handler_that_blocks_its_loop_nothing_is_fetched_for_the_others():
+    """They begin nothing, and what they were given would wait here while other members are idle."""
+    prefetch = Prefetch(16)
+    prefetch.finished(1000, 0.1)
+
+    assert prefetch.still_running(1, 1.2, full=True)
+    blocked, nobody_runs = prefetch.target, Prefetch(16)
+    nobody_runs.still_running(0, 1.2, full=True)
+
+    assert (blocked, nobody_runs.target) == (1, 1), "or no handler's end would ever be heard of"
+    prefetch.finished(1, 9.0)
+    assert prefetch.target > 16
+
+
 def test_handlers_that_are_slow_but_not_all_busy_are_not_stuck():
     prefetch = Prefetch(4)
     prefetch.begun(0.0)

@@ -78,7 +78,7 @@ FAILED_WAIT_S: Final = 1.0
 class Prefetch:
     """Measures the handlers' speed and says how many records to hold. Times are monotonic seconds."""
 
-    __slots__ = ("_at_once", "_busy_s", "_careful", "_count", "_fixed", "_rate", "progress_at", "stuck")
+    __slots__ = ("_at_once", "_busy_s", "_careful", "_count", "_fixed", "_rate", "_running", "progress_at", "stuck")
 
     def __init__(self, at_once: int, *, fixed_buffer: int = 0, careful: bool = False, now: float = 0.0) -> None:
         """at_once: records that handlers work on at once. fixed_buffer: hold at least so many more (a whole batch).
@@ -94,6 +94,8 @@ class Prefetch:
         self.progress_at = now
         self.stuck = False
         """Whether nothing finished for so long that nothing more should be buffered."""
+        self._running = 0
+        """What handlers held when it was found to be stuck: free ones beside them begin nothing (a blocked loop)."""
 
     def begun(self, now: float) -> None:
         """The pool gets work after it had none: the time before does not count."""
@@ -122,14 +124,18 @@ class Prefetch:
             self._rate = min(self._rate, max(busy, 1) / waited_s)
         if waited_s < STUCK_S or not full:
             return False
-        self.stuck = True
+        self.stuck, self._running = True, busy
         return True
+
+    @property
+    def _stuck_target(self) -> int:
+        return max(1, min(self._running, self._at_once))
 
     @property
     def target(self) -> int:
         """How many records to hold in all."""
         if self.stuck:
-            return self._at_once
+            return self._stuck_target
         if self._careful:
             ahead = 0 if self._rate is None else int(self._rate * AHEAD_CAREFUL_S)
             return self._at_once + max(min(BUFFER_MAX, ahead), self._fixed)
@@ -151,7 +157,9 @@ class KeyPrefetch(Prefetch):
     @property
     def target(self) -> int:
         """How many keys to hold in all."""
-        if self.stuck or self._rate is None or self._rate < SOON_RATE:
+        if self.stuck:
+            return self._stuck_target
+        if self._rate is None or self._rate < SOON_RATE:
             return self._at_once
         ahead = int(self._rate * AHEAD_S) - FEWER_KEYS
         return self._at_once + max(1, min(BUFFER_KEYS_MAX, ahead))
