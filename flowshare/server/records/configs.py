@@ -120,13 +120,20 @@ class ConfigApis(Family):
             return
         group = self._service.coordinator.groups.get(group_id)
         members = 0 if group is None else len(group.members)
-        in_flight = 0 if members else await self._service.coordinator.in_flight(group_id)
-        if members or in_flight:
+        cannot = f"{KEY_ORDER} of group {group_id} cannot change while it has"
+        if members:
+            session_s = self._configs.acting(group_id).session_timeout_ms / 1000
             raise Refused(
                 ErrorCode.NON_EMPTY_GROUP,
-                f"{KEY_ORDER} of group {group_id} cannot change while it has members ({members}) or records in flight "
-                f"({in_flight}): stop all its workers, wait until nothing is held, delayed or on its way to the dead "
-                "letters, and set it again",
+                f"{cannot} members ({members}): stop all its workers, and set it again. One that was killed stays a "
+                f"member for {session_s:g} s, counted while its groups are served: by a worker with the order of "
+                "before, or `flowshare serve`",
+            )
+        if in_flight := await self._service.coordinator.in_flight(group_id):
+            raise Refused(
+                ErrorCode.NON_EMPTY_GROUP,
+                f"{cannot} records in flight ({in_flight}): wait until nothing is held, delayed or on its way to the "
+                "dead letters, and set it again",
             )
 
     @staticmethod
