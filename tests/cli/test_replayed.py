@@ -1,8 +1,13 @@
-"""What is remembered of replayed letters, as text."""
+"""What is remembered of replayed letters, as text, and whatever interrupts; what is deleted of them."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
 
 import pytest
 
-from flowshare.cli.dlq import METADATA_MAX, format_runs, parse
+from flowshare.cli.dlq import METADATA_MAX, _Replay, _whole, format_runs, parse
 from flowshare.share.ranges import merged
 
 
@@ -25,3 +30,47 @@ def test_of_too_many_runs_the_newest_are_kept():
 
 def test_neighbours_become_one_run():
     assert merged([(5, 6), (0, 1), (2, 2), (9, 9), (6, 7)]) == [(0, 2), (5, 7), (9, 9)]
+
+
+# --- interrupted, and deleted ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_what_is_being_sent_is_remembered_though_the_command_is_interrupted() -> None:
+    seen: list[str] = []
+    goes_on = asyncio.Event()
+
+    async def send_and_remember() -> None:
+        seen.append("sent")
+        await goes_on.wait()
+        seen.append("remembered")
+
+    command = asyncio.create_task(_whole(send_and_remember()))
+    await asyncio.sleep(0)
+    command.cancel()
+    await asyncio.sleep(0)
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await command
+
+    assert seen == ["sent", "remembered"]
+
+
+@pytest.mark.asyncio
+async def test_letters_are_deleted_up_to_the_first_one_of_a_parked_key() -> None:
+    deleted: list[tuple[str, int, int]] = []
+
+    async def delete_records(topic: str, partition: int, before: int) -> None:
+        deleted.append((topic, partition, before))
+
+    job = _Replay(
+        SimpleNamespace(admin=SimpleNamespace(delete_records=delete_records)),  # type: ignore[arg-type]
+        "g.dlq",
+        None,
+        dry_run=False,
+        again=False,
+    )
+    job._last, job.kept = {0: 9, 1: 3}, {0: 5, 1: 7}
+    await job.delete()
+
+    assert deleted == [("g.dlq", 0, 5), ("g.dlq", 1, 4)]
