@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from flowshare.protocol.compact import (
     I32,
@@ -51,6 +51,8 @@ from flowshare.share.types import AcquiredRange
 
 if TYPE_CHECKING:
     import uuid
+
+P = TypeVar("P")
 
 DELAY_TAG: Final = 10_000
 """Tagged field of an AcknowledgementBatch: milliseconds, a varint, until what is released may be acquired again."""
@@ -442,22 +444,30 @@ def decode_fetched(frame: bytes) -> ShareFetchResponse:
     """The answer in a frame without its length; an empty message is none. Raises: DecodeError."""
     reader = FrameReader(frame, I32.size)
     throttle_ms, error, message, lock_timeout_ms = _read_start(reader)
-    parts: list[FetchedPartition] = []
-    for _ in range(reader.count(_TOPIC_BYTES_MIN)):
-        topic_id = reader.uuid()
-        for _ in range(reader.count(_ANSWERED_BYTES_MIN)):
-            parts.append(_read_partition(reader, topic_id))  # noqa: PERF401 - a comprehension is one more call
-        reader.tags()
-    nodes = _read_nodes(reader)
-    reader.tags()
+    parts, nodes = _read_parts(reader, _ANSWERED_BYTES_MIN, _read_partition)
     return ShareFetchResponse(
         error=ErrorCode.known(error),
         message=message,
         lock_timeout_ms=lock_timeout_ms,
-        partitions=tuple(parts),
+        partitions=parts,
         node_endpoints=nodes,
         throttle_ms=throttle_ms,
     )
+
+
+def _read_parts(
+    reader: FrameReader, least: int, read: Callable[[FrameReader, uuid.UUID], P]
+) -> tuple[tuple[P, ...], dict[int, tuple[str, int]]]:
+    """The rest of either answer: partitions below their topics, of `least` bytes each, and nodes."""
+    parts: list[P] = []
+    for _ in range(reader.count(_TOPIC_BYTES_MIN)):
+        topic_id = reader.uuid()
+        for _ in range(reader.count(least)):
+            parts.append(read(reader, topic_id))  # noqa: PERF401 - a comprehension is one more call
+        reader.tags()
+    nodes = _read_nodes(reader)
+    reader.tags()
+    return tuple(parts), nodes
 
 
 def _read_start(reader: FrameReader) -> tuple[int, int, str | None, int]:
@@ -605,19 +615,12 @@ def decode_acknowledged(frame: bytes, version: int) -> ShareAcknowledgeResponse:
     _, error = reader.unpack(_THROTTLE_ERROR)
     message = reader.text() or None
     lock_timeout_ms = reader.unpack(I32)[0] if version >= V2 else 0
-    parts: list[AcknowledgedPartition] = []
-    for _ in range(reader.count(_TOPIC_BYTES_MIN)):
-        topic_id = reader.uuid()
-        for _ in range(reader.count(_ACKNOWLEDGED_BYTES_MIN)):
-            parts.append(_read_acknowledged(reader, topic_id))  # noqa: PERF401 - a comprehension is one more call
-        reader.tags()
-    nodes = _read_nodes(reader)
-    reader.tags()
+    parts, nodes = _read_parts(reader, _ACKNOWLEDGED_BYTES_MIN, _read_acknowledged)
     return ShareAcknowledgeResponse(
         error=ErrorCode.known(error),
         message=message,
         lock_timeout_ms=lock_timeout_ms,
-        partitions=tuple(parts),
+        partitions=parts,
         node_endpoints=nodes,
     )
 

@@ -39,7 +39,7 @@ _RELEASE: Final = int(AcknowledgeType.RELEASE)
 _ONLY_RENEW: Final = bytes((AcknowledgeType.RENEW,))
 _TYPES: Final = len(AcknowledgeType)
 SPLIT_MAX: Final = 10_000
-"""Offsets of one batch that are looked at one by one when it is refused: bounds what a member can make others wait."""
+"""Offsets of refused batches that are looked at one by one, in all: bounds what a member can make others wait."""
 KEPT_MAX: Final = 256
 """Limits whose states are kept; groups with the same settings share them."""
 
@@ -123,16 +123,17 @@ def decide(
         decision = _decide_one(window, after, member_id, batches[0])
         if decision is not None:
             return decision
+    plan = _Plan(window, limits, after, member_id, now_ms)
     try:
-        return _decide_all(window, limits, after, member_id, batches, now_ms)
+        return _decide_all(plan, batches)
     except CoreError:
         if any(batch.attempt for batch in batches):
-            return _decide_each(window, limits, after, member_id, batches, now_ms)
+            return _decide_each(plan, batches)
         # Which error comes first, and whether a hole is one, depends on where the batches end: ask them one by one.
         apart = list(_apart(batches))
         if len(apart) == len(batches):
             raise
-    return _decide_all(window, limits, after, member_id, apart, now_ms)
+    return _decide_all(plan, apart)
 
 
 def _apart(batches: Iterable[AcknowledgeBatch]) -> Iterator[AcknowledgeBatch]:
@@ -144,16 +145,8 @@ def _apart(batches: Iterable[AcknowledgeBatch]) -> Iterator[AcknowledgeBatch]:
             yield batch
 
 
-def _decide_all(
-    window: Window,
-    limits: Limits,
-    after: StatesAfter,
-    member_id: str,
-    batches: Sequence[AcknowledgeBatch],
-    now_ms: int,
-) -> Decision:
+def _decide_all(plan: _Plan, batches: Sequence[AcknowledgeBatch]) -> Decision:
     _check_shape(batches)
-    plan = _Plan(window, limits, after, member_id, now_ms)
     try:
         for batch in batches:
             plan.add(batch)
@@ -163,29 +156,24 @@ def _decide_all(
     return plan.decision(batches)
 
 
-def _decide_each(
-    window: Window,
-    limits: Limits,
-    after: StatesAfter,
-    member_id: str,
-    batches: Sequence[AcknowledgeBatch],
-    now_ms: int,
-) -> Decision:
+def _decide_each(plan: _Plan, batches: Sequence[AcknowledgeBatch]) -> Decision:
     """Who says which deliveries are meant is told which of them are no more; the others hold (SG-18.12)."""
     _check_shape(batches)
-    plan = _Plan(window, limits, after, member_id, now_ms)
     kept: list[AcknowledgeBatch] = []
     refused: list[tuple[int, int]] = []
     first_error: CoreError | None = None
+    room = SPLIT_MAX
     for batch in batches:
         error = plan.tried(batch)
         if error is None:
             kept.append(batch)
             continue
         first_error = first_error or error
-        if not 0 < batch.last - batch.first < SPLIT_MAX:
+        size = batch.last - batch.first + 1
+        if size == 1 or size > room:
             _append(refused, batch.first, batch.last)
             continue
+        room -= size
         for one in _singles(batch):
             if plan.tried(one) is None:
                 kept.append(one)

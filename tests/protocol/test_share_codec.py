@@ -446,6 +446,13 @@ ANSWER = st.builds(
 )
 
 
+def kio_nodes(module_, answer):
+    return tuple(
+        module_.NodeEndpoint(node_id=node, host=host, port=port, rack=None)
+        for node, (host, port) in answer.node_endpoints.items()
+    )
+
+
 def kio_answer(answer, version):
     k = module("share_fetch", version, "response")
     error = module("api_versions", 0, "response").ErrorCode
@@ -470,10 +477,7 @@ def kio_answer(answer, version):
         error_message=answer.message,
         acquisition_lock_timeout=datetime.timedelta(milliseconds=answer.lock_timeout_ms),
         responses=by_topic(((one.topic_id, one) for one in answer.partitions), k.ShareFetchableTopicResponse, part),
-        node_endpoints=tuple(
-            k.NodeEndpoint(node_id=node, host=host, port=port, rack=None)
-            for node, (host, port) in answer.node_endpoints.items()
-        ),
+        node_endpoints=kio_nodes(k, answer),
     )
 
 
@@ -552,10 +556,7 @@ def kio_acknowledged(answer, version):
         error_code=error(int(answer.error)),
         error_message=answer.message,
         responses=by_topic(((one.topic_id, one) for one in answer.partitions), k.ShareAcknowledgeTopicResponse, part),
-        node_endpoints=tuple(
-            k.NodeEndpoint(node_id=node, host=host, port=port, rack=None)
-            for node, (host, port) in answer.node_endpoints.items()
-        ),
+        node_endpoints=kio_nodes(k, answer),
         **lock,
     )
 

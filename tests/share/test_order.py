@@ -10,6 +10,7 @@ import os
 import pytest
 
 from flowshare.core_errors import InvalidRecordState
+from flowshare.share import acknowledge
 from flowshare.share.acquire import HOLE_MAX
 from flowshare.share.heads import KeyedBatch
 from flowshare.share.partition import SharePartition
@@ -311,6 +312,17 @@ def test_of_a_range_the_offsets_before_one_that_is_no_more_hold_too() -> None:
 
     assert refused(group, AcknowledgeBatch(0, 3, ACCEPT, attempt=1)) == ((2, 2),)
     assert (group.partition.start_offset, group.partition.acquired_count) == (2, 0)
+
+
+def test_so_many_offsets_are_looked_at_one_by_one_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ranges they come in: others wait for the leader meanwhile."""
+    monkeypatch.setattr(acknowledge, "SPLIT_MAX", 3)
+    group = some_are_gone()
+
+    said = refused(group, *(AcknowledgeBatch(first, first + 1, ACCEPT, attempt=1) for first in (0, 2, 4)))
+
+    assert said == ((1, 3),)
+    assert group.partition.acquired_count == 3
 
 
 def test_who_does_not_say_it_is_refused_as_a_whole() -> None:

@@ -223,7 +223,7 @@ class Custody:
         """Of each partition that something was acquired of, whether it is assigned or not: what is acknowledged without
         a number may be about any time before."""
         self._again: deque[tuple[int, TopicPartition, int, int, int]] = deque(maxlen=AGAIN_MAX)
-        """What was acquired that may have been acquired before: (`taken` then, partition, first, last)."""
+        """What was acquired that may have been acquired before: (`taken` then, partition, first, last, attempt)."""
         self._generations = generations
         self.generation = generations.next()
         """Number under which records are acquired now."""

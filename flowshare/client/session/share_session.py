@@ -480,7 +480,7 @@ class Node:
                     name = self.owner.name_of(part.topic_id)
                     fence = None if part.fence is None else (part.fence[0], part.fence[1] - part.acquired[0].first)
                     after_ms = part.locked_after_ms
-                    until_s = deadline_s if after_ms is None else sent.sent_s + after_ms / 1000 + lock_s
+                    until_s = deadline_s if after_ms is None else min(now_s, sent.sent_s + after_ms / 1000) + lock_s
                     one = Fetched(name, *tp, part.records, part.acquired, until_s, generation, fence, part.following)
                     fetched.append(one)
             if part.error is not ErrorCode.NONE:
