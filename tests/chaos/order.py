@@ -43,6 +43,9 @@ APP = "tests.chaos.order_app:app"
 PROGRESS_S = 60.0
 FINISH_S = 300.0
 SHOWN = 5
+PER_KEY = (1_000, 250, 50)
+"""Records of a key, on the average."""
+SKEWS = (0.3, 0.7)
 GUESTS_S = 8.0
 ALL_GIVEN_UP = frozenset(
     {"frozen past the session", "frozen past the locks", "leader frozen past the locks", "broker kill"}
@@ -85,7 +88,7 @@ class Plan:
     seed: int
     backend: str
     records: int = 50_000
-    keys: int = 500
+    keys_min: int = 500
     partitions: int = 6
     lock_s: float = 3.0
     load_s: float = 60.0
@@ -104,6 +107,8 @@ class Run:
         self.topic = f"order-{uuid.uuid4().hex[:8]}"
         self.handlers = self.dice.choice(["tasks", "tasks", "threads"])
         self.concurrency = self.dice.choice([8, 16, 32])
+        self.keys = max(plan.keys_min, plan.records // self.dice.choice(PER_KEY))
+        self.skew = self.dice.choice(SKEWS)
         environment = {
             "TOPIC": self.topic,
             "SEED": str(plan.seed),
@@ -132,7 +137,7 @@ class Run:
             self.workers = fleet
             self.url = self.guests_url = fleet.url(kafka.bootstrap, lead="false")
             self.faults_of = Faults(fleet, kafka, self.dice, locks_s=plan.lock_s)
-        keys = keys_of(plan.seed, plan.keys, plan.records)
+        keys = keys_of(plan.seed, self.keys, plan.records, self.skew)
         self.feed = Feed(self.url, self.topic, [_message(number, key) for number, key in enumerate(keys)])
         self.journals = OrderJournals(self.workers.journals)
         self.faults: list[Fault] = []
@@ -281,7 +286,7 @@ class Run:
         kills = sum(len(fault.killed) for fault in self.faults)
         print(
             f"seed {plan.seed}  {plan.backend}  handlers as {self.handlers}, {self.concurrency} at once  "
-            f"faults {len(self.faults)}  kills {kills}  {self.took_s:.0f} s"
+            f"keys {self.keys}, skew {self.skew}  faults {len(self.faults)}  kills {kills}  {self.took_s:.0f} s"
         )
         print("  " + ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
         print(

@@ -43,7 +43,7 @@ def fails(seed: int, number: int, attempt: int) -> bool:
     return _draw("fail", seed, number, attempt) < FAILS
 
 
-def keys_of(seed: int, keys: int, records: int, skew: float = 0.7) -> list[int]:
+def keys_of(seed: int, keys: int, records: int, skew: float) -> list[int]:
     """The key of each record, NO_KEY for those without one: the n-th key is drawn as often as n^-skew says."""
     dice = random.Random(seed)
     weights = [(1 + key) ** -skew for key in range(keys)]

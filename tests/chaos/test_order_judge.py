@@ -312,10 +312,10 @@ def test_a_handler_that_went_on_and_is_not_below_the_others_is_not_found():
 
 
 def test_the_plan_is_the_seeds_and_has_the_parts_that_it_says():
-    keys = keys_of(3, 50, 20_000)
+    keys = keys_of(3, 50, 20_000, 0.7)
 
-    assert keys == keys_of(3, 50, 20_000)
-    assert keys != keys_of(4, 50, 20_000)
+    assert keys == keys_of(3, 50, 20_000, 0.7)
+    assert keys != keys_of(4, 50, 20_000, 0.7)
     assert 0.04 < keys.count(NO_KEY) / len(keys) < 0.06
     assert keys.count(0) > 5 * keys.count(49)
     assert 0.04 < sum(poisoned(3, number) for number in range(20_000)) / 20_000 < 0.06
