@@ -15,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowshare as fs
-from flowshare.agents.feed.acknowledgements import ACCEPT, GAP, GATHERED_MAX, REJECT, RELEASE, AckRange, AckSender
+from flowshare.agents.feed.acknowledgements import (
+    ACCEPT,
+    GAP,
+    GATHERED_MAX,
+    REJECT,
+    RELEASE,
+    SLOW_S,
+    AckRange,
+    AckSender,
+)
 from flowshare.agents.handler.chunk import runs
 from flowshare.agents.run.stats import AgentStats
 from flowshare.client.session.member import AckResult
@@ -230,6 +239,101 @@ async def test_what_waits_for_a_leader_when_the_agent_stops_is_not_sent_again(be
 
     assert (stats.accepted, len(member.requests)) == (0, 1)
     assert (stats.ack_unknown, sender.unconfirmed) == (1, 1), "6 is left to the closing of the session"
+
+
+@pytest.mark.flowshare
+async def test_what_finishes_in_a_partition_whose_leader_has_not_answered_waits_for_that_answer():
+    member, stats = MovingMember(), AgentStats()
+    sender = AckSender("agent", ManualClock(), stats)
+    sender.start(member)  # type: ignore[arg-type]
+    sender.accept((OTHER, 0), [5])
+    await settle()
+
+    sender.accept((OTHER, 0), [6])
+    await settle()
+    assert len(member.requests) == 1
+
+    member.late[0]()
+    await settle()
+    assert [(one.first, one.last) for made in member.requests for one in made[OTHER]] == [(5, 5), (6, 6)]
+    await sender.stop()
+
+
+@pytest.mark.flowshare
+async def test_a_request_that_is_slow_holds_up_no_other_partition():
+    member, stats, clock = WritingMember(), AgentStats(), ManualClock()
+    sender = AckSender("agent", clock, stats)
+    sender.start(member)  # type: ignore[arg-type]
+    member.gate = asyncio.Event()
+    sender.accept((TP, 0), [1])
+    await settle()
+    sender.accept((TP, 0), [2])
+    sender.accept((OTHER, 0), [1])
+    await settle()
+    assert len(member.requests) == 1
+
+    await clock.advance(SLOW_S)
+
+    assert [list(made) for made in member.requests] == [[TP], [OTHER]]
+    member.gate.set()
+    await sender.flush()
+    assert (stats.accepted, len(member.requests)) == (3, 3)
+    await sender.stop()
+
+
+def test_of_two_deliveries_of_a_record_the_last_one_is_acknowledged_and_the_other_is_lost(
+    caplog: pytest.LogCaptureFixture,
+):
+    def act(sender: AckSender, _: WritingMember) -> None:
+        sender.accept((TP, 0), [4, 5, 6], 1)
+        sender.acknowledge((TP, 0), 5, 5, RELEASE, "retried", attempt=2)
+        sender.accept((TP, 0), [5], 3)
+
+    member, stats, confirmed = acking(None, act)
+
+    assert [(one.first, one.last, one.types, one.attempt) for one in member.requests[0][TP]] == [
+        (4, 4, ACCEPT, 1),
+        (5, 5, ACCEPT, 3),
+        (6, 6, ACCEPT, 1),
+    ]
+    assert (stats.accepted, stats.retried, stats.lock_lost) == (3, 0, 2)
+    assert sorted((ack.attempt, how) for ack, how in confirmed if ack.first == 5) == [
+        (1, "lock_lost"),
+        (2, "lock_lost"),
+        (3, "accepted"),
+    ]
+    assert "its lock had lapsed" in caplog.text
+
+
+def test_a_record_that_was_accepted_twice_accepts_none_that_was_not():
+    member, stats, _ = acking(None, lambda sender, _: sender.accept((TP, 0), [5, 7, 5]))
+
+    assert member.sent == [(5, 5, ACCEPT), (7, 7, ACCEPT)]
+    assert (stats.accepted, stats.lock_lost) == (2, 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3), st.sampled_from([ACCEPT, RELEASE])), max_size=20))
+def test_a_request_says_each_offset_once_and_only_what_was_said_of_it(said: list[tuple[int, int, bytes]]):
+    def act(sender: AckSender, _: WritingMember) -> None:
+        for offset, attempt, types in said:
+            if types == ACCEPT:
+                sender.accept((TP, 0), [offset], attempt)
+            else:
+                sender.acknowledge((TP, 0), offset, offset, types, "released", attempt=attempt)
+
+    member, stats, confirmed = acking(None, act)
+
+    sent = [
+        (offset, one.attempt, one.types)
+        for made in member.requests
+        for one in made[TP]
+        for offset in range(one.first, one.last + 1)
+    ]
+    assert [offset for offset, _, _ in sent] == sorted({offset for offset, _, _ in said})
+    for offset, attempt, types in sent:
+        assert (offset, attempt, types) in said
+        assert attempt == max(other for at, other, _ in said if at == offset)
+    assert sum(ack.size for ack, _ in confirmed) == len(said) == stats.accepted + stats.released + stats.lock_lost
 
 
 def test_a_failure_of_one_partition_leaves_the_other_alone():

@@ -7,28 +7,33 @@ lost offsets stand alone. Where there is an order, each range says which deliver
 held: what does not hold is told at once (SG-18.12).
 
 What happens calls, and no task waits for it: only what is sent again, by halves or later, is a task's. Invariants:
-1. One round is under way at a time: a request for each number under which records were acquired (there is rarely more
-   than one), what comes of it included. Renewals, and what another leader refuses later, go beside it.
-2. What waits has a round under way whose end sends it, a turn of the loop, or a time at which it is sent.
-3. `unconfirmed` is what waits, what is under way, and what waits for another leader. Each offset is counted once.
+1. Of each partition and number under which records were acquired, its *key*, one request is under way, what comes of it
+   included. Renewals go beside it.
+2. A round is a request for each number (there is rarely more than one), of all keys that have none under way. The next
+   one begins when the first node has answered, or `SLOW_S` later: a leader that stands still holds up no other's.
+3. What waits has a request under way whose end sends it, a turn of the loop, or a time at which it is sent.
+4. `unconfirmed` is what waits, what is under way, and what waits for another leader. Each offset is counted once.
+5. No offset is twice in a request. One that is acknowledged again, before the first one has left, was acquired again:
+   its lock had lapsed, and what was said of the earlier delivery counts as lost.
 
-| | nothing under way | a round under way |
-|---|---|---|
-| an acknowledgement comes | goes a turn of the loop later, with what finishes together with it | waits |
-| that turn, or a fetch is about to leave | all goes; not while more is gathered | – |
-| it was gathered, and no fetch came for a moment | all goes | – |
-| many wait, or somebody waits for them | all goes | – |
-| the round ends | – | as if one came and its turn were there |
+| | nothing under way | its own key under way | others in a round |
+|---|---|---|---|
+| an acknowledgement comes | goes a turn of the loop later, with what finishes together with it | waits | waits |
+| that turn, or a fetch is about to leave | all goes; not while more is gathered | – | – |
+| it was gathered, and no fetch came for a moment | all goes | – | – |
+| many wait, or somebody waits for them | all goes | – | – |
+| the request ends | – | as if one came and its turn were there | the same |
+| it is slow | – | waits | the same |
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.agents.handler.chunk import runs
@@ -76,6 +81,10 @@ RIDE_S: Final = 0.005
 would wake the loop for nothing."""
 GATHERED_MAX: Final = 200
 """So many offsets are sent at once."""
+SLOW_S: Final = 0.25
+"""A request without an answer for so long holds up its own partitions only; before that, all: few and full ones cost
+less."""
+AGAIN: Final = "its lock had lapsed, and the record was acquired again"
 HALVINGS_MAX: Final = 256
 TRIES_MAX: Final = 4
 BACKOFF_S: Final = 0.1
@@ -167,19 +176,14 @@ Refused = tuple[list[AckRange], "AckResult"]
 
 
 class _Request:
-    """One request. `acks`: what of it has no outcome yet."""
+    """One request. `acks`: what of it has no outcome yet. `stale`: what was left out of it (invariant 5)."""
 
-    __slots__ = ("acks", "ended", "generation")
+    __slots__ = ("acks", "generation", "stale")
 
-    def __init__(self, acks: AckRanges, generation: int) -> None:
+    def __init__(self, acks: AckRanges, stale: AckRanges, generation: int) -> None:
         self.acks = acks
+        self.stale = stale
         self.generation = generation
-        self.ended = False
-
-    def take_all(self) -> list[list[AckRange]]:
-        """What has no outcome: it will get none."""
-        acks, self.acks = self.acks, {}
-        return list(acks.values())
 
 
 class AckSender:
@@ -205,8 +209,11 @@ class AckSender:
         self._on_confirmed = on_confirmed
         self._member: Member | None = None
         self._pending: dict[Key, _Pending] = {}
-        self._under_way = 0
-        """Requests of the round that has not ended."""
+        self._busy: set[Key] = set()
+        """What has a request under way, or something of one that is sent again."""
+        self._round: set[_Request] = set()
+        """Requests without any answer that are not slow."""
+        self._slow_timer: TimerHandle | None = None
         self._turn_due = False
         self._timer: TimerHandle | None = None
         self._stopped = False
@@ -227,7 +234,7 @@ class AckSender:
             accepted[attempt] += offsets
         else:
             accepted[attempt] = list(offsets)
-        self._add(len(offsets))
+        self._add(key, len(offsets))
 
     def acknowledge(
         self,
@@ -244,7 +251,7 @@ class AckSender:
         """Acknowledge a range in another way."""
         ack = AckRange(first, last, types, delay_ms, unrun, counter, attempt)
         self._at(key).others.append(ack)
-        self._add(ack.size)
+        self._add(key, ack.size)
 
     def ride(self) -> None:
         """A fetch is asked for right after this: send what was gathered, so that it rides on that."""
@@ -252,26 +259,60 @@ class AckSender:
 
     def _send(self, *, rides: bool = False) -> None:
         """Send what waits, unless more is gathered."""
-        if self._member is None or self._stopped or self._under_way or not self._pending:
+        if self._member is None or self._stopped or not self._pending:
             return
-        if self._gather_s:
-            now_s = self._clock.monotonic()
-            gathered_s = now_s - self._sent_at
-            if gathered_s < self._gather_s and not self._hurry and self.unconfirmed < GATHERED_MAX:
-                if self._timer is None:
-                    self._timer = self._clock.call_later(self._gather_s + RIDE_S - gathered_s, self._gathered)
-                return
-            self._sent_at = now_s
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-        pending, self._pending = self._pending, {}
-        by_generation: dict[int, AckRanges] = {}
-        for (tp, generation), gathered in pending.items():
-            by_generation.setdefault(generation, {})[tp] = _ordered(gathered)
-        self._under_way = len(by_generation)
-        for generation, acks in by_generation.items():
-            self._begin(acks, generation, rides=rides)
+        ready = [key for key in self._pending if key not in self._busy] if self._busy else list(self._pending)
+        if not ready:
+            return
+        if self._round:
+            if self._slow_timer is None:
+                self._slow_timer = self._clock.call_later(SLOW_S, self._slow)
+            return
+        if self._gathers():
+            return
+        if self._slow_timer is not None:
+            self._slow_timer.cancel()
+            self._slow_timer = None
+        requests = self._taken(ready)
+        self._busy.update(ready)
+        self._round.update(requests)
+        for request in requests:
+            self._begin(request, rides=rides)
+
+    def _taken(self, ready: Iterable[Key]) -> list[_Request]:
+        """What waits for these."""
+        requests: dict[int, _Request] = {}
+        for key in ready:
+            tp, generation = key
+            if generation not in requests:
+                requests[generation] = _Request({}, {}, generation)
+            request = requests[generation]
+            request.acks[tp], stale = _ordered(self._pending.pop(key))
+            if stale:
+                request.stale[tp] = stale
+        return list(requests.values())
+
+    def _gathers(self) -> bool:
+        """Whether what waits is to wait for more."""
+        if not self._gather_s:
+            return False
+        now_s = self._clock.monotonic()
+        gathered_s = now_s - self._sent_at
+        if gathered_s < self._gather_s and not self._hurry and self.unconfirmed < GATHERED_MAX:
+            if self._timer is None:
+                self._timer = self._clock.call_later(self._gather_s + RIDE_S - gathered_s, self._gathered)
+            return True
+        self._sent_at = now_s
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return False
+
+    def _slow(self) -> None:
+        """What is under way holds up no other partition any more."""
+        self._slow_timer = None
+        self._round.clear()
+        self._send()
 
     async def flush(self) -> None:
         """Wait until everything gathered so far has its answer."""
@@ -285,8 +326,9 @@ class AckSender:
     async def stop(self) -> None:
         """End; what is not sent is left to the closing of the session."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._slow_timer):
+            if timer is not None:
+                timer.cancel()
         await cancelled(*self._tasks)
 
     async def renew(self, key: Key, ranges: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int]], float]:
@@ -310,11 +352,13 @@ class AckSender:
             pending = self._pending[key] = _Pending()
         return pending
 
-    def _add(self, count: int) -> None:
+    def _add(self, key: Key, count: int) -> None:
         self.unconfirmed += count
-        if self._under_way or self._turn_due or self._member is None:
-            return  # an outcome, that turn or the start sends it
-        if self._timer is None or self.unconfirmed >= GATHERED_MAX:
+        if self._turn_due or self._member is None or key in self._busy:
+            return  # that turn, the start or an outcome sends it
+        if self._round:
+            self._send()  # not now, but when the round is slow
+        elif self._timer is None or self.unconfirmed >= GATHERED_MAX:
             self._turn_due = True
             asyncio.get_running_loop().call_soon(self._turn)
 
@@ -326,41 +370,43 @@ class AckSender:
         self._timer = None
         self._send()
 
-    def _begin(self, acks: AckRanges, generation: int, *, rides: bool) -> None:
+    def _begin(self, request: _Request, *, rides: bool) -> None:
         """One request. Must not raise: others wait for theirs."""
         assert self._member is not None
         self._stats.acknowledgements += 1
-        batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in acks.items()}
-        request = _Request(acks, generation)
+        batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in request.acks.items()}
         told, late = partial(self._told, request), partial(self._came_late, request)
         try:
-            self._member.begin_acknowledge(batches, told, generation=generation, on_late=late, rides=rides)
+            self._member.begin_acknowledge(batches, told, generation=request.generation, on_late=late, rides=rides)
         except Exception:
             logger.exception(FAILED, self._agent)
-            self._failed(chain.from_iterable(request.take_all()))
+            for tp, sent in request.acks.items():
+                self._failed(chain(sent, request.stale.get(tp, ())))
+                self._busy.discard((tp, request.generation))
+            request.acks = {}
             self._end(request)
 
     def _told(self, request: _Request, results: list[AckResult]) -> None:
         """The outcomes of one request, but for those that come late."""
-        self._send_rest(self._settle(request, results), request.generation, partial(self._end, request))
+        self._send_rest(self._settle(request, results), request.generation)
+        self._end(request)
 
     def _came_late(self, request: _Request, result: AckResult) -> None:
-        """The leader of one of several partitions was another one, which has answered now."""
-        self._send_rest(self._settle(request, [result]), request.generation, self._look_if_flushed)
+        """Of several partitions one has another leader, which has answered now."""
+        self._send_rest(self._settle(request, [result]), request.generation)
+        self._go_on()
 
     def _end(self, request: _Request) -> None:
-        """One request is done with; once."""
-        if request.ended:
-            return
-        request.ended = True
-        self._under_way -= 1
-        self._look_if_flushed()
-        self._send()
+        """A node has answered, or will not."""
+        self._round.discard(request)
+        self._go_on()
 
-    def _look_if_flushed(self) -> None:
+    def _go_on(self) -> None:
+        """Something has its outcome."""
         if not self.unconfirmed:
             self._hurry = False
             self._flushed.set()
+        self._send()
 
     def _settle(self, request: _Request, results: list[AckResult]) -> list[Refused]:
         """Confirm what has its outcome, and return what is to be sent again."""
@@ -369,17 +415,23 @@ class AckSender:
             sent = request.acks.pop(result.tp, None)
             if sent is None:
                 continue  # it was counted as failed
-            if not self._stopped and (result.error in NOT_DONE or (result.error in HALVED and _can_halve(sent))):
+            if result.tp in request.stale:
+                lost = result._replace(error=ErrorCode.INVALID_RECORD_STATE, message=AGAIN, refused=())
+                for ack in request.stale[result.tp]:
+                    self._confirm(ack, lost)
+            if not self._stopped and (
+                result.error in NOT_DONE or (result.error in HALVED and _can_halve(sent, result.error))
+            ):
                 again.append((sent, result))
             else:
+                self._busy.discard((result.tp, request.generation))
                 for ack, part in _outcomes(sent, result):
                     self._confirm(ack, part)
         return again
 
-    def _send_rest(self, again: list[Refused], generation: int, then: Callable[[], None]) -> None:
-        """Send what was refused once more, then go on."""
+    def _send_rest(self, again: list[Refused], generation: int) -> None:
+        """Send what was refused once more."""
         if not again:
-            then()
             return
         todo = deque(again)
         task = asyncio.create_task(self._finish(todo, generation), name=f"acks {self._agent}")
@@ -388,7 +440,8 @@ class AckSender:
         def over(_: object) -> None:
             self._tasks.discard(task)
             self._failed(chain.from_iterable(sent for sent, _ in todo))  # it was cancelled: the agent stops
-            then()
+            self._busy.difference_update((result.tp, generation) for _, result in again)
+            self._go_on()
 
         task.add_done_callback(over)
 
@@ -446,7 +499,7 @@ class AckSender:
             part = todo.pop()
             [result] = await self._request({tp: part}, generation)
             budget -= 1
-            if result.error in HALVED and budget > 0 and _can_halve(part):
+            if result.error in HALVED and budget > 0 and _can_halve(part, result.error):
                 todo.extend(reversed(_halves(part)))
             else:
                 done += _outcomes(part, result)
@@ -487,20 +540,55 @@ class AckSender:
         )
 
 
-def _ordered(gathered: _Pending) -> list[AckRange]:
-    """Ranges in offset order, as KIP-932 wants them."""
+def _ordered(gathered: _Pending) -> tuple[list[AckRange], list[AckRange]]:
+    """Ranges in offset order, as KIP-932 wants them, without overlap; and what was left out for that."""
     acks: list[AckRange] = []
+    twice = False
     for attempt, offsets in gathered.accepted.items():
         offsets.sort()
-        acks += [AckRange(first, last, ACCEPT, 0, False, "accepted", attempt) for first, last in runs(offsets)]
-    if gathered.others or len(gathered.accepted) > 1:
-        acks += gathered.others
-        acks.sort()
-    return acks
+        distinct = offsets
+        if len(set(offsets)) < len(offsets):
+            twice, distinct = True, sorted(set(offsets))
+            again = (Counter(offsets) - Counter(distinct)).elements()
+            acks += [AckRange(offset, offset, ACCEPT, 0, False, "accepted", attempt) for offset in again]
+        acks += [AckRange(first, last, ACCEPT, 0, False, "accepted", attempt) for first, last in runs(distinct)]
+    if not (gathered.others or twice or len(gathered.accepted) > 1):
+        return acks, []
+    acks += gathered.others
+    acks.sort()
+    if all(before.last < after.first for before, after in pairwise(acks)):
+        return acks, []
+    return _last_said(acks)
 
 
-def _can_halve(acks: list[AckRange]) -> bool:
-    return (len(acks) > 1 or acks[0].size > 1) and not any(ack.attempt for ack in acks)
+def _last_said(acks: list[AckRange]) -> tuple[list[AckRange], list[AckRange]]:
+    """Of each offset what was said of its last delivery, as ascending ranges; and the rest.
+
+    Where nobody says attempts a handler that has ended in an accept has the last word.
+    """
+    last: dict[int, AckRange] = {}
+    earlier: list[AckRange] = []
+    for ack in sorted(acks, key=lambda ack: (ack.attempt, ack.types == ACCEPT)):
+        for offset in range(ack.first, ack.last + 1):
+            if offset in last:
+                earlier.append(last[offset]._replace(first=offset, last=offset))
+            last[offset] = ack
+    said: list[AckRange] = []
+    before: AckRange | None = None
+    for offset in sorted(last):
+        ack = last[offset]
+        if ack is before and said[-1].last + 1 == offset:
+            said[-1] = said[-1]._replace(last=offset)
+        else:
+            said.append(ack._replace(first=offset, last=offset))
+        before = ack
+    return said, earlier
+
+
+def _can_halve(acks: list[AckRange], error: ErrorCode) -> bool:
+    """Whether to send halves of what was refused as a whole; where attempts are said, each was decided by itself."""
+    apart = error is ErrorCode.INVALID_RECORD_STATE and any(ack.attempt for ack in acks)
+    return (len(acks) > 1 or acks[0].size > 1) and not apart
 
 
 def _outcomes(acks: list[AckRange], result: AckResult) -> Iterator[tuple[AckRange, AckResult]]:

@@ -24,13 +24,14 @@ ONLY_RENEW: Final = frozenset({RENEW})
 class Call:
     """One `acknowledge` of the application, whose outcomes are told to `asker`. `outcomes`: in the order of its
     partitions, None while there is none; `left`: so many of them its answer waits for; `tells_late`: those that wait
-    for another leader are told later."""
+    for another leader, or for another node than the first to answer, are told later; `answered`: whether it was."""
 
     asker: Any
     outcomes: dict[TopicPartition, AckResult | None]
     tells_late: bool
     renewal: bool
     left: int
+    answered: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +92,7 @@ class Calls:
         if refused:
             result = result._replace(refused=refused, refusal=refusal)
         self.untold -= 1
-        if ack.late:
+        if ack.late or ack.call.answered:
             self._say(Late(ack.call.asker, result))
             return
         ack.call.outcomes[ack.tp] = result
@@ -103,11 +104,20 @@ class Calls:
             ack.late = True
             self._counted(ack.call)
 
+    def go_on(self, call: Call) -> None:
+        """A node has answered: what waits for others, which may not for long, is told late if that is possible."""
+        if call.tells_late and not call.answered:
+            self._answer(call)
+
     def _counted(self, call: Call) -> None:
         call.left -= 1
-        if call.left == 0:
-            results = [result for result in call.outcomes.values() if result is not None]
-            self._say(Answered(call.asker, results))
+        if call.left == 0 and not call.answered:
+            self._answer(call)
+
+    def _answer(self, call: Call) -> None:
+        call.answered = True
+        results = [result for result in call.outcomes.values() if result is not None]
+        self._say(Answered(call.asker, results))
 
     def result(self, ack: Ack, code: ErrorCode, message: str | None, deadline_s: float = 0.0) -> AckResult:
         return AckResult(self._name_of(ack.tp.topic_id), *ack.tp, tuple(ack.batches), code, message, deadline_s)

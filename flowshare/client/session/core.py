@@ -8,7 +8,8 @@ what to send and what is true now. `client.session.shell` does the rest; what is
 Invariants, whatever is lost, late or refused:
 1. Acknowledgements go to the partition's leader of now. What had no answer is sent again only to a leader that has said
    since that the records are still the member's (`Custody.unwritten`); never twice to the same leadership (SG-17.1).
-2. Every acknowledgement has one outcome, told once: with its call's answer, or late.
+2. Every acknowledgement has one outcome, told once: with its call's answer, or late. Where it may be late, an answer
+   waits for one node only: one that stands still holds up no other's.
 3. What arrives is held, told once, and under a number that `holds` is asked of. What another leader was told without
    is left: nobody was told of it.
 4. A session has epoch 0 when it opens, then one more with each request in the order they are made, −1 when it closes.

@@ -21,6 +21,7 @@ Invariants, for each partition that the member fetches from or holds something o
     home          its node says that it does not lead it              adrift, bound for nobody
     home          an earlier process of the member held some of it    adrift, bound for the same node
     -, adrift     the same                                            adrift; something may be held
+    -             assigned; what was lost was not told to any leader  adrift, bound for its leader
     -             assigned for the first time since that              adrift, bound for its leader
     adrift        a leader is found                                   adrift, bound for it (never held: home there)
     adrift        the node it is bound for does not lead it           adrift, bound for nobody
@@ -281,7 +282,7 @@ class Custody:
         """This node leads it by what is known now; NOBODY: that is not known."""
         home, drift = self.homes.get(tp, NOBODY), self.adrift.get(tp)
         if drift is None:
-            if home == NOBODY and self._inherits and tp not in self._inherited:
+            if home == NOBODY and self._owes_word(tp):
                 drift = self.adrift[tp] = Drift(now_s, NOBODY, node_id, sure=node_id != NOBODY)
                 drift.fresh = False
             elif home == NOBODY and node_id == NOBODY:
@@ -297,6 +298,10 @@ class Custody:
         if drift.fresh and node_id != NOBODY:
             del self.adrift[tp]
             self.homes[tp] = node_id
+
+    def _owes_word(self, tp: TopicPartition) -> bool:
+        """Whether a leader may know something as the member's that it is not to hand out before it was told more."""
+        return self._lapsed.has(tp) or (self._inherits and tp not in self._inherited)
 
     def looked(self, leaders: Mapping[TopicPartition, int], now_s: float) -> None:
         """The leaders were looked up: a node that said it does not lead something may do so by now."""
@@ -348,7 +353,6 @@ class Custody:
             self.homes.pop(tp, None)
             self.adrift.pop(tp, None)
             self.kept.pop(tp, None)
-            self._lapsed.drop(tp)
 
     # --- resuming -----------------------------------------------------------------------------------------------
 
@@ -495,7 +499,7 @@ class Custody:
 
     def _lapse(self, tp: TopicPartition) -> None:
         """What was held may have been run: the next leader is to count it."""
-        for first, last in self.holding.of(tp):
+        for first, last in self.holding.of(tp) if self.keeps else ():
             self._lapsed.acquired(tp, first, last)
         self.holding.drop(tp)
 

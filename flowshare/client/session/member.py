@@ -282,8 +282,9 @@ class ShareMember:
         the types makes the request a renewal (KIP-1222).
 
         In a fleet a partition's leader may be another one meanwhile: what it did not answer is sent to the next one
-        while that may know it as this member's. `on_late` is told such outcomes, which then are not in the list;
-        without it they are waited for. Renewals never wait: LEADER_NOT_AVAILABLE, and what is held stays held.
+        while that may know it as this member's. `on_late` is told such outcomes, and those of all nodes but the first
+        to answer, which then are not in the list; without it they are waited for. Renewals never wait for a leader:
+        LEADER_NOT_AVAILABLE, and what is held stays held.
         """
         answer: asyncio.Future[list[AckResult]] = asyncio.get_running_loop().create_future()
 

@@ -532,6 +532,7 @@ class Node:
         if answer.error is not ErrorCode.NONE:
             for ack in sent.acks:
                 self.owner.outcome(ack, answer.error, answer.message, 0.0, now_s)
+            self._calls_go_on(sent)
             return
         if answer.lock_timeout_ms > 0:
             self.lock_timeout_ms = answer.lock_timeout_ms
@@ -550,6 +551,11 @@ class Node:
             elif part is not None and code in MOVED:
                 self.owner.moved(self, ack.tp, code, part.current_leader, answer.node_endpoints, now_s)
             self.owner.outcome(ack, code, message, deadline_s, now_s, refused)
+        self._calls_go_on(sent)
+
+    def _calls_go_on(self, sent: Sent) -> None:
+        for ack in sent.acks:
+            self.owner.calls.go_on(ack.call)
 
     def close_answered(self, answer: ShareAcknowledgeResponse) -> None:
         unrun, self.closing = self.closing or {}, None

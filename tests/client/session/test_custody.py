@@ -173,6 +173,28 @@ def test_after_the_lock_time_without_a_leader_it_is_lost(custody):
     assert custody.tell(3) == (m.HeldRanges(*P0, ()),), "told once"
 
 
+def test_what_was_lost_without_a_leader_is_told_to_the_next_one_though_it_was_not_assigned_meanwhile(custody):
+    custody.cut_off(1, 5.0)
+    custody.overdue(35.0, 30.0)
+    custody.forget(NONE)
+    assert not custody.partitions, "nobody is asked about what is not assigned"
+
+    custody.found(P0, NOBODY, 40.0)
+    custody.found(P0, 2, 41.0)
+
+    assert custody.homes == {}, "the leader counts what it is not told of as never run"
+    assert custody.tell(2) == (m.HeldRanges(*P0, (), lapsed=((0, 9),)),)
+
+
+def test_what_was_lost_at_home_is_told_there_though_it_was_not_assigned_meanwhile(custody):
+    custody.given_up()
+    custody.forget(NONE)
+
+    custody.found(P0, 1, 1.0)
+
+    assert custody.tell(1) == (m.HeldRanges(*P0, (), lapsed=((0, 9),)),)
+
+
 def test_what_is_held_is_followed_after_it_is_assigned_to_others(custody):
     custody.forget(frozenset())
     assert custody.homes == {P0: 1}

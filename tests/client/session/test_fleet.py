@@ -391,6 +391,25 @@ async def test_a_partition_without_leader_holds_up_no_other(begin, clock):
     assert [(one.tp, one.error) for one in late] == [(P0, ErrorCode.NONE)]
 
 
+async def test_a_worker_that_stands_still_holds_up_no_outcome_of_another_one(begin, clock):
+    world = await begin([2, 3])
+    first = await world.hold(P0, 3)
+    await world.hold(P1, 3)
+    answered = asyncio.get_running_loop().create_future()
+    world.fake.workers[2].before[m.ShareAcknowledgeRequest] = answered
+    late = []
+
+    results = await world.member.acknowledge(
+        {P0: [ack(0, 2)], P1: [ack(0, 2)]}, generation=first.generation, on_late=late.append
+    )
+
+    assert [(one.tp, one.error) for one in results] == [(P1, ErrorCode.NONE)]
+    assert late == []
+    answered.set_result(None)
+    await settle()
+    assert [(one.tp, one.error) for one in late] == [(P0, ErrorCode.NONE)]
+
+
 async def test_renewals_do_not_wait_for_a_leader(begin, clock):
     world = await begin([2])
     held = await world.hold(P0, 3)
