@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from flowshare.core_errors import CoreError, InvalidRecordState, InvalidRequest
+from flowshare.share.heads import Heads
 from flowshare.share.lapse import take_back
+from flowshare.share.ranges import merged as merged_ranges
 from flowshare.share.state import EVENTS, step
 from flowshare.share.types import (
     ACKNOWLEDGED,
@@ -264,6 +266,8 @@ def _decide_one(window: Window, after: StatesAfter, member_id: str, batch: Ackno
     tally[ACQUIRED] -= 1
     tally[PENDING] += 1
     window.cached.explode_one(offset)
+    if window.heads is not None and state.terminal:
+        window.heads.ends(offset, offset)
     start, finished = window.start, tally[ACKNOWLEDGED] + tally[ARCHIVED]
     if state in (ACKNOWLEDGED, ARCHIVED):
         if offset == start:
@@ -405,11 +409,26 @@ def _explode(window: Window, batches: Sequence[AcknowledgeBatch]) -> None:
 
 
 def _renew(window: Window, member_id: str, pieces: list[tuple[int, int]], due_ms: int) -> None:
+    if window.heads is not None and window.heads.chained:
+        pieces = _with_chains(window, window.heads, member_id, pieces)
     size = sum(last - first + 1 for first, last in pieces)
     lock = window.holds.open(member_id, due_ms, pieces[0][0], pieces[-1][1], size)
     for first, last in pieces:
         window.let_go(first, last)
         window.hold(first, last, lock.hold_id)
+
+
+def _with_chains(window: Window, heads: Heads, member_id: str, pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same, and what the member holds before them in their chains: the acknowledgement of one may have failed, and
+    it must not go to another member while a later one of its key runs (SG-18.5)."""
+    before = {
+        offset
+        for first, last in pieces
+        for chained in heads.within(first, last)
+        for offset in heads.chain_before(chained)
+        if (hold := window.holds.by_id.get(window.hold_ids[offset - window.base])) and hold.member_id == member_id
+    }
+    return merged_ranges((*pieces, *((offset, offset) for offset in before)))
 
 
 def _planned_update(window: Window, changes: Sequence[StateRun]) -> PartitionUpdate:
@@ -496,6 +515,8 @@ def abort(window: Window, limits: Limits, decision: Decision, now_ms: int) -> Pa
     """Undo a decision whose write failed: back to the member, or away from it if its lock lapsed meanwhile (SG-7.8)."""
     _settle(window, decision)
     runs: list[StateRun] = []
+    if window.heads is not None:
+        window.heads.aborts += 1
     for change in _alive(window, decision):
         if window.heads is not None:
             window.heads.stays_open(change.first, change.last)

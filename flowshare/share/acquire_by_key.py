@@ -34,15 +34,19 @@ from flowshare.share.window import Window
 
 CHAIN_MAX: Final = 16
 """Records of one key that a member may get at once."""
+FAR_MAX: Final = 256
+"""With so many records nothing that follows far ahead is taken, unless heads are short: it would come in pieces, and
+leave pieces to who comes next."""
 _HELD: Final = (ACQUIRED, PENDING, ARCHIVING)
 _FREE: Final = (AVAILABLE, DELAYED, BLOCKED)
 
 
 class Picked(NamedTuple):
-    """What was acquired before it was read: ascending ranges under one hold (0: nothing)."""
+    """What was acquired before it was read: ascending ranges under one hold (0: nothing). aborts: `Heads.aborts`."""
 
     hold_id: int
     ranges: tuple[AcquiredRange, ...]
+    aborts: int = 0
 
     @property
     def size(self) -> int:
@@ -53,10 +57,11 @@ class Picked(NamedTuple):
         """What is before an offset, and the rest."""
         before = tuple(one._replace(last=min(one.last, offset - 1)) for one in self.ranges if one.first < offset)
         behind = tuple(one._replace(first=max(one.first, offset)) for one in self.ranges if one.last >= offset)
-        return Picked(self.hold_id, before), Picked(self.hold_id, behind)
+        return self._replace(ranges=before), self._replace(ranges=behind)
 
 
 NOTHING: Final = Picked(0, ())
+NOT_CONFIRMED: Final = Acquisition((), None)
 
 
 class Ask(NamedTuple):
@@ -242,7 +247,7 @@ def pick(window: Window, heads: Heads, limits: Limits, member_id: str, ask: Ask,
     hold = window.holds.open(member_id, now_ms + limits.lock_duration_ms, ranges[0].first, ranges[-1].last, size)
     for first, last, _ in ranges:
         window.hold(first, last, hold.hold_id)
-    return Picked(hold.hold_id, ranges)
+    return Picked(hold.hold_id, ranges, heads.aborts)
 
 
 def _free_heads(window: Window, heads: Heads, limits: Limits, ask: Ask) -> list[tuple[int, int, int]]:
@@ -296,7 +301,8 @@ def _with_chains(window: Window, heads: Heads, limits: Limits, ask: Ask) -> list
     """
     taken: list[tuple[int, int, int]] = []
     chains = _Chains(window, heads, ask.chain)
-    spare, begun, at = ask.records - min(ask.records, ask.heads or ask.records), 0, 0
+    heads_max = min(ask.records, ask.heads or ask.records)
+    spare, begun, at = ask.records - heads_max, 0, 0
     for first, last, count in _free_heads(window, heads, limits, ask):
         if at and spare > 0:
             spare -= chains.take_between(at, first - 1, spare, taken)
@@ -305,7 +311,8 @@ def _with_chains(window: Window, heads: Heads, limits: Limits, ask: Ask) -> list
         at = last + 1
         if not count:
             chains.lead(first, last)
-    chains.take_next(ask.records - begun - chains.size, taken)
+    room = ask.records if begun < heads_max else min(ask.records, FAR_MAX)
+    chains.take_next(room - begun - chains.size, taken)
     return taken
 
 
@@ -391,8 +398,12 @@ def _joined(pieces: list[tuple[int, int, int]]) -> tuple[AcquiredRange, ...]:
 def confirm(window: Window, limits: Limits, member_id: str, picked: Picked, missing: Sequence[int]) -> Acquisition:
     """The records of `picked` were read, but for the offsets that are `missing` (ascending): those are archived.
 
-    What the member lost meanwhile is left out.
+    What the member lost meanwhile is left out. If a write failed meanwhile, of whose records some may be behind, all of
+    it goes back: nothing was written of it.
     """
+    if window.heads is not None and window.heads.aborts != picked.aborts:
+        put_back(window, picked)
+        return NOT_CONFIRMED
     held = _still_held(window, picked)
     stored: list[StateRun] = []
     ranges: list[AcquiredRange] = []

@@ -3,8 +3,9 @@
 A window with `Heads` hands out its offsets key by key. What decides is the hash of a record's key (`place` is given
 it; 0 is no key and no order), so two keys with one hash only wait for each other.
 
-Settled are ACKNOWLEDGED and ARCHIVED; everything else blocks: PENDING, DELAYED (a retry), ARCHIVING (a dead letter
-under way). Invariant, for each hash, of its placed and unsettled offsets in log order:
+Settled are ACKNOWLEDGED and ARCHIVED. *Ending* is what is PENDING and will be settled; it is written before what is
+decided later, or with it. Everything else that is placed is *open*: DELAYED (a retry), ARCHIVING (a dead letter under
+way). Invariant, for each hash, of its open offsets in log order:
 
 - the first, the *head*, is not BLOCKED, and all others are;
 - but for a *chain*: the next ones may be ACQUIRED or PENDING, if they were acquired together with the one before, all
@@ -12,16 +13,19 @@ under way). Invariant, for each hash, of its placed and unsettled offsets in log
 
 | what happens to an offset | it becomes | its key's next |
 |---|---|---|
-| placed, nothing of its key is unsettled | AVAILABLE | – |
+| placed, nothing of its key is open | AVAILABLE | – |
 | placed behind another | BLOCKED | – |
-| settled, as head | settled | AVAILABLE if it was BLOCKED; of a chain: the head |
+| ending, as head | PENDING | AVAILABLE if it was BLOCKED; of a chain: the head |
+| settled, as head | settled | the same |
 | settled within a chain (it was not in the log) | settled | waits for the one before |
 | AVAILABLE or DELAYED again (released, lapsed), as head | that | as it is |
 | the same, within a chain | BLOCKED | as it is |
 | accept or reject within a chain whose one before is open | refused | |
+| ending no more: its write failed, or was not begun | ACQUIRED | BLOCKED again; ACQUIRED: in a chain behind it |
 
-*Open* is what is unsettled, unless it is PENDING and will be settled: it is written before what comes later, or with
-it.
+So the next of a key is acquired as soon as the one before is decided, and its record leaves with the write that holds
+both, or a later one. When a write fails, all that was decided or acquired behind it fails with it and goes back
+(`server.share.writing`); of what was picked then and not confirmed yet the rest of `aborts` tells (`acquire_by_key`).
 
 BLOCKED is stored as AVAILABLE, and what was placed and never acquired is not stored. So a reload knows no hashes:
 everything below `known_end` is placed, what is behind it is not handed out until the log was read again so far. What is
@@ -40,7 +44,7 @@ from collections.abc import Iterator, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.share.types import ACKNOWLEDGED, ARCHIVED, AVAILABLE, BLOCKED, DELAYED
+from flowshare.share.types import ACKNOWLEDGED, ACQUIRED, ARCHIVED, AVAILABLE, BLOCKED, DELAYED, PENDING
 
 if TYPE_CHECKING:
     from flowshare.share.window import Window
@@ -65,14 +69,15 @@ class Heads:
     """The order of one window. `hashes`, `following`: as long as the window's `states`, and beside them."""
 
     __slots__ = (
+        "_freed",
         "_window",
+        "aborts",
         "barrier",
         "chained",
         "ending",
         "following",
         "hashes",
         "known_end",
-        "led",
         "single",
         "tails",
     )
@@ -87,10 +92,12 @@ class Heads:
         """Hash -> the last offset that was placed of it, as long as one of them is unsettled."""
         self.chained: dict[int, int] = {}
         """Offset within a chain -> the one before it."""
-        self.led: dict[int, int] = {}
-        """The same the other way round."""
         self.ending: set[int] = set()
-        """Of `led` those that are PENDING and will be settled."""
+        """What is PENDING and will be settled."""
+        self._freed: dict[int, int] = {}
+        """Offset that is no more BLOCKED since the one before it was ending -> that one. May name what is settled."""
+        self.aborts = 0
+        """How often something that was ending was not settled, because its write failed."""
         self.known_end = known_end
         """Everything below it is placed."""
         self.single: frozenset[int] = frozenset()
@@ -126,6 +133,13 @@ class Heads:
             before = self.chained.get(before)
         return None
 
+    def chain_before(self, offset: int) -> Iterator[int]:
+        """What is unsettled before an offset in its chain, the nearest first."""
+        before = self._before(offset)
+        while before is not None:
+            yield before
+            before = self._before(before)
+
     def within(self, first: int, last: int) -> list[int]:
         """The offsets of `first`..`last` that are within a chain, ascending."""
         if not self.chained:
@@ -157,7 +171,7 @@ class Heads:
     def append(self, offsets: Sequence[int], hashes: Sequence[int]) -> None:
         """Place records behind all that are placed; the window has grown over them, and nothing is known of them."""
         window, tails, following, known = self._window, self.tails, self.following, self.hashes
-        base, states = window.base, window.states
+        base, states, ending = window.base, window.states, self.ending
         available = 0
         first_available = -1
         for offset, key in zip(offsets, hashes, strict=True):
@@ -167,8 +181,10 @@ class Heads:
                 known[offset - base] = key
                 if tail is not None:
                     following[tail - base] = offset - tail
-                    states[offset - base] = BLOCKED
-                    continue
+                    if tail not in ending:
+                        states[offset - base] = BLOCKED
+                        continue
+                    self._freed[offset] = tail
             states[offset - base] = AVAILABLE
             available += 1
             if first_available < 0:
@@ -187,13 +203,16 @@ class Heads:
                 tails[key] = offset
                 if tail is not None:
                     following[tail - base] = offset - tail
+                    if tail in self.ending:
+                        self._freed[offset] = tail
+                        continue
                     states[offset - base] = BLOCKED
                     blocked += 1
         window.tally[AVAILABLE] -= blocked
         window.tally[BLOCKED] += blocked
 
     def link(self, offset: int, key: int) -> bool:
-        """Put an unsettled offset behind those of its key; whether there is one before it."""
+        """Put an unsettled offset behind those of its key; whether there is an open one before it."""
         if not key:
             return False
         base, tail = self._window.base, self.tails.get(key)
@@ -202,31 +221,72 @@ class Heads:
         if tail is None:
             return False
         self.following[tail - base] = offset - tail
+        if tail in self.ending:
+            self._freed[offset] = tail
+            return False
         return True
 
     # -- acquiring
 
     def chain(self, before: int, offset: int) -> None:
-        """Note that `offset` was acquired together with `before`, the one before it in its key."""
+        """Note that `offset` is held together with `before`, the one before it in its key, which is open."""
         self.chained[offset] = before
-        self.led[before] = offset
+        self.ending.discard(offset)  # before its key was known it may have been acknowledged out of turn
 
     # -- what became of offsets
 
     def ends(self, first: int, last: int) -> None:
-        """They are PENDING, and will be settled."""
-        if self.led:
-            self.ending.update(self._leading(first, last))
+        """They are PENDING, and will be settled: the next of their keys are free."""
+        self.ending.update(range(first, last + 1))
+        at, following = first - self._window.base, self.following
+        if any(following[at : at + last - first + 1]):
+            for offset in range(first, last + 1):
+                if following[offset - self._window.base]:
+                    self._free_next(offset, offset)
 
     def stays_open(self, first: int, last: int) -> None:
-        """They will not."""
-        if self.ending:
-            self.ending.difference_update(self._leading(first, last))
+        """They will not: what is free behind them is blocked again, what is held is in a chain with them."""
+        self.ending.difference_update(range(first, last + 1))
+        window, following = self._window, self.following
+        for offset in range(first, last + 1):
+            at = self._next(offset) if following[offset - window.base] else None
+            if at is None or self._before(at) is not None:
+                continue
+            self._freed.pop(at, None)
+            state = window.states[at - window.base]
+            if state in (AVAILABLE, DELAYED):
+                window.let_go(at, at)
+                window.put(at, at, state, BLOCKED)
+            elif state in (ACQUIRED, PENDING):
+                self.chain(offset, at)
 
-    def _leading(self, first: int, last: int) -> list[int]:
-        if last - first < len(self.led):
-            return [offset for offset in range(first, last + 1) if offset in self.led]
-        return [offset for offset in self.led if first <= offset <= last]
+    def _next(self, offset: int) -> int | None:
+        """The next unsettled one of its key, for good past what is settled; None: there is none."""
+        base, states = self._window.base, self._window.states
+        while far := self.following[offset - base]:
+            offset += far
+            if states[offset - base] not in SETTLED:
+                return offset
+            self.hashes[offset - base] = 0
+        return None
+
+    def _free_next(self, offset: int, ending: int) -> None:
+        """The next unsettled one behind `offset` waits for nothing but the write of `ending`."""
+        at = self._next(offset)
+        if at is None:
+            self.tails[self.hashes[ending - self._window.base]] = ending
+        elif self._window.states[at - self._window.base] == BLOCKED:
+            self._freed[at] = ending
+            self._free(at)
+        elif at in self.chained:
+            self.chained[at] = ending
+
+    def _free(self, offset: int) -> None:
+        window = self._window
+        window.states[offset - window.base] = AVAILABLE  # as `put` would, at the price of one for each record
+        window.tally[BLOCKED] -= 1
+        window.tally[AVAILABLE] += 1
+        window.offer(offset)
 
     def moved(self, first: int, last: int, old: int, new: int) -> None:
         """Follow offsets that went from one state to another."""
@@ -237,9 +297,12 @@ class Heads:
                 self._settle(first, last)
         elif new in (AVAILABLE, DELAYED) and self.chained:
             for offset in self.within(first, last):
-                if self.waits(offset):
+                before = self._before(offset)
+                if before is not None and before in self.ending:
+                    self._freed[offset] = before
+                elif before is not None:
                     self._window.put(offset, offset, new, BLOCKED)
-                self._unchain(offset)
+                del self.chained[offset]
 
     def _skip(self, first: int, last: int) -> None:
         """They were settled while they waited: who walks the key goes on past them."""
@@ -248,18 +311,26 @@ class Heads:
             self.hashes[at] = 0
 
     def _settle(self, first: int, last: int) -> None:
-        window, hashes, following = self._window, self.hashes, self.following
+        window, hashes, following, freed = self._window, self.hashes, self.following, self._freed
         base = window.base
+        if self.ending:
+            self.ending.difference_update(range(first, last + 1))
         for at in range(first - base, last + 1 - base):
+            ending = freed.pop(at + base, None) if freed else None
             key = hashes[at]
             if not key:
                 continue
             hashes[at] = 0
-            chained = at + base in self.chained  # most are not: a call for each costs more than all the rest
-            if chained and self.waits(at + base):
+            if ending is not None and ending in self.ending:
+                self._free_next(at + base, ending)  # it was not in the log
                 continue
-            if chained:
-                self._unchain(at + base)
+            if at + base in self.chained:  # most are not: a call for each costs more than all the rest
+                before = self._before(at + base)
+                if before is not None:
+                    if before in self.ending:
+                        self._free_next(at + base, before)
+                    continue
+                del self.chained[at + base]
             if following[at]:
                 self._release(at + base, key)
             else:
@@ -271,25 +342,14 @@ class Heads:
         base, states, chained = window.base, window.states, self.chained
         while far := self.following[offset - base]:
             offset += far
-            if offset in chained:
-                self._unchain(offset)
+            chained.pop(offset, None)
             at = offset - base
             if states[at] not in SETTLED:
                 if states[at] == BLOCKED:
-                    states[at] = AVAILABLE  # as `put` would, at the price of one for each record
-                    window.tally[BLOCKED] -= 1
-                    window.tally[AVAILABLE] += 1
-                    window.offer(offset)
+                    self._free(offset)
                 return
             self.hashes[at] = 0
         del self.tails[key]
-
-    def _unchain(self, offset: int) -> None:
-        """An offset waits for none in a chain any more."""
-        before = self.chained.pop(offset, None)
-        if before is not None:
-            self.led.pop(before, None)
-            self.ending.discard(before)
 
     # -- the window's edges
 
@@ -310,8 +370,8 @@ class Heads:
         del self.following[:]
         self.tails.clear()
         self.chained.clear()
-        self.led.clear()
         self.ending.clear()
+        self._freed.clear()
         self.known_end = max(self.known_end, start)
 
     def cut(self, end: int) -> None:
@@ -321,7 +381,9 @@ class Heads:
         del self.following[end - window.base :]
         self.tails.clear()
         for offset in [offset for offset in self.chained if offset >= end]:
-            self._unchain(offset)
+            del self.chained[offset]
+        self.ending = {offset for offset in self.ending if offset < end}
+        self._freed.clear()
         self.known_end = min(self.known_end, end)
         self.barrier = min(self.barrier, end - 1)
         for at in range(window.start - window.base, len(self.hashes)):

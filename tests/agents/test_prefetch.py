@@ -136,8 +136,9 @@ class Ordered:
     def __init__(self, handlers: int, *, chain: int = 16) -> None:
         self.held = SimpleNamespace(outstanding=0, followers=0)
         self.prefetch = KeyPrefetch(handlers)
-        acks, reader = SimpleNamespace(unconfirmed=0), SimpleNamespace(batch_records=0)
-        self.size = KeyFetchSize(self.prefetch, self.held, acks, reader, chain=chain)
+        reader = SimpleNamespace(batch_records=0)
+        self.acks = SimpleNamespace(unconfirmed=0, leaves_soon=False)
+        self.size = KeyFetchSize(self.prefetch, self.held, self.acks, reader, chain=chain)
 
 
 def test_as_many_keys_as_handlers_are_begun_until_the_speed_is_known():
@@ -170,6 +171,35 @@ def test_no_more_keys_are_held_ahead_than_leave_the_next_fetch_in_few_pieces():
     agent.prefetch.finished(1_000_000, 1.0)
 
     assert agent.size.wanted() == 16 + BUFFER_KEYS_MAX
+
+
+def test_a_member_that_is_quick_asks_for_more_keys_when_it_has_run_all_but_a_few():
+    agent = Ordered(16)
+    agent.prefetch.finished(100_000, 1.0)
+    agent.held.outstanding = 16 + 301
+    assert agent.size.wanted() == 0
+
+    agent.held.outstanding = 16 + 300
+    assert agent.size.wanted() == BUFFER_KEYS_MAX - 300
+
+
+def test_it_asks_when_what_it_has_run_is_acknowledged_so_that_none_of_their_keys_is_left_behind():
+    agent = Ordered(16)
+    agent.prefetch.finished(100_000, 1.0)
+    agent.acks.leaves_soon = True
+    assert agent.size.wanted() == 0
+
+    agent.acks.leaves_soon = False
+    assert agent.size.wanted() == 16 + BUFFER_KEYS_MAX
+
+
+def test_one_that_is_not_quick_asks_as_soon_as_a_quarter_of_its_handlers_have_nothing_to_do():
+    agent = Ordered(16)
+    agent.prefetch.finished(200, 1.0)
+    agent.acks.leaves_soon = True
+    agent.held.outstanding = 18
+
+    assert agent.size.wanted() == 6
 
 
 def test_what_waits_behind_a_record_of_its_key_takes_no_room():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from flowshare.core_errors import CoreError
 from flowshare.share.acquire_by_key import Picked
-from flowshare.share.heads import KeyedBatch
+from flowshare.share.heads import Heads, KeyedBatch
 from flowshare.share.partition import Decision, SharePartition
 from flowshare.share.records import replay
 from flowshare.share.types import (
@@ -37,7 +37,7 @@ from flowshare.share.types import (
     Priority,
 )
 
-STEPS_MAX = 300_000
+STEPS_MAX = 600_000
 RECORDS = 150
 ACCEPT, RELEASE, REJECT = (bytes([kind]) for kind in (AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, 3))
 
@@ -63,7 +63,12 @@ class Chain:
     offsets: list[int]
     until_ms: int
     life: int
+    attempts: dict[int, int]
     accepted: list[int] = field(default_factory=list)
+
+    def batch(self, offset: int, types: bytes, **more: object) -> AcknowledgeBatch:
+        """What it says of one of its records: of the delivery that it has."""
+        return AcknowledgeBatch(offset, offset, types, attempt=self.attempts[offset], **more)  # type: ignore[arg-type]
 
 
 class OrderWorld:
@@ -249,19 +254,30 @@ class OrderWorld:
         if self.counted() != window.tally:
             self.fail(f"the tally is {window.tally}, counted are {self.counted()}")
         first_of: dict[int, int] = {}
+        unsettled_keys: set[int] = set()
         for offset in range(window.start, window.end):
             state = states[offset - base]
             key = self.hash_of.get(offset, heads.hashes[offset - base])
             unsettled = state not in (ACKNOWLEDGED, ARCHIVED, HOLE) and offset < heads.known_end
             if not (key and unsettled and heads.hashes[offset - base]):  # without: of a batch that was not opened
                 continue
+            unsettled_keys.add(key)
+            if offset in heads.ending:
+                if state != PENDING:
+                    self.fail(f"{offset} is ending, and in state {state}")
+                continue
             first = first_of.setdefault(key, offset)
             self.check_one(offset, state, first, key)
+        self.check_edges(heads, unsettled_keys)
+
+    def check_edges(self, heads: Heads, unsettled_keys: set[int]) -> None:
+        window = self.partition._window
+        states, base = window.states, window.base
         for offset in heads.chained:
             if offset >= window.end or (offset >= window.start and states[offset - base] in (AVAILABLE, BLOCKED)):
                 self.fail(f"{offset} is in a chain, and nobody's")
-        if set(heads.tails) != set(first_of):
-            self.fail(f"tails of {sorted(heads.tails)}, unsettled are {sorted(first_of)}")
+        if set(heads.tails) != unsettled_keys:
+            self.fail(f"tails of {sorted(heads.tails)}, unsettled are {sorted(unsettled_keys)}")
         for name in ("hashes", "following"):
             if len(getattr(heads, name)) != len(states):
                 self.fail(f"{name} is {len(getattr(heads, name))} long, the window {len(states)}")
@@ -312,12 +328,9 @@ class OrderWorld:
         """What will be stored when this write succeeds."""
         if self.snapshot_due:
             partition = self.partition
-            return PartitionState(start_offset=partition.start_offset, runs=self.after(partition))
+            whole = PartitionState(start_offset=partition.start_offset, runs=partition.state())
+            return replay(whole, [step.update for step in self.writing if step.decides])
         return replay(self.snapshot, [step.update for step in self.writing])
-
-    def after(self, partition: SharePartition) -> tuple:
-        whole = PartitionState(start_offset=partition.start_offset, runs=partition.state())
-        return replay(whole, [step.update for step in self.writing if step.decides]).runs
 
     def written(self, plan: PartitionState, life: int, cuts: int) -> None:
         if life != self.life:
@@ -428,10 +441,13 @@ class OrderWorld:
         got = self.partition.confirm(member, picked, missing=gone)
         self.settled.update(gone)
         if got.update is not None:
-            found = [offset for first, last, _ in got.ranges for offset in range(first, last + 1)]
+            found = {offset: count for first, last, count in got.ranges for offset in range(first, last + 1)}
             self.write(got.update, lambda written: self.delivered(member, found, until_ms, life, written))
 
-    def delivered(self, member: str, offsets: list[int], until_ms: int, life: tuple[int, int], written: bool) -> None:
+    def delivered(
+        self, member: str, attempts: dict[int, int], until_ms: int, life: tuple[int, int], written: bool
+    ) -> None:
+        offsets = list(attempts)
         if life != (self.life, self.sessions[member]) or not written or until_ms <= self.now_ms or not offsets:
             if life[0] == self.life and not written:
                 self.give_back(member, offsets)
@@ -440,7 +456,7 @@ class OrderWorld:
         for offset in offsets:
             rows.setdefault(self.key(offset) or (offset,), []).append(offset)
         for row in rows.values():
-            chain = Chain(member, row, until_ms, self.life)
+            chain = Chain(member, row, until_ms, self.life, attempts)
             self.chains[member].append(chain)
             self.at(self.dice.randint(0, 5), lambda chain=chain: self.begin(chain))
 
@@ -491,23 +507,27 @@ class OrderWorld:
         if chain.until_ms <= self.now_ms and any(offset in one.offsets for one in self.chains[chain.member]):
             self.drop(chain)  # it knows that it has lost it, and got it anew
             return
-        there = offset in self.hash_of
-        if chain.offsets and there and self.dice.random() < self.rate["out of turn"]:
-            self.acknowledge(chain, [AcknowledgeBatch(chain.offsets[-1], chain.offsets[-1], ACCEPT)], must_fail=True)
+        # A leader knows no order of what it has not read, or can read no more.
+        there = bool(chain.offsets) and all(
+            one in self.hash_of and self.partition.start_offset <= one < self.known_end()
+            for one in (offset, chain.offsets[-1])
+        )
+        if there and self.dice.random() < self.rate["out of turn"]:
+            self.acknowledge(chain, [chain.batch(chain.offsets[-1], ACCEPT)], must_fail=True)
         if self.dice.random() < self.rate["renew"]:
             self.renew(chain, [offset, *chain.offsets])
         roll = self.dice.random()
         if roll < self.rate["release"] + self.rate["reject"]:
             reject = roll < self.rate["reject"]
             delay_ms = 0 if reject else self.dice.choice((0, 0, 200))
-            batches = [AcknowledgeBatch(offset, offset, REJECT if reject else RELEASE, self.now_ms + delay_ms)]
-            batches += [AcknowledgeBatch(rest, rest, RELEASE, unrun=True) for rest in chain.offsets]
+            batches = [chain.batch(offset, REJECT if reject else RELEASE, not_before_ms=self.now_ms + delay_ms)]
+            batches += [chain.batch(rest, RELEASE, unrun=True) for rest in chain.offsets]
             chain.offsets = []
             self.drop(chain)
             self.acknowledge(chain, batches)
             return
         chain.accepted.append(offset)
-        self.acknowledge(chain, [AcknowledgeBatch(offset, offset, ACCEPT)])
+        self.acknowledge(chain, [chain.batch(offset, ACCEPT)])
         if chain.offsets:
             self.begin(chain)
         else:
@@ -515,10 +535,12 @@ class OrderWorld:
 
     def renew(self, chain: Chain, offsets: list[int]) -> None:
         try:
-            self.partition.acknowledge(
-                chain.member, [AcknowledgeBatch(one, one, b"\x04") for one in offsets], now_ms=self.now_ms
+            said = self.partition.acknowledge(
+                chain.member, [chain.batch(one, b"\x04") for one in offsets], now_ms=self.now_ms
             )
         except CoreError:
+            return
+        if said.refused is not None:
             return
         chain.until_ms = self.now_ms + self.limits.lock_duration_ms
 
@@ -527,8 +549,7 @@ class OrderWorld:
             decision = self.partition.acknowledge(chain.member, batches, now_ms=self.now_ms)
         except CoreError:
             return
-        first = batches[0].first
-        if must_fail and self.partition.start_offset <= first < self.known_end():
+        if must_fail:
             self.fail(f"{chain.member} settled {batches} out of turn")
         if decision.update is None:
             return

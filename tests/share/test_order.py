@@ -9,11 +9,12 @@ import os
 
 import pytest
 
-from flowshare.core_errors import InvalidRecordState
+from flowshare.core_errors import CoreError, InvalidRecordState
 from flowshare.share import acknowledge
 from flowshare.share.acquire import HOLE_MAX
+from flowshare.share.acquire_by_key import FAR_MAX
 from flowshare.share.heads import KeyedBatch
-from flowshare.share.partition import SharePartition
+from flowshare.share.partition import Decision, SharePartition
 from flowshare.share.types import AcknowledgeBatch, Limits, RecordState, StateRun
 from tests.share.order_world import OrderWorld
 
@@ -103,23 +104,115 @@ def test_a_dead_letter_under_way_holds_up_its_key() -> None:
     assert (before, group.take("n")) == ([], [1])
 
 
-def test_an_accept_that_is_being_written_holds_up_its_key() -> None:
+def decided(group: Group, offset: int, kind: bytes = ACCEPT, member: str = "m") -> Decision:
+    """What a member says of an offset, not written yet."""
+    return group.partition.acknowledge(member, [AcknowledgeBatch(offset, offset, kind)], now_ms=0)
+
+
+def test_the_next_of_a_key_is_free_as_soon_as_the_one_before_is_accepted_and_leaves_with_what_is_written_then() -> None:
     group = Group("aa")
     group.take()
-    decision = group.partition.acknowledge("m", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0)
-    before = group.take("n")
-    group.partition.commit(decision)
+    decision = decided(group, 0)
+    picked = group.partition.pick("n", records_max=1, now_ms=0)
+    got = group.partition.confirm("n", picked)
 
-    assert (before, group.take("n")) == ([], [1])
+    assert [run.first for run in (*decision.update.runs, *got.update.runs)] == [1]  # type: ignore[union-attr]
+    assert decision.update.start_offset == 1, "0 is written with it, or before"  # type: ignore[union-attr]
+    group.partition.commit(decision)
+    assert [run[:3] for run in group.partition.in_flight()] == [(1, 1, "n")]
+
+
+@pytest.mark.parametrize("kind", [RELEASE, REJECT], ids=["release", "dead letter"])
+def test_what_is_not_finished_when_it_is_written_holds_up_its_key_all_the_while(kind: bytes) -> None:
+    group = Group("aa", limits=Limits(lock_duration_ms=LOCK_MS, dead_letter_on_reject=True))
+    group.take()
+    decided(group, 0, kind)
+
+    assert group.take("n") == []
+
+
+def test_what_comes_into_the_log_behind_a_record_whose_accept_is_being_written_is_free() -> None:
+    group = Group("a")
+    group.take()
+    decision = decided(group, 0)
+    group.keys = "aa"
+    group.place()
+
+    assert group.take("n") == [1]
+    group.partition.commit(decision)
+    group.say([1], ACCEPT, "n")
+    assert group.partition.start_offset == 2
 
 
 def test_an_accept_that_could_not_be_written_frees_nothing() -> None:
     group = Group("aa")
     group.take()
-    decision = group.partition.acknowledge("m", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0)
+    decision = decided(group, 0)
     group.partition.abort(decision, now_ms=0)
 
     assert group.take("n") == []
+
+
+def test_an_acknowledgement_that_is_refused_frees_nothing() -> None:
+    group = Group("aab")
+    group.take()
+    batches = [AcknowledgeBatch(0, 0, ACCEPT), AcknowledgeBatch(2, 9, ACCEPT)]
+    with pytest.raises(CoreError):
+        group.partition.acknowledge("m", batches, now_ms=0)
+
+    assert group.take("n") == []
+
+
+def test_what_was_picked_behind_an_accept_that_could_not_be_written_is_not_confirmed() -> None:
+    group = Group("aab")
+    group.take(records=1)
+    decision = decided(group, 0)
+    picked = group.partition.pick("n", records_max=10, now_ms=0)
+    group.partition.abort(decision, now_ms=0)
+
+    assert group.partition.confirm("n", picked) == ((), None)
+    assert group.take("n") == [2], "what depends on nothing comes with the next try"
+    assert [run[:3] for run in group.partition.in_flight()] == [(0, 0, "m"), (2, 2, "n")]
+    group.say([0], ACCEPT)
+    assert group.take("n") == [1]
+
+
+def test_what_was_acquired_behind_an_accept_that_could_not_be_written_goes_back_behind_it() -> None:
+    group = Group("aaa")
+    group.take()
+    decision = decided(group, 0)
+    assert group.take("n", chain=16) == [1, 2]
+    group.partition.abort(decision, now_ms=0)
+    with pytest.raises(CoreError):
+        decided(group, 1, ACCEPT, "n")
+    for offset in (1, 2):
+        group.say([offset], RELEASE, "n", unrun=True)
+
+    assert group.take("n") == []
+    group.say([0], ACCEPT)
+    assert group.take("n", chain=16) == [1, 2]
+
+
+def test_what_vanished_behind_an_accept_that_is_being_written_holds_up_nothing() -> None:
+    group = Group("aaaa")
+    group.take()
+    decision = decided(group, 0)
+    picked = group.partition.pick("n", records_max=10, chain=2, now_ms=0)
+    group.partition.confirm("n", picked, missing=[1, 2])
+
+    assert group.take("n") == [3]
+    group.partition.commit(decision)
+    assert [run[:3] for run in group.partition.in_flight()] == [(3, 3, "n")]
+
+
+def test_renewing_a_record_of_a_chain_keeps_what_is_before_it_too() -> None:
+    group = Group("aa")
+    group.take(chain=16)
+    group.partition.abort(decided(group, 0), now_ms=0)
+    group.partition.acknowledge("m", [AcknowledgeBatch(1, 1, RENEW)], now_ms=LOCK_MS - 1)
+    group.partition.lapse(LOCK_MS)
+
+    assert [run[:3] for run in group.partition.in_flight()] == [(0, 1, "m")], "else 0 would run beside 1"
 
 
 def test_a_chain_is_handed_out_in_order_as_far_as_it_may_go() -> None:
@@ -132,6 +225,13 @@ def test_heads_come_before_what_may_follow_them() -> None:
 
 def test_so_many_keys_are_begun_as_are_asked_for() -> None:
     assert Group("abcaa").take(heads=1, chain=16) == [0, 3, 4]
+
+
+def test_of_many_keys_only_those_are_followed_whose_next_record_is_near() -> None:
+    keys = "".join(chr(0x100 + number) for number in range(FAR_MAX + 10))
+
+    assert Group(2 * keys, batch=1_000).take(records=1_000, heads=FAR_MAX, chain=16) == list(range(FAR_MAX))
+    assert Group(2 * keys, batch=1_000).take(records=1_000, chain=16) == list(range(2 * len(keys))), "heads are short"
 
 
 def test_what_was_delivered_before_is_in_no_chain() -> None:

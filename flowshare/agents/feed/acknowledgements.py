@@ -221,6 +221,13 @@ class AckSender:
         self._tasks: set[asyncio.Task[None]] = set()
         self.unconfirmed = 0
         """Offsets that wait for their acknowledgement or its answer."""
+        self.on_sent: Callable[[], object] | None = None
+        """Called when what waited behind a round has left (`leaves_soon`)."""
+
+    @property
+    def leaves_soon(self) -> bool:
+        """Whether something waits for the round that is under way, and leaves when that has ended or is slow."""
+        return bool(self._pending) and bool(self._round)
 
     def start(self, member: Member) -> None:
         """Begin to send over this member."""
@@ -313,6 +320,8 @@ class AckSender:
         self._slow_timer = None
         self._round.clear()
         self._send()
+        if self.on_sent is not None:
+            self.on_sent()
 
     async def flush(self) -> None:
         """Wait until everything gathered so far has its answer."""
@@ -407,6 +416,8 @@ class AckSender:
             self._hurry = False
             self._flushed.set()
         self._send()
+        if self.on_sent is not None:
+            self.on_sent()
 
     def _settle(self, request: _Request, results: list[AckResult]) -> list[Refused]:
         """Confirm what has its outcome, and return what is to be sent again."""

@@ -151,6 +151,8 @@ class Feeder:
             clock=clock,
             ride=self._acks.ride,
         )
+        if isinstance(self._prefetch, KeyPrefetch):
+            self._acks.on_sent = self._prefetcher.look
         self._handlers_first = environment.handler_loop is not environment.service_loop and not pool.fed_anywhere
         pool.finished = self._finished
         pool.renew = lambda chunk, offset: self._locks.renew_one(chunk, offset, self._soon)

@@ -53,8 +53,13 @@ STUCK_S: Final = 1.0
 """After so long without any record finished, the buffer is given back."""
 BUFFER_MAX: Final = 8_000
 BUFFER_KEYS_MAX: Final = 2_000
-"""The same in keys, where there is an order: a fetch leaves behind what stands behind a key that is held, so what it
-brings is in pieces, and a piece costs as much as ten records."""
+"""The same in keys, where there is an order."""
+BULK_KEYS: Final = 256
+"""With so many keys ahead all but a few are run, and acknowledged, before the next fetch: it leaves behind what stands
+behind a key that is held, so that what it brings is in pieces, and a piece costs as much as ten records. A member that
+holds no more loses less by the pieces than by the wait."""
+LOW_S: Final = 0.003
+"""How long what is held then lasts."""
 _WINDOW_S: Final = 0.005
 _WINDOW_RECORDS: Final = 500
 ASK_S: Final = 5.0
@@ -161,8 +166,19 @@ class KeyPrefetch(Prefetch):
             return self._stuck_target
         if self._rate is None or self._rate < SOON_RATE:
             return self._at_once
-        ahead = int(self._rate * AHEAD_S) - FEWER_KEYS
-        return self._at_once + max(1, min(BUFFER_KEYS_MAX, ahead))
+        return self._at_once + max(1, min(BUFFER_KEYS_MAX, self._ahead))
+
+    @property
+    def low(self) -> int | None:
+        """How few keys are held when all others are to be run and acknowledged before more are asked for; None: they
+        are not to be."""
+        if self.stuck or self._rate is None or self._ahead < BULK_KEYS:
+            return None
+        return self._at_once + int(self._rate * LOW_S)
+
+    @property
+    def _ahead(self) -> int:
+        return 0 if self._rate is None else int(self._rate * AHEAD_S) - FEWER_KEYS
 
 
 class Asked(NamedTuple):
@@ -285,7 +301,15 @@ class KeyFetchSize(FetchSize):
     ) -> None:
         """chain: records of one key to ask for in a row."""
         super().__init__(prefetch, held, acks, reader, None)
+        self._prefetch: KeyPrefetch = prefetch
         self._chain = chain
+
+    def wanted(self, unread: int = 0) -> int:
+        """How many keys to ask for."""
+        low = self._prefetch.low
+        if low is not None and (self._acks.leaves_soon or self._target()[1] + unread > low):
+            return 0
+        return super().wanted(unread)
 
     def asked(self, count: int, records_max: int | None) -> Asked:
         """So many keys, and room for chains behind them."""

@@ -294,12 +294,15 @@ class Node:
         if self.serial:
             self._pump_serial(now_s, fetches=fetches)
             return
-        if fetches:
+        if fetches and not self.session.open:
             self._fetch((), now_s)
-        while self.pile:
+            fetches = False
+        while self.pile:  # first, so that the fetch finds what they free
             if not self.session.open:
                 self._open(now_s)  # what follows reaches the server behind it
             self._send_acks(self.take(renewal=True) or self.take(renewal=False), now_s)
+        if fetches:
+            self._fetch((), now_s)
 
     def _pump_serial(self, now_s: float, *, fetches: bool) -> None:
         renews = bool(self.pile) and any(ack.call.renewal for ack in self.pile)

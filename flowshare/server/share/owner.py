@@ -233,6 +233,8 @@ class PartitionOwner:
         else:
             durable = self._writer.add(decision.update, decision=decision, batches=batches)
         self._alarm.ring()
+        if self._opened is not None:
+            self.look()  # the next of its keys are free, to leave with the same write
         return Acknowledged(durable, decision.refused)
 
     async def take(self, want: Want) -> Taken:

@@ -371,7 +371,7 @@ SCENARIOS = (
             describe => start=3 lag=0
         """,
     ),
-    # A chain whose head lapses while its rest was renewed: the head comes first, and the rest waits for it.
+    # Who renews the rest of a chain keeps its head: the next member would run it beside the rest.
     Scenario(
         id="C26",
         given=f"""
@@ -384,11 +384,30 @@ SCENARIOS = (
         """,
         when="time 5000",
         then="""
+            fetch M2 chain=2 => nothing
+            time 9999
+            fetch M2 chain=2 => nothing
+            ack M1 0-1:accept => NONE
+            describe => start=2 lag=0
+        """,
+    ),
+    # It lapses with it.
+    Scenario(
+        id="C32",
+        given=f"""
+            {BY_KEY}
+            config lock=15000
+            log 0-1 keys=aa
+            fetch M1 chain=2 => [0-1]c1
+            time 10000
+            ack M1 1:renew => NONE
+        """,
+        when="time 15000",
+        then="""
             fetch M2 chain=2 => [0-0]c2
             ack M1 1:accept => INVALID_RECORD_STATE
             ack M2 0:accept => NONE
-            ack M1 1:accept => NONE
-            describe => start=2 lag=0
+            fetch M2 => [1-1]c2
         """,
     ),
     # What stands behind a dead letter in a chain waits for it.

@@ -200,9 +200,10 @@ SCENARIOS = (
         when="fetch M1 ack=0-0:accept => ack NONE [1-1]c1",
         then="fetch M1 ack=1-1:accept;2-2:accept => ack NONE",
     ),
-    # An accept that is not durable yet frees nothing.
+    # What comes behind an accept that is not durable yet is acquired, and leaves when that is.
     Scenario(
         id="T12",
+        on="core",
         given=f"""
             {BY_KEY}
             log 0-1 keys=aa
@@ -210,11 +211,54 @@ SCENARIOS = (
             persister hold
             a& ack M1 0:accept
         """,
-        when="fetch M2 => nothing",
+        when="fetch M2 => [1-1]c1",
         then="""
             settle ok
             await a => NONE
             persister ok
+            ack M2 1:accept => NONE
+            describe => start=2 lag=0
+        """,
+    ),
+    Scenario(
+        id="T12",
+        on="server",
+        given=f"""
+            {BY_KEY}
+            log 0-1 keys=aa
+            fetch M1 => [0-0]c1
+            persister hold
+            a& ack M1 0:accept
+        """,
+        when="f& fetch M2 wait=10000",
+        then="""
+            await f => pending
+            settle ok
+            await a => NONE
+            persister ok
+            await f => [1-1]c1
+            ack M2 1:accept => NONE
+            describe => start=2 lag=0
+        """,
+    ),
+    # If it could not be written, what was acquired behind it goes back behind it.
+    Scenario(
+        id="T23",
+        on="server",
+        given=f"""
+            {BY_KEY}
+            log 0-1 keys=aa
+            fetch M1 => [0-0]c1
+            persister hold
+            a& ack M1 0:accept
+            f& fetch M2 wait=10000
+        """,
+        when="settle fail",
+        then="""
+            persister ok
+            await f => error KAFKA_STORAGE_ERROR
+            fetch M2 => nothing
+            ack M1 0:accept => NONE
             fetch M2 => [1-1]c1
         """,
     ),
