@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import random
 import shutil
 import statistics
 import subprocess
@@ -69,12 +70,15 @@ class Server:
         self._admin.create_topics([NewTopic(name, 1, 1)])[name].result(CALL_LIMIT_S)
         return name
 
-    def fill(self, name: str, records: int, *, batch: int = 1000) -> str:
-        """A topic of one partition with records of 100 bytes, keyed, uncompressed, in batches of about `batch`."""
-        self.send(self.topic(name), records, batch=batch)
+    def fill(self, name: str, records: int, *, batch: int = 1000, random_keys: bool = False) -> str:
+        """A topic of one partition with records of 100 bytes, keyed, uncompressed, in batches of about `batch`.
+
+        random_keys: all equally often, in an order drawn by a seed; else in turns.
+        """
+        self.send(self.topic(name), records, batch=batch, random_keys=random_keys)
         return name
 
-    def send(self, name: str, records: int, *, batch: int = 1000) -> None:
+    def send(self, name: str, records: int, *, batch: int = 1000, random_keys: bool = False) -> None:
         """As `fill`, into a topic that there is."""
         producer = Producer(
             {
@@ -86,10 +90,12 @@ class Server:
                 "log_level": 0,
             }
         )
+        dice = random.Random(7)
         for number in range(records):
+            key = dice.randrange(KEYS) if random_keys else number % KEYS
             while True:
                 try:
-                    producer.produce(name, VALUE, key=b"%06d" % (number % KEYS))
+                    producer.produce(name, VALUE, key=b"%06d" % key)
                     break
                 except BufferError:
                     producer.poll(0.1)

@@ -105,8 +105,12 @@ def noop(server: arena.Server, runs: int) -> None:
 
 def order(server: arena.Server, runs: int) -> None:
     """An agent by key, led by the worker, and parallel-consumer's KEY in turns: no-op, and 10 ms × 100 at once."""
-    for label, sleep_ms, records, least in (("no-op", 0, ORDER_RECORDS, 2.0), ("10 ms", 10, ORDER_SLOW_RECORDS, 1.0)):
-        topic = server.fill(f"ordered-{sleep_ms}", records)
+    for label, sleep_ms, records, least, drawn in (
+        ("no-op", 0, ORDER_RECORDS, 2.0, True),
+        ("no-op, keys in turns", 0, ORDER_RECORDS, 2.0, False),
+        ("10 ms", 10, ORDER_SLOW_RECORDS, 1.0, True),
+    ):
+        topic = server.fill(f"ordered-{sleep_ms}-{drawn}", records, random_keys=drawn)
         found: dict[str, list[dict[str, float]]] = {"workers": [], "parallel": []}
         for _ in range(runs):
             ours = arena.python_peer(

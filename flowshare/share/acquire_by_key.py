@@ -238,11 +238,10 @@ def pick(window: Window, heads: Heads, limits: Limits, member_id: str, ask: Ask,
         pieces = _free_heads(window, heads, limits, ask)
     if not pieces:
         return NOTHING
-    for first, last, count in pieces:
-        if window.states[first - window.base] == AVAILABLE:  # else `_Chains` has done it
-            window.set_count(first, last, count + 1)
-            window.put(first, last, AVAILABLE, ACQUIRED)
     ranges = _joined(pieces)
+    for first, last, count in ranges:
+        window.set_count(first, last, count)
+        window.acquire(first, last)
     size = sum(last - first + 1 for first, last, _ in ranges)
     hold = window.holds.open(member_id, now_ms + limits.lock_duration_ms, ranges[0].first, ranges[-1].last, size)
     for first, last, _ in ranges:

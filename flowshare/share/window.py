@@ -277,6 +277,14 @@ class Window:
         if self.heads is not None:
             self.heads.moved(first, last, old, new)
 
+    def acquire(self, first: int, last: int) -> None:
+        """Of `first`..`last`, all AVAILABLE or ACQUIRED, the former are ACQUIRED, too."""
+        at, until = first - self.base, last + 1 - self.base
+        free = self.states.count(AVAILABLE, at, until)
+        self.states[at:until] = bytes((ACQUIRED,)) * (until - at)
+        self.tally[AVAILABLE] -= free
+        self.tally[ACQUIRED] += free
+
     def offer(self, offset: int) -> None:
         """Note that `offset` is AVAILABLE, so that the next search does not start behind it."""
         if offset < self._available_from:

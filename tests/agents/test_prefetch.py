@@ -176,11 +176,11 @@ def test_no_more_keys_are_held_ahead_than_leave_the_next_fetch_in_few_pieces():
 def test_a_member_that_is_quick_asks_for_more_keys_when_it_has_run_all_but_a_few():
     agent = Ordered(16)
     agent.prefetch.finished(100_000, 1.0)
-    agent.held.outstanding = 16 + 301
+    agent.held.outstanding = 16 + 801
     assert agent.size.wanted() == 0
 
-    agent.held.outstanding = 16 + 300
-    assert agent.size.wanted() == BUFFER_KEYS_MAX - 300
+    agent.held.outstanding = 16 + 800
+    assert agent.size.wanted() == BUFFER_KEYS_MAX - 800
 
 
 def test_it_asks_when_what_it_has_run_is_acknowledged_so_that_none_of_their_keys_is_left_behind():

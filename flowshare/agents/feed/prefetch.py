@@ -54,11 +54,11 @@ STUCK_S: Final = 1.0
 BUFFER_MAX: Final = 8_000
 BUFFER_KEYS_MAX: Final = 2_000
 """The same in keys, where there is an order."""
-BULK_KEYS: Final = 256
-"""With so many keys ahead all but a few are run, and acknowledged, before the next fetch: it leaves behind what stands
-behind a key that is held, so that what it brings is in pieces, and a piece costs as much as ten records. A member that
-holds no more loses less by the pieces than by the wait."""
-LOW_S: Final = 0.003
+QUICK_S: Final = 0.002
+"""Where handlers take no longer, all but a few keys are run, and acknowledged, before the next fetch: it leaves behind
+what stands behind a key that is held, so that what it brings is in pieces, and a piece costs as much as ten records.
+Slower ones lose less by the pieces than by the wait."""
+LOW_S: Final = 0.008
 """How long what is held then lasts."""
 _WINDOW_S: Final = 0.005
 _WINDOW_RECORDS: Final = 500
@@ -166,19 +166,16 @@ class KeyPrefetch(Prefetch):
             return self._stuck_target
         if self._rate is None or self._rate < SOON_RATE:
             return self._at_once
-        return self._at_once + max(1, min(BUFFER_KEYS_MAX, self._ahead))
+        ahead = int(self._rate * AHEAD_S) - FEWER_KEYS
+        return self._at_once + max(1, min(BUFFER_KEYS_MAX, ahead))
 
     @property
     def low(self) -> int | None:
         """How few keys are held when all others are to be run and acknowledged before more are asked for; None: they
         are not to be."""
-        if self.stuck or self._rate is None or self._ahead < BULK_KEYS:
+        if self.stuck or self._rate is None or self._rate * QUICK_S < self._at_once:
             return None
         return self._at_once + int(self._rate * LOW_S)
-
-    @property
-    def _ahead(self) -> int:
-        return 0 if self._rate is None else int(self._rate * AHEAD_S) - FEWER_KEYS
 
 
 class Asked(NamedTuple):

@@ -14,6 +14,7 @@ asks for the next one (`follow`, `go_on`); who settles, gives back or loses them
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -51,15 +52,11 @@ class Chains:
         numbers = hashes_of(records)
         if len(numbers) == len(set(numbers)):
             return
-        begins: dict[int, RawRecord] = {}
-        keys: dict[int, list[RawRecord]] = {}
+        several = {number for number, count in Counter(numbers).items() if count > 1 and number != NO_ORDER}
+        keys: dict[int, list[RawRecord]] = {number: [] for number in several}
         for record, number in zip(records, numbers, strict=True):
-            if number not in begins:
-                begins[number] = record
-            elif number in keys:
+            if number in several:
                 keys[number].append(record)
-            elif number != NO_ORDER:
-                keys[number] = [begins[number], record]
         for number, found in keys.items():
             for record in found:
                 self._hashes[record.offset] = number
@@ -92,11 +89,13 @@ class Chains:
         with self._lock:
             return self._next(offset)
 
+    def leads(self, offset: int) -> bool:
+        """Whether a record waits behind this one, which runs: none comes there later."""
+        return offset in self._behind
+
     def go_on(self, offset: int, records: list[RawRecord]) -> bool:
         """The handler of this one has ended in an accept: the record behind it becomes the last of `records`, those
         that may be begun. Whether there is one."""
-        if offset not in self._behind:  # nothing comes there later while this one runs
-            return False
         with self._lock:
             record = self._next(offset)
             if record is not None:

@@ -89,8 +89,9 @@ class OrderedTaskPool(InOrder, TaskPool):
             if (monotonic() >= chunk.deadline or chunk.lost) and lapsed(chunk, record):
                 raise _Lapsed
             result = await call(held)
-            if result is None and chunk.chains is not None:  # noted before anybody else has a turn
-                self.go_on(chunk, record)
+            chains = chunk.chains
+            if result is None and chains is not None and chains.leads(record.offset):
+                self.go_on(chunk, record)  # noted before anybody else has a turn
             return result
 
         return in_order
