@@ -222,8 +222,8 @@ MUTANTS = (
     Mutant(
         "a pick counts no delivery",
         BY_KEY,
-        "window.set_count(first, last, count + 1)",
-        "window.set_count(first, last, count)",
+        "        count = before_this + 1\n",
+        "        count = before_this\n",
     ),
     Mutant(
         "as many keys are begun as there is room for",
@@ -245,14 +245,20 @@ MUTANTS = (
     Mutant(
         "chains do not count as records",
         BY_KEY,
-        "chains.take_next(ask.records - begun - chains.size, taken)",
-        "chains.take_next(ask.records, taken)",
+        "chains.take_next(room - begun - chains.size, taken)",
+        "chains.take_next(room, taken)",
+    ),
+    Mutant(
+        "what follows far ahead comes in pieces",
+        BY_KEY,
+        "room = ask.records if begun < heads_max else min(ask.records, FAR_MAX)",
+        "room = ask.records",
     ),
     Mutant(
         "what follows takes the room of heads",
         BY_KEY,
-        "ask.records - min(ask.records, ask.heads or ask.records), 0, 0",
-        "ask.records, 0, 0",
+        "spare, begun, at = ask.records - heads_max, 0, 0",
+        "spare, begun, at = ask.records, 0, 0",
     ),
     Mutant("what was not found is handed out", BY_KEY, "if missing else ()", "if False else ()"),
     Mutant("what could not be read costs a delivery", BY_KEY, "        window.set_count(first, last, count - 1)\n", ""),

@@ -205,6 +205,21 @@ def test_what_vanished_behind_an_accept_that_is_being_written_holds_up_nothing()
     assert [run[:3] for run in group.partition.in_flight()] == [(3, 3, "n")]
 
 
+def test_what_vanished_as_the_last_of_its_key_behind_an_accept_that_is_being_written_ends_no_order() -> None:
+    group = Group("aa")
+    group.take()
+    decision = decided(group, 0)
+    group.partition.confirm("n", group.partition.pick("n", records_max=1, now_ms=0), missing=[1])
+    group.keys = "aaa"
+    group.place()
+
+    assert group.take("n") == [2]
+    group.partition.commit(decision)
+    group.keys = "aaaa"
+    group.place()
+    assert group.take("n") == []
+
+
 def test_renewing_a_record_of_a_chain_keeps_what_is_before_it_too() -> None:
     group = Group("aa")
     group.take(chain=16)

@@ -262,6 +262,27 @@ SCENARIOS = (
             fetch M2 => [1-1]c1
         """,
     ),
+    # Who waits is woken before the accept is written.
+    Scenario(
+        id="T24",
+        on="server",
+        given=f"""
+            {BY_KEY}
+            log 0-1 keys=aa
+            fetch M1 => [0-0]c1
+            f& fetch M2 wait=10000
+            await f => pending
+            persister hold
+            a& ack M1 0:accept
+        """,
+        when="settle fail",
+        then="""
+            persister ok
+            await f => error KAFKA_STORAGE_ERROR
+            ack M1 0:accept => NONE
+            fetch M2 => [1-1]c1
+        """,
+    ),
     # An accept that could not be written frees nothing either.
     Scenario(
         id="T13",
