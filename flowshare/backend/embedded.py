@@ -56,6 +56,10 @@ FIRST_LIMIT_S: Final = 10.0
 """How long the first opening waits for a leader that has the lock but cannot be reached; for the next one anew."""
 FIRST_TRIES: Final = 20
 """So often it tries at least: on a busy machine a try can take seconds."""
+SILENT_TRIES: Final = 2
+"""So often a command, which does not listen, waits for a leader's answer; a worker does for as long as it tries."""
+JOIN_S: Final = 5.0
+"""How long a leader may take to prove who it is; one that takes longer is stopped, or its machine has no time."""
 SEEK_S: Final = 0.05
 """Pause between two tries for the lock or the leader's address."""
 SEEK_SLOW_S: Final = 0.5
@@ -97,6 +101,7 @@ class EmbeddedBackend(Backend):
         self._settings = settings
         self._listen = listen
         self._patience_s = patience_s
+        self._silent_max = FIRST_TRIES if listen else SILENT_TRIES
         self._open_to_all = open_to_all
         self._registration: Registration | None = None
         self._patient_until_s = 0.0
@@ -107,6 +112,8 @@ class EmbeddedBackend(Backend):
         self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
         self._holder: PathOwner | None = None
+        self._silent = 0
+        """How often in a row the leader did not answer."""
         self._led: LedPath | None = None
         self.bootstrap: str | None = None
         """`host:port` where Kafka clients reach the leader of the path; None while it is not known."""
@@ -144,7 +151,7 @@ class EmbeddedBackend(Backend):
             if holder != self._holder:
                 holder, tries = self._holder, 0
                 deadline_s = self._clock.monotonic() + FIRST_LIMIT_S
-            elif tries >= FIRST_TRIES and self._clock.monotonic() >= deadline_s:
+            elif (tries >= FIRST_TRIES or self._silent >= self._silent_max) and self._clock.monotonic() >= deadline_s:
                 raise self._error or BackendError(f"{self.path}: nobody leads it and it cannot be opened")
             await self._clock.sleep(SEEK_S)
 
@@ -255,13 +262,21 @@ class EmbeddedBackend(Backend):
         try:
             await asyncio.to_thread(_import_client)  # most of a second, and this loop may have timers to keep
             security = await asyncio.to_thread(_security_at, self.path, owner.listener)
-            self._watched = await self._open(owner.listener, "flowshare-watch", security)
+            self._watched = await self._clock.wait_for(self._open(owner.listener, "flowshare-watch", security), JOIN_S)
+        except TimeoutError:
+            self._silent += 1
+            self._error = BackendError(
+                f"{self.path} is held by {owner}, which does not answer: it is stopped (kill -CONT {owner.pid} lets it "
+                f"go on), or has no processor time; kill -9 {owner.pid} has another process lead, and loses nothing"
+            )
+            return False
         except OSError as error:
             self._error = BackendError(
                 f"{self.path} is held by {owner}, which cannot be reached: {error}; stop that process, or wait for it "
                 "(a flowshare serve with TLS is reached by its address, kafka://host:port?security=SSL, only)"
             )
             return False
+        self._silent = 0
         if security is None and self._watched.asks_for_login:
             watched, self._watched = self._watched, None
             await watched.close()

@@ -305,6 +305,16 @@ def test_of_two_deliveries_of_a_record_the_last_one_is_acknowledged_and_the_othe
     assert "its lock had lapsed" in caplog.text
 
 
+def test_what_is_lost_together_is_told_in_one_line(caplog: pytest.LogCaptureFixture):
+    acking(
+        lambda tp, batches: ErrorCode.UNKNOWN_SERVER_ERROR,
+        lambda sender, _: sender.accept((TP, 0), [*range(0, 20, 2), 30, 31]),
+    )
+
+    [line] = [record.getMessage() for record in caplog.records if "may run again" in record.getMessage()]
+    assert "record=in-0@0, 2, 4, 6, 8 and 7 more: " in line
+
+
 def test_a_record_that_was_accepted_twice_accepts_none_that_was_not():
     member, stats, _ = acking(None, lambda sender, _: sender.accept((TP, 0), [5, 7, 5]))
 

@@ -205,6 +205,25 @@ async def test_a_holder_that_lets_nobody_join_is_named(tmp_path: Path, monkeypat
     await alone.close()
 
 
+async def test_a_command_is_told_of_a_leader_that_stands_still_and_does_not_wait_for_it(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("flowshare.backend.embedded.FIRST_LIMIT_S", 0.0)
+    monkeypatch.setattr("flowshare.backend.embedded.JOIN_S", 0.05)
+    async with process(tmp_path / "shop") as (leader, _):
+        leader.send_signal(signal.SIGSTOP)
+
+        with pytest.raises(BackendError, match=rf"does not answer: it is stopped \(kill -CONT {leader.pid}"):
+            await EmbeddedBackend(tmp_path / "shop", listen=False).start()
+
+        leader.send_signal(signal.SIGCONT)
+        monkeypatch.undo()
+        joined = EmbeddedBackend(tmp_path / "shop", listen=False)
+        await joined.start()
+        assert not joined.leading
+        await joined.close()
+
+
 async def test_a_path_whose_server_asks_for_a_login_says_how_it_is_reached(tmp_path: Path) -> None:
     (tmp_path / "users").write_text("alice=wonder land\n")
     (tmp_path / "users").chmod(0o600)

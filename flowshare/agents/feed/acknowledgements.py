@@ -85,6 +85,13 @@ SLOW_S: Final = 0.25
 """A request without an answer for so long holds up its own partitions only; before that, all: few and full ones cost
 less."""
 AGAIN: Final = "its lock had lapsed, and the record was acquired again"
+TOLD: Final = {
+    "lock_lost": "the lock was lost, the outcome is discarded",
+    "unknown": "the acknowledgement is not known to hold, the record may run again",
+}
+"""Bad outcomes, and what is said of them."""
+SHOWN: Final = 5
+"""Ranges that a line names."""
 HALVINGS_MAX: Final = 256
 TRIES_MAX: Final = 4
 BACKOFF_S: Final = 0.1
@@ -428,16 +435,14 @@ class AckSender:
                 continue  # it was counted as failed
             if result.tp in request.stale:
                 lost = result._replace(error=ErrorCode.INVALID_RECORD_STATE, message=AGAIN, refused=())
-                for ack in request.stale[result.tp]:
-                    self._confirm(ack, lost)
+                self._confirm((ack, lost) for ack in request.stale[result.tp])
             if not self._stopped and (
                 result.error in NOT_DONE or (result.error in HALVED and _can_halve(sent, result.error))
             ):
                 again.append((sent, result))
             else:
                 self._busy.discard((result.tp, request.generation))
-                for ack, part in _outcomes(sent, result):
-                    self._confirm(ack, part)
+                self._confirm(_outcomes(sent, result))
         return again
 
     def _send_rest(self, again: list[Refused], generation: int) -> None:
@@ -461,8 +466,7 @@ class AckSender:
             sent, result = todo[0]
             done = await self._sent_again(sent, result, generation)
             todo.popleft()
-            for ack, part in done:
-                self._confirm(ack, part)
+            self._confirm(done)
 
     async def _sent_again(
         self, sent: list[AckRange], result: AckResult, generation: int
@@ -516,35 +520,45 @@ class AckSender:
                 done += _outcomes(part, result)
         return done
 
-    def _confirm(self, ack: AckRange, result: AckResult) -> None:
+    def _confirm(self, outcomes: Iterable[tuple[AckRange, AckResult]]) -> None:
+        """Count what has its outcome; what has a bad one is told in one line, however many it is."""
+        bad: dict[str, tuple[list[AckRange], AckResult]] = {}
+        for ack, result in outcomes:
+            how = self._count(ack, result)
+            if how in TOLD:
+                bad.setdefault(how, ([], result))[0].append(ack)
+            if self._on_confirmed is not None:
+                try:
+                    self._on_confirmed(ack, result, how)
+                except Exception:  # the others are to be confirmed all the same
+                    logger.exception("agent=%s: who is told of each outcome failed", self._agent)
+        for how, (acks, result) in bad.items():
+            self._warn(TOLD[how], acks, result)
+
+    def _count(self, ack: AckRange, result: AckResult) -> str:
+        """What became of a range."""
         self.unconfirmed -= ack.size
-        how = ack.counter
         if result.error is ErrorCode.NONE:
-            setattr(self._stats, how, getattr(self._stats, how) + ack.size)
-        elif result.error in LOST or (
+            setattr(self._stats, ack.counter, getattr(self._stats, ack.counter) + ack.size)
+            return ack.counter
+        if result.error in LOST or (
             result.error is ErrorCode.NETWORK_EXCEPTION and "outcome unknown" not in (result.message or "")
         ):  # for the latter nothing was sent: the connection is another one by now
-            how = "lock_lost"
             self._stats.lock_lost += ack.size
-            self._warn("the lock was lost, the outcome is discarded", ack, result)
-        else:
-            how = "unknown"
-            self._stats.ack_unknown += ack.size
-            self._warn("the acknowledgement is not known to hold, the record may run again", ack, result)
-        if self._on_confirmed is not None:
-            try:
-                self._on_confirmed(ack, result, how)
-            except Exception:  # the others are to be confirmed all the same
-                logger.exception("agent=%s: who is told of each outcome failed", self._agent)
+            return "lock_lost"
+        self._stats.ack_unknown += ack.size
+        return "unknown"
 
-    def _warn(self, what: str, ack: AckRange, result: AckResult) -> None:
-        at = f"{ack.first}" if ack.size == 1 else f"{ack.first}..{ack.last}"
+    def _warn(self, what: str, acks: list[AckRange], result: AckResult) -> None:
+        at = ", ".join(f"{ack.first}" if ack.size == 1 else f"{ack.first}..{ack.last}" for ack in acks[:SHOWN])
+        more = f" and {sum(ack.size for ack in acks[SHOWN:])} more" if len(acks) > SHOWN else ""
         logger.warning(
-            "agent=%s record=%s-%d@%s: %s: %s %s",
+            "agent=%s record=%s-%d@%s%s: %s: %s %s",
             self._agent,
             result.topic,
             result.partition,
             at,
+            more,
             what,
             result.error.name,
             result.message or "",

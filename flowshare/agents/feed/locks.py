@@ -106,14 +106,14 @@ class HeldRecords:
     def without_lost(self, chunk: Chunk, offsets: list[int]) -> list[int]:
         """The offsets whose locks are still held; the outcomes of the others are discarded, counted and logged."""
         lost = [offset for offset in offsets if offset in chunk.lost]
-        for offset in lost:
+        if lost:
             logger.warning(
-                "agent=%s record=%s-%d@%d: finished after its lock was lost, the outcome is discarded; "
+                "agent=%s record=%s-%d@%s: finished after the lock was lost, the outcome is discarded; "
                 "the record runs again elsewhere",
                 chunk.agent,
                 chunk.topic,
                 chunk.partition,
-                offset,
+                ", ".join(str(offset) for offset in lost[:5]) + (f" and {len(lost) - 5} more" if lost[5:] else ""),
             )
         self._stats.lock_lost += len(lost)
         return [offset for offset in offsets if offset not in chunk.lost] if lost else offsets
