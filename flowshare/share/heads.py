@@ -3,9 +3,9 @@
 A window with `Heads` hands out its offsets key by key. What decides is the hash of a record's key (`place` is given
 it; 0 is no key and no order), so two keys with one hash only wait for each other.
 
-Settled are ACKNOWLEDGED and ARCHIVED. *Ending* is what is PENDING and will be settled; it is written before what is
-decided later, or with it. Everything else that is placed is *open*: DELAYED (a retry), ARCHIVING (a dead letter under
-way). Invariant, for each hash, of its open offsets in log order:
+Settled are ACKNOWLEDGED and ARCHIVED. *Ending* is what is PENDING and will be settled (but of no parked key); it is
+written before what is decided later, or with it. Everything else that is placed is *open*: DELAYED (a retry), ARCHIVING
+(a dead letter under way). Invariant, for each hash, of its open offsets in log order:
 
 - the first, the *head*, is not BLOCKED, and all others are;
 - but for a *chain*: the next ones may be ACQUIRED or PENDING, if they were acquired together with the one before, all
@@ -93,7 +93,7 @@ class Heads:
         self.chained: dict[int, int] = {}
         """Offset within a chain -> the one before it."""
         self.ending: set[int] = set()
-        """What is PENDING and will be settled."""
+        """What is PENDING and will be settled, but for keys of `single`."""
         self._freed: dict[int, int] = {}
         """Offset that is no more BLOCKED since the one before it was ending -> that one. May name what is settled."""
         self.aborts = 0
@@ -236,12 +236,16 @@ class Heads:
     # -- what became of offsets
 
     def ends(self, first: int, last: int) -> None:
-        """They are PENDING, and will be settled: the next of their keys are free."""
-        self.ending.update(range(first, last + 1))
-        at, following = first - self._window.base, self.following
-        if any(following[at : at + last - first + 1]):
-            for offset in range(first, last + 1):
-                if following[offset - self._window.base]:
+        """They are PENDING, and will be settled: the next of their keys are free, but for those of `single`, where the
+        write says what becomes of the key."""
+        base, following = self._window.base, self.following
+        offsets: Sequence[int] = range(first, last + 1)
+        if self.single:
+            offsets = [offset for offset in offsets if self.hashes[offset - base] not in self.single]
+        self.ending.update(offsets)
+        if any(following[first - base : last + 1 - base]):
+            for offset in offsets:
+                if following[offset - base]:
                     self._free_next(offset, offset)
 
     def stays_open(self, first: int, last: int) -> None:

@@ -104,6 +104,12 @@ MUTANTS = (
         "        window.heads.ends(offset, offset)\n",
         "        pass\n",
     ),
+    Mutant(
+        "the next of a parked key is free before the write",
+        HEADS,
+        "if self.hashes[offset - base] not in self.single]",
+        "if True]",
+    ),
     Mutant("what comes behind an accept under way is blocked", HEADS, "if tail not in ending:", "if True:"),
     Mutant(
         "an accept that was not written leaves the next one free",

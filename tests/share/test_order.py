@@ -131,6 +131,17 @@ def test_what_is_not_finished_when_it_is_written_holds_up_its_key_all_the_while(
     assert group.take("n") == []
 
 
+def test_the_next_of_a_parked_key_waits_until_it_is_written_what_becomes_of_the_key() -> None:
+    group = Group("aab")
+    group.partition.single([ord("a")])
+    assert group.take(records=1) == [0]
+    decision = decided(group, 0)
+
+    assert group.take("n") == [2]
+    group.partition.commit(decision)
+    assert group.take("n") == [1]
+
+
 def test_what_comes_into_the_log_behind_a_record_whose_accept_is_being_written_is_free() -> None:
     group = Group("a")
     group.take()
