@@ -37,7 +37,7 @@ MUTANTS = (
     ),
     Mutant("a session that is gone is not opened anew", "share_session", "self.session.reset(number)", "pass"),
     Mutant("a broker is sent two requests at a time", "share_session", "(self.serial and self.under_way)", "False"),
-    Mutant("an outcome that comes late is told early as well", "calls", "            ack.late = True\n", ""),
+    Mutant("an outcome that comes late is told to nobody", "calls", "if ack.late or ack.call.answered:", "if False:"),
     Mutant(
         "what was acknowledged stays in hand",
         "custody",
