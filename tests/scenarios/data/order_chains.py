@@ -385,8 +385,6 @@ SCENARIOS = (
         when="time 5000",
         then="""
             fetch M2 chain=2 => nothing
-            time 9999
-            fetch M2 chain=2 => nothing
             ack M1 0-1:accept => NONE
             describe => start=2 lag=0
         """,
