@@ -464,6 +464,13 @@ def _one(plan: Plan, folder: Path, kafka: MortalKafka | None, bootstrap: str | N
     return len(found)
 
 
+def short_run(place: str, sink: str, folder: Path, bootstrap: str | None = None) -> int:
+    """One run as the tests have it, with a seed that is printed; the number of violations."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    return chaos([Plan(place=place, sink=sink, seed=seed, records=20_000, kills=4)], folder, bootstrap=bootstrap)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

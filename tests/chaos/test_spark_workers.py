@@ -1,0 +1,17 @@
+"""A short run of `tests.chaos.spark` on a fleet's; as `test_spark`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.spark import short_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(1500)]
+
+
+def test_a_pipeline_that_is_killed_again_and_again_has_every_record_once(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    assert short_run("workers", "files", tmp_path, bootstrap=request.getfixturevalue("kafka").bootstrap) == 0
