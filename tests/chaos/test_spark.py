@@ -1,4 +1,4 @@
-"""A short run of `tests.chaos.spark` on one machine; the other places have files, so that they run beside each other."""
+"""A short run of `tests.chaos.spark` on one machine; the other places are files of their own, to run beside it."""
 
 from __future__ import annotations
 
