@@ -178,6 +178,39 @@ async def test_group_settings_are_checked_set_and_unset(clock):
             await world.admin.alter_group_configs("g", {"share.record.lock.duration": "1"})
 
 
+def told(value, *, default=False):
+    return m.DescribeConfigsResponse(
+        entries=(m.ConfigEntry(name="share.auto.offset.reset", value=value, is_default=default),)
+    )
+
+
+async def test_a_setting_of_a_group_is_set_when_the_brokers_tell_it_and_not_when_they_say_yes(clock):
+    """A share-partition begins once, where the setting says: at the end of the log, behind all that is there."""
+    server = FakeServer()
+    admin = ShareAdmin(server.connect, clock=clock)
+    server.then(m.IncrementalAlterConfigsRequest, m.Response())
+    server.then(m.DescribeConfigsRequest, told("latest", default=True), told("latest", default=True), told("earliest"))
+
+    await within(clock, 5, admin.alter_group_configs("g", {"share.auto.offset.reset": "earliest"}))
+
+    assert len(server.seen(m.DescribeConfigsRequest)) == 3
+    await admin.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [told("often"), m.DescribeConfigsResponse(error=ErrorCode.GROUP_AUTHORIZATION_FAILED)]
+)
+async def test_a_setting_that_is_told_in_another_form_or_to_nobody_is_not_waited_for_without_end(clock, answer):
+    server = FakeServer()
+    admin = ShareAdmin(server.connect, clock=clock)
+    server.then(m.IncrementalAlterConfigsRequest, m.Response())
+    server.then(m.DescribeConfigsRequest, *[answer] * 500)
+
+    await within(clock, 30, admin.alter_group_configs("g", {"share.auto.offset.reset": "earliest"}))
+
+    await admin.close()
+
+
 async def test_a_paused_group_hands_out_nothing_until_it_is_resumed(clock):
     async with world_on(clock) as world:
         consumer = world.consumer(member_id="m1")

@@ -70,6 +70,11 @@ def led(answer):
     return topic.error is ErrorCode.NONE and -1 not in topic.leaders
 
 
+def default(answer, name):
+    """Whether a setting is what it is where nobody set it."""
+    return all(entry.is_default for entry in answer.entries if entry.name == name)
+
+
 async def new_topic(connection, partitions=1):
     name = f"wire-{uuid.uuid4().hex[:12]}"
     made = await connection.send(m.CreateTopicRequest(name=name, partitions=partitions, configs={"retention.ms": "-1"}))
@@ -154,7 +159,7 @@ async def test_settings_of_groups_topics_and_brokers_are_changed_and_described(a
         await ask_until(
             connection,
             m.DescribeConfigsRequest(resource_type="group", resource=group),
-            lambda a: any(not entry.is_default for entry in a.entries),
+            lambda a: not default(a, "share.auto.offset.reset"),
         )
         after = await described("group", group)
         await alter({"share.auto.offset.reset": None})
@@ -179,6 +184,9 @@ async def joined(connection, group, topic):
             resource_type="group", resource=group, configs={"share.auto.offset.reset": "earliest"}
         )
     )
+    asked = m.DescribeConfigsRequest(resource_type="group", resource=group)
+    # A share-partition begins where the setting says when it is first fetched from, and a broker takes it up later.
+    await ask_until(connection, asked, lambda a: not default(a, "share.auto.offset.reset"))
     coordinator = await ask_until(connection, m.FindCoordinatorRequest(key=group), lambda a: a.error is ErrorCode.NONE)
     assert coordinator.host
     assert coordinator.port > 0

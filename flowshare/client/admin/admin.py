@@ -27,6 +27,9 @@ TRIES_MAX: Final = 5
 PAUSED: Final = "share.paused"
 MAX_IN_FLIGHT: Final = "share.max.in.flight"
 KEY_ORDER: Final = "share.key.order"
+TAKEN_UP_S: Final = 10.0
+"""How long new settings of a group are waited for; where they are told in another form, that is how long it takes."""
+TAKEN_UP_LOOK_S: Final = 0.05
 
 ResetTarget = Literal["earliest", "latest"] | int | datetime
 """Where to: the log's ends, an offset, or the first record at or after a moment (a datetime with a zone)."""
@@ -358,8 +361,25 @@ class ShareAdmin:
     async def alter_group_configs(
         self, group_id: str, configs: Mapping[str, str | None], *, dry_run: bool = False
     ) -> None:
-        """Set (None: unset) settings of a group, which need not exist yet; with `dry_run` they are only checked."""
+        """Set (None: unset) settings of a group, which need not exist yet; with `dry_run` they are only checked.
+
+        Brokers take settings up after they have said yes, and a share-partition begins at once where they say: so this
+        returns when they are told with the group, or after `TAKEN_UP_S`.
+        """
         await self._alter_configs("group", group_id, configs, dry_run)
+        if dry_run or not configs:
+            return
+        until_s = self._clock.monotonic() + TAKEN_UP_S
+        while self._clock.monotonic() < until_s:
+            try:
+                entries = await self.group_configs(group_id)
+            except ServerError as error:
+                if error.retriable:
+                    raise
+                return  # they may be set but not seen
+            if all(_is_told(entry, configs[entry.name]) for entry in entries if entry.name in configs):
+                return
+            await self._clock.sleep(TAKEN_UP_LOOK_S)
 
     async def ordered_groups(self, topic: str) -> list[str]:
         """Groups that read a topic in the order of keys, as far as their offsets and settings may be seen; by name.
@@ -447,3 +467,10 @@ def _timestamp_ms(moment: datetime) -> int:
     if moment.tzinfo is None:
         raise ValueError(f"{moment.isoformat()} names no time zone; add one, for example tzinfo=UTC")
     return round(moment.timestamp() * 1000)
+
+
+def _is_told(entry: messages.ConfigEntry, wanted: str | None) -> bool:
+    """Whether a setting is told as it was set (None: unset)."""
+    if wanted is None:
+        return entry.is_default
+    return entry.value.strip().lower() == wanted.strip().lower()
