@@ -202,8 +202,14 @@ class SharePartition:
 
     @property
     def choosy(self) -> bool:
-        """Whether it depends on the member what it may acquire: records of dead processes come alone (`quarantine`)."""
-        return bool(self._quarantine)
+        """Whether it depends on the member what it may acquire: records of dead processes come alone (`quarantine`),
+        those of parked keys to who asks for keys."""
+        return bool(self._quarantine) or (self._window.heads is not None and bool(self._heads.single))
+
+    @property
+    def holders(self) -> Container[str]:
+        """The members that hold something."""
+        return self._window.holds.tally.held
 
     def can_acquire(self) -> bool:
         """Whether a fetch may give anything (SG-4.3).

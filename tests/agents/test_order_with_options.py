@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -276,10 +277,10 @@ async def produce(host: Host, records: Sequence[tuple[str | None, int]]) -> None
     await asyncio.gather(*(topic.send(key=key, value=value) for key, value in records))
 
 
-async def handled(journal: Journal, count: int) -> None:
+async def handled(journal: Journal, count: int, look_s: float = 0.5) -> None:
     async with asyncio.timeout(3600):
         while sum(map(len, journal.ended.values())) < count:  # noqa: ASYNC110 - virtual time
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(look_s)
 
 
 @pytest.mark.parametrize("limit", [None, 4])
@@ -305,6 +306,26 @@ async def test_two_members_share_the_keys_out_evenly_and_keep_their_order(limit:
 
     assert journal.in_order()
     assert min(done) >= 250
+
+
+@pytest.mark.parametrize("keys", [1, 2, 4, 8])
+@pytest.mark.flowshare
+async def test_as_many_members_work_as_there_are_keys(keys: int):
+    journal, count = Journal(), 120 * keys
+    records = [(f"k{number % keys}", number) for number in range(count)]
+    random.Random(7).shuffle(records)
+    async with members(*[sleeping(journal, 0.05)] * 16, concurrency=1) as (_, hosts):
+        await hosts[0].start()
+        await produce(hosts[0], records)
+        for host in hosts[1:]:
+            await host.start()
+        begun_s = asyncio.get_running_loop().time()
+        await handled(journal, count, look_s=0.05)
+        took_s = asyncio.get_running_loop().time() - begun_s
+
+    assert journal.in_order()
+    assert journal.most == keys
+    assert took_s <= 6.3  # a key's 120 records of 50 ms each are 6 s
 
 
 @pytest.mark.flowshare

@@ -78,6 +78,55 @@ async def test_a_fetch_that_waits_is_woken_by_the_settling_of_a_head() -> None:
         assert ranges(await waiting) == [(1, 1, 1)]
 
 
+async def test_a_fetch_of_a_member_that_holds_a_key_does_not_overtake_who_waits_and_holds_none() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("abab"))
+        m, n = w.member("m"), w.member("n")
+        await m.fetch(at)
+        waiting = await parked(n.fetch(at, max_wait_ms=60_000))
+        settled = asyncio.ensure_future(m.acknowledge({at: [accept(0)]}))
+        ahead = asyncio.ensure_future(m.fetch(max_wait_ms=60_000))
+
+        assert ranges(await waiting) == [(2, 2, 1)]
+        await settled
+        assert not ahead.done()
+        await m.acknowledge({at: [accept(1)]})
+        assert ranges(await ahead) == [(3, 3, 1)]
+
+
+async def test_of_those_that_wait_who_holds_nothing_is_served_first() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("abab"))
+        m, n, o = (w.member(name) for name in "mno")
+        await m.fetch(at, max_records=1)
+        await n.fetch(at, max_records=1)
+        ahead = await parked(m.fetch(max_wait_ms=60_000))
+        waiting = await parked(o.fetch(at, max_wait_ms=60_000))
+        await n.acknowledge({at: [accept(1)]})
+
+        assert ranges(await waiting) == [(3, 3, 1)]
+        assert not ahead.done()
+        await m.acknowledge({at: [accept(0)]})
+        assert ranges(await ahead) == [(2, 2, 1)]
+
+
+async def test_a_key_each_is_left_for_those_that_wait_and_the_rest_is_had_at_once() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("a"))
+        m, n, o = (w.member(name) for name in "mno")
+        await m.fetch(at)
+        waiting = [await parked(one.fetch(at, max_wait_ms=60_000, max_records=5)) for one in (n, o)]
+        appended = asyncio.ensure_future(w.produce(keyed("bcdef")))
+        for _ in range(100):
+            await asyncio.sleep(0)
+            if appended.done():
+                break
+        got = [[offset for first, last, _ in ranges(await one) for offset in range(first, last + 1)] for one in waiting]
+
+    assert sorted(offset for some in got for offset in some) == [1, 2, 3, 4, 5]
+    assert all(got)
+
+
 async def test_a_member_that_can_is_given_chains_of_the_keys_that_it_begins() -> None:
     async with world(configs=BY_KEY) as w:
         at = await w.log(keyed("abacaa"))

@@ -6,6 +6,9 @@ bounds those of all. `Alarm` is for a task that carries out what is due.
 A parked fetch waits at each share-partition of its session. Whatever makes records available there wakes one waiter,
 the one that has waited longest; when that one is done and something is left, the next is woken. So an append of a
 few records does not wake every member of a group to find nothing.
+
+Where keys have an order, what a member holds ahead keeps its key from the others. There those go first whose members
+hold nothing, before a fetch that just comes, too: it leaves one key for each of them.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from flowshare.server.runtime import answers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from flowshare.clock import Clock, TimerHandle
 
@@ -76,36 +79,60 @@ class Waiter:
 
 
 class WaitQueue:
-    """The fetches that wait at one share-partition, longest waiting first, each with its member."""
+    """The fetches that wait at one share-partition, longest waiting first, each with its member.
 
-    __slots__ = ("_waiters",)
+    One that is woken leaves the line, and is *called* until it has come to look, or has gone.
+    """
+
+    __slots__ = ("_called", "_waiters")
 
     def __init__(self) -> None:
         self._waiters: dict[Waiter, str] = {}
+        self._called: dict[Waiter, str] = {}
 
     def __len__(self) -> int:
         return len(self._waiters)
 
+    @property
+    def size(self) -> int:
+        """How many wait or are called."""
+        return len(self._waiters) + len(self._called)
+
     def park(self, waiter: Waiter, member_id: str) -> None:
         """Stand in line, keeping the place of one who already does."""
+        self._called.pop(waiter, None)
         self._waiters.setdefault(waiter, member_id)
 
     def leave(self, waiter: Waiter) -> None:
         """Stand in line no more; harmless for one who does not."""
+        self._called.pop(waiter, None)
         self._waiters.pop(waiter, None)
+
+    def without(self, held: Container[str], but: str, most: int) -> int:
+        """How many wait, or are called, whose members hold nothing, counted up to `most`; without the member `but`."""
+        waiting = itertools.chain(self._called.values(), self._waiters.values())
+        poor = (member_id for member_id in waiting if member_id not in held and member_id != but)
+        return sum(1 for _ in itertools.islice(poor, most))
 
     def wake_by(self, place: Callable[[str], Any]) -> None:
         """Wake the one whose member has the lowest place, among equals the one that has waited longest."""
         if self._waiters:
-            waiter = min(self._waiters, key=lambda waiting: place(self._waiters[waiting]))
-            del self._waiters[waiter]
-            waiter.wake()
+            self._wake(min(self._waiters, key=lambda waiting: place(self._waiters[waiting])))
+
+    def wake_poor(self, held: Container[str]) -> None:
+        """Wake the one that has waited longest of those whose members hold nothing, else of all."""
+        waiters = self._waiters
+        if waiters:
+            self._wake(next((one for one, member_id in waiters.items() if member_id not in held), next(iter(waiters))))
 
     def wake_some(self, count: int) -> None:
         """Wake the `count` that have waited longest; they leave the line."""
         for waiter in tuple(itertools.islice(self._waiters, count)):
-            del self._waiters[waiter]
-            waiter.wake()
+            self._wake(waiter)
+
+    def _wake(self, waiter: Waiter) -> None:
+        self._called[waiter] = self._waiters.pop(waiter)
+        waiter.wake()
 
     def wake_all(self) -> None:
         """Wake everyone: the share-partition is no longer served here."""

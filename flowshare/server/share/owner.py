@@ -456,6 +456,8 @@ class PartitionOwner:
             self._queue.wake_some(CHOOSY_WAKES)
         elif place is not None:
             self._queue.wake_by(place)
+        elif self._opened is not None:
+            self._queue.wake_poor(self.partition.holders)
         else:
             self._queue.wake_some(1)
 
@@ -522,7 +524,7 @@ class PartitionOwner:
         try:
             for rounds in range(PLACE_ROUNDS_MAX):
                 free = self.partition.available_count
-                if free >= heads or (rounds >= PLACE_ROUNDS and free) or not self.has_work():
+                if free >= heads + self._queue.size or (rounds >= PLACE_ROUNDS and free) or not self.has_work():
                     break
                 if not await self._place_more(want, opened):
                     break
@@ -531,6 +533,9 @@ class PartitionOwner:
                 self.guard.out_of_range()
             return None
         if not self.has_work() or want.waiter.abandoned:
+            return None
+        heads = self._keys_for(want.member_id, heads)
+        if not heads:
             return None
         now_ms = self._clock.steady_ms()
         picked = self.partition.pick(
@@ -546,6 +551,18 @@ class PartitionOwner:
             self._turned_away()
             return None
         return await self._read_picked(want, opened, picked, now_ms)
+
+    def _keys_for(self, member_id: str, heads: int) -> int:
+        """How many of `heads` keys a fetch may take: one each is left for those who wait and hold nothing.
+
+        A member that holds nothing itself gets one in any case: the others may be kept by what is not seen here.
+        """
+        partition, held = self.partition, self.partition.holders
+        free = partition.available_count
+        if partition.choosy or free >= heads + self._queue.size:
+            return heads
+        waiting = self._queue.without(held, member_id, free)
+        return min(heads, max(free - waiting, 0 if member_id in held else 1))
 
     def _drop_gone(self) -> None:
         """Archive what came back from its member after retention had taken it: its key waited for that member only."""
