@@ -26,8 +26,9 @@ $(STAMP): requirements/lock.txt requirements/java.txt pyproject.toml
 demo: setup  ## the main job on real data, with a killed worker, ending in a table that proves nothing was lost
 	@$(BIN)/flowshare demo
 
-# Two at a time, because many slow tests wait for processes of theirs; by file, because files share what they set up.
-TESTS := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=20
+# Two at a time, because many slow tests wait for processes of theirs; by file, because files share what they set up;
+# in our order, because pytest-xdist puts files with one test last, which are the longest.
+TESTS := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 
 CORES := share groups transactions slots protocol client/session
 

@@ -32,6 +32,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     fixtures.mark(items)
+    fixtures.longest_first(items)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -78,6 +78,19 @@ def mark(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(func_only=True))
 
 
+def longest_first(items: list[pytest.Item]) -> None:
+    """Files whose tests may take longest come first: the last one to begin would run alone, while workers have nothing.
+
+    All others stay in the order that they have.
+    """
+    limits: dict[Path, float] = {}
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        limit = marker.args[0] if marker is not None and marker.args else 0.0
+        limits[item.path] = max(limit, limits.get(item.path, 0.0))
+    items.sort(key=lambda item: -limits[item.path])
+
+
 def begin(item: pytest.Item) -> None:
     """Before each test: without Java one that needs it is skipped, or fails in CI."""
     global _may_start

@@ -106,6 +106,45 @@ LIMITING = (
             await a => pending
         """,
     ),
+    # Who waits and holds nothing comes before who waits for another key.
+    Scenario(
+        id="N24",
+        on="server",
+        given=f"""
+            {BY_KEY}
+            log 0-3 keys=abab
+            fetch M1 max=1 => [0-0]c1
+            fetch M2 max=1 => [1-1]c1
+            a& fetch M1 wait=20000
+            await a => pending
+            b& fetch M3 wait=20000
+            await b => pending
+        """,
+        when="ack M2 1:accept => NONE",
+        then="""
+            await b => [3-3]c1
+            await a => pending
+        """,
+    ),
+    # A key each is left for those that wait.
+    Scenario(
+        id="N25",
+        on="server",
+        given=f"""
+            {BY_KEY}
+            log 0-0 keys=a
+            fetch M1 => [0-0]c1
+            a& fetch M2 wait=20000
+            await a => pending
+            b& fetch M3 wait=20000
+            await b => pending
+        """,
+        when="log 1-3 keys=bcd",
+        then="""
+            await a => [1-2]c1
+            await b => [3-3]c1
+        """,
+    ),
     # A head that two processes died with comes alone, to one member, and bounds no other key.
     Scenario(
         id="N06",
