@@ -65,7 +65,8 @@ def grow(name: str, partitions: int, breaks_order: bool, url: str) -> None:
     """Add partitions to a topic; a key's next records may then go to another one."""
 
     async def call(session: CommandSession) -> None:
-        if not breaks_order and (found := await session.admin.ordered_groups(name)):
+        grows = not breaks_order and partitions > (await session.admin.describe_topic(name)).partitions
+        if grows and (found := await session.admin.ordered_groups(name)):
             from flowshare.server.records.topics import breaks_order as why
 
             raise Failure(why(name, partitions, found))

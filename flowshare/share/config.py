@@ -203,6 +203,11 @@ class GroupConfig:
                 f"share.session.timeout.ms is {config.session_timeout_ms}; it must exceed share.heartbeat.interval.ms, "
                 f"{config.heartbeat_interval_ms}"
             )
+        if config.after_dead_letter == PARK and not config.key_order:
+            raise InvalidConfig(
+                "share.key.after.dead.letter is park and share.key.order is not set, so there are no keys to park: set "
+                "both of them or none"
+            )
         problem = _dead_letter_problem(config.dead_letter_topic, server)
         if problem:
             raise InvalidConfig(f"errors.deadletterqueue.topic.name is {config.dead_letter_topic!r}; {problem}")

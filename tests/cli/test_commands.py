@@ -44,6 +44,14 @@ class Shell:
         assert stop.value.code == code, (out, err)
         return out if code == 0 else err
 
+    def both(self, *args):
+        """What it says to both: first what is not the answer."""
+        with pytest.raises(SystemExit) as stop:
+            main(list(args))
+        out, err = self._capsys.readouterr()
+        assert stop.value.code == 0, (out, err)
+        return err + out
+
     def json(self, *args):
         return json.loads(self(*args, "--json"))
 
@@ -85,6 +93,7 @@ def test_partitions_are_added_where_no_order_of_keys_breaks_or_when_told_to(shel
     assert "in the order of keys by g1 (share.key.order)" in err
     assert "`flowshare topics grow orders --partitions 3 --breaks-order`" in err
     assert len(shell.json("topics", "describe", "orders")["partitions"]) == 2
+    assert "--breaks-order" not in shell("topics", "grow", "orders", "-p", "2", code=1)  # it has so many
 
     assert shell("topics", "grow", "orders", "-p", "3", "--breaks-order") == "topic orders has 3 partitions\n"
     assert len(shell.json("topics", "describe", "orders")["partitions"]) == 3

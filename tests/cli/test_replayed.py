@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.cli.dlq import METADATA_MAX, _Replay, _whole, format_runs, parse
+from flowshare.cli.replay import METADATA_MAX, Replay, format_runs, parse, whole
 from flowshare.share.ranges import merged
 
 
@@ -45,7 +45,7 @@ async def test_what_is_being_sent_is_remembered_though_the_command_is_interrupte
         await goes_on.wait()
         seen.append("remembered")
 
-    command = asyncio.create_task(_whole(send_and_remember()))
+    command = asyncio.create_task(whole(send_and_remember()))
     await asyncio.sleep(0)
     command.cancel()
     await asyncio.sleep(0)
@@ -63,7 +63,7 @@ async def test_letters_are_deleted_up_to_the_first_one_of_a_parked_key() -> None
     async def delete_records(topic: str, partition: int, before: int) -> None:
         deleted.append((topic, partition, before))
 
-    job = _Replay(
+    job = Replay(
         SimpleNamespace(admin=SimpleNamespace(delete_records=delete_records)),  # type: ignore[arg-type]
         "g.dlq",
         None,

@@ -8,7 +8,11 @@ import pytest
 
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import DescribeShareGroupOffsetsRequest, ParkedKeysRequest
+from flowshare.protocol.messages import (
+    DescribeShareGroupOffsetsRequest,
+    IncrementalAlterConfigsRequest,
+    ParkedKeysRequest,
+)
 from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.share import parking
 from flowshare.share.parking import Mark
@@ -280,3 +284,27 @@ async def test_a_reset_of_the_offsets_parks_nothing_any_more() -> None:
     assert answer.error is ErrorCode.NONE
     assert told.keys == ()
     assert (ranges(first), following(first)) == ([(0, 0, 1)], [])
+
+
+async def test_a_group_with_parked_keys_keeps_its_order() -> None:
+    """Records that wait behind a dead letter of their key would run beside its replay."""
+
+    async def alter(**configs: str | None):
+        changes = {name.replace("_", "."): value for name, value in configs.items()}
+        return await w.admin.send(IncrementalAlterConfigsRequest(resource_type="group", resource="g", configs=changes))
+
+    async with world(configs=PARKS) as w:
+        _, m = await parked_world(w, "a")
+        await m.acknowledge({}, epoch=-1)
+        await m.heartbeat(epoch=-1)
+        none = {"share.key.order": None, "share.key.after.dead.letter": None}
+        refused = [await alter(**changed) for changed in (none, {**none, "share.key.order": "header:h"})]
+        alone = await alter(**{"share.key.order": None})
+        await ask(w, "unpark", key=b"a")
+        taken = await alter(**none)
+
+    assert [answer.error for answer in refused] == [ErrorCode.NON_EMPTY_GROUP] * 2
+    assert "parked keys (1)" in refused[0].message
+    assert "flowshare dlq parked g" in refused[0].message
+    assert alone.error is not ErrorCode.NONE
+    assert taken.error is ErrorCode.NONE

@@ -322,6 +322,13 @@ def test_another_order_is_refused_with_those_that_there_are(order):
         GroupConfig.parse({"share.key.order": order}, EMBEDDED)
 
 
+def test_keys_are_parked_only_where_there_are_some():
+    with pytest.raises(
+        InvalidConfig, match=r"share\.key\.after\.dead\.letter is park and share\.key\.order is not set"
+    ):
+        GroupConfig.parse({"share.key.after.dead.letter": "park"}, EMBEDDED)
+
+
 def test_the_assignor_switch_follows_the_server():
     server = ServerConfig.parse({"group.share.assignor.offload.enable": "false"})
     assert not GroupConfig.parse({}, server).assignor_offload_enable

@@ -85,6 +85,7 @@ async def rehearse(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilit
     limits = await _limits(agent, admin, capabilities)
     for channel in _channels(agent, capabilities):
         await _need_topic(agent, admin, channel, dry_run=True)
+    await _check_order(agent, groups)
     await _set_group(agent, groups, limits.settings, dead_letters=False, dry_run=True)
 
 
@@ -144,8 +145,10 @@ async def _prepare(
         await _need_topic(agent, admin, channel, size=size if takes_all else 0)
     wanted = {**limits.settings, **(dead_letter_settings(agent) if capabilities.server_dead_letters else {})}
     await _check_order(agent, admin)
-    await _warn_of_other_settings(agent, admin, wanted)
+    others = await _other_settings(agent, admin, wanted)
     await _set_group(agent, admin, limits.settings, dead_letters=capabilities.server_dead_letters)
+    if others:  # told when they are set, and not before they are refused
+        logger.warning("agent=%s group=%s has %s", agent.name, agent.group, others)
     await _warn_of_older_group(agent, admin)
     return limits
 
@@ -378,30 +381,28 @@ async def _check_order(agent: ShareAgent, admin: ShareAdmin) -> None:
     )
 
 
-async def _warn_of_other_settings(agent: ShareAgent, admin: ShareAdmin, wanted: Mapping[str, str | None]) -> None:
-    """A group has its settings once, and who starts last decides for all: tell when others that run chose others."""
+async def _other_settings(agent: ShareAgent, admin: ShareAdmin, wanted: Mapping[str, str | None]) -> str:
+    """A group has its settings once, and who starts last decides for all: what is to be told when others that run chose
+    others; nothing otherwise."""
     try:
         # Members first: a worker that starts beside this one sets them before it joins.
         members = len((await admin.describe_group(agent.group)).members)
         entries = {entry.name: entry for entry in await admin.group_configs(agent.group)} if members else {}
     except ClientError as error:  # no such group yet, or no right to see it
         logger.debug("the settings of group %s could not be looked at: %s", agent.group, error)
-        return
+        return ""
     others = {
         name: "the default" if entries[name].is_default else entries[name].value
         for name, value in wanted.items()
         if name in entries and not _is_set(entries[name], value)
     }
-    if others:
-        texts = (f"{name}={wanted[name] or 'the default'} (was {was})" for name, was in sorted(others.items()))
-        logger.warning(
-            "agent=%s group=%s has %d members, and its settings were others than this worker's; from now on they are "
-            "for all of them: %s. Give all workers of a group the same options.",
-            agent.name,
-            agent.group,
-            members,
-            ", ".join(texts),
-        )
+    if not others:
+        return ""
+    texts = (f"{name}={wanted[name] or 'the default'} (was {was})" for name, was in sorted(others.items()))
+    return (
+        f"{members} members, and its settings were others than this worker's; from now on they are for all of them: "
+        f"{', '.join(texts)}. Give all workers of a group the same options."
+    )
 
 
 def _is_set(entry: ConfigEntry, wanted: str | None) -> bool:

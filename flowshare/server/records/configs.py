@@ -135,6 +135,14 @@ class ConfigApis(Family):
                 f"{cannot} records in flight ({in_flight}): wait until nothing is held, delayed or on its way to the "
                 "dead letters, and set it again",
             )
+        if self._configs.acting(group_id).key_order and (
+            parked := await self._service.coordinator.parked_keys(group_id)
+        ):
+            raise Refused(
+                ErrorCode.NON_EMPTY_GROUP,
+                f"{cannot} parked keys ({parked}), whose order would be lost: replay or unpark them (flowshare dlq "
+                f"parked {group_id}), and set it again",
+            )
 
     @staticmethod
     def _check_type(resource_type: str) -> None:

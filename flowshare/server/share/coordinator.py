@@ -345,6 +345,11 @@ class Coordinator:
                 raise Refused(part.error, f"partition {part.partition} of {part.topic}: {part.message}; try again")
         return sum(part.in_flight + part.delayed + part.archiving for part in parts)
 
+    async def parked_keys(self, group_id: str) -> int:
+        """Parked keys of a group, wherever they are led. Raises: Refused, LogError."""
+        group = self.groups.get(group_id) or ShareGroup(group_id, config=self._config_of(group_id))
+        return sum(map(len, await self._leaders.parked(list(self._leaders.known(group)), "list", b"")))
+
     def states(self) -> Mapping[str, int]:
         """Number of groups by state."""
         found = {"Empty": 0, "Stable": 0}

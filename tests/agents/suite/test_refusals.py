@@ -9,7 +9,7 @@ import pytest
 import flowshare as fs
 from flowshare.agents.handler.errors import UsageError
 from flowshare.cli.check import _log
-from flowshare.cli.dlq import Replayed
+from flowshare.cli.replay import Replayed
 from flowshare.cli.session import CommandSession
 from flowshare.clock import LoopClock
 from tests.agents.suite.places import Place

@@ -1,0 +1,112 @@
+"""Dead letters as the commands read them: where they are, what they say of themselves, and how they look."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from flowshare.cli.output import Failure
+
+if TYPE_CHECKING:
+    from flowshare.cli.session import CommandSession
+
+SUFFIX: Final = ".dlq"
+ROUND: Final = 1_000
+"""Letters that are read, or sent, at once."""
+SERVER_PREFIX: Final = "__dlq.errors."
+"""Headers of dead letters that the server itself writes: records that the delivery limit archived (KIP-1191)."""
+_SERVERS: Final = {"delivery.count": "attempts", "message": "reason"}
+"""The server's names of facts that an agent's dead letters have too."""
+_FACTS: Final = ("reason", "exception", "topic", "partition", "offset", "attempts", "agent", "group", "timestamp")
+
+
+async def partitions_of(session: CommandSession, topic: str) -> int:
+    """How many the topic has. Raises: Failure (it is a group's name), ServerError (there is none)."""
+    names = {found.name: found for found in await session.admin.list_topics()}
+    if topic not in names and topic + SUFFIX in names:
+        raise Failure(f"there is no topic {topic!r}; the dead letters of the group are in {topic + SUFFIX}")
+    return (names.get(topic) or await session.admin.describe_topic(topic)).partitions
+
+
+async def read_letters(session: CommandSession, topic: str) -> AsyncIterator[dict[str, Any]]:
+    """The topic's letters, oldest first in each partition."""
+    for partition in range(await partitions_of(session, topic)):
+        ends = await session.admin.offsets(topic, partition)
+        offset = ends.log_start
+        while offset < ends.high_watermark:
+            records = await session.admin.read(topic, partition, offset, limit=ROUND)
+            if not records:
+                break
+            for record in records:
+                yield letter_of(topic, partition, record)
+            offset = records[-1].offset + 1
+
+
+def letter_of(topic: str, partition: int, record: Any) -> dict[str, Any]:
+    from flowshare.agents.feed.dead_letter import PREFIX
+
+    texts = {name: (value or b"").decode("utf-8", "replace") for name, value in record.headers}
+    facts = {_SERVERS.get(name, name): text for name, text in _cut(texts, SERVER_PREFIX).items()}
+    facts |= _cut(texts, PREFIX)
+    return {
+        **{name: facts.get(name, "") for name in _FACTS},
+        "is_letter": bool(facts),
+        "trace": facts.get("trace", ""),
+        "left_out": facts.get("left_out", ""),
+        "letter_topic": topic,
+        "letter_partition": partition,
+        "letter_offset": record.offset,
+        "died_ms": record.timestamp_ms,
+        "headers": record.headers,
+        "raw_key": record.key,
+        "raw_value": record.value,
+    }
+
+
+def place_of(topic: str, text: str) -> tuple[int, int]:
+    """Partition and offset of a letter, with the topic in front or without, as `dlq show` prints them."""
+    partition, _, offset = text.removeprefix(f"{topic}-").partition("@")
+    if not (partition.isdecimal() and offset.isdecimal()):
+        raise click.BadParameter(f"{text!r} is no place of {topic}, such as {topic}-0@17 or 0@17", param_hint="--at")
+    return int(partition), int(offset)
+
+
+def plain(letter: Mapping[str, Any]) -> dict[str, Any]:
+    """A letter as text, for tables and JSON."""
+    kept = {name: letter[name] for name in (*_FACTS, "trace")}
+    origin = f"{letter['topic']}-{letter['partition']}@{letter['offset']}" if letter["topic"] else ""
+    headers = {name: text_of(value) for name, value in letter["headers"] if not is_own(name)}
+    return {
+        **kept,
+        "at": written_at(letter),
+        "died": time_of(letter["died_ms"]),
+        "origin": origin,
+        "key": text_of(letter["raw_key"]),
+        "value": text_of(letter["raw_value"]),
+        "headers": headers,
+    }
+
+
+def is_own(name: str) -> bool:
+    from flowshare.agents.feed.dead_letter import PREFIX
+
+    return name.startswith((PREFIX, SERVER_PREFIX))
+
+
+def written_at(letter: Mapping[str, Any]) -> str:
+    return f"{letter['letter_topic']}-{letter['letter_partition']}@{letter['letter_offset']}"
+
+
+def text_of(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "backslashreplace")
+
+
+def time_of(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _cut(texts: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {name.removeprefix(prefix): text for name, text in texts.items() if name.startswith(prefix)}

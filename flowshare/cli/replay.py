@@ -1,0 +1,353 @@
+"""Replay: dead letters are sent again, as they were, and it is remembered which.
+
+Which letters were replayed, so that a second replay leaves them out, stands where every backend keeps such things: as
+committed offsets of a consumer group without members, `<dead-letter topic>.replayed`, the offset of a partition being
+the first that was not replayed, and the metadata the runs behind it (`17-20,25`). Brokers forget it a week after the
+last replay, unless offsets.retention.minutes says else.
+
+Letters of a parked key (`share.parking`) are no single letters: all that are not settled are sent again, in the order
+of their originals, to the partition that they came from, marked as a replay that was begun at the share group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from flowshare.cli.letters import ROUND, is_own, letter_of, read_letters, written_at
+from flowshare.cli.output import Failure, progress, say
+from flowshare.cli.session import CommandSession
+from flowshare.client.errors import ServerError, Unsupported
+from flowshare.protocol.key_hash import KeyOrder
+from flowshare.protocol.private import REPLAY_HEADER
+from flowshare.share.parking import Mark, ParkedKey
+from flowshare.share.ranges import Range, merged
+
+if TYPE_CHECKING:
+    from flowshare.client.admin.admin import ShareAdmin
+    from flowshare.client.producer.producer import Message
+    from flowshare.protocol.messages import ParkedKeyTold
+
+REPLAYED: Final = ".replayed"
+METADATA_MAX: Final = 4000
+"""Characters of metadata: brokers take 4,096 bytes (offset.metadata.max.bytes)."""
+
+
+class ParkedReplay(NamedTuple):
+    """A parked key that was replayed. gone: offsets of originals whose letters should be there and are not."""
+
+    group: str
+    key: bytes
+    letters: int
+    gone: tuple[int, ...] = ()
+
+
+class Replay:
+    """Sends letters again in rounds, and remembers how far it came."""
+
+    def __init__(self, session: CommandSession, topic: str, target: str | None, *, dry_run: bool, again: bool) -> None:
+        self._session = session
+        self._again = again
+        self.before = Replayed(session.admin, topic)
+        self.left_out = 0
+        """Letters that were replayed before."""
+        self._new: list[tuple[int, int]] = []
+        self._topic = topic
+        self._target = target
+        self._dry_run = dry_run
+        self._last: dict[int, int] = {}
+        self.bare = 0
+        """Letters without their record."""
+        self._pending: dict[str, list[Message]] = {}
+        self.sent: dict[str, int] = {}
+        self._parked = ParkedKeys(session.admin)
+        self._parked_wanted: set[KeyAt] = set()
+        self.parked: list[ParkedReplay] = []
+        self.done = 0
+        """Letters that are sent."""
+        self.settled = 0
+        """Letters of parked keys that are older than what is parked, or were settled since."""
+        self.kept: dict[int, int] = {}
+        """By partition the first letter of a parked key: it may have to be replayed once more."""
+
+    async def run_all(
+        self, picked: frozenset[tuple[int, int]], wanted: Callable[[Mapping[str, Any]], bool], limit: int | None
+    ) -> None:
+        """These letters, by partition and offset, or those that are wanted; then whole parked keys. Raises: Failure."""
+        try:
+            if picked:
+                await self.pick(picked)
+            else:
+                await self.run(wanted, limit)
+            await self.run_parked()
+        except asyncio.CancelledError:
+            say(f"{self.done} letters were replayed; another replay goes on with the rest", err=True)
+            raise
+
+    async def run(self, wanted: Callable[[Mapping[str, Any]], bool], limit: int | None) -> None:
+        with progress(f"replaying {self._topic}", limit) as step:
+            async for letter in read_letters(self._session, self._topic):
+                if limit is not None and sum(self.sent.values()) >= limit:
+                    break
+                if wanted(letter) and not await self._of_parked_key(letter) and self._fresh(letter):
+                    await self._add(letter)
+                    step(1)
+            await self._flush()
+
+    async def pick(self, places: Iterable[tuple[int, int]]) -> None:
+        """Send these letters only, by partition and offset. Raises: Failure."""
+        for partition, offset in sorted(places):
+            found = await self._session.admin.read(self._topic, partition, offset, limit=1)
+            if not found or found[0].offset != offset:
+                raise Failure(
+                    f"there is no letter at {self._topic}-{partition}@{offset}; `flowshare dlq show` lists them"
+                )
+            letter = letter_of(self._topic, partition, found[0])
+            if not await self._of_parked_key(letter) and self._fresh(letter):
+                await self._add(letter)
+        await self._flush()
+
+    async def _of_parked_key(self, letter: Mapping[str, Any]) -> bool:
+        """Whether a letter is of a parked key, which is then replayed whole, by `run_parked`."""
+        at = None if self._target else await self._parked.of(letter)
+        if at is None:
+            return False
+        if not _is_of(letter, self._parked.known(at).parked):
+            self.settled += self._fresh(letter)
+            return True
+        self._parked_wanted.add(at)
+        place = letter["letter_partition"]
+        self.kept[place] = min(self.kept.get(place, letter["letter_offset"]), letter["letter_offset"])
+        return True
+
+    def _fresh(self, letter: Mapping[str, Any]) -> bool:
+        if self._again or (letter["letter_partition"], letter["letter_offset"]) not in self.before:
+            return True
+        self.left_out += 1
+        return False
+
+    async def delete(self) -> None:
+        """Delete up to the last letter that was sent. Raises: Failure."""
+        if self.bare:
+            raise Failure(f"nothing is deleted: {why_bare(self.bare)}")
+        for partition, offset in self._last.items():
+            end = min(offset + 1, self.kept.get(partition, offset + 1))
+            await self._session.admin.delete_records(self._topic, partition, end)
+
+    async def run_parked(self) -> None:
+        """Replay the parked keys of which a letter was wanted. Raises: Failure."""
+        begun: dict[KeyAt, ParkedKeyTold] = {}
+        for at in sorted(self._parked_wanted):
+            if self._dry_run:
+                begun[at] = self._parked.known(at)
+                continue
+            told = await self._session.admin.change_parked_key(at.group, "replay", at.topic, at.partition, at.key)
+            if told is not None:  # else somebody has settled it, or let it go on
+                begun[at] = told
+        if not begun:
+            return
+        # Read after the replays began: each letter up to `last` is there by then.
+        letters: dict[KeyAt, dict[int, dict[str, Any]]] = {at: {} for at in begun}
+        async for letter in read_letters(self._session, self._topic):
+            place = await self._parked.of(letter)
+            if place is not None and place in begun and _is_of(letter, begun[place].parked):
+                letters[place][int(letter["offset"])] = letter  # the last one of an original is the one that counts
+        for at, told in begun.items():
+            await self._run_parked(at, told, [letter for _, letter in sorted(letters[at].items())])
+
+    async def _run_parked(self, at: KeyAt, told: ParkedKeyTold, letters: Sequence[dict[str, Any]]) -> None:
+        """Send the letters of one key that are not settled. Raises: Failure."""
+        from flowshare.client.producer.producer import Message
+
+        bare = [letter for letter in letters if letter["left_out"]]
+        if bare:
+            raise Failure(f"the key of {written_at(bare[0])} cannot be replayed whole: {why_bare(len(bare))}")
+        if not letters:
+            return
+        known = {one for one in (told.parked.first, told.parked.last) if one > told.parked.done}
+        gone = tuple(sorted(known.difference(int(letter["offset"]) for letter in letters)))
+        self.sent[at.topic] = self.sent.get(at.topic, 0) + len(letters)
+        self.parked.append(ParkedReplay(at.group, at.key, len(letters), gone))
+        if self._dry_run:
+            return
+        messages: list[Message] = []
+        parked = told.parked
+        for letter in letters:
+            original = int(letter["offset"])
+            mark = Mark(parked.version, original, parked.last if letter is letters[-1] else original)
+            headers = [pair for pair in letter["headers"] if not is_own(pair[0])]
+            headers.append((REPLAY_HEADER, mark.encode(at.group, told.topic_id, at.partition)))
+            messages.append(Message(letter["raw_value"], letter["raw_key"], tuple(headers), None, at.partition))
+        await whole(self._send_key(at.topic, messages, letters))
+
+    async def _send_key(self, topic: str, messages: list[Message], letters: Sequence[dict[str, Any]]) -> None:
+        await self._session.producer.send_many(topic, messages)
+        self.done += len(messages)
+        await self.before.add([(letter["letter_partition"], letter["letter_offset"]) for letter in letters])
+
+    async def _add(self, letter: Mapping[str, Any]) -> None:
+        from flowshare.client.producer.producer import Message
+
+        if letter["left_out"]:
+            self.bare += 1
+            return
+        to = self._target or letter["topic"]
+        if not to:
+            raise Failure(f"{written_at(letter)} does not say where it came from; name a topic with --to")
+        self.sent[to] = self.sent.get(to, 0) + 1
+        self._last[letter["letter_partition"]] = letter["letter_offset"]
+        if self._dry_run:
+            return
+        headers = tuple(pair for pair in letter["headers"] if not is_own(pair[0]))
+        self._new.append((letter["letter_partition"], letter["letter_offset"]))
+        self._pending.setdefault(to, []).append(Message(letter["raw_value"], letter["raw_key"], headers))
+        if sum(map(len, self._pending.values())) >= ROUND:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        await whole(self._send_pending())
+
+    async def _send_pending(self) -> None:
+        pending, self._pending = self._pending, {}
+        for name, messages in pending.items():
+            await self._session.producer.send_many(name, messages)
+            self.done += len(messages)
+        new, self._new = self._new, []
+        if new:
+            await self.before.add(new)
+
+
+def why_bare(count: int) -> str:
+    return (
+        f"{count} without the record, which was too large for this topic, cannot be replayed: read it where the letter "
+        "says it was (flowshare dlq show)"
+    )
+
+
+async def whole(step: Coroutine[Any, Any, None]) -> None:
+    """Do it to its end, though the command is interrupted: what is sent and not remembered would be sent again."""
+    task = asyncio.ensure_future(step)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
+
+
+class KeyAt(NamedTuple):
+    """A key of a share-partition."""
+
+    group: str
+    topic: str
+    partition: int
+    key: bytes
+
+
+def _is_of(letter: Mapping[str, Any], parked: ParkedKey) -> bool:
+    """Whether this letter of a parked key is one of those that are not settled."""
+    return parked.done < int(letter["offset"]) <= parked.last
+
+
+class ParkedKeys:
+    """Which letters are of parked keys; each group is asked once."""
+
+    def __init__(self, admin: ShareAdmin) -> None:
+        self._admin = admin
+        self._groups: dict[str, tuple[KeyOrder | None, dict[KeyAt, ParkedKeyTold]]] = {}
+
+    async def of(self, letter: Mapping[str, Any]) -> KeyAt | None:
+        """The parked key of a letter; None: it is of none."""
+        group, partition, offset = letter["group"], letter["partition"], letter["offset"]
+        if not (group and partition.isdecimal() and offset.isdecimal()):
+            return None
+        order, keys = await self._of_group(group)
+        if order is None or not keys:
+            return None
+        key = order.key_of_parts(letter["raw_key"], letter["headers"])
+        at = None if key is None else KeyAt(group, letter["topic"], int(partition), key)
+        return at if at in keys else None
+
+    def known(self, at: KeyAt) -> ParkedKeyTold:
+        """What was told of a parked key."""
+        return self._groups[at.group][1][at]
+
+    async def _of_group(self, group: str) -> tuple[KeyOrder | None, dict[KeyAt, ParkedKeyTold]]:
+        if group not in self._groups:
+            order = ""
+            keys: dict[KeyAt, ParkedKeyTold] = {}
+            with suppress(Unsupported, ServerError):  # brokers have no parked keys, and a deleted group neither
+                told = await self._admin.parked_keys(group)
+                order = told.order
+                keys = {KeyAt(group, one.topic, one.partition, one.key): one for one in told.keys}
+            self._groups[group] = KeyOrder.parse(order), keys
+        return self._groups[group]
+
+
+class Replayed:
+    """The replayed letters of one dead-letter topic."""
+
+    def __init__(self, admin: ShareAdmin, topic: str) -> None:
+        self._admin = admin
+        self._topic = topic
+        self._runs: dict[int, list[Range]] = {}
+
+    async def load(self) -> None:
+        """Read what is remembered."""
+        for part in await self._admin.committed_offsets(self._topic + REPLAYED):
+            if part.topic == self._topic and part.offset >= 0:
+                self._runs[part.partition] = merged(
+                    [*([(0, part.offset - 1)] if part.offset else []), *parse(part.metadata)]
+                )
+
+    def __contains__(self, place: tuple[int, int]) -> bool:
+        """Whether the letter at this partition and offset was replayed."""
+        partition, offset = place
+        return any(first <= offset <= last for first, last in self._runs.get(partition, ()))
+
+    async def check(self) -> None:
+        """Whether letters can be remembered, before any is sent. Raises: ServerError (the group may not be written)."""
+        await self._commit(self._runs or {0: []})
+
+    async def add(self, places: list[tuple[int, int]]) -> None:
+        """Remember letters, by partition and offset."""
+        for partition, offset in places:
+            self._runs[partition] = merged([*self._runs.get(partition, ()), (offset, offset)])
+        await self._commit({partition for partition, _ in places})
+
+    async def _commit(self, partitions: Iterable[int]) -> None:
+        from flowshare.protocol.messages import OffsetToCommit
+
+        commits = []
+        for partition in sorted(partitions):
+            runs = self._runs.get(partition, [])
+            start = (await self._admin.offsets(self._topic, partition)).log_start
+            runs = merged([*([(0, start - 1)] if start else []), *runs])  # what is deleted needs no run of its own
+            behind = runs[0][1] + 1 if runs and runs[0][0] == 0 else 0
+            text = format_runs([run for run in runs if run[0] >= behind])
+            commits.append(OffsetToCommit(self._topic, partition, behind, -1, text))
+        await self._admin.commit_offsets(self._topic + REPLAYED, commits)
+
+
+def format_runs(runs: list[Range]) -> str:
+    """Runs as text, the newest as far as there is room."""
+    texts: list[str] = []
+    room = METADATA_MAX
+    for first, last in reversed(runs):
+        text = str(first) if first == last else f"{first}-{last}"
+        room -= len(text) + 1
+        if room < 0:
+            break
+        texts.append(text)
+    return ",".join(reversed(texts))
+
+
+def parse(text: str) -> list[Range]:
+    """What `format_runs` wrote; nothing of what somebody else did."""
+    runs: list[Range] = []
+    for word in text.split(","):
+        first, _, last = word.partition("-")
+        if first.isdecimal() and (last.isdecimal() or not last):
+            runs.append((int(first), int(last or first)))
+    return runs

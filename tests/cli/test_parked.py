@@ -1,0 +1,101 @@
+"""Parked keys as a user sees to them: told, replayed whole and in order, let go on; and what of their letters is not
+sent."""
+
+import asyncio
+
+import pytest
+
+import flowshare as fs
+from flowshare.agents.host.host import Host, HostSettings
+from flowshare.client.admin.admin import ShareAdmin
+from flowshare.clock import LoopClock
+from tests.agents.agents_kit import one_agent
+from tests.cli.test_commands import Shell
+from tests.waiting import until
+
+
+@pytest.fixture
+def shell(capsys, monkeypatch):
+    return Shell(capsys, monkeypatch)
+
+
+def sent(shell, *values):
+    """Records of the keys a (even values) and b."""
+    for value in values:
+        shell("send", "in", str(value), "--key", "ab"[value % 2])
+
+
+def handled(shell, *, poison=(), after="park", records):
+    """Values in the order in which the agent accepted them, when so many records are finished."""
+    done = []
+
+    async def handler(value: int) -> None:
+        if value in poison:
+            raise fs.Reject("poison")
+        done.append(value)
+
+    async def call():
+        backend = shell.backend()
+        await backend.start()
+        app = one_agent(handler, order="key", after_dead_letter=after)
+        host = Host(app, backend=backend, clock=LoopClock(), settings=HostSettings(threads=False, linger=0))
+        await host.start()
+        try:
+            await until(lambda: finished(host), f"{records} records", good=lambda count: count >= records, limit_s=20)
+        finally:
+            await host.stop()
+            await backend.close()
+
+    async def finished(host):
+        (part,) = await host.admin.group_offsets("t.agent")
+        return part.start_offset
+
+    asyncio.run(call())
+    return done
+
+
+def test_a_parked_key_is_told_and_replayed_whole_and_in_order(shell):
+    shell("topics", "create", "in")
+    sent(shell, *range(6))
+    assert handled(shell, poison={2}, records=6) == [0, 1, 3, 5]
+
+    [key] = shell.json("dlq", "parked", "t.agent")
+    assert (key["key"], key["since"], key["last"], key["replayed"]) == ("a", 2, 4, False)
+    assert shell("dlq", "replay", "t.agent.dlq", "--dry-run") == "2 would be replayed to in\n"
+    assert shell("dlq", "replay", "t.agent.dlq") == "2 replayed to in\n"
+    sent(shell, 6)
+    assert handled(shell, records=9) == [2, 4, 6]
+    assert shell.json("dlq", "parked", "t.agent") == []
+
+
+def test_letters_from_before_their_key_was_parked_are_left_out_and_told(shell):
+    shell("topics", "create", "in")
+    sent(shell, 0, 2)
+    assert handled(shell, poison={0}, after="continue", records=2) == [2]
+    sent(shell, 4)
+    assert handled(shell, poison={4}, records=3) == []
+
+    told = shell.both("dlq", "replay", "t.agent.dlq")
+    assert "1 of parked keys are from before these were parked" in told
+    assert told.endswith("1 replayed to in\n")
+
+
+def test_letters_that_are_gone_are_told(shell):
+    shell("topics", "create", "in")
+    sent(shell, 0, 2)
+    assert handled(shell, poison={0}, records=2) == []
+    shell.beside(lambda connect: ShareAdmin(connect, clock=LoopClock()).delete_records("t.agent.dlq", 0, 1))
+
+    assert "those of the offsets 0 are not in t.agent.dlq any more" in shell.both("dlq", "replay", "t.agent.dlq")
+    assert handled(shell, records=3) == [2]
+    assert shell.json("dlq", "parked", "t.agent") == []
+
+
+def test_an_unparked_key_goes_on_without_its_letters(shell):
+    shell("topics", "create", "in")
+    sent(shell, 0, 2)
+    assert handled(shell, poison={0}, records=2) == []
+
+    assert shell("dlq", "unpark", "t.agent", "a") == "a goes on in in-0\n"
+    sent(shell, 4)
+    assert handled(shell, records=3) == [4]
