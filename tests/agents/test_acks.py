@@ -15,16 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowshare as fs
-from flowshare.agents.feed.acknowledgements import (
-    ACCEPT,
-    GAP,
-    GATHERED_MAX,
-    REJECT,
-    RELEASE,
-    SLOW_S,
-    AckRange,
-    AckSender,
-)
+from flowshare.agents.feed.ack_sender import GATHERED_MAX, SLOW_S, AckSender
+from flowshare.agents.feed.acknowledgements import ACCEPT, GAP, REJECT, RELEASE, AckRange
 from flowshare.agents.handler.chunk import runs
 from flowshare.agents.run.stats import AgentStats
 from flowshare.client.session.member import AckResult

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import flowshare as fs
-from flowshare.agents.feed.acknowledgements import RELEASE, AckSender
+from flowshare.agents.feed.ack_sender import AckSender
+from flowshare.agents.feed.acknowledgements import RELEASE
 from flowshare.agents.feed.dead_letter import PREFIX, dead_letter, without_trace
 from flowshare.agents.feed.locks import HeldRecords
 from flowshare.agents.handler.chunk import Chunk

@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT, RELEASE, AckSender
+from flowshare.agents.feed.ack_sender import AckSender
+from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT, RELEASE
 from flowshare.agents.feed.dead_letter import dead_letter, without_record, without_trace
 from flowshare.agents.feed.delays import Delays, too_large
 from flowshare.agents.handler.chunk import Chunk

@@ -19,7 +19,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT, RELEASE, AckSender
+from flowshare.agents.feed.ack_sender import AckSender
+from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT, RELEASE
 from flowshare.agents.feed.locks import HeldRecords
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.handler.chunk import Chunk

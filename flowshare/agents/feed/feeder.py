@@ -12,7 +12,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.feed.acknowledgements import GATHER_S, AckSender, OutcomeReporter
+from flowshare.agents.feed.ack_sender import GATHER_S, AckSender
+from flowshare.agents.feed.acknowledgements import OutcomeReporter
 from flowshare.agents.feed.completion import Completion
 from flowshare.agents.feed.delays import RetryTopicReader
 from flowshare.agents.feed.locks import HeldRecords, LockKeeper

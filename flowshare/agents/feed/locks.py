@@ -13,7 +13,8 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from flowshare.agents.feed.acknowledgements import RELEASE, AckSender
+from flowshare.agents.feed.ack_sender import AckSender
+from flowshare.agents.feed.acknowledgements import RELEASE
 from flowshare.agents.feed.members import Member
 from flowshare.agents.feed.prefetch import Prefetch
 from flowshare.agents.handler.agent import ShareAgent

@@ -21,7 +21,7 @@ from flowshare.tasks import cancelled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowshare.agents.feed.acknowledgements import AckSender
+    from flowshare.agents.feed.ack_sender import AckSender
     from flowshare.agents.feed.delays import Delays
     from flowshare.agents.feed.locks import HeldRecords
     from flowshare.agents.feed.members import Member

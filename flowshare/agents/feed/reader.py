@@ -26,7 +26,8 @@ from flowshare.protocol.lazy_records import LazyRecords, lazy_records
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from flowshare.agents.feed.acknowledgements import AckSender, Key
+    from flowshare.agents.feed.ack_sender import AckSender
+    from flowshare.agents.feed.acknowledgements import Key
     from flowshare.agents.feed.completion import Completion
     from flowshare.agents.feed.delays import RetryTopicReader
     from flowshare.agents.handler.agent import ShareAgent
