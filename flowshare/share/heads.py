@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -100,7 +100,7 @@ class Heads:
         """How often something that was ending was not settled, because its write failed."""
         self.known_end = known_end
         """Everything below it is placed."""
-        self.single: frozenset[int] = frozenset()
+        self.single: Collection[int] = ()
         """Hashes whose records begin no chain, and go to members only that know of parked keys (`parking`)."""
         self.barrier = -1
         """Nothing is placed before the start offset has passed it."""

@@ -26,6 +26,7 @@ so that no mark of an earlier replay counts: it is the generation of the load an
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -113,9 +114,10 @@ class Parking:
         self._keys: dict[bytes, ParkedKey] = dict(parked or {})
         self._version = generation << COUNT_BITS
         self._flying = {one.flying: key for key, one in self._keys.items() if one.flying >= 0}
-        self.hashes: set[int] = set()
-        """Of the parked keys; those of another key with the same hash come one at a time, too."""
-        self._count_hashes()
+        self._counts = Counter(map(hash_of, self._keys))
+        self.hashes = self._counts.keys()
+        """Of the parked keys, as they are at any time; those of another key with the same hash come one at a time,
+        too."""
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -185,7 +187,10 @@ class Parking:
                 if parked.flying >= 0:
                     self._flying[parked.flying] = key
             if (old is None) != (parked is None):
-                self._count_hashes()
+                self._count(key, 1 if old is None else -1)
 
-    def _count_hashes(self) -> None:
-        self.hashes = {self._hash_of(key) for key in self._keys}
+    def _count(self, key: bytes, change: int) -> None:
+        number = self._hash_of(key)
+        self._counts[number] += change
+        if not self._counts[number]:
+            del self._counts[number]

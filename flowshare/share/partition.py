@@ -14,7 +14,7 @@ The rules stand in the modules beside this one: `state` (the transitions), `wind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -271,9 +271,10 @@ class SharePartition:
         self.log_epoch = max(self.log_epoch, log_epoch)
         return self._window.update(stored) if stored else None
 
-    def single(self, hashes: Iterable[int]) -> None:
-        """The records of these keys are handed out one at a time, and only to members that ask with `singles`."""
-        self._heads.single = frozenset(hashes)
+    def single(self, hashes: Collection[int]) -> None:
+        """The records of these keys, as they are at any time, are handed out one at a time, and only to members that
+        ask with `singles`."""
+        self._heads.single = hashes
 
     def hash_at(self, offset: int) -> int:
         """The hash of an unsettled offset's key; 0: it has no order."""

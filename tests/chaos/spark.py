@@ -468,7 +468,7 @@ def short_run(place: str, sink: str, folder: Path, bootstrap: str | None = None)
     """One run as the tests have it, with a seed that is printed; the number of violations."""
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
-    return chaos([Plan(place=place, sink=sink, seed=seed, records=20_000, kills=4)], folder, bootstrap=bootstrap)
+    return chaos([Plan(place=place, sink=sink, seed=seed, records=20_000, kills=3)], folder, bootstrap=bootstrap)
 
 
 def main() -> None:

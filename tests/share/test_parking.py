@@ -31,6 +31,29 @@ def test_a_key_is_parked_by_the_record_that_became_a_dead_letter():
     assert parked.hashes == {hash(A)}
 
 
+def test_parking_many_keys_looks_at_each_of_them_once():
+    looked = []
+
+    def hash_of(key: bytes) -> int:
+        looked.append(key)
+        return hash(key)
+
+    parked = Parking(hash_of)
+    for number in range(500):
+        parked.apply(parked.rejected(b"%d" % number, number, None))
+
+    assert len(looked) == 500
+    assert len(parked.hashes) == 500
+
+
+def test_a_key_that_is_let_go_on_leaves_another_one_with_its_hash_parked():
+    parked = Parking(lambda _: 7, {A: ParkedKey(3, 2, 5), B: ParkedKey(4, 3, 4)})
+    parked.apply([(A, None)])
+    assert parked.hashes == {7}
+    parked.apply([(B, None)])
+    assert not parked.hashes
+
+
 def test_what_comes_after_it_follows_and_other_keys_go_on():
     parked = parking(A)
 

@@ -119,7 +119,6 @@ class ParkedKeys:
     def apply(self, changes: Sequence[Change]) -> list[Write]:
         """Follow changes now; the writes that make them durable."""
         self.parking.apply(changes)
-        self._partition.single(self.parking.hashes)
         return self.writes(changes)
 
     def writes(self, changes: Iterable[Change]) -> list[Write]:
