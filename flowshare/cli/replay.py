@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import ParkedKeyTold
 
 REPLAYED: Final = ".replayed"
+KEYS_AT_ONCE: Final = 1_000
+"""Parked keys that are replayed at once, for which the letters are read through once."""
+ASKED_AT_ONCE: Final = 50
 METADATA_MAX: Final = 4000
 """Characters of metadata: brokers take 4,096 bytes (offset.metadata.max.bytes)."""
 
@@ -65,6 +68,8 @@ class Replay:
         self._parked = ParkedKeys(session.admin)
         self._parked_wanted: set[KeyAt] = set()
         self.parked: list[ParkedReplay] = []
+        self._not_whole: tuple[dict[str, Any], int] | None = None
+        """A letter without its record, of a parked key, and how many such keys there are."""
         self.done = 0
         """Letters that are sent."""
         self.settled = 0
@@ -138,53 +143,69 @@ class Replay:
 
     async def run_parked(self) -> None:
         """Replay the parked keys of which a letter was wanted. Raises: Failure."""
+        wanted = sorted(self._parked_wanted)
+        with progress("replaying parked keys", len(wanted)) as step:
+            for first in range(0, len(wanted), KEYS_AT_ONCE):
+                some = wanted[first : first + KEYS_AT_ONCE]
+                await self._replay_keys(await self._begun(some))
+                step(len(some))
+        if self._not_whole:
+            letter, count = self._not_whole
+            raise Failure(
+                f"parked keys ({count}), as that of {written_at(letter)}, cannot be replayed whole: {why_bare(1)}"
+            )
+
+    async def _begun(self, keys: Sequence[KeyAt]) -> dict[KeyAt, ParkedKeyTold]:
+        """Begin a replay of each key, and return what is known of it."""
+        if self._dry_run:
+            return {at: self._parked.known(at) for at in keys}
         begun: dict[KeyAt, ParkedKeyTold] = {}
-        for at in sorted(self._parked_wanted):
-            if self._dry_run:
-                begun[at] = self._parked.known(at)
-                continue
-            told = await self._session.admin.change_parked_key(at.group, "replay", at.topic, at.partition, at.key)
-            if told is not None:  # else somebody has settled it, or let it go on
-                begun[at] = told
+        change = self._session.admin.change_parked_key
+        for first in range(0, len(keys), ASKED_AT_ONCE):
+            some = keys[first : first + ASKED_AT_ONCE]
+            told = await asyncio.gather(*(change(at.group, "replay", at.topic, at.partition, at.key) for at in some))
+            # None: somebody has settled it meanwhile, or let it go on
+            begun.update({at: one for at, one in zip(some, told, strict=True) if one is not None})
+        return begun
+
+    async def _replay_keys(self, begun: Mapping[KeyAt, ParkedKeyTold]) -> None:
+        """Send the letters of these keys that are not settled."""
         if not begun:
             return
         # Read after the replays began: each letter up to `last` is there by then.
-        letters: dict[KeyAt, dict[int, dict[str, Any]]] = {at: {} for at in begun}
+        found: dict[KeyAt, dict[int, dict[str, Any]]] = {at: {} for at in begun}
         async for letter in read_letters(self._session, self._topic):
             place = await self._parked.of(letter)
             if place is not None and place in begun and _is_of(letter, begun[place].parked):
-                letters[place][int(letter["offset"])] = letter  # the last one of an original is the one that counts
+                found[place][int(letter["offset"])] = letter  # the last one of an original is the one that counts
+        to_send: dict[str, list[Message]] = {}
+        sent: list[dict[str, Any]] = []
         for at, told in begun.items():
-            await self._run_parked(at, told, [letter for _, letter in sorted(letters[at].items())])
+            letters = [letter for _, letter in sorted(found[at].items())]
+            if letters and self._is_whole(letters):
+                self._note_parked(at, told, letters)
+                to_send.setdefault(at.topic, []).extend(_marked(at, told, letters))
+                sent += letters
+        if not self._dry_run and sent:
+            await whole(self._send_letters(to_send, sent))
 
-    async def _run_parked(self, at: KeyAt, told: ParkedKeyTold, letters: Sequence[dict[str, Any]]) -> None:
-        """Send the letters of one key that are not settled. Raises: Failure."""
-        from flowshare.client.producer.producer import Message
+    def _is_whole(self, letters: Sequence[dict[str, Any]]) -> bool:
+        """Whether a key's letters have all their records; it is remembered where not."""
+        bare = next((letter for letter in letters if letter["left_out"]), None)
+        if bare is not None:
+            self._not_whole = bare, (self._not_whole or (bare, 0))[1] + 1
+        return bare is None
 
-        bare = [letter for letter in letters if letter["left_out"]]
-        if bare:
-            raise Failure(f"the key of {written_at(bare[0])} cannot be replayed whole: {why_bare(len(bare))}")
-        if not letters:
-            return
+    def _note_parked(self, at: KeyAt, told: ParkedKeyTold, letters: Sequence[dict[str, Any]]) -> None:
         known = {one for one in (told.parked.first, told.parked.last) if one > told.parked.done}
         gone = tuple(sorted(known.difference(int(letter["offset"]) for letter in letters)))
         self.sent[at.topic] = self.sent.get(at.topic, 0) + len(letters)
         self.parked.append(ParkedReplay(at.group, at.key, len(letters), gone))
-        if self._dry_run:
-            return
-        messages: list[Message] = []
-        parked = told.parked
-        for letter in letters:
-            original = int(letter["offset"])
-            mark = Mark(parked.version, original, parked.last if letter is letters[-1] else original)
-            headers = [pair for pair in letter["headers"] if not is_own(pair[0])]
-            headers.append((REPLAY_HEADER, mark.encode(at.group, told.topic_id, at.partition)))
-            messages.append(Message(letter["raw_value"], letter["raw_key"], tuple(headers), None, at.partition))
-        await whole(self._send_key(at.topic, messages, letters))
 
-    async def _send_key(self, topic: str, messages: list[Message], letters: Sequence[dict[str, Any]]) -> None:
-        await self._session.producer.send_many(topic, messages)
-        self.done += len(messages)
+    async def _send_letters(self, to_send: Mapping[str, list[Message]], letters: Sequence[dict[str, Any]]) -> None:
+        for topic, messages in to_send.items():
+            await self._session.producer.send_many(topic, messages)
+            self.done += len(messages)
         await self.before.add([(letter["letter_partition"], letter["letter_offset"]) for letter in letters])
 
     async def _add(self, letter: Mapping[str, Any]) -> None:
@@ -243,6 +264,21 @@ class KeyAt(NamedTuple):
     topic: str
     partition: int
     key: bytes
+
+
+def _marked(at: KeyAt, told: ParkedKeyTold, letters: Sequence[dict[str, Any]]) -> list[Message]:
+    """A key's letters as the records of its replay, in order."""
+    from flowshare.client.producer.producer import Message
+
+    messages: list[Message] = []
+    parked = told.parked
+    for letter in letters:
+        original = int(letter["offset"])
+        mark = Mark(parked.version, original, parked.last if letter is letters[-1] else original)
+        headers = [pair for pair in letter["headers"] if not is_own(pair[0])]
+        headers.append((REPLAY_HEADER, mark.encode(at.group, told.topic_id, at.partition)))
+        messages.append(Message(letter["raw_value"], letter["raw_key"], tuple(headers), None, at.partition))
+    return messages
 
 
 def _is_of(letter: Mapping[str, Any], parked: ParkedKey) -> bool:

@@ -8,6 +8,7 @@ import pytest
 import flowshare as fs
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.producer.producer import Message, Producer
 from flowshare.clock import LoopClock
 from tests.agents.agents_kit import one_agent
 from tests.cli.test_commands import Shell
@@ -99,3 +100,41 @@ def test_an_unparked_key_goes_on_without_its_letters(shell):
     assert shell("dlq", "unpark", "t.agent", "a") == "a goes on in in-0\n"
     sent(shell, 4)
     assert handled(shell, records=3) == [4]
+
+
+def test_a_key_with_a_letter_without_its_record_is_not_replayed_and_others_are(shell):
+    async def bare(connect):
+        facts = {
+            "reason": "poison",
+            "topic": "in",
+            "partition": "0",
+            "offset": "0",
+            "group": "t.agent",
+            "left_out": "x",
+        }
+        headers = tuple((f"flowshare.dlq.{name}", text.encode()) for name, text in facts.items())
+        producer = Producer(connect, clock=LoopClock())
+        await producer.send_many("t.agent.dlq", [Message(None, b"a", headers)])
+        await producer.close()
+
+    shell("topics", "create", "in")
+    sent(shell, 0, 1)
+    assert handled(shell, poison={0, 1}, records=2) == []
+    shell.beside(bare)
+
+    told = shell("dlq", "replay", "t.agent.dlq", code=1)
+    assert "parked keys (1), as that of t.agent.dlq-0@2, cannot be replayed whole" in told
+    assert handled(shell, records=3) == [1]
+    assert [key["key"] for key in shell.json("dlq", "parked", "t.agent")] == ["a"]
+
+
+def test_many_parked_keys_are_replayed_a_part_at_a_time(shell, monkeypatch):
+    monkeypatch.setattr("flowshare.cli.replay.KEYS_AT_ONCE", 1)
+    shell("topics", "create", "in")
+    sent(shell, 0, 1, 2, 3)
+    assert handled(shell, poison={0, 1}, records=4) == []
+
+    assert shell("dlq", "replay", "t.agent.dlq") == "4 replayed to in\n"
+    done = handled(shell, records=8)
+    assert [value for value in done if value % 2 == 0] == [0, 2]
+    assert [value for value in done if value % 2] == [1, 3]
