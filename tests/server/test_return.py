@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowshare.core_errors import UnknownTopicOrPartition
-from flowshare.log.base import NotLed
+from flowshare.log.base import NotLed, StorageError
 from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import HeldRanges, ShareResumeRequest, TopicPartition
@@ -168,6 +168,30 @@ async def test_what_a_member_that_comes_back_never_heard_of_is_free_at_once_and_
         assert ranges(await m2.fetch(at)) == [(0, 1, 1), (5, 7, 1), (9, 9, 1)]
         await m1.fetch(at)
         assert (await m1.acknowledge({at: [accept(2, 4), accept(8, 8)]})).partitions[0].error is ErrorCode.NONE
+
+
+async def test_what_a_member_let_go_of_counts_when_it_was_told_though_that_leader_dies_at_once() -> None:
+    async def refuse(*_: object) -> None:
+        raise StorageError("no room")
+
+    async with world() as w:
+        at, m1 = await w.held(2, own=True)
+        await w.die()
+        m1.reconnect()
+        told = ShareResumeRequest(
+            group_id=m1.group_id,
+            member_id=m1.member_id,
+            partitions=(HeldRanges(at.topic_id, at.partition, ((1, 1),), lapsed=((0, 0),)),),
+        )
+        w.storage.before_write = refuse
+        answer = await m1.connection.send(told)
+        w.storage.before_write = None
+        again = await m1.connection.send(told)
+        await w.die()
+
+        assert answer.error is not ErrorCode.NONE
+        assert again.partitions == (held(at, (1, 1)),)
+        assert ranges(await w.member("m2", own=True).fetch(at)) == [(0, 0, 2)]
 
 
 async def test_a_member_that_comes_back_to_the_same_leader_holds_nothing_any_more() -> None:

@@ -315,13 +315,19 @@ class PartitionOwner:
         self._keep(self.partition.move_log_start(log_start))
         return True
 
-    def hand_back(self, member_id: str, ranges: Sequence[AcquiredRange], *, unrun: bool = True) -> None:
-        """Take back what a member acquired but will not end; unrun: it never saw it, so that it costs no attempt."""
+    def hand_back(
+        self, member_id: str, ranges: Sequence[AcquiredRange], *, unrun: bool = True
+    ) -> asyncio.Future[None] | None:
+        """Take back what a member acquired but will not end; unrun: it never saw it, so that it costs no attempt.
+
+        What is returned is done when that is durable; None: nothing is to be written.
+        """
         release = bytes([AcknowledgeType.RELEASE])
         batches = [AcknowledgeBatch(taken.first, taken.last, release, unrun=unrun) for taken in ranges]
-        if not self.closed:
+        if batches and not self.closed:
             with contextlib.suppress(CoreError, LogError):  # lapsed meanwhile, or given back with its session
-                self.acknowledge(member_id, batches)
+                return self.acknowledge(member_id, batches).durable
+        return None
 
     def give_back(self, member_id: str, ranges: Sequence[AcquiredRange]) -> None:
         """Undo an acquire that could not be made durable: the store never heard of it, so nothing is written."""

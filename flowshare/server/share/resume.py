@@ -83,7 +83,10 @@ class ShareResuming(Family):
         return found
 
     async def _resume(self, group_id: str, member_id: str, told: HeldRanges) -> HeldRanges:
-        """One partition. Raises: NotLed, EXPECTED."""
+        """One partition. Raises: NotLed, EXPECTED.
+
+        A member tells once what it let go of: the next leader is to find it counted, so that is durable first.
+        """
         key = ShareKey(group_id, told.topic_id, told.partition)
         self._partitions.check_led(key)
         if not self._partitions.knows(key):
@@ -92,7 +95,12 @@ class ShareResuming(Family):
         held = merged((run.first, run.last) for run in owner.partition.in_flight() if run.member_id == member_id)
         stray = minus(held, told.ranges)
         unseen = minus(stray, told.lapsed)
-        for ranges, unrun in ((unseen, True), (minus(stray, unseen), False)):
-            if ranges:
-                owner.hand_back(member_id, [AcquiredRange(first, last, 0) for first, last in ranges], unrun=unrun)
+        owner.hand_back(member_id, _acquired(unseen))
+        counted = owner.hand_back(member_id, _acquired(minus(stray, unseen)), unrun=False)
+        if counted is not None:
+            await counted
         return HeldRanges(told.topic_id, told.partition, tuple(minus(held, stray)))
+
+
+def _acquired(ranges: Iterable[tuple[int, int]]) -> list[AcquiredRange]:
+    return [AcquiredRange(first, last, 0) for first, last in ranges]
