@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from flowshare.share.acquire import BATCH_MAX, HOLE_MAX, Acquisition, vanish
 from flowshare.share.heads import SETTLED, Heads, KeyedBatch
+from flowshare.share.lapse import untake
 from flowshare.share.types import (
     ACQUIRED,
     ARCHIVING,
@@ -244,6 +246,7 @@ def pick(window: Window, heads: Heads, limits: Limits, member_id: str, ask: Ask,
         window.acquire(first, last)
     size = sum(last - first + 1 for first, last, _ in ranges)
     hold = window.holds.open(member_id, now_ms + limits.lock_duration_ms, ranges[0].first, ranges[-1].last, size)
+    hold.unconfirmed = True
     for first, last, _ in ranges:
         window.hold(first, last, hold.hold_id)
     return Picked(hold.hold_id, ranges, heads.aborts)
@@ -338,10 +341,20 @@ class _Chains:
         """Take what may follow within `first`..`last`, and return how many."""
         if not self._next:
             return 0
-        size = 0
-        for offset in range(first, last + 1):
-            if offset in self._next and size < room:
-                size += self._take(offset, taken)
+        size, following, base = 0, self._heads.following, self._window.base
+        if last - first < len(self._next):
+            for offset in range(first, last + 1):
+                if offset in self._next and size < room:
+                    size += self._take(offset, taken)
+            return size
+        waiting = [offset for offset in self._next if first <= offset <= last]
+        heapify(waiting)
+        while waiting and size < room:
+            offset = heappop(waiting)
+            size += self._take(offset, taken)
+            after = offset + following[offset - base]
+            if offset < after <= last and after in self._next:
+                heappush(waiting, after)
         return size
 
     def take_next(self, room: int, taken: list[tuple[int, int, int]]) -> None:
@@ -403,6 +416,9 @@ def confirm(window: Window, limits: Limits, member_id: str, picked: Picked, miss
     if window.heads is not None and window.heads.aborts != picked.aborts:
         put_back(window, picked)
         return NOT_CONFIRMED
+    hold = window.holds.by_id.get(picked.hold_id)
+    if hold is not None:
+        hold.unconfirmed = False
     held = _still_held(window, picked)
     stored: list[StateRun] = []
     ranges: list[AcquiredRange] = []
@@ -418,11 +434,8 @@ def confirm(window: Window, limits: Limits, member_id: str, picked: Picked, miss
 
 
 def put_back(window: Window, picked: Picked) -> None:
-    """Undo a `pick` whose records could not be read: nothing was written of it, and no delivery is counted."""
-    for first, last, count in _still_held(window, picked):
-        window.let_go(first, last)
-        window.set_count(first, last, count - 1)
-        window.put(first, last, ACQUIRED, AVAILABLE)
+    """Undo a `pick` whose records could not be read."""
+    untake(window, ((first, last) for first, last, _ in _still_held(window, picked)))
 
 
 def _still_held(window: Window, picked: Picked) -> list[tuple[int, int, int]]:

@@ -23,6 +23,7 @@ class Hold:
     remaining: offsets that still carry this hold; the hold ends with the last of them.
     lapsed: its time came (or its member left) while a write was pending on some of its offsets.
     orphan: its member is gone without a word, and its time is waited for all the same.
+    unconfirmed: its records are being read, nothing of it is written, and nobody has seen them: it counts no delivery.
     """
 
     hold_id: int
@@ -33,6 +34,7 @@ class Hold:
     remaining: int
     lapsed: bool = False
     orphan: bool = False
+    unconfirmed: bool = False
 
 
 class Holds:

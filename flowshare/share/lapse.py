@@ -73,6 +73,15 @@ def take_back(window: Window, limits: Limits, pieces: Iterable[tuple[int, int]],
     return runs
 
 
+def untake(window: Window, pieces: Iterable[tuple[int, int]]) -> None:
+    """Free pieces, all ACQUIRED, that nobody has seen: nothing was written of it, and no delivery is counted."""
+    for piece_first, piece_last in pieces:
+        window.let_go(piece_first, piece_last)
+        for first, last, count in list(window.counted(piece_first, piece_last)):
+            window.set_count(first, last, count - 1)
+            window.put(first, last, ACQUIRED, AVAILABLE)
+
+
 def move_log_start(window: Window, log_start: int) -> PartitionUpdate | None:
     """Forget what the log no longer has; what members still hold of it is theirs to acknowledge, without effect."""
     if log_start <= window.start:
@@ -116,6 +125,9 @@ def _take_holds_back(
     runs: list[StateRun] = []
     for hold in holds:
         hold.lapsed = True
+        if hold.unconfirmed:
+            untake(window, list(_held_in(window, hold, ACQUIRED)))
+            continue
         taken = take_back(window, limits, list(_held_in(window, hold, ACQUIRED)), ACQUIRED)
         if hold.orphan and orphaned is not None:
             orphaned += taken

@@ -202,9 +202,8 @@ class SharePartition:
 
     @property
     def choosy(self) -> bool:
-        """Whether it depends on the member what it may acquire: records of dead processes come alone (`quarantine`),
-        those of parked keys to who asks for keys."""
-        return bool(self._quarantine) or (self._window.heads is not None and bool(self._heads.single))
+        """Whether it depends on the member what it may acquire: records of dead processes come alone (`quarantine`)."""
+        return bool(self._quarantine)
 
     @property
     def holders(self) -> Container[str]:
@@ -312,12 +311,14 @@ class SharePartition:
     def _pick(self, member_id: str, ask: Ask, now_ms: int) -> Picked:
         window, heads, limits = self._window, self._heads, self._limits
         if self._quarantine:
-            admission = self._quarantine.admit_heads(window, member_id, now_ms, limits.lock_duration_ms)
+            admission = self._quarantine.admit_heads(
+                window, heads, member_id, now_ms, limits.lock_duration_ms, singles=ask.singles
+            )
             if admission.nothing:
                 return by_key.NOTHING
             ask = ask._replace(alone=admission.head, without=self._quarantine.suspects)
             if admission.head >= 0:
-                self._quarantine.delivered(member_id, admission.head)
+                self._quarantine.delivered(member_id, admission.head, unconfirmed=True)
                 return by_key.pick(window, heads, limits, member_id, ask, now_ms)
         only_new = self._alternation.new
         picked = by_key.pick(window, heads, limits, member_id, ask._replace(only_new=only_new), now_ms)
@@ -329,6 +330,8 @@ class SharePartition:
     def confirm(self, member_id: str, picked: Picked, *, missing: Sequence[int] = ()) -> Acquisition:
         """What was picked has been read, but for the offsets that are `missing` (ascending), which are archived."""
         acquisition = by_key.confirm(self._window, self._limits, member_id, picked, missing)
+        if acquisition.ranges:
+            self._quarantine.confirmed(member_id)
         if acquisition.update is not None and self.log_epoch > self._epoch_told:
             self._epoch_told = self.log_epoch
             return acquisition._replace(update=replace(acquisition.update, log_epoch=self.log_epoch))
@@ -539,13 +542,16 @@ class SharePartition:
         window.advance()
         return window.update(())
 
+    @property
+    def has_archiving(self) -> bool:
+        """Whether there are records whose dead letter is to be written."""
+        return bool(self._window.tally[ARCHIVING])
+
     def archiving(self) -> tuple[Archiving, ...]:
         """Return the records whose dead letter is to be written, ascending."""
         limit = self._limits.delivery_count_max
         return tuple(
-            Archiving(run.first, run.last, run.delivery_count, run.delivery_count >= limit)
-            for run in (self.state() if self._window.tally[ARCHIVING] else ())
-            if run.state is RecordState.ARCHIVING
+            Archiving(first, last, count, count >= limit) for first, last, count in self._window.in_state(ARCHIVING)
         )
 
     def finish_archiving(self, first: int, last: int) -> PartitionUpdate | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final, NamedTuple
 
+from flowshare.share.heads import Heads
 from flowshare.share.types import ACQUIRED, AVAILABLE, BLOCKED, DELAYED, PENDING
 from flowshare.share.window import Window
 
@@ -43,6 +44,8 @@ class Quarantine:
         self._runs: dict[str, int] = {}
         self._chosen: dict[str, tuple[int, int]] = {}
         """Where there is an order: who gets which suspect when it holds nothing more, and until when that is so."""
+        self._unconfirmed: dict[str, int] = {}
+        """Suspects whose member has not seen them yet: they are being read."""
 
     @property
     def suspects(self) -> frozenset[int]:
@@ -74,12 +77,16 @@ class Quarantine:
             return Admission(last=suspect - 1)
         return Admission(nothing=True) if window.holds.take_member(member_id) else Admission(alone=True)
 
-    def admit_heads(self, window: Window, member_id: str, now_ms: int, patience_ms: int) -> Admission:
+    def admit_heads(
+        self, window: Window, heads: Heads, member_id: str, now_ms: int, patience_ms: int, *, singles: bool
+    ) -> Admission:
         """The same where there is an order: a suspect bounds nobody before it is a head, then one member.
 
         That one gets nothing more (SG-18.7), and the suspect as soon as it holds nothing; within `patience_ms`,
-        else another member does.
+        else another member does. singles: whether the member takes what is in `Heads.single`. Whose key is not known
+        yet, after a reload, is none yet.
         """
+        self._take_back(window)
         running = self._runs.get(member_id)
         if running is not None:
             if self._holds(window, member_id, running):
@@ -96,8 +103,12 @@ class Quarantine:
         }
         if member_id not in self._chosen:
             taken = {one for one, _ in self._chosen.values()}
-            free = (one for one in self._suspects if window.states[one - window.base] == AVAILABLE and one not in taken)
-            head = next(free, -1)
+            free = (
+                one
+                for one in self._suspects
+                if window.states[one - window.base] == AVAILABLE and one not in taken and one < heads.known_end
+            )
+            head = next((one for one in free if singles or heads.hashes[one - window.base] not in heads.single), -1)
             if head < 0:
                 self._runs = {member: at for member, at in self._runs.items() if self._holds(window, member, at)}
                 return ANYTHING
@@ -106,17 +117,35 @@ class Quarantine:
             return Admission(nothing=True)
         return Admission(head=self._chosen.pop(member_id)[0])
 
-    def delivered(self, member_id: str, offset: int) -> None:
-        """A suspect went to a member; it is none any more, whatever comes of it (a crash makes it one again)."""
+    def delivered(self, member_id: str, offset: int, *, unconfirmed: bool = False) -> None:
+        """A suspect went to a member; it is none any more, whatever comes of it (a crash makes it one again).
+
+        unconfirmed: it is read first, and is one again if it does not get there before `confirmed`.
+        """
         at = bisect_left(self._suspects, offset)
         if self._suspects[at : at + 1] == [offset]:
             del self._suspects[at]
             self._runs[member_id] = offset
+            if unconfirmed:
+                self._unconfirmed[member_id] = offset
+
+    def confirmed(self, member_id: str) -> None:
+        """What was `delivered` to a member has been read and leaves."""
+        self._unconfirmed.pop(member_id, None)
+
+    def _take_back(self, window: Window) -> None:
+        """What was delivered and did not get there is a suspect again."""
+        for member_id, offset in list(self._unconfirmed.items()):
+            if not self._holds(window, member_id, offset):
+                del self._unconfirmed[member_id]
+                self._runs.pop(member_id, None)
+                self.suspect(offset, offset)
 
     def cut(self, end: int) -> None:
         """What was at `end` and behind is not in the log any more."""
         del self._suspects[bisect_left(self._suspects, end) :]
         self._runs = {member_id: offset for member_id, offset in self._runs.items() if offset < end}
+        self._unconfirmed = {member_id: offset for member_id, offset in self._unconfirmed.items() if offset < end}
 
     def _forget(self, window: Window) -> None:
         """Drop from the head what is finished or gone."""

@@ -232,8 +232,11 @@ class Window:
             first = until + 1
 
     def durable(self, run: Run) -> StateRun:
-        """Return a run as it is stored: an acknowledgement that is being written has not happened yet."""
+        """Return a run as it is stored: an acknowledgement that is being written has not happened yet, nor has an
+        acquire whose records are being read."""
         hold = self.holds.by_id[run.hold_id] if run.hold_id else None
+        if hold is not None and hold.unconfirmed:
+            return StateRun(run.first, run.last, RecordState.AVAILABLE, run.delivery_count - 1)
         return StateRun(
             run.first,
             run.last,
@@ -259,6 +262,15 @@ class Window:
         return PartitionUpdate(
             start_offset=self.start, delivery_complete_count=self.finished, runs=merged(runs, self.start)
         )
+
+    def in_state(self, state: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the runs of a state with one delivery count, as (first, last, count); at the price of a search."""
+        left, at = self.tally[state], self.start
+        while left and (at := self.states.find(state, at - self.base) + self.base) >= self.base:
+            until = self.same_until(at, self.end - 1)
+            yield from self.counted(at, until)
+            left -= until + 1 - at
+            at = until + 1
 
     # -- changing
 

@@ -12,6 +12,7 @@ from flowshare.protocol.decoding import decode_all
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AckBatch, AlterShareGroupOffsetsRequest, DescribeShareGroupOffsetsRequest
 from flowshare.server.share.opened_log import OpenedLog, Thinned
+from flowshare.server.share.partitions import Partitions
 from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import settle
 from tests.server.world import EARLIEST, accept, parked, ranges, reject, release, world
@@ -457,3 +458,163 @@ async def test_a_head_leaves_when_what_came_before_it_is_durable_though_acquires
         gate.set()
 
         assert ranges(await waiting) == [(1, 1, 1)]
+
+
+# --- picked, and not confirmed ------------------------------------------------------------------------------------
+
+
+def owner_of(w, partition=0):
+    return next(one for one in w.server.share.partitions.owners() if one.key.partition == partition)
+
+
+async def test_a_record_that_is_being_read_when_its_members_session_ends_counts_no_delivery(monkeypatch) -> None:
+    """It was never seen: at the limit of deliveries it would be finished without its last one."""
+    gate, real = asyncio.Event(), OpenedLog.records
+
+    async def slow(self, *args, **more):
+        await gate.wait()
+        return await real(self, *args, **more)
+
+    async with world(configs={**BY_KEY, "share.delivery.count.limit": "2"}) as w:
+        at = await w.log(keyed("ab"))
+        m = w.member("m")
+        await m.fetch(at)
+        await m.acknowledge({at: [release(0, 1)]})
+        monkeypatch.setattr(OpenedLog, "records", slow)
+        reading = asyncio.ensure_future(m.fetch(max_wait_ms=1_000))
+        await settle()
+        await m.acknowledge({}, epoch=-1)
+        gate.set()
+
+        assert taken(await reading) == []
+        assert ranges(await w.member("n").fetch(at)) == [(0, 1, 2)]
+
+
+async def test_a_fetch_reads_on_for_the_keys_that_it_wants_and_no_further(monkeypatch) -> None:
+    reads, real = [], OpenedLog.keys
+
+    async def keys(self, *args, **more):
+        reads.append(args)
+        return await real(self, *args, **more)
+
+    def batch() -> bytes:
+        builder = BatchBuilder()
+        for number in range(500):
+            builder.add(b"ab"[number % 2 :][:1], b"x" * 1_000, [], timestamp_ms=1_000)
+        return builder.build()
+
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(batch())
+        for _ in range(5):
+            await w.produce(batch())
+        monkeypatch.setattr(OpenedLog, "keys", keys)
+        m = w.member("m")
+        first = await m.fetch(at, heads=2, max_records=2)
+        await m.acknowledge({at: [accept(0, 1)]})
+        second = await m.fetch(heads=2, max_records=2)
+
+    assert (ranges(first), ranges(second)) == ([(0, 1, 1)], [(2, 3, 1)])
+    assert len(reads) <= 1
+
+
+async def test_members_that_wait_are_woken_together_when_there_is_a_key_for_each() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("x"))
+        await w.member("h").fetch(at)
+        waiting = [await parked(w.member(f"m{n}").fetch(at, max_wait_ms=60_000, max_records=1)) for n in range(20)]
+        writes: list[int] = []
+
+        async def count() -> None:
+            writes.append(sum(one.done() for one in waiting))
+
+        w.storage.before_write = count
+        await w.produce(keyed("abcdefghijklmnopqrst"))
+        await settle()
+
+        assert all(one.done() for one in waiting)
+        assert len(writes) <= 4
+
+
+async def test_who_is_first_by_the_groups_limit_gets_the_key_though_another_holds_nothing_there() -> None:
+    async with world(configs={**BY_KEY, "share.max.in.flight": "5"}) as w:
+        t0, t1 = await w.logs(keyed("ab"), keyed("defghi"))
+        r, p = w.member("r"), w.member("p")
+        await r.fetch(t0, max_records=1, heads=1)
+        await p.fetch(t1, max_records=4, heads=4)
+        first = await parked(r.fetch(max_wait_ms=60_000, max_records=1, heads=1))
+        other = await parked(p.fetch(t0, max_wait_ms=60_000, max_records=1, heads=1))
+        await p.acknowledge({t1: [accept(0)]})
+        await settle()
+
+        assert first.done()
+        assert not other.done()
+
+
+async def test_a_fetch_that_waits_for_a_write_elsewhere_keeps_no_key_from_who_waits_here() -> None:
+    gate = asyncio.Event()
+
+    class Slow:
+        async def write(self, writes):
+            await gate.wait()
+            return await w.storage.write(writes)
+
+    async with world(configs=BY_KEY) as w:
+        t0, t1 = await w.logs(keyed("x"), keyed("y"))
+        h, m, p = (w.member(name) for name in "hmp")
+        await h.fetch(t0, t1)
+        both = await parked(m.fetch(t0, t1, max_wait_ms=60_000, heads=1))
+        one = await parked(p.fetch(t0, max_wait_ms=60_000, heads=1))
+        owner_of(w, 1)._writer._store = Slow()
+        await w.produce(keyed("b"), partition=1)
+        await settle()
+        await w.produce(keyed("a"), partition=0)
+        await settle()
+
+        assert one.done()
+        gate.set()
+        assert taken(await both) == [(1, 1, 1)]
+
+
+async def test_what_is_on_its_way_to_the_store_when_the_connection_ends_is_free_when_it_is_there() -> None:
+    gate = asyncio.Event()
+
+    async def hold() -> None:
+        await gate.wait()
+
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("ab"))
+        await w.member("h").fetch(at, max_records=1)
+        m = w.member("m", own=True)
+        w.storage.before_write = hold
+        lost = asyncio.ensure_future(m.fetch(at))
+        await settle()
+        await m.connection.close()
+        gate.set()
+        with pytest.raises(ConnectionError):
+            await lost
+        await settle()
+
+        assert ranges(await w.member("n").fetch(at)) == [(1, 1, 1)]
+
+
+async def test_a_load_that_fails_leaves_none_of_the_others_in_line(monkeypatch) -> None:
+    gate, real = asyncio.Event(), Partitions._load
+
+    async def load(self, key):
+        if key.partition == 1:
+            raise RuntimeError("a fault")
+        await gate.wait()
+        return await real(self, key)
+
+    async with world(configs=BY_KEY) as w:
+        t0, t1 = await w.logs(keyed("ab"), keyed("c"))
+        monkeypatch.setattr(Partitions, "_load", load)
+        failing = asyncio.ensure_future(w.member("m").fetch(t0, t1, max_wait_ms=60_000))
+        await settle()
+        gate.set()
+        with pytest.raises(ConnectionError):
+            await failing
+        r = w.member("r")
+
+        assert ranges(await r.fetch(t0, heads=1, max_records=1)) == [(0, 0, 1)]
+        assert ranges(await r.fetch(heads=1, max_records=1)) == [(1, 1, 1)]

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from flowshare.log.base import StorageError
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
@@ -14,11 +15,12 @@ from flowshare.protocol.messages import (
     ParkedKeysRequest,
 )
 from flowshare.protocol.private import REPLAY_HEADER
+from flowshare.server.share.opened_log import OpenedLog
 from flowshare.share import parking
 from flowshare.share.parking import Mark
 from flowshare.testing.clock import settle
 from tests.server.test_key_order import BY_KEY, keyed, values
-from tests.server.world import accept, ranges, reject, release, world
+from tests.server.world import accept, parked, ranges, reject, release, world
 
 pytestmark = pytest.mark.asyncio
 
@@ -308,3 +310,116 @@ async def test_a_group_with_parked_keys_keeps_its_order() -> None:
     assert "flowshare dlq parked g" in refused[0].message
     assert alone.error is not ErrorCode.NONE
     assert taken.error is ErrorCode.NONE
+
+
+# --- beside parked keys -------------------------------------------------------------------------------------------
+
+
+async def test_a_key_whose_unparking_cannot_be_written_stays_parked() -> None:
+    async def refuse(*_: object) -> None:
+        raise StorageError("no space left")
+
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w)
+        w.storage.before_write = refuse
+        told = await ask(w, "unpark", key=b"a")
+        w.storage.before_write = None
+        answer = await m.fetch(at, heads=500)
+
+    assert told.error is not ErrorCode.NONE
+    assert (ranges(answer), following(answer)) == ([(1, 1, 1)], [(1, 0)])
+
+
+async def test_a_key_that_cannot_be_read_for_a_moment_is_parked_then(monkeypatch) -> None:
+    real, failed = OpenedLog.record, []
+
+    async def record(self, offset, **more):
+        if not failed:
+            failed.append(offset)
+            raise StorageError("a moment")
+        return await real(self, offset, **more)
+
+    async with world(configs=PARKS) as w:
+        at = await w.log(keyed("aa"))
+        m = w.member("m")
+        await m.heartbeat("t", epoch=0)
+        await m.fetch(at, heads=500)
+        monkeypatch.setattr(OpenedLog, "record", record)
+        await m.acknowledge({at: [reject(0)]})
+        await settle()
+        await w.clock.advance(10)
+        told = await ask(w)
+
+    assert failed == [0]
+    assert [one.key for one in told.keys] == [b"a"]
+
+
+async def test_a_parked_key_takes_no_turn_from_members_that_hold_nothing() -> None:
+    async with world(configs=PARKS) as w:
+        at, first = await parked_world(w, "zabab")
+        await first.acknowledge({at: [release(1, unrun=True), release(2, unrun=True)]})
+        m, n, o = (w.member(name) for name in ("mm", "n", "o"))
+        await m.fetch(at, max_records=1, heads=1)
+        await n.fetch(at, max_records=1, heads=1)
+        ahead = await parked(m.fetch(max_wait_ms=60_000, heads=1))
+        waiting = await parked(o.fetch(at, max_wait_ms=60_000, heads=1))
+        await n.acknowledge({at: [accept(2)]})
+        await settle()
+
+        assert waiting.done()
+        assert not ahead.done()
+
+
+async def test_a_record_of_a_parked_key_wakes_one_that_may_take_it_behind_many_that_may_not() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "z")
+        for number in range(17):
+            await parked(w.member(f"f{number}").fetch(at, max_wait_ms=60_000))
+        own = await parked(m.fetch(at, max_wait_ms=60_000, heads=1))
+        await w.produce(keyed("z"))
+        await settle()
+
+        assert own.done()
+
+
+async def died_with(w, at, last: int, name: str) -> None:
+    """A member of the server's own process holds `last` and nothing else, and dies with it."""
+    m = w.member(name)
+    m.connection = w.server.connect(client_id="inside")
+    await m.heartbeat("t", epoch=0)
+    answer = await m.fetch(at, heads=5_000, max_records=5_000, max_bytes=1 << 26)
+    back = [release(first, min(until, last - 1), unrun=True) for first, until, _ in ranges(answer) if first < last]
+    if back:
+        await m.acknowledge({at: back})
+    await settle()
+    await w.die()
+
+
+async def test_a_suspect_of_a_parked_key_goes_to_none_that_knows_nothing_of_parked_keys() -> None:
+    async with world(configs=PARKS) as w:
+        at, _ = await parked_world(w, "aa")
+        for name in ("in-1", "in-2"):
+            await died_with(w, at, 1, name)
+
+        assert ranges(await w.member("foreign").fetch(at)) == []
+
+
+async def test_a_suspect_is_handed_out_when_its_key_is_known_again_and_not_before() -> None:
+    builder = BatchBuilder()
+    for number in range(1_000):
+        builder.add(b"k%d" % number, b"x" * 1_000, [], timestamp_ms=1_000)
+    async with world(configs={**PARKS, "share.partition.max.record.locks": "10000"}) as w:
+        at = await w.log(keyed("a"))
+        m = w.member("m")
+        await m.heartbeat("t", epoch=0)
+        await m.fetch(at, heads=1)
+        await m.acknowledge({at: [reject(0)]})
+        await settle()
+        await w.produce(builder.build())
+        await w.produce(builder.build())
+        await w.produce(keyed("a"))
+        for name in ("in-1", "in-2"):
+            await died_with(w, at, 2_001, name)
+        answer = await w.member("n").fetch(at, heads=5, max_records=5)
+
+    assert ranges(answer) == [(1, 5, 1)]

@@ -122,6 +122,7 @@ class OrderWorld:
         self.queue: list[Step] = []
         self.writing: list[Step] = []
         self.snapshot_due = False
+        self.settling = False
         self.cuts: list[int] = []
         """Where the log was cut, as far as the store does not know."""
         self.life = 0
@@ -200,7 +201,14 @@ class OrderWorld:
         self.cuts.append(end)
         self.snapshot_due = True
         if update is not None:
-            kept = [replace(s.update, runs=tuple(r for r in s.update.runs if r.last < end)) for s in self.queue]
+            kept = [
+                replace(
+                    s.update,
+                    start_offset=min(s.update.start_offset, end),
+                    runs=tuple(r for r in s.update.runs if r.last < end),
+                )
+                for s in self.queue
+            ]
             for step, better in zip(self.queue, kept, strict=True):
                 step.update = better
             self.keep(update)
@@ -316,7 +324,7 @@ class OrderWorld:
 
     def write(self, update: PartitionUpdate, settle: Callable[[bool], None], *, decides: bool = False) -> None:
         self.queue.append(Step(update, settle, decides))
-        if not self.writing:
+        if not self.writing and not self.settling:
             self.begin_write()
 
     def begin_write(self) -> None:
@@ -345,8 +353,10 @@ class OrderWorld:
             steps += self.queue
             self.queue = []
             self.snapshot_due = True
+        self.settling = True
         for step in steps:
             step.settle(good)
+        self.settling = False
         if self.queue:
             self.begin_write()
         elif not good:
@@ -359,7 +369,7 @@ class OrderWorld:
             for step in self.writing:
                 step.settle(True) if step.decides else None
         self.life += 1
-        self.queue, self.writing, self.snapshot_due = [], [], False
+        self.queue, self.writing, self.snapshot_due = [], [], bool(self.cuts)
         living = [member for member in self.members if self.dice.random() < 0.7]
         self.partition = self.loaded(living)
         if self.log_start > self.partition.start_offset:

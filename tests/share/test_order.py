@@ -794,3 +794,65 @@ def test_no_handler_begins_before_the_record_before_it_is_settled() -> None:
     print(f"ORDER_SEED_FIRST={FIRST} ORDER_SEEDS={SEEDS}")
     for seed in range(FIRST, FIRST + SEEDS):
         OrderWorld(seed).run()
+
+
+# --- picked, and not confirmed ------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_while_picked_records_are_read_knows_nothing_of_the_delivery() -> None:
+    limits = Limits(lock_duration_ms=1_000, delivery_count_max=3)
+    runs = [StateRun(0, 0, RecordState.AVAILABLE, 2)]
+    partition = SharePartition(start_offset=0, limits=limits, runs=runs, now_ms=0, ordered=True)
+    partition.place([KeyedBatch(0, 0, [0], [1])])
+    picked = partition.pick("m", records_max=10, now_ms=0)
+
+    assert partition.state() == (StateRun(0, 0, RecordState.AVAILABLE, 2),)
+    partition.confirm("m", picked)
+    assert partition.state() == (StateRun(0, 0, RecordState.ACQUIRED, 3, "m"),)
+
+
+def test_a_lock_that_lapses_while_picked_records_are_read_counts_no_delivery() -> None:
+    limits = Limits(lock_duration_ms=1_000, delivery_count_max=3)
+    runs = [StateRun(0, 0, RecordState.AVAILABLE, 2)]
+    partition = SharePartition(start_offset=0, limits=limits, runs=runs, now_ms=0, ordered=True)
+    partition.place([KeyedBatch(0, 0, [0], [1])])
+    picked = partition.pick("m", records_max=10, now_ms=0)
+    partition.lapse(2_000)
+
+    assert partition.confirm("m", picked).ranges == ()
+    assert partition.state() == (StateRun(0, 0, RecordState.AVAILABLE, 2),)
+
+
+def test_a_suspect_that_is_put_back_comes_alone_again() -> None:
+    runs = [StateRun(0, 0, RecordState.ACQUIRED, 2, "dead")]
+    limits = Limits(lock_duration_ms=1_000)
+    partition = SharePartition(start_offset=0, limits=limits, runs=runs, gone={"dead"}, now_ms=0, ordered=True)
+    partition.place([KeyedBatch(0, 4, range(5), [1, 2, 3, 4, 5])])
+    partition.put_back(partition.pick("m", records_max=10, now_ms=0))
+
+    assert partition.pick("n", records_max=10, now_ms=0).ranges == ((0, 0, 3),)
+
+
+@pytest.mark.parametrize("far", [3, 2_000])
+def test_what_follows_between_two_heads_is_taken_whether_it_is_near_or_far(far: int) -> None:
+    """Offset 0 and every 7th behind it have key 1; all others but the last one are settled."""
+    end = 7 * far
+    hashes = [1 if offset % 7 == 0 else 2 for offset in range(end)] + [3]
+    partition = SharePartition(start_offset=0, limits=Limits(), now_ms=0, ordered=True)
+    partition.place([KeyedBatch(0, end, range(end + 1), hashes)])
+    picked = partition.pick("m", records_max=100, heads_max=3, chain=3, now_ms=0)
+
+    assert [one for first, last, _ in picked.ranges for one in range(first, last + 1)] == [0, 1, 2, 3, 7, 14, end]
+
+
+def test_dead_letters_that_are_under_way_are_found_without_looking_at_all_the_rest() -> None:
+    limits = Limits(delivery_count_max=3, dead_letter_on_limit=True, dead_letter_on_reject=True)
+    runs = [StateRun(at, at, RecordState.ARCHIVING, 1 + at % 2) for at in (5, 6, 9)]
+    partition = SharePartition(start_offset=0, limits=limits, runs=runs, now_ms=0, ordered=True)
+
+    assert partition.has_archiving
+    assert [(one.first, one.last, one.delivery_count) for one in partition.archiving()] == [
+        (5, 5, 2),
+        (6, 6, 1),
+        (9, 9, 2),
+    ]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowshare.server.runtime import answers
 
@@ -57,8 +57,8 @@ class Waiter:
             self._future.set_result(None)
 
     def end(self, reason: Ended) -> None:
-        """Let the fetch answer with what it has; the first reason stands."""
-        if self.ended is Ended.NO:
+        """Let the fetch answer with what it has; the first reason stands, unless nobody is there to be answered."""
+        if self.ended in (Ended.NO, Ended.TIMEOUT):
             self.ended = reason
         self.wake()
 
@@ -78,65 +78,87 @@ class Waiter:
         self._woken = False
 
 
+class Standing(NamedTuple):
+    """Of whom a fetch is that waits. singles: it takes records of parked keys, too."""
+
+    member_id: str
+    singles: bool
+
+
 class WaitQueue:
     """The fetches that wait at one share-partition, longest waiting first, each with its member.
 
-    One that is woken leaves the line, and is *called* until it has come to look, or has gone.
+    One that is woken leaves the line, and is *called* until it has come to look, or has gone. A *poor* one's member
+    holds nothing.
     """
 
     __slots__ = ("_called", "_waiters")
 
     def __init__(self) -> None:
-        self._waiters: dict[Waiter, str] = {}
-        self._called: dict[Waiter, str] = {}
+        self._waiters: dict[Waiter, Standing] = {}
+        self._called: dict[Waiter, Standing] = {}
 
     def __len__(self) -> int:
+        """How many wait, without those that are called."""
         return len(self._waiters)
 
-    @property
-    def size(self) -> int:
-        """How many wait or are called."""
-        return len(self._waiters) + len(self._called)
-
-    def park(self, waiter: Waiter, member_id: str) -> None:
+    def park(self, waiter: Waiter, member_id: str, *, singles: bool = False) -> None:
         """Stand in line, keeping the place of one who already does."""
         self._called.pop(waiter, None)
-        self._waiters.setdefault(waiter, member_id)
+        if waiter not in self._waiters:
+            self._waiters[waiter] = Standing(member_id, singles)
 
     def leave(self, waiter: Waiter) -> None:
         """Stand in line no more; harmless for one who does not."""
         self._called.pop(waiter, None)
         self._waiters.pop(waiter, None)
 
-    def without(self, held: Container[str], but: str, most: int) -> int:
-        """How many wait, or are called, whose members hold nothing, counted up to `most`; without the member `but`."""
-        waiting = itertools.chain(self._called.values(), self._waiters.values())
-        poor = (member_id for member_id in waiting if member_id not in held and member_id != but)
-        return sum(1 for _ in itertools.islice(poor, most))
+    def poor(self, held: Container[str], but: str, most: int, *, singles: bool | None = None) -> int:
+        """How many poor ones wait, or are called, counted up to `most`; without the member `but`.
+
+        singles: only those that do (True) or do not (False) take records of parked keys; None: all.
+        """
+        if not self._waiters and not self._called:
+            return 0
+        standing = itertools.chain(self._called.values(), self._waiters.values())
+        found = (
+            True
+            for member_id, takes in standing
+            if member_id not in held and member_id != but and singles in (None, takes)
+        )
+        return sum(itertools.islice(found, most))
 
     def wake_by(self, place: Callable[[str], Any]) -> None:
         """Wake the one whose member has the lowest place, among equals the one that has waited longest."""
         if self._waiters:
-            self._wake(min(self._waiters, key=lambda waiting: place(self._waiters[waiting])))
+            self._wake(min(self._waiters, key=lambda waiting: place(self._waiters[waiting].member_id)))
 
-    def wake_poor(self, held: Container[str]) -> None:
-        """Wake the one that has waited longest of those whose members hold nothing, else of all."""
-        waiters = self._waiters
-        if waiters:
-            self._wake(next((one for one, member_id in waiters.items() if member_id not in held), next(iter(waiters))))
+    def wake_poor(self, held: Container[str], count: int, *, apart: bool = False) -> None:
+        """Wake the `count` poor ones that have waited longest, or if there is none the one that has.
+
+        apart: of those that take records of parked keys, and of those that do not, each: one of them is the right one.
+        """
+        for singles in (True, False) if apart else (None,):
+            line = (item for item in self._waiters.items() if singles in (None, item[1].singles))
+            first = next(line, None)
+            if first is None:
+                continue
+            poor = (one for one, (member_id, _) in itertools.chain((first,), line) if member_id not in held)
+            for waiter in list(itertools.islice(poor, max(1, count))) or [first[0]]:
+                self._wake(waiter)
 
     def wake_some(self, count: int) -> None:
         """Wake the `count` that have waited longest; they leave the line."""
         for waiter in tuple(itertools.islice(self._waiters, count)):
             self._wake(waiter)
 
-    def _wake(self, waiter: Waiter) -> None:
-        self._called[waiter] = self._waiters.pop(waiter)
-        waiter.wake()
-
     def wake_all(self) -> None:
         """Wake everyone: the share-partition is no longer served here."""
         self.wake_some(len(self._waiters))
+
+    def _wake(self, waiter: Waiter) -> None:
+        self._called[waiter] = self._waiters.pop(waiter)
+        waiter.wake()
 
 
 class Purgatory:

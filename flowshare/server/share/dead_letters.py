@@ -100,21 +100,30 @@ class DeadLetters:
                     waiting.update(await self._settle(owner, chunk))
                     continue
                 await self._clock.sleep(PARK_AGAIN_S)
-                waiting = {offset for offset in sorted(waiting) if await owner.park_keys(offset, offset)}
+                waiting = {offset for offset in sorted(waiting) if await self._park(owner, offset, offset)}
         except Exception:
             logger.exception("dead letters stopped, they go on when the share-partition is loaded again %s", owner.key)
 
     async def _settle(self, owner: PartitionOwner, chunk: Archiving) -> list[int]:
         """Write a chunk's dead letters, or give it up after all tries; tries that the disk refused do not count.
 
-        Returns offsets whose keys cannot be parked now. Raises: LogError (the log could not be read for that).
+        Returns offsets whose keys cannot be parked now.
         """
         if self._has_letter(owner, chunk):
             await self._write_or_give_up(owner, chunk)
         if owner.parks:
-            return await owner.park_keys(chunk.first, chunk.last)
+            return await self._park(owner, chunk.first, chunk.last)
         owner.finish_archiving(chunk.first, chunk.last)
         return []
+
+    @staticmethod
+    async def _park(owner: PartitionOwner, first: int, last: int) -> list[int]:
+        """Park the keys of what has its letters; those that have to wait, for room or because they cannot be read."""
+        try:
+            return await owner.park_keys(first, last)
+        except LogError as error:
+            logger.warning("records %d-%d could not be read to park their keys, tried again: %s", first, last, error)
+            return list(range(first, last + 1))
 
     @staticmethod
     def _has_letter(owner: PartitionOwner, chunk: Archiving) -> bool:

@@ -268,12 +268,20 @@ class _Visit:
             owner.leave(self._waiter, self._member_id)
             owner.nudge()
 
+    def _step_aside(self) -> None:
+        """It does not look again: others may take what there is, while what it takes is written."""
+        for owner in self._owners.values():
+            owner.step_aside(self._waiter)
+
     async def _look(self) -> _Found:
         found = _Found()
         # In line at a share-partition before looking, so that nothing that comes meanwhile is missed.
         unloaded = [key for key in self._turn.partitions if not self._stand(key, found)]
         for at in range(0, len(unloaded), LOADS_AT_ONCE):
-            await asyncio.gather(*(self._load(key, found) for key in unloaded[at : at + LOADS_AT_ONCE]))
+            loads = (self._load(key, found) for key in unloaded[at : at + LOADS_AT_ONCE])
+            for failed in await asyncio.gather(*loads, return_exceptions=True):  # all: none stands in line behind this
+                if failed is not None:
+                    raise failed
         ready = self._ready(found)
         if not ready or not await self._enough_bytes(ready):
             return found
@@ -285,17 +293,25 @@ class _Visit:
             return found
         try:
             await self._take(ready, found, given)
+            if found.taken:
+                self._step_aside()
             await self._make_durable(found)
+            if self._waiter.abandoned:
+                self._hand_back(found)
         except BaseException:
-            for key, taken in found.taken.items():  # the asker is gone: it costs no attempt
-                self._owners[key].hand_back(self._member_id, taken.ranges)
-            found.taken.clear()
+            self._hand_back(found)
             raise
         else:
             self._withdraw(found)
         finally:
             self._space.settle(given, found.size)
         return found
+
+    def _hand_back(self, found: _Found) -> None:
+        """The asker is gone: it costs no attempt."""
+        for key, taken in found.taken.items():
+            self._owners[key].hand_back(self._member_id, taken.ranges)
+        found.taken.clear()
 
     def _stand(self, key: Key, found: _Found) -> bool:
         """Be in line at a share-partition that is loaded; whether that, or why not, is known."""
@@ -314,7 +330,7 @@ class _Visit:
                 owner.nudge()
             return True
         self._owners[key] = owner
-        owner.park(self._waiter, self._member_id)
+        owner.park(self._waiter, self._member_id, singles=self._request.heads > 0)
         return True
 
     async def _load(self, key: Key, found: _Found) -> None:
@@ -325,7 +341,7 @@ class _Visit:
         except EXPECTED as error:
             found.errors[key] = Result(*failure(error))
         else:
-            owner.park(self._waiter, self._member_id)
+            owner.park(self._waiter, self._member_id, singles=self._request.heads > 0)
 
     def _ready(self, found: _Found) -> list[tuple[Key, PartitionOwner]]:
         ready: list[tuple[Key, PartitionOwner]] = []

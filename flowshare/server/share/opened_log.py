@@ -102,8 +102,9 @@ class OpenedBatches:
 
     def forget(self, log: object) -> None:
         """Keep nothing of a log: it was cut, or is served here no more."""
-        for base in tuple(self._bases.get(log, ())):
-            self._drop((log, base))
+        for base in self._bases.pop(log, ()):
+            self._bytes -= self._kept.pop((log, base)).size
+        self._marked.pop(log, None)
 
     def _drop(self, key: tuple[object, int]) -> None:
         dropped = self._kept.pop(key)

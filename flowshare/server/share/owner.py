@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from flowshare.share.acquire import Acquisition
     from flowshare.share.acquire_by_key import Picked
     from flowshare.share.config import GroupConfig
-    from flowshare.share.parking import Change, ParkedKey, Parking
+    from flowshare.share.parking import Change, ParkedKey
     from flowshare.share.partition import Decision, SharePartition
     from flowshare.share.types import AcquiredRange, AcquireMode, BlockedKey, PartitionUpdate
 
@@ -64,6 +64,8 @@ WINDOW_WARN: Final = 0.8
 WARN_AGAIN_S: Final = 60.0
 LATE_MS: Final = 500
 """Who wakes later than that after it was due has not read what was sent to it either."""
+PLACE_FOR: Final = 1_000
+"""Members that wait for keys, for which a fetch reads on at most."""
 CHOOSY_WAKES: Final = 16
 """Fetches woken at once while it depends on the member what it may take: the first in line may be one that may not."""
 
@@ -169,7 +171,7 @@ class PartitionOwner:
     def start(self) -> None:
         """Begin to write and to keep deadlines."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"owner {self.key}")
-        if self.partition.archiving():
+        if self.partition.has_archiving:
             self._on_archiving(self)
 
     def stop(self) -> None:
@@ -196,7 +198,7 @@ class PartitionOwner:
     def idle(self) -> bool:
         """Whether nobody holds records, nobody waits and nothing is left to write."""
         partition = self.partition
-        unused = not partition.acquired_count and len(self._queue) == 0 and not partition.archiving()
+        unused = not partition.acquired_count and len(self._queue) == 0 and not partition.has_archiving
         return unused and self._writer.idle
 
     def stuck(self) -> tuple[BlockedKey, ...]:
@@ -333,7 +335,7 @@ class PartitionOwner:
         """Undo an acquire that could not be made durable: the store never heard of it, so nothing is written."""
         unrun = bytes([AcknowledgeType.RELEASE])
         for taken in ranges:
-            batch = AcknowledgeBatch(taken.first, taken.last, unrun, unrun=True)
+            batch = AcknowledgeBatch(taken.first, taken.last, unrun, unrun=True, attempt=taken.delivery_count)
             try:
                 decision = self.partition.acknowledge(member_id, [batch], now_ms=self._clock.steady_ms())
             except CoreError:
@@ -371,22 +373,36 @@ class PartitionOwner:
 
     async def replay_key(self, key: bytes) -> ParkedKey | None:
         """Begin a replay of a parked key; what is known of it, None if it is not parked. Raises: StorageError."""
-        return await self._change_parked(key, lambda parking: parking.replay(key))
+        if self.parked is None or key not in self.parked:
+            return None
+        _, begun = self.parked.parking.replay(key)
+        return await self._change_parked(key, begun)
 
     async def unpark_key(self, key: bytes) -> ParkedKey | None:
         """Let a parked key go on, its letters stay what they are; as `replay_key`."""
-        return await self._change_parked(key, lambda parking: (key, None))
+        return await self._change_parked(key, None)
 
-    async def _change_parked(self, key: bytes, change: Callable[[Parking], Change]) -> ParkedKey | None:
+    async def _change_parked(self, key: bytes, changed: ParkedKey | None) -> ParkedKey | None:
+        """It is so when that is durable, and as it was if it cannot be written."""
         self._check_open()
         if self.parked is None or (known := self.parked.parking.get(key)) is None:
             return None
-        changes = [change(self.parked.parking)]
-        durable = self._writer.add(None, beside=self.parked.apply(changes))
+        beside = self.parked.writes([(key, changed)])
+        durable = self._writer.add(None, beside=beside, done=partial(self._parked_changed, key, known, changed))
         self._alarm.ring()
         await durable
         self.nudge()
-        return changes[0][1] or known
+        return changed or known
+
+    def _parked_changed(self, key: bytes, known: ParkedKey, changed: ParkedKey | None) -> None:
+        """A change is durable; the key may be another by now."""
+        assert self.parked is not None
+        now = self.parked.parking.get(key)
+        if now is not None:
+            beside = self.parked.apply([(key, changed and now._replace(version=changed.version))])
+            if now != known:
+                self._writer.keep(None, beside)
+            self._set_limits()
 
     def _follow_parked(self, decision: Decision, written: Sequence[Change]) -> None:
         """A decision over replayed records is durable; a key may have changed since it was made."""
@@ -427,9 +443,16 @@ class PartitionOwner:
             self.partition.allowance.dry(member_id)
         return False
 
-    def park(self, waiter: Waiter, member_id: str) -> None:
-        """Wake a member's `waiter` when there may be something for it."""
-        self._queue.park(waiter, member_id)
+    def park(self, waiter: Waiter, member_id: str, *, singles: bool = False) -> None:
+        """Wake a member's `waiter` when there may be something for it; singles: records of parked keys, too."""
+        self._queue.park(waiter, member_id, singles=singles)
+
+    def step_aside(self, waiter: Waiter) -> None:
+        """Wake it no more, but the next one if there is something; its fetch goes on."""
+        if self.quota is not None and not self.has_work() and self._has_records():
+            self.quota.hold_up(self)  # it would take more than the limit gives
+        self._queue.leave(waiter)
+        self.look()
 
     def leave(self, waiter: Waiter, member_id: str) -> None:
         """Wake it no more."""
@@ -463,7 +486,7 @@ class PartitionOwner:
         elif place is not None:
             self._queue.wake_by(place)
         elif self._opened is not None:
-            self._queue.wake_poor(self.partition.holders)
+            self._queue.wake_poor(self.partition.holders, self.partition.available_count, apart=self._parked_keys)
         else:
             self._queue.wake_some(1)
 
@@ -526,11 +549,12 @@ class PartitionOwner:
     async def _take_heads(self, want: Want, opened: OpenedLog) -> Taken | None:
         """Hand out heads, once; None: there are none. Raises: as `take`."""
         heads = min(want.heads or want.records_max, want.records_max)
+        enough = heads + self._waiting_for_a_key(want, PLACE_FOR)
         self._drop_gone()
         try:
             for rounds in range(PLACE_ROUNDS_MAX):
                 free = self.partition.available_count
-                if free >= heads + self._queue.size or (rounds >= PLACE_ROUNDS and free) or not self.has_work():
+                if free >= enough or (rounds >= PLACE_ROUNDS and free) or not self.has_work():
                     break
                 if not await self._place_more(want, opened):
                     break
@@ -540,10 +564,10 @@ class PartitionOwner:
             return None
         if not self.has_work() or want.waiter.abandoned:
             return None
-        heads = self._keys_for(want.member_id, heads)
+        now_ms = self._clock.steady_ms()
+        heads = self._keys_for(want, heads, now_ms)
         if not heads:
             return None
-        now_ms = self._clock.steady_ms()
         picked = self.partition.pick(
             want.member_id,
             records_max=want.records_max,
@@ -558,17 +582,28 @@ class PartitionOwner:
             return None
         return await self._read_picked(want, opened, picked, now_ms)
 
-    def _keys_for(self, member_id: str, heads: int) -> int:
+    def _keys_for(self, want: Want, heads: int, now_ms: int) -> int:
         """How many of `heads` keys a fetch may take: one each is left for those who wait and hold nothing.
 
-        A member that holds nothing itself gets one in any case: the others may be kept by what is not seen here.
+        A member that holds nothing itself gets one in any case: the others may be kept by what is not seen here. Where
+        a limit says who is served first, that does, and where a suspect's member is looked for, the quarantine.
         """
-        partition, held = self.partition, self.partition.holders
-        free = partition.available_count
-        if partition.choosy or free >= heads + self._queue.size:
+        partition = self.partition
+        if partition.choosy or partition.first_served(now_ms) is not None:
             return heads
-        waiting = self._queue.without(held, member_id, free)
-        return min(heads, max(free - waiting, 0 if member_id in held else 1))
+        free = partition.available_count
+        left = free - self._waiting_for_a_key(want, free)
+        return min(heads, max(left, 0 if want.member_id in partition.holders else 1))
+
+    def _waiting_for_a_key(self, want: Want, most: int) -> int:
+        """How many others wait, or are called, who hold nothing and take what this fetch may; counted up to `most`."""
+        singles = want.heads > 0 if self._parked_keys else None
+        return self._queue.poor(self.partition.holders, want.member_id, most, singles=singles)
+
+    @property
+    def _parked_keys(self) -> bool:
+        """Whether some records go to those only that ask for keys."""
+        return bool(self.parked)
 
     def _drop_gone(self) -> None:
         """Archive what came back from its member after retention had taken it: its key waited for that member only."""
@@ -733,7 +768,7 @@ class PartitionOwner:
         if now_ms - begun_ms > LATE_MS:  # what was acquired meanwhile leaves only now, and its locks may be over
             self.partition.put_off(now_ms, SOON_MS)
         self.nudge()
-        if durable and (self.config.dead_letter_topic or self.parks) and self.partition.archiving():
+        if durable and (self.config.dead_letter_topic or self.parks) and self.partition.has_archiving:
             self._on_archiving(self)
 
     def _due_ms(self) -> int | None:

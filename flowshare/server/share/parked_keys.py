@@ -68,6 +68,9 @@ class ParkedKeys:
     def __len__(self) -> int:
         return len(self.parking)
 
+    def __contains__(self, key: bytes) -> bool:
+        return self.parking.get(key) is not None
+
     def mark_of(self, record: RawRecord | DecodedRecord) -> Mark | None:
         """The mark of a replayed record of this group."""
         for name, value in reversed(record.headers):
