@@ -55,6 +55,23 @@ async def test_a_program_that_sends_handles_nothing_and_what_it_sent_is_there(tm
     assert await handled(app, seen, 3) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.asyncio
+async def test_a_first_record_makes_the_topic_as_the_app_declares_it(tmp_path, sync):
+    app = fs.App("sends", broker=f"embedded://{tmp_path}/log")
+    moves = app.topic("moves", value_type=str, partitions=3, config={"max.message.bytes": "2000000"})
+    if sync:
+        await asyncio.to_thread(moves.send_sync, value="a")
+        await app.sending_thread.give_way()
+    async with app.sending():
+        await moves.send(value="a")
+        topic = await app.host.service.call(lambda: app.host.admin.describe_topic("moves"))
+        entries = await app.host.service.call(lambda: app.host.admin.topic_configs("moves"))
+
+    assert topic.partitions == 3
+    assert {one.name: one.value for one in entries}["max.message.bytes"] == "2000000"
+
+
 @pytest.mark.asyncio
 async def test_a_program_sends_while_a_worker_leads_the_path(tmp_path):
     app, _, seen = make_app(tmp_path)

@@ -143,6 +143,43 @@ def test_an_order_goes_through_all_agents_of_the_agents_page_into_the_table(tmp_
 
 
 @pytest.mark.slow
+def test_the_fence_of_the_agents_page_keeps_no_delivery_out_that_is_the_last_one(tmp_path: Path) -> None:
+    """Its handler is a `def`: many run at a time, on threads."""
+    lay_out(ROOT / "docs/agents.md", tmp_path)
+
+    printed = run_script(
+        """
+        import asyncio, test_agents as page
+
+        CUSTOMERS, ORDERS = 16, 30
+
+        async def main():
+            paid = page.app.topic("orders.paid", key_type=str, value_type=page.Order)
+            async with page.app.running(), asyncio.timeout(90):
+                for number in range(ORDERS):
+                    await asyncio.gather(
+                        *(paid.send(key=f"c{n}", value=page.Order(str(number), f"c{n}", 5.0)) for n in range(CUSTOMERS))
+                    )
+                admin = page.app.host.admin
+                group = page.app.share_agents["note"].group
+                while (await page.app.host.service.call(lambda: admin.group_offsets(group)))[0].lag:
+                    await asyncio.sleep(0.05)
+                topics = await page.app.host.service.call(admin.list_topics)
+                dead = 0
+                for topic in (one.name for one in topics if one.name == group + ".dlq"):
+                    dead = (await page.app.host.service.call(lambda: admin.offsets(topic, 0))).high_watermark
+            with page.customers() as db:
+                print(dead, db.execute("SELECT count(*), min(last_order), max(last_order) FROM customer").fetchone())
+
+        asyncio.run(main())
+        """,
+        tmp_path,
+    )
+
+    assert printed == ["0 (16, '29', '29')"]
+
+
+@pytest.mark.slow
 def test_the_clients_page_runs_twice_and_leaves_nothing_unaccepted(tmp_path: Path) -> None:
     lay_out(ROOT / "docs/clients.md", tmp_path)
 

@@ -72,6 +72,7 @@ class FaustApp(faust.App):
         """Runs what is `on_leader`, while this process holds the app's lease."""
         self.streams = Streams(self)
         """Faust's own agents, streams and tables."""
+        self._declared: dict[str, Topic[Any]] = {}
         self._start_functions: list[Callable[..., Any]] = []
         self._drain_functions: list[Callable[..., Any]] = []
         super().__init__(id, **options)
@@ -128,7 +129,12 @@ class FaustApp(faust.App):
         check_declared(name, "key", key_type, options.get("key_serializer"))
         check_declared(name, "value", value_type, options.get("value_serializer"))
         made: Topic[Any] = super().topic(*topics, key_type=key_type, value_type=value_type, **options)  # type: ignore[assignment,unused-ignore]
+        self._declared.update(dict.fromkeys(map(str, topics), made))
         return made
+
+    def declared(self, topic: str) -> Topic[Any] | None:
+        """What the app says of a topic (`app.topic`); None: nothing."""
+        return self._declared.get(topic)
 
     def stream(self, channel: Any, *args: Any, **options: Any) -> Any:
         """Faust's `stream`, on Faust's transport, which starts then if it does not run.

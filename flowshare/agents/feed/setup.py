@@ -233,8 +233,7 @@ async def _need_topic(
             f"agent {agent.name}: there is no topic {name!r} and topic_allow_declare=False forbids to make it; "
             f"create it with `flowshare topics create {name}`, or check its name (`flowshare topics ls`)"
         )
-    partitions = getattr(channel, "partitions", None) or agent.app.conf.topic_partitions
-    configs = _topic_settings(channel)
+    partitions, configs = declaration(channel, agent.app.conf.topic_partitions)
     wide = {MESSAGE_BYTES_MAX: str(size), **configs} if size else configs
     try:
         await admin.create_topic(name, partitions=partitions, configs=wide, exist_ok=True, dry_run=dry_run)
@@ -251,6 +250,11 @@ async def _need_topic(
         return
     if not dry_run:
         logger.info("agent=%s topic=%s was missing and is made, partitions=%d", agent.name, name, partitions)
+
+
+def declaration(channel: Any, partitions: int) -> tuple[int, dict[str, str]]:
+    """Partitions (those, if it says nothing) and settings of a topic that is made for a channel."""
+    return getattr(channel, "partitions", None) or partitions, _topic_settings(channel)
 
 
 def _topic_settings(channel: Any) -> dict[str, str]:

@@ -89,6 +89,9 @@ class HostedApp(Protocol):
     def producer_settings(self) -> ProducerSettings | None:
         """What the app says of its producer."""
 
+    def declared(self, topic: str) -> Any | None:
+        """What the app says of a topic; None: nothing."""
+
     @property
     def drain_timeout_s(self) -> float:
         """Seconds that handlers get when the process stops."""
@@ -370,6 +373,7 @@ class Host:
             linger=self.settings.linger,
             settings=self.app.producer_settings,
             client_id=str(self.app.conf.id),
+            declared=self._declared,
         )
         self._admin = ShareAdmin(self._connect, clock=self.clock)
         self._outbox = Outbox(self._producer, self.service.loop)
@@ -398,6 +402,13 @@ class Host:
         if self._candidate is None and self._backend is not None:
             self._candidate = LeaseCandidate(self.app.app_id, lease, connect=self._connect, clock=self.clock)
             self._candidate.start()
+
+    def _declared(self, topic: str) -> tuple[int, dict[str, str]] | None:
+        """How the app declares a topic, for a first record that finds none."""
+        from flowshare.agents.feed.setup import declaration
+
+        found = self.app.declared(topic)
+        return None if found is None else declaration(found, self.app.conf.topic_partitions)
 
     async def _connect(self) -> Any:
         return await self.backend.connect(str(self.app.conf.id))

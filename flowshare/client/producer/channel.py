@@ -17,12 +17,15 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from flowshare.client.producer.sequence import Identity
     from flowshare.client.settings import ProducerSettings
     from flowshare.clock import Clock
     from flowshare.protocol.messages import Request
+
+    Declared = Callable[[str], tuple[int, Mapping[str, str]] | None]
+    """Partitions and settings of a topic that is to be made; None: nothing is known of it."""
 
 R = TypeVar("R")
 
@@ -37,9 +40,18 @@ def may_pass(error: ServerError) -> bool:
 class Channel:
     """One producer's way to the server."""
 
-    def __init__(self, connect: Connect, *, clock: Clock, settings: ProducerSettings, client_id: str) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        clock: Clock,
+        settings: ProducerSettings,
+        client_id: str,
+        declared: Declared = lambda _: None,
+    ) -> None:
         self.clock = clock
         self.settings = settings
+        self._declared = declared
         self.buffer = Buffer(settings.buffer_memory)
         self._link = Link(connect, clock=clock, settings=settings.link, name=client_id)
         self._sizes: dict[str, tuple[int, float]] = {}
@@ -144,7 +156,9 @@ class Channel:
     async def _look_up(self, topic: str, limit_s: float) -> int:
         found = await self._describe(topic, limit_s)
         if found is None and self.settings.auto_create_topics:
-            made = await self.ask(messages.CreateTopicRequest(name=topic), limit_s)
+            partitions, configs = self._declared(topic) or (1, {})
+            request = messages.CreateTopicRequest(name=topic, partitions=partitions, configs=configs)
+            made = await self.ask(request, limit_s)
             if made.error is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 check(made.error, made.message, f"creating topic {topic}")
             found = await self._describe(topic, limit_s)

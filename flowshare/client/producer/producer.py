@@ -37,6 +37,7 @@ from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.client.net.link import Connect
+    from flowshare.client.producer.channel import Declared
     from flowshare.client.producer.sequence import Identity
     from flowshare.client.producer.transaction import ProducerTransactions
     from flowshare.clock import Clock
@@ -83,8 +84,11 @@ class Producer:
         client_id: str = "producer",
         transactional_id: str | None = None,
         transaction_timeout: float = 60.0,
+        declared: Declared = lambda _: None,
     ) -> None:
         """Connects at the first record. The short arguments override the same ones of `settings`.
+
+        declared: partitions and settings of a topic that is missing; None: it is made with one partition.
 
         transactional_id: who it is to others that take over from it; records are sent between `begin` and `commit`
         then. transaction_timeout: how long the server lets a transaction be open (transaction.timeout.ms).
@@ -98,7 +102,7 @@ class Producer:
         chosen = {name: value for name, value in given.items() if value is not None}
         self._settings = replace(settings_of(settings, ProducerSettings), **chosen)  # type: ignore[arg-type]  # names as above
         self._clock = clock
-        self._channel = Channel(connect, clock=clock, settings=self._settings, client_id=client_id)
+        self._channel = Channel(connect, clock=clock, settings=self._settings, client_id=client_id, declared=declared)
         self._buffer = self._channel.buffer
         self._transactions: ProducerTransactions | None = None
         if transactional_id is not None:
