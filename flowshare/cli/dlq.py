@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -12,6 +13,7 @@ from flowshare.cli.options import facts_options, moment, together
 from flowshare.cli.output import Failure, emit_json, headings, say, show
 from flowshare.cli.replay import ParkedReplay, Replay, why_bare
 from flowshare.cli.session import CommandSession, run
+from flowshare.printable import printable
 from flowshare.share.parking import OVER
 
 SHOWN: Final = 20
@@ -110,7 +112,11 @@ def show_letters(
 @click.argument("topic")
 @click.option("--at", "places", multiple=True, metavar="PARTITION@OFFSET", help="This letter only; may be repeated.")
 @click.option("--to", "target", help="Send them here.  [default: the topic that each one came from]")
-@click.option("--limit", type=click.IntRange(1), help="At most so many, oldest first.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    help="At most so many, oldest first; a parked key with all of its letters is one.",
+)
 @click.option(
     "--delete", is_flag=True, help="Then delete them here: all up to the last one, or the first of a parked key."
 )
@@ -145,6 +151,8 @@ def replay(
     async def call(session: CommandSession) -> Replay:
         session.send_as(app_path)
         await partitions_of(session, topic)
+        if target is not None:
+            await partitions_of(session, target)  # a mistyped name would make a topic that nobody reads
         job = Replay(session, topic, target, dry_run=dry_run, again=again)
         await job.before.load()
         if not dry_run:
@@ -211,6 +219,7 @@ def parked(group: str, as_json: bool, url: str) -> None:
         return [
             {
                 "key": text_of(one.key),
+                "key_hex": one.key.hex(),
                 "topic": one.topic,
                 "partition": one.partition,
                 "since": one.parked.first,
@@ -232,30 +241,55 @@ def parked(group: str, as_json: bool, url: str) -> None:
 
 @dlq.command("unpark")
 @click.argument("group")
-@click.argument("key")
+@click.argument("key", required=False)
+@click.option("--hex", "key_hex", metavar="HEX", help="The key's bytes, as --json of `dlq parked` has them.")
 @click.option("--topic", help="Only in this topic.")
 @facts_options
-def unpark(group: str, key: str, topic: str | None, as_json: bool, url: str) -> None:
+def unpark(group: str, key: str | None, key_hex: str | None, topic: str | None, as_json: bool, url: str) -> None:
     """Let a parked key go on. Its letters stay in the dead letters, and are out of order if they are replayed later.
 
-    KEY is written as `flowshare dlq parked` shows it.
+    KEY is the key's text; one that begins with a dash comes behind `--`. What is no text is named by --hex.
     """
+    wanted = _key(key, key_hex)
 
     async def call(session: CommandSession) -> list[dict[str, Any]]:
         told = await session.admin.parked_keys(group)
-        found = [one for one in told.keys if text_of(one.key) == key and topic in (None, one.topic)]
+        found = [one for one in told.keys if one.key == wanted]
         if not found:
-            raise Failure(f"group {group} has no parked key {key!r}; `flowshare dlq parked {group}` lists them")
-        for one in found:
+            raise Failure(_no_such_key(group, wanted, [one.key for one in told.keys]))
+        if topic is not None and topic not in {one.topic for one in found}:
+            topics = ", ".join(sorted({one.topic for one in found}))
+            raise Failure(f"that key is parked in {topics}, and not in {topic}")
+        chosen = [one for one in found if topic in (None, one.topic)]
+        for one in chosen:
             await session.admin.change_parked_key(group, "unpark", one.topic, one.partition, one.key)
-        return [{"topic": one.topic, "partition": one.partition} for one in found]
+        return [{"topic": one.topic, "partition": one.partition} for one in chosen]
 
     rows = run(url, call, groups=True)
     if as_json:
         emit_json(rows)
         return
     for row in rows:
-        say(f"{key} goes on in {row['topic']}-{row['partition']}")
+        say(f"{text_of(wanted)} goes on in {row['topic']}-{row['partition']}")
+
+
+def _key(text: str | None, in_hex: str | None) -> bytes:
+    """The key that a command is about. Raises: UsageError."""
+    if (text is None) == (in_hex is None):
+        raise click.UsageError("name the key: KEY, or --hex with its bytes")
+    try:
+        return os.fsencode(text) if text is not None else bytes.fromhex(in_hex or "")
+    except ValueError:
+        raise click.BadParameter(f"{in_hex!r} is not hexadecimal", param_hint="--hex") from None
+
+
+def _no_such_key(group: str, key: bytes, parked: Sequence[bytes]) -> str:
+    """The error; keys that only look like it are named as they can be."""
+    shown = text_of(key)
+    alike = next((one for one in parked if shown in (text_of(one), printable(text_of(one) or ""))), None)
+    if alike is not None:
+        return f"group {group} has a parked key that looks like it: name its bytes, --hex {alike.hex()}"
+    return f"group {group} has no parked key {text_of(key)!r}; `flowshare dlq parked {group}` lists them"
 
 
 async def _list(session: CommandSession, named: Mapping[str, str]) -> list[dict[str, Any]]:

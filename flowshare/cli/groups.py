@@ -14,6 +14,7 @@ from flowshare.backend import parse_broker
 from flowshare.cli.lag import known, spoken, stuck_lines
 from flowshare.cli.options import broker_options, changes_of, execute_options, facts_options, moment
 from flowshare.cli.output import NOTHING_DONE, Failure, emit_json, headings, say, show, show_settings
+from flowshare.cli.replay import parked_count, parked_text
 from flowshare.cli.session import CommandSession, open_session, run, serving, slots_of
 from flowshare.client.errors import ServerError
 from flowshare.clock import LoopClock
@@ -122,6 +123,9 @@ def resume(group: str, url: str) -> None:
 @click.option("--to-latest", is_flag=True)
 @click.option("--to-datetime", metavar="ISO", help="For example 2026-11-21T09:00:00 (UTC unless it names a zone).")
 @click.option("--to-offset", type=click.IntRange(0))
+@click.option(
+    "--forget-parked", is_flag=True, help="Also where keys are parked: they are not any more, nor their order."
+)
 @execute_options("the new positions")
 @facts_options
 def reset_offsets(
@@ -131,15 +135,25 @@ def reset_offsets(
     to_latest: bool,
     to_datetime: str | None,
     to_offset: int | None,
+    forget_parked: bool,
     execute: bool,
     as_json: bool,
     url: str,
 ) -> None:
-    """Move a group's start offsets. The group must be empty: stop its workers first."""
+    """Move a group's start offsets. The group must be empty: stop its workers first.
+
+    A group with parked keys forgets them, so that says to replay or unpark them first (`flowshare dlq parked`).
+    """
 
     target = _target(to_earliest, to_latest, to_datetime, to_offset)
 
     async def call(session: CommandSession) -> list[dict[str, Any]]:
+        if not forget_parked and (count := await parked_count(session.admin, group, topics)):
+            raise Failure(
+                f"{parked_text(group, count)}, and new positions would forget them: records that wait behind a dead "
+                "letter of their key would run as if there was none. Replay or unpark them first, or add "
+                "--forget-parked"
+            )
         moved = await session.admin.reset_offsets(group, to=target, topics=topics or None, dry_run=not execute)
         return [{"topic": one.topic, "partition": one.partition, "from": one.before, "to": one.after} for one in moved]
 
@@ -171,7 +185,9 @@ def delete(group: str, yes: bool, url: str) -> None:
     A mark that it was moved here goes, too: it may begin anew, here and elsewhere.
     """
     if not yes:
-        click.confirm(f"delete group {group} and its positions?", abort=True)
+        parked = run(url, lambda session: parked_count(session.admin, group, ()), groups=True)
+        told = f"{parked_text(group, parked)}, which it forgets. " if parked else ""
+        click.confirm(f"{told}delete group {group} and its positions?", abort=True)
 
     async def call(session: CommandSession) -> str:
         try:

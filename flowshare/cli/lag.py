@@ -299,13 +299,18 @@ class View:
 
 
 def stuck_lines(rows: Rows) -> list[str]:
-    """Which records most others of their key wait for, a line each."""
+    """Which records most others of their key wait for, and where keys are parked, a line each."""
     found = [(row, key) for row in rows for key in row.get("stuck") or () if key["blocked"] >= STUCK_SHOWN]
     found.sort(key=lambda pair: -pair[1]["blocked"])
     return [
         f"{row['group']}: {key['blocked']} records wait for {row['topic']}-{key['partition']}@{key['offset']}, "
         f"{_WHY[key['state']].format(**key)} (attempt {key['delivery_count']})"
         for row, key in found[:STUCK_LINES]
+    ] + [
+        f"{row['group']}: {row['parked']} keys of {row['topic']} are parked, their records become dead letters, unrun: "
+        f"`flowshare dlq parked {row['group']}`"
+        for row in rows
+        if row.get("parked")
     ]
 
 

@@ -94,7 +94,7 @@ class Replay:
     async def run(self, wanted: Callable[[Mapping[str, Any]], bool], limit: int | None) -> None:
         with progress(f"replaying {self._topic}", limit) as step:
             async for letter in read_letters(self._session, self._topic):
-                if limit is not None and sum(self.sent.values()) >= limit:
+                if limit is not None and sum(self.sent.values()) + len(self._parked_wanted) >= limit:
                     break
                 if wanted(letter) and not await self._of_parked_key(letter) and self._fresh(letter):
                     await self._add(letter)
@@ -255,6 +255,20 @@ async def whole(step: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         await task
         raise
+
+
+async def parked_count(admin: ShareAdmin, group: str, topics: Sequence[str]) -> int:
+    """How many parked keys a group has in these topics (none: in all); 0 where there are none, or it cannot be seen."""
+    try:
+        told = await admin.parked_keys(group)
+    except (Unsupported, ServerError):
+        return 0
+    return sum(not topics or one.topic in topics for one in told.keys)
+
+
+def parked_text(group: str, count: int) -> str:
+    """How that is told."""
+    return f"group {group} has {count} parked keys (flowshare dlq parked {group})"
 
 
 class KeyAt(NamedTuple):

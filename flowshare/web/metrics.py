@@ -61,6 +61,7 @@ _LAG: Final[Mapping[str, tuple[str, str]]] = {
     "delayed": ("delayed_records", "Released records whose delay has not passed."),
     "blocked": ("blocked_records", "Records that wait for another one of their key."),
     "most_blocked": ("most_blocked_records", "Of these, those that wait for the same one: the most there are."),
+    "parked": ("parked_keys", "Keys whose records become dead letters unrun, until they are replayed or let go on."),
     "oldest_age_s": ("oldest_record_age_seconds", "Age of the oldest unfinished record."),
     "retention_left_s": (
         "retention_left_seconds",

@@ -333,6 +333,7 @@ def test_a_second_replay_leaves_out_what_the_first_one_sent(shell):
 
 def test_replay_can_delete_what_it_replayed(shell):
     shell.beside(letters("a", "b", "c"))
+    shell("topics", "create", "elsewhere")
 
     shell("dlq", "replay", "shop.bill.dlq", "--to", "elsewhere", "--limit", "2", "--delete")
 

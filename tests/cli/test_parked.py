@@ -138,3 +138,79 @@ def test_many_parked_keys_are_replayed_a_part_at_a_time(shell, monkeypatch):
     done = handled(shell, records=8)
     assert [value for value in done if value % 2 == 0] == [0, 2]
     assert [value for value in done if value % 2] == [1, 3]
+
+
+def test_parked_keys_are_shown_with_the_backlog(shell):
+    shell("topics", "create", "in")
+    sent(shell, 0, 1, 2)
+    handled(shell, poison={0}, records=3)
+
+    [row] = shell.json("lag", "--group", "t.agent")
+    assert row["parked"] == 1
+    assert "1 keys of in are parked" in shell.both("lag", "--group", "t.agent")
+
+
+def test_new_positions_forget_no_parked_keys_unless_told_to(shell):
+    shell("topics", "create", "in")
+    sent(shell, 0, 2)
+    handled(shell, poison={0}, records=2)
+
+    for command in (("--to-latest",), ("--to-latest", "--execute")):
+        assert "group t.agent has 1 parked keys" in shell("groups", "reset-offsets", "t.agent", *command, code=1)
+    assert len(shell.json("dlq", "parked", "t.agent")) == 1
+    shell("groups", "reset-offsets", "t.agent", "--to-latest", "--execute", "--forget-parked")
+    assert shell.json("dlq", "parked", "t.agent") == []
+
+
+def test_a_limit_counts_a_parked_key_as_one(shell):
+    shell("topics", "create", "in")
+    sent(shell, 0, 1, 2, 3)
+    handled(shell, poison={0, 1}, records=4)
+
+    assert shell("dlq", "replay", "t.agent.dlq", "--limit", "1") == "2 replayed to in\n"
+    assert handled(shell, records=6) == [0, 2]
+    assert [key["key"] for key in shell.json("dlq", "parked", "t.agent")] == ["b"]
+
+
+def test_letters_are_sent_to_no_topic_that_is_not_there(shell):
+    shell("topics", "create", "in")
+    sent(shell, 0)
+    handled(shell, poison={0}, after="continue", records=1)
+
+    assert "ni" in shell("dlq", "replay", "t.agent.dlq", "--to", "ni", code=1)
+    assert [topic["topic"] for topic in shell.json("topics", "ls")] == ["in", "t.agent.dlq"]
+
+
+def test_keys_that_are_no_text_are_named_by_their_bytes(shell):
+    async def seed(connect):
+        producer = Producer(connect, clock=LoopClock())
+        await producer.send_many("in", [Message(b"0", key) for key in (b"\xff", b"\\xff", b"\x00\n", b"-x")])
+        await producer.close()
+
+    shell("topics", "create", "in")
+    shell.beside(seed)
+    handled(shell, poison={0}, records=4)
+
+    def parked():
+        return sorted(key["key_hex"] for key in shell.json("dlq", "parked", "t.agent"))
+
+    assert parked() == ["000a", "2d78", "5c786666", "ff"]
+    assert shell("dlq", "unpark", "t.agent", "\\xff").startswith("\\xff goes on")
+    assert parked() == ["000a", "2d78", "ff"]
+    assert "--hex ff" in shell("dlq", "unpark", "t.agent", "\\xff", code=1)
+    assert "--hex 000a" in shell("dlq", "unpark", "t.agent", "\\x00\\n", code=1)
+    shell("dlq", "unpark", "t.agent", "--hex", "ff")
+    shell("dlq", "unpark", "t.agent", "--hex", "000a")
+    shell("dlq", "unpark", "t.agent", "--", "-x")
+    assert parked() == []
+    shell("dlq", "unpark", "t.agent", code=2)
+    shell("dlq", "unpark", "t.agent", "--hex", "xy", code=2)
+
+
+def test_an_agent_that_parks_no_more_tells_of_the_keys_that_are_parked(shell, caplog):
+    shell("topics", "create", "in")
+    sent(shell, 0, 1)
+    handled(shell, poison={0}, records=2)
+    handled(shell, after="continue", records=2)
+
+    assert any("parks no more keys, and 1 are parked" in record.message for record in caplog.records)

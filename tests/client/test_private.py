@@ -64,7 +64,7 @@ async def test_only_the_topics_asked_for_are_told():
         answer = await connection.call("share_offsets", group_id="g", topics={topic: [1]})
         whole = await connection.send(m.DescribeShareGroupOffsetsRequest(group_id="g"))
 
-        assert answer["partitions"] == [[topic, 1, 0, 0, 0, -1, 0, []]]
+        assert answer["partitions"] == [[topic, 1, 0, 0, 0, -1, 0, [], 0]]
         assert len(whole.partitions) == 2
 
 

@@ -211,6 +211,7 @@ SAMPLES = [
                     delayed=-1,
                     redeliveries=-1,
                     blocked=-1,
+                    parked=-1,
                 ),
             )
         ),

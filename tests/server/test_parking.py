@@ -305,7 +305,7 @@ async def test_a_group_with_parked_keys_keeps_its_order() -> None:
         await ask(w, "unpark", key=b"a")
         taken = await alter(**none)
 
-    assert [answer.error for answer in refused] == [ErrorCode.NON_EMPTY_GROUP] * 2
+    assert [answer.error for answer in refused] == [ErrorCode.POLICY_VIOLATION] * 2
     assert "parked keys (1)" in refused[0].message
     assert "flowshare dlq parked g" in refused[0].message
     assert alone.error is not ErrorCode.NONE

@@ -20,6 +20,7 @@ from flowshare.backend.base import BackendError, Capabilities
 from flowshare.client.admin.admin import KEY_ORDER, MAX_IN_FLIGHT, ShareAdmin
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
 from flowshare.protocol.errors import ErrorCode
+from flowshare.share.config import PARK
 
 if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
@@ -150,6 +151,7 @@ async def _prepare(
     if others:  # told when they are set, and not before they are refused
         logger.warning("agent=%s group=%s has %s", agent.name, agent.group, others)
     await _warn_of_older_group(agent, admin)
+    await _warn_of_parked_keys(agent, admin)
     return limits
 
 
@@ -412,6 +414,26 @@ async def _other_settings(agent: ShareAgent, admin: ShareAdmin, wanted: Mapping[
 def _is_set(entry: ConfigEntry, wanted: str | None) -> bool:
     """Whether a setting is as an agent wants it; None: at its default."""
     return entry.is_default if wanted is None else entry.value == wanted
+
+
+async def _warn_of_parked_keys(agent: ShareAgent, admin: ShareAdmin) -> None:
+    """Keys stay parked when the group parks no more of them."""
+    if agent.options.order is None or agent.options.after_dead_letter == PARK:
+        return
+    try:
+        parked = len((await admin.parked_keys(agent.group)).keys)
+    except ClientError as error:
+        logger.debug("the parked keys of group %s could not be looked at: %s", agent.group, error)
+        return
+    if parked:
+        logger.warning(
+            "agent=%s group=%s parks no more keys, and %d are parked since it did: their records become dead letters "
+            "until they are replayed or let go on (flowshare dlq parked %s)",
+            agent.name,
+            agent.group,
+            parked,
+            agent.group,
+        )
 
 
 async def _warn_of_older_group(agent: ShareAgent, admin: ShareAdmin) -> None:

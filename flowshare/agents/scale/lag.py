@@ -24,7 +24,7 @@ Rows = list[dict[str, Any]]
 
 AT_ONCE: Final = 64
 """Share-partitions that are asked about at the same time."""
-_SUMS: Final = ("backlog", "in_flight", "delayed", "blocked", "redeliveries", "finished")
+_SUMS: Final = ("backlog", "in_flight", "delayed", "blocked", "parked", "redeliveries", "finished")
 STUCK_MAX: Final = 5
 """Keys that are named of a topic."""
 
@@ -32,7 +32,7 @@ STUCK_MAX: Final = 5
 async def rows(admin: ShareAdmin, groups: Iterable[str] | None, now_ms: int, facts: Facts | None = None) -> Rows:
     """One JSON-ready row a share-partition of the groups; None: of every share group that the backend knows.
 
-    in_flight, delayed, blocked, redeliveries: None when unknown (Kafka's brokers do not tell).
+    in_flight, delayed, blocked, parked (keys), redeliveries: None when unknown (Kafka's brokers do not tell).
     stuck: of the records that most wait for: offset, how many do, state, delivery_count, member_id.
     backlog: records that are not finished, −1 when unknown; finished: records that are, since the topic began, None
     when unknown (its growth is the rate); log_end: next offset of the log, None when unknown; oldest_age_s: age of the
@@ -77,6 +77,7 @@ def row(group: str, part: SharePartitionOffsets, now_ms: int, *, log_end: int | 
         "in_flight": _known(part.in_flight),
         "delayed": _known(part.delayed),
         "blocked": _known(part.blocked),
+        "parked": _known(part.parked),
         "most_blocked": None if part.blocked < 0 else max((one.blocked for one in part.stuck), default=0),
         "stuck": [{"partition": part.partition, **one._asdict()} for one in part.stuck],
         "redeliveries": _known(part.redeliveries),

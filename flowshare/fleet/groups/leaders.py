@@ -259,7 +259,8 @@ def parked_of(told: Sequence[Any]) -> ParkedRows:
 
 
 OFFSETS_TOLD: Final = ("topic", "topic_id", "partition", "start_offset", "leader_epoch", "lag", "in_flight", "delayed",
-                       "redeliveries", "oldest_ms", "blocked", "stuck", "archiving", "error", "message")  # fmt: skip
+                       "redeliveries", "oldest_ms", "blocked", "stuck", "archiving", "error", "message",
+                       "parked")  # fmt: skip
 """What is told of where a share-partition stands, in this order."""
 
 

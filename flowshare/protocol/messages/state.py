@@ -213,6 +213,8 @@ class SharePartitionOffsets(Response):
     """The keys of which most of them are."""
     archiving: int = 0
     """Records whose dead letters are being written; told within a process and between workers."""
+    parked: int = 0
+    """Parked keys (SG-18.11), −1 when unknown."""
 
 
 class ParkedKeyTold(NamedTuple):
@@ -300,7 +302,8 @@ DESCRIBE_SHARE_GROUP_OFFSETS: Final = Api(
         "groups": One(
             {
                 "topics": rows_of_partitions(
-                    "partitions", partial(SharePartitionOffsets, in_flight=-1, delayed=-1, redeliveries=-1, blocked=-1)
+                    "partitions",
+                    partial(SharePartitionOffsets, in_flight=-1, delayed=-1, redeliveries=-1, blocked=-1, parked=-1),
                 )
             }
         )

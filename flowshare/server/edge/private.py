@@ -86,6 +86,7 @@ async def share_offsets(call: SocketCall) -> Body:
                 part.oldest_ms,
                 part.blocked,
                 [list(one) for one in part.stuck],
+                part.parked,
             ]
             for part in answer.partitions
             if part.error is ErrorCode.NONE and may_topic(call.peer, Operation.DESCRIBE, part.topic)

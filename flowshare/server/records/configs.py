@@ -92,10 +92,10 @@ class ConfigApis(Family):
         if request.resource_type == GROUP:
             if not 0 < len(request.resource.encode()) <= GROUP_ID_BYTES_MAX:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
+            await self._configs.alter(request.resource, request.configs, validate_only=True, by=request.by)
             await self._check_order(request.resource, request.configs)
-            await self._configs.alter(
-                request.resource, request.configs, validate_only=request.validate_only, by=request.by
-            )
+            if not request.validate_only:
+                await self._configs.alter(request.resource, request.configs, validate_only=False, by=request.by)
             if not request.validate_only:
                 await self._service.coordinator.configure(request.resource)
             return
@@ -139,7 +139,7 @@ class ConfigApis(Family):
             parked := await self._service.coordinator.parked_keys(group_id)
         ):
             raise Refused(
-                ErrorCode.NON_EMPTY_GROUP,
+                ErrorCode.POLICY_VIOLATION,
                 f"{cannot} parked keys ({parked}), whose order would be lost: replay or unpark them (flowshare dlq "
                 f"parked {group_id}), and set it again",
             )

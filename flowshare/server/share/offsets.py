@@ -245,6 +245,7 @@ async def offsets_of(key: ShareKey, log: Log, topics: TopicIndex, partitions: Pa
             blocked=state.blocked_count,
             stuck=owner.stuck(),
             archiving=state.archiving_count,
+            parked=0 if owner.parked is None else len(owner.parked),
             oldest_ms=await _timestamp(log, owner, start) if lag > 0 else -1,
         )
     except EXPECTED as error:

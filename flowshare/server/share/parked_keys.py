@@ -61,9 +61,10 @@ class ParkedKeys:
         self._opened = opened
         self._clock = clock
         self._where = where
-        self._tell_full_s = 0.0
+        self._tell_full_s = self._tell_parked_s = 0.0
         self.parking = Parking(key_hash, parked, generation=generation)
         partition.single(self.parking.hashes)
+        self._tell_parked()
 
     def __len__(self) -> int:
         return len(self.parking)
@@ -121,8 +122,23 @@ class ParkedKeys:
 
     def apply(self, changes: Sequence[Change]) -> list[Write]:
         """Follow changes now; the writes that make them durable."""
+        before = len(self.parking)
         self.parking.apply(changes)
+        if len(self.parking) > before:
+            self._tell_parked()
         return self.writes(changes)
+
+    def _tell_parked(self) -> None:
+        """Somebody has to see to them: nothing else shows that their records are handled no more."""
+        now_s = self._clock.monotonic()
+        if self.parking and now_s >= self._tell_parked_s:
+            self._tell_parked_s = now_s + TOLD_AGAIN_S
+            logger.warning(
+                "%d keys are parked: their records become dead letters, unrun, until they are replayed or let go on "
+                "(flowshare dlq parked, replay, unpark) %s",
+                len(self.parking),
+                self._where,
+            )
 
     def writes(self, changes: Iterable[Change]) -> list[Write]:
         """The writes that make changes durable."""
