@@ -117,7 +117,9 @@ MUTANTS = (
         "window.put(first, last, PENDING, DELAYED)",
         "window.put(first, last, PENDING, AVAILABLE)",
     ),
-    Mutant("a renewal does not extend the lock", "acknowledge", "now_ms + limits.lock_duration_ms)", "now_ms + 1)"),
+    Mutant(
+        "a renewal does not extend the lock", "acknowledge", "_now_ms + self._limits.lock_duration_ms)", "_now_ms + 1)"
+    ),
     Mutant("a renewal is taken though turned off", "acknowledge", "if not limits.renew_enabled:", "if False:"),
     Mutant("a restart forgets the delivery count", "reload", "first, last, run.delivery_count)", "first, last, 0)"),
     Mutant(
@@ -131,8 +133,8 @@ MUTANTS = (
     Mutant(
         "only the first batch of a refused request is undone",
         "acknowledge",
-        "for change in changes:\n            window.put(change.first, change.last, PENDING",
-        "for change in changes[:1]:\n            window.put(change.first, change.last, PENDING",
+        "for change in self._changes[since:]:",
+        "for change in self._changes[since:][:1]:",
     ),
 )
 

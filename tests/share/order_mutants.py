@@ -267,7 +267,84 @@ MUTANTS = (
         "spare, begun, at = ask.records, 0, 0",
     ),
     Mutant("what was not found is handed out", BY_KEY, "if missing else ()", "if False else ()"),
-    Mutant("what could not be read costs a delivery", BY_KEY, "        window.set_count(first, last, count - 1)\n", ""),
+    Mutant(
+        "what could not be read costs a delivery",
+        "share/lapse",
+        "            window.set_count(first, last, count - 1)\n",
+        "",
+    ),
+    Mutant(
+        "what is being read when its lock lapses costs a delivery", "share/lapse", "if hold.unconfirmed:", "if False:"
+    ),
+    Mutant(
+        "what is being read is stored as delivered",
+        "share/window",
+        "if hold is not None and hold.unconfirmed:",
+        "if False:",
+    ),
+    Mutant("what is confirmed is none of the member's", BY_KEY, "        hold.unconfirmed = False\n", "        pass\n"),
+    Mutant("a suspect is handed out before its key is known", "share/quarantine", " and one < heads.known_end", ""),
+    Mutant(
+        "who knows no parked keys gets their suspects",
+        "share/quarantine",
+        "if singles or heads.hashes[one - window.base] not in heads.single",
+        "if True",
+    ),
+    Mutant("a suspect that is put back is none any more", "share/quarantine", "        self._take_back(window)\n", ""),
+    Mutant(
+        "who holds a key overtakes who waits and holds none",
+        OWNER,
+        "return min(heads, max(left, 0 if want.member_id in partition.holders else 1))",
+        "return heads",
+    ),
+    Mutant(
+        "who is first by the group's limit leaves the key to others",
+        OWNER,
+        "if partition.choosy or partition.first_served(now_ms) is not None:",
+        "if partition.choosy:",
+    ),
+    Mutant(
+        "members that wait are woken as they came",
+        "server/runtime/waiting",
+        "poor = (one for one, (member_id, _) in itertools.chain((first,), line) if member_id not in held)",
+        "poor = iter(())",
+    ),
+    Mutant(
+        "one that may not take a parked key's record is woken for it",
+        OWNER,
+        "apart=self._parked_keys)",
+        "apart=False)",
+    ),
+    Mutant(
+        "a fetch that waits for a write stays in line",
+        "server/share/fetch",
+        "                self._step_aside()\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "what nobody can get any more stays locked",
+        "server/share/fetch",
+        "if self._waiter.abandoned:\n                self",
+        "if False:\n                self",
+    ),
+    Mutant(
+        "an unparking holds before it is written",
+        OWNER,
+        "beside = self.parked.writes([(key, changed)])",
+        "beside = self.parked.apply([(key, changed)])",
+    ),
+    Mutant(
+        "a parked key's read error is for ever",
+        "server/share/dead_letters",
+        "return list(range(first, last + 1))",
+        "raise",
+    ),
+    Mutant(
+        "the order of parked keys is forgotten",
+        "server/records/configs",
+        "parked := await self._service.coordinator.parked_keys(group_id)",
+        "parked := 0",
+    ),
     Mutant("what another one holds is confirmed", BY_KEY, "if hold_id == picked.hold_id:", "if True:"),
     Mutant(
         "retention takes what is held",
@@ -335,7 +412,7 @@ MUTANTS = (
     Mutant(
         "a fetch brings the first batch's heads only",
         OWNER,
-        "if free >= heads or (rounds >= PLACE_ROUNDS and free) or",
+        "if free >= enough or (rounds >= PLACE_ROUNDS and free) or",
         "if free or",
     ),
     Mutant(
@@ -347,9 +424,8 @@ MUTANTS = (
     Mutant(
         "a reload's keys have no next",
         HEADS,
-        "                    following[tail - base] = offset - tail\n                    states[offset"
-        " - base] = BLOCKED\n",
-        "                    states[offset - base] = BLOCKED\n",
+        "                    following[tail - base] = offset - tail\n                    if tail in self.ending:",
+        "                    if tail in self.ending:",
     ),
     Mutant(
         "what a reload left open is not placed",
@@ -405,10 +481,10 @@ MUTANTS = (
     Mutant(
         "a record of any replay counts",
         PARKING,
-        "mark is not None and mark.version == parked.version else",
-        "mark is not None else",
+        "Place.REPLAYED if mark.version == parked.version else",
+        "Place.REPLAYED if True else",
     ),
-    Mutant("what was settled runs again", PARKING, "mark.original <= parked.done:", "False:"),
+    Mutant("what was settled runs again", PARKING, "mark.original <= parked.done or", "False or"),
     Mutant("a key goes on before its last letter", PARKING, "rest if done < parked.last else None", "None"),
     Mutant("a settled key stays parked", PARKING, "rest if done < parked.last else None", "rest"),
     Mutant("a replay settles nothing", PARKING, "done = max(parked.done, parked.up_to)", "done = parked.done"),
@@ -453,7 +529,7 @@ MUTANTS = (
         "            if owner.config.key_order != config.key_order:\n",
         "            if False:\n",
     ),
-    Mutant("the order changes at any time", "server/records/configs", "if members or in_flight:", "if False:"),
+    Mutant("the order changes at any time", "server/records/configs", "        if members:\n", "        if False:\n"),
 )
 
 
