@@ -618,3 +618,18 @@ async def test_a_load_that_fails_leaves_none_of_the_others_in_line(monkeypatch) 
 
         assert ranges(await r.fetch(t0, heads=1, max_records=1)) == [(0, 0, 1)]
         assert ranges(await r.fetch(heads=1, max_records=1)) == [(1, 1, 1)]
+
+
+async def test_who_leaves_a_key_to_one_that_waits_wakes_it() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("ab"))
+        m = w.member("m")
+        await m.fetch(at, max_records=1)
+        partition = owner_of(w).partition
+        picked = partition.pick("x", records_max=1, now_ms=w.clock.steady_ms())
+        waiting = await parked(w.member("n").fetch(at, max_wait_ms=60_000))
+        partition.put_back(picked)  # and nobody is told
+        assert taken(await m.fetch()) == []
+        await settle()
+
+        assert ranges(await waiting) == [(1, 1, 1)]

@@ -449,8 +449,9 @@ class PartitionOwner:
 
     def step_aside(self, waiter: Waiter) -> None:
         """Wake it no more, but the next one if there is something; its fetch goes on."""
-        if self.quota is not None and not self.has_work() and self._has_records():
-            self.quota.hold_up(self)  # it would take more than the limit gives
+        with contextlib.suppress(CoreError, LogError):  # who looks next meets the error
+            if self.quota is not None and not self.has_work() and self._has_records():
+                self.quota.hold_up(self)  # it would take more than the limit gives
         self._queue.leave(waiter)
         self.look()
 
@@ -567,6 +568,7 @@ class PartitionOwner:
         now_ms = self._clock.steady_ms()
         heads = self._keys_for(want, heads, now_ms)
         if not heads:
+            self.look()  # all that is free is others', so one of them is to come
             return None
         picked = self.partition.pick(
             want.member_id,
