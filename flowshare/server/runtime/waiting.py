@@ -102,6 +102,11 @@ class WaitQueue:
         """How many wait, without those that are called."""
         return len(self._waiters)
 
+    @property
+    def called(self) -> int:
+        """How many are woken and have not come yet."""
+        return len(self._called)
+
     def park(self, waiter: Waiter, member_id: str, *, singles: bool = False) -> None:
         """Stand in line, keeping the place of one who already does."""
         self._called.pop(waiter, None)

@@ -568,7 +568,8 @@ class PartitionOwner:
         now_ms = self._clock.steady_ms()
         heads = self._keys_for(want, heads, now_ms)
         if not heads:
-            self.look()  # all that is free is others', so one of them is to come
+            if not self._queue.called:
+                self.look()  # all that is free is theirs who wait, so they are to come
             return None
         picked = self.partition.pick(
             want.member_id,
