@@ -42,6 +42,8 @@ SLOTS = 8
 APP = "tests.chaos.order_app:app"
 PROGRESS_S = 60.0
 FINISH_S = 300.0
+FAULTS_PART = 0.85
+"""Of the records: behind it few keys are left, and more faults show nothing that those before did not."""
 SHOWN = 5
 PER_KEY = (1_000, 250, 50)
 """Records of a key, on the average."""
@@ -181,7 +183,7 @@ class Run:
             kinds = list(self.kinds)
             self.dice.shuffle(kinds)
         piece = (plan.records - self.feed.up_to) // len(kinds) + 1
-        while kinds or (plan.more and len(self.journals.decided) < plan.records * 0.95):
+        while kinds or (plan.more and len(self.journals.decided) < plan.records * FAULTS_PART):
             self.feed.up_to = min(plan.records, self.feed.up_to + piece)
             kind = kinds.pop(0) if kinds else self.dice.choice(list(self.kinds))
             fault = self.kinds[kind]()
