@@ -207,7 +207,7 @@ async def test_without_marks_what_is_there_decides(cluster):
     await refused(cluster, "native", r"lives with the workers of fleet .*groups move .* --to native")
     async with fs.Broker(f"kafka://{cluster.hosts}") as broker:
         with pytest.raises(BackendError, match=f"lives with the workers of fleet {cluster.fleet}"):
-            await fs.ShareConsumer(broker, [cluster.topic], group_id=cluster.group).poll(1.0)
+            await fs.ShareConsumer(broker, [cluster.topic], group_id=cluster.group).poll(30.0)
 
     await cluster.move("native", yes=True, keep=True)
     await forget_mark(cluster)
