@@ -81,7 +81,7 @@ def plain(letter: Mapping[str, Any]) -> dict[str, Any]:
     headers = {name: text_of(value) for name, value in letter["headers"] if not is_own(name)}
     return {
         **kept,
-        "at": written_at(letter),
+        "at": place_text(letter),
         "died": time_of(letter["died_ms"]),
         "origin": origin,
         "key": text_of(letter["raw_key"]),
@@ -96,7 +96,7 @@ def is_own(name: str) -> bool:
     return name.startswith((PREFIX, SERVER_PREFIX))
 
 
-def written_at(letter: Mapping[str, Any]) -> str:
+def place_text(letter: Mapping[str, Any]) -> str:
     return f"{letter['letter_topic']}-{letter['letter_partition']}@{letter['letter_offset']}"
 
 

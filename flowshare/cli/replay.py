@@ -16,10 +16,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from flowshare.cli.letters import ROUND, is_own, letter_of, read_letters, written_at
+from flowshare.cli.letters import ROUND, is_own, letter_of, place_text, read_letters
 from flowshare.cli.output import Failure, progress, say
 from flowshare.cli.session import CommandSession
 from flowshare.client.errors import ServerError, Unsupported
+from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.key_hash import KeyOrder
 from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.share.parking import Mark, ParkedKey
@@ -65,7 +66,7 @@ class Replay:
         """Letters without their record."""
         self._pending: dict[str, list[Message]] = {}
         self.sent: dict[str, int] = {}
-        self._parked = ParkedKeys(session.admin)
+        self._parked = ParkedLookup(session.admin)
         self._parked_wanted: set[KeyAt] = set()
         self.parked: list[ParkedReplay] = []
         self._not_whole: tuple[dict[str, Any], int] | None = None
@@ -152,7 +153,7 @@ class Replay:
         if self._not_whole:
             letter, count = self._not_whole
             raise Failure(
-                f"parked keys ({count}), as that of {written_at(letter)}, cannot be replayed whole: {why_bare(1)}"
+                f"parked keys ({count}), as that of {place_text(letter)}, cannot be replayed whole: {why_bare(1)}"
             )
 
     async def _begun(self, keys: Sequence[KeyAt]) -> dict[KeyAt, ParkedKeyTold]:
@@ -216,7 +217,7 @@ class Replay:
             return
         to = self._target or letter["topic"]
         if not to:
-            raise Failure(f"{written_at(letter)} does not say where it came from; name a topic with --to")
+            raise Failure(f"{place_text(letter)} does not say where it came from; name a topic with --to")
         self.sent[to] = self.sent.get(to, 0) + 1
         self._last[letter["letter_partition"]] = letter["letter_offset"]
         if self._dry_run:
@@ -258,10 +259,14 @@ async def whole(step: Coroutine[Any, Any, None]) -> None:
 
 
 async def parked_count(admin: ShareAdmin, group: str, topics: Sequence[str]) -> int:
-    """How many parked keys a group has in these topics (none: in all); 0 where there are none, or it cannot be seen."""
+    """How many parked keys a group has in these topics (none: in all); brokers have none. Raises: ServerError."""
     try:
         told = await admin.parked_keys(group)
-    except (Unsupported, ServerError):
+    except Unsupported:
+        return 0
+    except ServerError as error:
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise  # who cannot see them must not forget them
         return 0
     return sum(not topics or one.topic in topics for one in told.keys)
 
@@ -300,7 +305,7 @@ def _is_of(letter: Mapping[str, Any], parked: ParkedKey) -> bool:
     return parked.done < int(letter["offset"]) <= parked.last
 
 
-class ParkedKeys:
+class ParkedLookup:
     """Which letters are of parked keys; each group is asked once."""
 
     def __init__(self, admin: ShareAdmin) -> None:

@@ -211,6 +211,14 @@ async def test_a_setting_that_is_told_in_another_form_or_to_nobody_is_not_waited
     await admin.close()
 
 
+async def test_a_number_is_told_as_it_was_set_however_it_was_written(clock):
+    async with world_on(clock) as world:
+        before_s = clock.monotonic()
+        await world.admin.alter_group_configs("g", {"share.record.lock.duration.ms": "020000"})
+
+        assert clock.monotonic() - before_s < 1
+
+
 async def test_a_paused_group_hands_out_nothing_until_it_is_resumed(clock):
     async with world_on(clock) as world:
         consumer = world.consumer(member_id="m1")

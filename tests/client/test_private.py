@@ -13,7 +13,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.private import decode_answer, decode_call, encode_answer, encode_call
 from tests.client.sockets import EVERYTHING, connected, fake_broker
-from tests.client.test_wire import joined, new_topic, served
+from tests.client.test_wire import ask_until, joined, new_topic, served
 
 pytestmark = pytest.mark.asyncio
 OURS = {**EVERYTHING, 32500: (0, 0)}
@@ -64,7 +64,7 @@ async def test_only_the_topics_asked_for_are_told():
         answer = await connection.call("share_offsets", group_id="g", topics={topic: [1]})
         whole = await connection.send(m.DescribeShareGroupOffsetsRequest(group_id="g"))
 
-        assert answer["partitions"] == [[topic, 1, 0, 0, 0, -1, 0, [], 0]]
+        assert answer["partitions"] == [[topic, 1, 0, 0, 0, -1, 0, []]]
         assert len(whole.partitions) == 2
 
 
@@ -90,6 +90,31 @@ async def test_what_waits_for_another_record_of_its_key_is_told():
 
         assert (told.in_flight, told.blocked) == (2, 1)
         assert [(one.offset, one.blocked, one.state) for one in told.stuck] == [(0, 1, "HELD")]
+
+
+async def test_parked_keys_are_counted_where_there_are_some():
+    async with served(None) as connection:
+        topic, topic_id = await new_topic(connection)
+        configs = {
+            "share.key.order": "key",
+            "share.key.after.dead.letter": "park",
+            "share.auto.offset.reset": "earliest",
+        }
+        await connection.send(m.IncrementalAlterConfigsRequest(resource_type="group", resource="g", configs=configs))
+        member, _ = await joined(connection, "g", topic)
+        builder = BatchBuilder()
+        builder.add(b"a", b"v", [], timestamp_ms=1_000)
+        await connection.send(m.ProduceRequest(topic=topic, partition=0, records=builder.build()))
+        parts = (m.SharePartitionRequest(topic_id, 0),)
+        asked = {"group_id": "g", "member_id": member}
+        await connection.send(m.ShareFetchRequest(**asked, session_epoch=0, partitions=parts))
+        rejected = (m.SharePartitionRequest(topic_id, 0, (m.AckBatch(0, 0, b"\x03"),)),)
+        await connection.send(m.ShareAcknowledgeRequest(**asked, session_epoch=1, partitions=rejected))
+
+        told = await ask_until(
+            connection, m.DescribeShareGroupOffsetsRequest(group_id="g"), lambda a: a.partitions[0].parked == 1
+        )
+        assert told.partitions[0].blocked == 0
 
 
 async def test_a_member_says_what_it_holds_and_hears_what_is_still_its_own():

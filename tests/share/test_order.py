@@ -799,11 +799,17 @@ def test_no_handler_begins_before_the_record_before_it_is_settled() -> None:
 # --- picked, and not confirmed ------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_while_picked_records_are_read_knows_nothing_of_the_delivery() -> None:
+def twice_delivered() -> SharePartition:
+    """One record that has one delivery left."""
     limits = Limits(lock_duration_ms=1_000, delivery_count_max=3)
     runs = [StateRun(0, 0, RecordState.AVAILABLE, 2)]
     partition = SharePartition(start_offset=0, limits=limits, runs=runs, now_ms=0, ordered=True)
     partition.place([KeyedBatch(0, 0, [0], [1])])
+    return partition
+
+
+def test_a_snapshot_while_picked_records_are_read_knows_nothing_of_the_delivery() -> None:
+    partition = twice_delivered()
     picked = partition.pick("m", records_max=10, now_ms=0)
 
     assert partition.state() == (StateRun(0, 0, RecordState.AVAILABLE, 2),)
@@ -812,15 +818,21 @@ def test_a_snapshot_while_picked_records_are_read_knows_nothing_of_the_delivery(
 
 
 def test_a_lock_that_lapses_while_picked_records_are_read_counts_no_delivery() -> None:
-    limits = Limits(lock_duration_ms=1_000, delivery_count_max=3)
-    runs = [StateRun(0, 0, RecordState.AVAILABLE, 2)]
-    partition = SharePartition(start_offset=0, limits=limits, runs=runs, now_ms=0, ordered=True)
-    partition.place([KeyedBatch(0, 0, [0], [1])])
+    partition = twice_delivered()
     picked = partition.pick("m", records_max=10, now_ms=0)
     partition.lapse(2_000)
 
     assert partition.confirm("m", picked).ranges == ()
     assert partition.state() == (StateRun(0, 0, RecordState.AVAILABLE, 2),)
+
+
+def test_a_few_that_follow_between_many_heads_are_taken_with_them() -> None:
+    partition = SharePartition(start_offset=0, limits=Limits(), now_ms=0, ordered=True)
+    partition.place([KeyedBatch(0, 14, range(15), [*range(1, 11), 3, 1, 3, 7, 11])])
+    picked = partition.pick("m", records_max=30, heads_max=11, chain=2, now_ms=0)
+
+    offsets = [one for first, last, _ in picked.ranges for one in range(first, last + 1)]
+    assert offsets == [*range(12), 13, 14], "12 would be the third of its chain"
 
 
 def test_a_suspect_that_is_put_back_comes_alone_again() -> None:

@@ -473,4 +473,12 @@ def _is_told(entry: messages.ConfigEntry, wanted: str | None) -> bool:
     """Whether a setting is told as it was set (None: unset)."""
     if wanted is None:
         return entry.is_default
-    return entry.value.strip().lower() == wanted.strip().lower()
+    told, asked = entry.value.strip().lower(), wanted.strip().lower()
+    return told == asked or (told.lstrip("-").isdecimal() and _number(asked) == int(told))
+
+
+def _number(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None

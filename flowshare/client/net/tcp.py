@@ -320,7 +320,7 @@ def _merged(part: SharePartitionOffsets, known: Mapping[tuple[str, int], Sequenc
     fields = known.get((part.topic, part.partition))
     if fields is None:
         return part
-    in_flight, delayed, redeliveries, oldest_ms, blocked, stuck, parked = fields
+    in_flight, delayed, redeliveries, oldest_ms, blocked, stuck, *more = fields
     return replace(
         part,
         in_flight=in_flight,
@@ -329,5 +329,5 @@ def _merged(part: SharePartitionOffsets, known: Mapping[tuple[str, int], Sequenc
         oldest_ms=oldest_ms,
         blocked=blocked,
         stuck=tuple(BlockedKey(*one) for one in stuck),
-        parked=parked,
+        parked=more[0] if more else 0,
     )

@@ -259,9 +259,9 @@ def parked_of(told: Sequence[Any]) -> ParkedRows:
 
 
 OFFSETS_TOLD: Final = ("topic", "topic_id", "partition", "start_offset", "leader_epoch", "lag", "in_flight", "delayed",
-                       "redeliveries", "oldest_ms", "blocked", "stuck", "archiving", "error", "message",
-                       "parked")  # fmt: skip
-"""What is told of where a share-partition stands, in this order."""
+                       "redeliveries", "oldest_ms", "blocked", "stuck", "archiving", "error", "message")  # fmt: skip
+"""What is told of where a share-partition stands, in this order; behind it how many keys are parked, if any are: an
+older release knows no such field."""
 
 
 def tell_offsets(part: SharePartitionOffsets) -> list[Any]:
@@ -269,12 +269,14 @@ def tell_offsets(part: SharePartitionOffsets) -> list[Any]:
     values = {name: getattr(part, name) for name in OFFSETS_TOLD}
     values["topic_id"] = None if part.topic_id is None else part.topic_id.hex
     values["stuck"] = [list(one) for one in part.stuck]
-    return list(values.values())
+    return [*values.values(), *((part.parked,) if part.parked else ())]
 
 
 def offsets_of(told: Sequence[Any]) -> SharePartitionOffsets:
     """What `tell_offsets` told. Raises: ValueError, TypeError."""
-    values = dict(zip(OFFSETS_TOLD, told, strict=True))
+    known = len(OFFSETS_TOLD)
+    values = dict(zip(OFFSETS_TOLD, told[:known], strict=True))
+    values["parked"] = int(told[known]) if len(told) > known else 0
     topic_id = values["topic_id"]
     values["topic_id"] = None if topic_id is None else uuid.UUID(topic_id)
     values["error"] = ErrorCode.known(int(values["error"]))

@@ -86,7 +86,7 @@ async def share_offsets(call: SocketCall) -> Body:
                 part.oldest_ms,
                 part.blocked,
                 [list(one) for one in part.stuck],
-                part.parked,
+                *((part.parked,) if part.parked else ()),  # an older release knows no such field
             ]
             for part in answer.partitions
             if part.error is ErrorCode.NONE and may_topic(call.peer, Operation.DESCRIBE, part.topic)

@@ -39,6 +39,7 @@ from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+    from collections.abc import Set as AbstractSet
 
     from flowshare.clock import Clock
     from flowshare.log.base import Storage, Topic
@@ -100,7 +101,7 @@ class DeadLetters:
                     waiting.update(await self._settle(owner, chunk))
                     continue
                 await self._clock.sleep(PARK_AGAIN_S)
-                waiting = {offset for offset in sorted(waiting) if await self._park(owner, offset, offset)}
+                waiting = await self._park_again(owner, waiting)
         except Exception:
             logger.exception("dead letters stopped, they go on when the share-partition is loaded again %s", owner.key)
 
@@ -122,8 +123,20 @@ class DeadLetters:
         try:
             return await owner.park_keys(first, last)
         except LogError as error:
-            logger.warning("records %d-%d could not be read to park their keys, tried again: %s", first, last, error)
+            logger.warning("keys could not be parked, tried again: %s %s %d-%d", error, owner.key, first, last)
             return list(range(first, last + 1))
+
+    @staticmethod
+    async def _park_again(owner: PartitionOwner, waiting: AbstractSet[int]) -> set[int]:
+        """The same for what had to wait, each by itself; a log that cannot be read is told once."""
+        left = set(waiting)
+        try:
+            for offset in sorted(waiting):
+                if not await owner.park_keys(offset, offset):
+                    left.discard(offset)
+        except LogError as error:
+            logger.warning("keys of %d records could not be parked, tried again: %s %s", len(left), error, owner.key)
+        return left
 
     @staticmethod
     def _has_letter(owner: PartitionOwner, chunk: Archiving) -> bool:
