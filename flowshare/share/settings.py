@@ -22,6 +22,8 @@ DURATION: Final = re.compile(
 )
 COMPARED_MAX: Final = 100
 """Longest name that is compared with those that are known, in characters."""
+UNKNOWN_SETTING: Final = "unknown setting"
+"""So an error begins that a server of an older release has for a setting that it does not know."""
 ALIKE: Final = 0.6
 """Part of their pairs of letters that two names share for one to be meant by the other."""
 INTEGER: Final = re.compile(r"[-+]?\d{1,19}", re.ASCII)
@@ -75,7 +77,7 @@ def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
 
 def unknown(name: str, known: Iterable[str]) -> InvalidConfig:
     """The error for a setting that does not exist; it suggests the nearest name that does."""
-    return InvalidConfig(f"unknown setting {name!r}{nearest(name, known)}")
+    return InvalidConfig(f"{UNKNOWN_SETTING} {name!r}{nearest(name, known)}")
 
 
 INT_MAX: Final = 2**31 - 1

@@ -24,8 +24,9 @@ pytestmark = pytest.mark.asyncio
 class Admin:
     """All topics are there; settings are refused so many times."""
 
-    def __init__(self, code: ErrorCode, times: int) -> None:
+    def __init__(self, code: ErrorCode, times: int, message: str = "the words of the server") -> None:
         self.code = code
+        self.message = message
         self.left = times
         self.asked = 0
 
@@ -47,7 +48,7 @@ class Admin:
         self.asked += 1
         if self.left:
             self.left -= 1
-            raise ServerError(self.code, "the words of the server", about="settings")
+            raise ServerError(self.code, self.message, about="settings")
 
 
 async def handler(value: bytes) -> None:
@@ -86,6 +87,13 @@ async def test_settings_that_are_refused_are_not_tried_again():
     with pytest.raises(UsageError, match="its group's settings are refused: settings: INVALID_CONFIG"):
         await starting(admin, ManualClock())
     assert admin.asked == 1
+
+
+async def test_a_setting_that_the_groups_leader_does_not_know_says_that_it_is_of_an_older_release():
+    admin = Admin(ErrorCode.INVALID_CONFIG, 1, "unknown setting 'share.key.order'")
+
+    with pytest.raises(UsageError, match=r"share\.key\.order.; who leads the group runs an older"):
+        await starting(admin, ManualClock())
 
 
 class Beside(Admin):

@@ -9,16 +9,23 @@ import pytest
 
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ServerError
+from flowshare.client.session.share_session import Plan
 from flowshare.fleet.groups.leaders import OFFSETS_TOLD, offsets_of, tell_offsets
 from flowshare.protocol.batches import BatchBuilder, decode_all
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AckBatch, SharePartitionOffsets
-from flowshare.share.types import AcknowledgeType
+from flowshare.protocol.private import REPLAY_HEADER
+from flowshare.share.parking import Mark
+from flowshare.share.types import AcknowledgeType, AcquireMode
 from tests.fleet.test_worker import accept, virtually
 from tests.fleet.world import EARLIEST, Fleet
 
 BY_KEY = {**EARLIEST, "share.key.order": "key"}
+PARKS = {**BY_KEY, "share.key.after.dead.letter": "park"}
 RELEASE = bytes([AcknowledgeType.RELEASE])
+ACCEPT = bytes([AcknowledgeType.ACCEPT])
+REJECT = bytes([AcknowledgeType.REJECT])
+HEADS = Plan(100, 100, 0.5, 1 << 20, AcquireMode.BATCH_OPTIMIZED, heads=100)
 
 
 async def produce(fleet: Fleet, keys: str) -> None:
@@ -57,6 +64,75 @@ def test_heads_are_handed_out_in_turn_over_a_leader_that_dies():
                     await accept(member, fetched)
 
             assert handled == {b"a": [0, 2, 4, 7], b"b": [1, 5], b"c": [3], b"d": [6]}
+
+    virtually(scenario)
+
+
+async def settle_next(member, *, fails: set[int] = frozenset()) -> dict[int, bool]:
+    """What the next fetch brings, each with whether it follows a parked key: those and `fails` become dead letters."""
+    member.ask(HEADS)
+    brought: dict[int, bool] = {}
+    for one in await member.fetched():
+        following = {offset for offset, _ in one.following}
+        offsets = [offset for run in one.acquired for offset in range(run.first, run.last + 1)]
+        brought.update((offset, offset in following) for offset in offsets)
+        types = {offset: REJECT if offset in following | fails else ACCEPT for offset in offsets}
+        acks = [AckBatch(offset, offset, kind) for offset, kind in types.items()]
+        for result in await member.acknowledge({one.tp: acks}, generation=one.generation):
+            assert result.error is ErrorCode.NONE, result
+    return brought
+
+
+async def settle_all(member, count: int, *, fails: set[int] = frozenset()) -> dict[int, bool]:
+    """As `settle_next`, until there were so many."""
+    brought: dict[int, bool] = {}
+    async with asyncio.timeout(120):
+        while len(brought) < count:
+            brought |= await settle_next(member, fails=fails)
+    return brought
+
+
+def test_keys_stay_parked_through_a_rolling_upgrade_and_a_replay_ends_behind_it():
+    async def scenario(clock):
+        async with Fleet(clock, workers=3) as fleet:
+            await fleet.topic("orders")
+            await fleet.configure(**PARKS)
+            await produce(fleet, "aabab")
+            member = fleet.member("orders")
+            await member.start()
+            first = await settle_all(member, 5, fails={0})
+            assert {offset for offset, follows in first.items() if follows} == {1, 3}
+
+            async def connect():
+                return fleet.connection()
+
+            admin = ShareAdmin(connect, clock=clock)
+            leaders = set()
+            for machine in list(fleet.machines):
+                leaders.add(fleet.leader("orders", 0).number)
+                await fleet.add()
+                await machine.stop()
+                await fleet.settled()
+                [told] = (await admin.parked_keys("g")).keys
+                assert (told.key, told.parked.first) == (b"a", 0)
+                await produce(fleet, "ab")
+                more = await settle_all(member, 2)
+                assert sorted(more.values()) == [False, True]
+            assert len(leaders) > 1
+
+            told = await admin.change_parked_key("g", "replay", "orders", 0, b"a")
+            assert told is not None
+            letters = [0, 1, 3, *(offset for offset in range(5, 11) if offset % 2)]
+            builder = BatchBuilder()
+            for at, original in enumerate(letters):
+                mark = Mark(told.parked.version, original, original).encode("g", told.topic_id, 0)
+                builder.add(b"a", b"again %d" % at, [(REPLAY_HEADER, mark)], timestamp_ms=1_000)
+            await fleet.kafka.storage.append("orders", 0, builder.build())
+            again = await settle_all(member, len(letters))
+            assert list(again) == sorted(again)
+            assert not any(again.values())
+            assert (await admin.parked_keys("g")).keys == ()
+            await admin.close()
 
     virtually(scenario)
 

@@ -12,15 +12,20 @@ from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ServerError
 from flowshare.client.producer.producer import Producer, RecordMetadata
 from flowshare.client.session.member import ShareMember
+from flowshare.client.session.share_session import Plan
 from flowshare.clock import LoopClock
 from flowshare.protocol.batches import decode
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AckBatch, TopicPartition
+from flowshare.share.types import AcquireMode
 from tests.disks import resize, small_disk
 from tests.waiting import until
 
 ACCEPT = b"\x01"
+REJECT = b"\x03"
 HELD = 20
+PARKS = {"share.key.order": "key", "share.key.after.dead.letter": "park"}
+HEADS = Plan(50, 50, 0.2, 1 << 20, AcquireMode.BATCH_OPTIMIZED, heads=50)
 
 
 class Stack:
@@ -36,10 +41,10 @@ class Stack:
     async def connect(self):
         return await self.backend.connect("stack")
 
-    async def start(self) -> None:
+    async def start(self, **settings: str) -> None:
         await self.backend.start()
         await self.admin.create_topic("t", exist_ok=True)
-        await self.admin.alter_group_configs("g", {"share.auto.offset.reset": "earliest"})
+        await self.admin.alter_group_configs("g", {"share.auto.offset.reset": "earliest", **settings})
         await self.member.start()
 
     async def close(self) -> None:
@@ -135,6 +140,66 @@ def test_a_full_disk_is_an_error_for_who_writes_and_ends_without_a_restart(tmp_p
                 if taken:
                     assert await stack.accept(tp, taken) is ErrorCode.NONE
                 ended |= taken.keys()
+        assert [part.lag for part in await stack.admin.group_offsets("g")] == [0]
+        await stack.close()
+
+    with small_disk(tmp_path / "disk", "40m") as disk:
+        asyncio.run(scenario(disk))
+
+
+async def letters_of(stack: Stack, *, poisoned: bytes) -> tuple[list[bytes], list[bytes]]:
+    """Settle all there is: what was accepted, and what became a dead letter, as it was poisoned or follows one."""
+    accepted: list[bytes] = []
+    dead: list[bytes] = []
+    while True:
+        stack.member.ask(HEADS)
+        fetched = await stack.member.fetched()
+        if not fetched:
+            return accepted, dead
+        for one in fetched:
+            following = {offset for offset, _ in one.following}
+            for record in decode(one.records, one.acquired).records:
+                is_dead = record.offset in following or record.value == poisoned
+                (dead if is_dead else accepted).append(record.value)
+                ack = AckBatch(record.offset, record.offset, REJECT if is_dead else ACCEPT)
+                (result,) = await stack.member.acknowledge({one.tp: [ack]}, generation=one.generation)
+                assert result.error is ErrorCode.NONE, result
+
+
+@pytest.mark.slow
+def test_a_key_that_cannot_be_parked_on_a_full_disk_is_parked_when_there_is_room(tmp_path):
+    async def scenario(disk) -> None:
+        stack = Stack(disk / "storage")
+        await stack.start(**PARKS)
+        for number in range(6):
+            await stack.producer.send("t", b"%d" % number, key=b"ab"[number % 2 :][:1])
+        stack.member.ask(HEADS)
+        (first,) = await stack.member.fetched()
+        assert [(run.first, run.last) for run in first.acquired] == [(0, 1)]
+
+        async with asyncio.timeout(30):
+            await fill_up(stack, {})
+            acks = {first.tp: [AckBatch(0, 0, REJECT)]}
+            (refused,) = await stack.member.acknowledge(acks, generation=first.generation)
+            assert refused.error is ErrorCode.KAFKA_STORAGE_ERROR
+            assert (await stack.admin.parked_keys("g")).keys == ()
+
+        await asyncio.to_thread(resize, disk, "400m")
+        await until(lambda: stack.send(999, 100), good=lambda offset: offset is not None)
+        (done,) = await stack.member.acknowledge(acks, generation=first.generation)
+        assert done.error is ErrorCode.NONE
+        (other,) = await stack.member.acknowledge({first.tp: [AckBatch(1, 1, ACCEPT)]}, generation=first.generation)
+        assert other.error is ErrorCode.NONE
+        (parked,) = (await stack.admin.parked_keys("g")).keys
+        assert (parked.key, parked.parked.first) == (b"a", 0)
+        await stack.close()
+
+        stack = Stack(disk / "storage")
+        await stack.start(**PARKS)
+        async with asyncio.timeout(60):
+            accepted, dead = await letters_of(stack, poisoned=b"0")
+        assert dead == [b"2", b"4"]
+        assert [value for value in accepted if len(value) == 1] == [b"3", b"5"]
         assert [part.lag for part in await stack.admin.group_offsets("g")] == [0]
         await stack.close()
 

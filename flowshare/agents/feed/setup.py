@@ -21,6 +21,7 @@ from flowshare.client.admin.admin import KEY_ORDER, MAX_IN_FLIGHT, ShareAdmin
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.config import PARK
+from flowshare.share.settings import UNKNOWN_SETTING
 
 if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
@@ -330,7 +331,9 @@ async def _set_group(
     except ServerError as error:
         if error.retriable:
             raise
-        raise UsageError(f"agent {agent.name}: its group's settings are refused: {error}") from error
+        known = not (error.message or "").startswith(UNKNOWN_SETTING)
+        older = "" if known else "; who leads the group runs an older release of flowshare: restart it with this one"
+        raise UsageError(f"agent {agent.name}: its group's settings are refused: {error}{older}") from error
     if not dead_letters:
         return
     try:
