@@ -28,7 +28,7 @@ recounted   two handlers of one record with the same attempt: a delivery was not
 unfenced    a fence that is not above all that began before it in its key; handlers counted apart must be found by it
 
 A handler whose begin was written within 50 ms after its process had stood still was on its way into the handler when it
-stopped: it is counted apart (`thawed`), if it is in the way of others at all.
+stopped: it is counted apart (`thawed`), if it is in the way of others, or of a lower fence than theirs that are done.
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ class _Key:
         for turn in self.turns:
             self._see_ends(turn.begin)
             wrong = list(self._overlaps(turn)), list(self._inversions(turn))
-            if any(wrong) and self._thawing(turn):
+            late = NO_FENCE != turn.fence < self.fence  # others are done already: it is in nobody's way
+            if (late or any(wrong)) and self._thawing(turn):
                 self.verdict.thawed += 1
                 self._fenced_out(turn)
                 continue

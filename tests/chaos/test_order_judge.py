@@ -184,6 +184,22 @@ def test_a_handler_that_was_about_to_begin_when_its_process_stopped_is_counted_a
     assert (verdict.violations, verdict.thawed) == (0, 1)
 
 
+def test_one_that_was_about_to_begin_is_found_by_its_fence_when_all_others_of_its_key_are_done():
+    told = Told(stopped(ME, 1.1, 5.0)).turn(YOU, 0, 3.1, 3.2, attempt=2, fence=(7, 5))
+    told.turn(YOU, 1, 3.3, 3.4, fence=(7, 6)).turn(ME, 0, 5.001, 5.002, fence=(7, 4))
+
+    verdict = told.verdict(2)
+
+    assert (verdict.violations, verdict.thawed, verdict.found) == (0, 1, 1)
+
+
+def test_one_that_begins_long_after_its_process_stood_still_is_not_excused_by_that():
+    told = Told(stopped(ME, 1.1, 5.0)).turn(YOU, 0, 3.1, 3.2, attempt=2, fence=(7, 5))
+    told.turn(YOU, 1, 3.3, 3.4, fence=(7, 6)).turn(ME, 0, 5.1, 5.2, fence=(7, 4))
+
+    assert told.verdict(2).unfenced
+
+
 # -- each thing that may be wrong
 
 
