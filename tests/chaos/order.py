@@ -43,8 +43,8 @@ APP = "tests.chaos.order_app:app"
 PROGRESS_S = 60.0
 FINISH_S = 300.0
 FAULTS_PART = 0.5
-"""Of the records, or until every kind was done: what follows is to show that all of it ends. A seed more shows more than
-more faults of one, and few keys are left in the end."""
+"""Of the records, or until every kind was done: what follows is to show that all of it ends. A seed more shows more
+than more faults of one, and few keys are left in the end."""
 SHOWN = 5
 PER_KEY = (1_000, 250, 50)
 """Records of a key, on the average."""
