@@ -18,6 +18,7 @@ ROUND: Final = 1_000
 """Letters that are read, or sent, at once."""
 SERVER_PREFIX: Final = "__dlq.errors."
 """Headers of dead letters that the server itself writes: records that the delivery limit archived (KIP-1191)."""
+NOT_COPIED: Final = "key, value and headers: the server did not copy the record, which is at its place"
 _SERVERS: Final = {"delivery.count": "attempts", "message": "reason"}
 """The server's names of facts that an agent's dead letters have too."""
 _FACTS: Final = ("reason", "exception", "topic", "partition", "offset", "attempts", "agent", "group", "timestamp")
@@ -50,6 +51,8 @@ def letter_of(topic: str, partition: int, record: Any) -> dict[str, Any]:
 
     texts = {name: (value or b"").decode("utf-8", "replace") for name, value in record.headers}
     facts = {_SERVERS.get(name, name): text for name, text in _cut(texts, SERVER_PREFIX).items()}
+    if facts and record.key is None and record.value is None:
+        facts["left_out"] = NOT_COPIED
     facts |= _cut(texts, PREFIX)
     return {
         **{name: facts.get(name, "") for name in _FACTS},

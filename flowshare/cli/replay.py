@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.cli.letters import ROUND, is_own, letter_of, place_text, read_letters
@@ -332,10 +331,15 @@ class ParkedLookup:
         if group not in self._groups:
             order = ""
             keys: dict[KeyAt, ParkedKeyTold] = {}
-            with suppress(Unsupported, ServerError):  # brokers have no parked keys, and a deleted group neither
+            try:
                 told = await self._admin.parked_keys(group)
                 order = told.order
                 keys = {KeyAt(group, one.topic, one.partition, one.key): one for one in told.keys}
+            except Unsupported:  # brokers have no parked keys
+                pass
+            except ServerError as error:  # nor has a group that was deleted; else a letter of one must not go out loose
+                if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                    raise
             self._groups[group] = KeyOrder.parse(order), keys
         return self._groups[group]
 

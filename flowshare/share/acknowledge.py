@@ -257,7 +257,8 @@ def _decide_one(window: Window, after: StatesAfter, member_id: str, batch: Ackno
     kind, count = types[0], window.counts[at]
     if states[at] != ACQUIRED or kind >= _RENEW or count >= COUNT_HIGH or offset < window.start:
         return None
-    if window.holds.by_id[window.hold_ids[at]].member_id != member_id or (attempt and attempt != count):
+    hold = window.holds.by_id[window.hold_ids[at]]
+    if hold.member_id != member_id or hold.unconfirmed or (attempt and attempt != count):
         return None
     state = (after.below_limit if count < after.delivery_count_max else after.at_limit)[kind]
     changes = (StateRun(offset, offset, state, count),)
@@ -325,8 +326,11 @@ def _typed(types: bytes, base: int, first: int, last: int) -> Iterator[tuple[int
 
 def _check_owner(window: Window, member_id: str, first: int, last: int) -> None:
     for held_first, _, hold_id in window.held(first, last):
-        if window.holds.by_id[hold_id].member_id != member_id:
+        hold = window.holds.by_id[hold_id]
+        if hold.member_id != member_id:
             raise InvalidRecordState(f"offset {held_first} is acquired by another member")
+        if hold.unconfirmed:
+            raise InvalidRecordState(f"offset {held_first} is being read for the member, which has not seen it")
 
 
 def _check_attempt(window: Window, first: int, last: int, attempt: int) -> None:

@@ -162,7 +162,8 @@ class Parking:
         if parked is None:
             if len(self._keys) >= KEYS_MAX:
                 raise TooManyParked
-            return [(key, ParkedKey(offset, offset - 1, offset))]
+            first = offset if mark is None else mark.original  # its letter says the original
+            return [(key, ParkedKey(first, first - 1, first))]
         match self.judge(key, mark):
             case Place.FOLLOWS if mark is None:
                 return [(key, parked._replace(last=max(parked.last, offset)))]
@@ -170,6 +171,14 @@ class Parking:
                 return [(key, parked._replace(version=OVER, flying=-1, original=-1, up_to=-1))]
             case _:
                 return []
+
+    def cut(self, end: int) -> list[Change]:
+        """The changes with a log that ends at `end` by now: a replay of which a record was lost is over."""
+        return [
+            (key, self._keys[key]._replace(version=OVER, flying=-1, original=-1, up_to=-1))
+            for offset, key in self._flying.items()
+            if offset >= end
+        ]
 
     def replay(self, key: bytes) -> Change:
         """The change with a replay that begins; its version is the key's then. Raises: KeyError (it is not parked)."""

@@ -575,12 +575,15 @@ class SharePartition:
         return merged(runs, window.start)
 
     def in_flight(self) -> tuple[MemberRun, ...]:
-        """Return what members hold, ascending, pending acknowledgements included."""
+        """Return what members hold, ascending, pending acknowledgements included; without what is being read for them,
+        which goes back by itself if they are gone."""
         window = self._window
         flights: list[MemberRun] = []
         for run in window.runs(window.start, window.end - 1):
             if run.state in (ACQUIRED, PENDING):
                 lock = window.holds.by_id[run.hold_id]
+                if lock.unconfirmed:
+                    continue
                 assert lock.member_id is not None
                 flights.append(MemberRun(run.first, run.last, lock.member_id, run.delivery_count, lock.due_ms))
         return tuple(flights)

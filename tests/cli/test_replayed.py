@@ -7,7 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowshare.cli.replay import METADATA_MAX, Replay, format_runs, parse, whole
+from flowshare.cli.letters import NOT_COPIED, SERVER_PREFIX, letter_of
+from flowshare.cli.replay import METADATA_MAX, ParkedLookup, Replay, format_runs, parse, whole
+from flowshare.client.errors import ServerError
+from flowshare.protocol.errors import ErrorCode
 from flowshare.share.ranges import merged
 
 
@@ -54,6 +57,37 @@ async def test_what_is_being_sent_is_remembered_though_the_command_is_interrupte
         await command
 
     assert seen == ["sent", "remembered"]
+
+
+def test_a_letter_of_the_servers_without_the_record_is_not_replayed_as_an_empty_one() -> None:
+    headers = ((f"{SERVER_PREFIX}topic", b"t"), (f"{SERVER_PREFIX}partition", b"0"), (f"{SERVER_PREFIX}offset", b"7"))
+    bare = SimpleNamespace(offset=0, key=None, value=None, timestamp_ms=1, headers=headers)
+    copied = SimpleNamespace(offset=0, key=b"k", value=None, timestamp_ms=1, headers=headers)
+
+    assert letter_of("g.dlq", 0, bare)["left_out"] == NOT_COPIED
+    assert letter_of("g.dlq", 0, copied)["left_out"] == ""
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (ErrorCode.GROUP_ID_NOT_FOUND, None),
+        (ErrorCode.COORDINATOR_NOT_AVAILABLE, "parked keys of group g: COORDINATOR_NOT_AVAILABLE"),
+        (ErrorCode.GROUP_AUTHORIZATION_FAILED, "parked keys of group g: GROUP_AUTHORIZATION_FAILED"),
+    ],
+)
+async def test_letters_are_not_taken_for_loose_ones_when_the_group_cannot_be_asked(code, told) -> None:
+    async def parked_keys(group: str) -> None:
+        raise ServerError(code, about=f"parked keys of group {group}")
+
+    letter = {"group": "g", "topic": "t", "partition": "0", "offset": "0", "raw_key": b"a", "headers": ()}
+    asked = ParkedLookup(SimpleNamespace(parked_keys=parked_keys)).of(letter)
+    if told is None:
+        assert await asked is None
+    else:
+        with pytest.raises(ServerError, match=told):
+            await asked
 
 
 @pytest.mark.asyncio

@@ -10,8 +10,16 @@ from flowshare.log.base import StorageError
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_all
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import AckBatch, AlterShareGroupOffsetsRequest, DescribeShareGroupOffsetsRequest
-from flowshare.server.share.opened_log import OpenedLog, Thinned
+from flowshare.protocol.messages import (
+    AckBatch,
+    AlterShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequest,
+    HeldRanges,
+    ShareResumeRequest,
+    TopicPartition,
+)
+from flowshare.server.share.loader import Loader
+from flowshare.server.share.opened_log import OPENED_BYTES, OpenedBatches, OpenedLog, Thinned
 from flowshare.server.share.partitions import Partitions
 from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import settle
@@ -633,3 +641,135 @@ async def test_who_leaves_a_key_to_one_that_waits_wakes_it() -> None:
         await settle()
 
         assert ranges(await waiting) == [(1, 1, 1)]
+
+
+async def test_records_of_batches_that_were_not_kept_are_delivered_all_the_same() -> None:
+    """Tiny batches with much in them: one read brings more than is kept of what was opened."""
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(large(0))
+        for number in range(1, 40):
+            await w.produce(large(number))
+        m = w.member("m")
+        await m.fetch(at, max_records=1)
+        w.server.share.partitions.owners("g")[0]._opened._batches = OpenedBatches(1 << 20)
+        owner = w.server.share.partitions.owners("g")[0]
+        got = taken(await m.fetch(max_records=500, max_bytes=16 << 20, heads=500))
+        while len(got) < 39 and (more := taken(await m.fetch(max_records=500, max_bytes=16 << 20, heads=500))):
+            got += more
+
+    assert sum(last - first + 1 for first, last, _ in got) == 39
+    assert owner.partition.start_offset == 0
+
+
+def large(number: int) -> bytes:
+    """A batch of a hundred bytes whose record has half a megabyte."""
+    builder = BatchBuilder(compression="gzip", size_max=1 << 20)
+    builder.add(b"k%d" % number, bytes(500_000), [], timestamp_ms=1_000)
+    return builder.build()
+
+
+async def test_learning_keys_opens_so_many_bytes_at_once_however_well_they_are_compressed() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(large(0))
+        for number in range(1, 100):
+            await w.produce(large(number))
+        await w.member("m").fetch(at, max_records=1)
+        opened = w.server.share.partitions.owners("g")[0]._opened
+        batches, _ = await opened.keys(0, committed=False)
+
+    assert 1 <= len(batches) * 500_000 <= OPENED_BYTES + 500_000
+
+
+async def test_what_is_still_being_read_for_a_member_that_comes_back_goes_to_one_other_only(monkeypatch) -> None:
+    gate, slow = asyncio.Event(), [True]
+    read = OpenedLog.records
+
+    async def records(self, *args, **fields):
+        if slow:
+            slow.clear()
+            await gate.wait()
+        return await read(self, *args, **fields)
+
+    monkeypatch.setattr(OpenedLog, "records", records)
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("a"))
+        m, n, o = (w.member(name, own=True) for name in "mno")
+        for one in (m, n, o):
+            await one.heartbeat("t", epoch=0)
+        lost = await parked(m.fetch(at, max_wait_ms=60_000, heads=5))
+        closing = asyncio.ensure_future(m.connection.close())
+        await settle()
+        m.reconnect()
+        writes = asyncio.Event()
+        w.storage.before_write = writes.wait
+        told = HeldRanges(*at, ())
+        await m.connection.send(ShareResumeRequest(group_id="g", member_id="m", partitions=(told,)))
+        gate.set()
+        await settle()
+        fetches = [asyncio.ensure_future(one.fetch(at, max_wait_ms=60_000, heads=5)) for one in (n, o)]
+        await settle()
+        w.storage.before_write = None
+        writes.set()
+        await settle()
+        got = [ranges(fetch.result()) for fetch in fetches if fetch.done()]
+        await closing
+        for fetch in (lost, *fetches):
+            fetch.cancel()
+        await asyncio.gather(lost, *fetches, return_exceptions=True)
+
+    assert got == [[(0, 0, 1)]]
+
+
+async def test_a_fetch_that_waits_for_the_load_of_another_partition_keeps_no_key_from_others(monkeypatch) -> None:
+    gate = asyncio.Event()
+    load = Loader.load
+
+    async def slowly(self, key, topic, *args, **fields):
+        if topic.name == "u":
+            await gate.wait()
+        return await load(self, key, topic, *args, **fields)
+
+    monkeypatch.setattr(Loader, "load", slowly)
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("ab"))
+        other = TopicPartition(await w.topic("u"), 0)
+        m, n = w.member("m"), w.member("n")
+        assert taken(await m.fetch(at, max_records=1)) == [(0, 0, 1)]
+        loading = await parked(n.fetch(at, other, max_wait_ms=60_000))
+        assert taken(await m.fetch(max_records=1)) == [(1, 1, 1)]
+        gate.set()
+        await settle()
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+
+
+async def test_a_connection_that_ends_while_its_acknowledgements_are_written_is_given_nothing() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aab"))
+        m, n = w.member("m"), w.member("n")
+        await m.fetch(at, max_records=1)
+        gate = asyncio.Event()
+        w.storage.before_write = gate.wait
+        fetch = await parked(m.fetch(acks={at: [accept(0)]}))
+        closing = asyncio.ensure_future(m.connection.close())
+        await settle()
+        w.storage.before_write = None
+        gate.set()
+        await asyncio.gather(closing, fetch, return_exceptions=True)
+        assert taken(await n.fetch(at)) == [(1, 2, 1)]
+
+
+async def test_a_session_that_ends_while_its_acknowledgements_are_written_is_given_nothing() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aab"))
+        m, n = w.member("m"), w.member("n")
+        await m.fetch(at, max_records=1)
+        gate = asyncio.Event()
+        w.storage.before_write = gate.wait
+        fetch = await parked(m.fetch(acks={at: [accept(0)]}))
+        closing = asyncio.ensure_future(m.acknowledge({}, epoch=-1))
+        await settle()
+        w.storage.before_write = None
+        gate.set()
+        await asyncio.gather(closing, fetch)
+        assert taken(await n.fetch(at)) == [(1, 2, 1)]

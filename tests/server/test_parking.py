@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from uuid import UUID
 
 import pytest
@@ -15,7 +16,7 @@ from flowshare.protocol.messages import (
     ParkedKeysRequest,
 )
 from flowshare.protocol.private import REPLAY_HEADER
-from flowshare.server.share.opened_log import OpenedLog
+from flowshare.server.share.opened_log import OpenedBatches, OpenedLog
 from flowshare.share import parking
 from flowshare.share.parking import Mark
 from flowshare.testing.clock import settle
@@ -424,3 +425,86 @@ async def test_a_suspect_is_handed_out_when_its_key_is_known_again_and_not_befor
         answer = await w.member("n").fetch(at, heads=5, max_records=5)
 
     assert ranges(answer) == [(1, 5, 1)]
+
+
+@pytest.mark.parametrize("first", ["accept", "unpark"])
+async def test_a_key_that_is_parked_no_more_is_not_stored_as_parked_by_a_replay_that_was_asked_for_meanwhile(
+    first: str,
+) -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "a")
+        (begun,) = (await ask(w, "replay", key=b"a")).keys
+        await w.produce(replay(begun, ("a", 0, 0)))
+        await m.fetch(at, heads=500)
+        gate = asyncio.Event()
+        w.storage.before_write = gate.wait
+        ends = m.acknowledge({at: [accept(1)]}) if first == "accept" else ask(w, "unpark", key=b"a")
+        under_way = [await parked(ends), await parked(ask(w, "replay", key=b"a"))]
+        w.storage.before_write = None
+        gate.set()
+        await asyncio.gather(*under_way)
+        await settle()
+        await w.restart()
+        told = await ask(w)
+
+    assert told.keys == ()
+
+
+async def test_a_group_that_parks_no_more_lets_go_on_what_was_not_parked() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "abb")
+        await w.configure({"share.key.after.dead.letter": None})
+        await m.acknowledge({at: [reject(1)]})
+        await settle()
+        answer = await m.fetch(at, heads=500)
+        told = await ask(w)
+
+    assert [one.key for one in told.keys] == [b"a"]
+    assert (ranges(answer), following(answer)) == ([(2, 2, 1)], [])
+
+
+async def test_a_key_that_was_let_go_on_is_not_parked_by_the_record_that_was_following() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "aaa")
+        assert following(await m.fetch(at, heads=500)) == [(1, 0)]
+        await ask(w, "unpark", key=b"a")
+        await m.acknowledge({at: [reject(1)]})
+        await settle()
+        told = await ask(w)
+        answer = await m.fetch(at, heads=500)
+
+    assert told.keys == ()
+    assert (ranges(answer), following(answer)) == ([(2, 2, 1)], [])
+
+
+async def test_a_replayed_record_that_fails_after_its_key_was_let_go_on_parks_it_for_its_original() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "aaa")
+        for offset in (1, 2):
+            await m.fetch(at, heads=500)
+            await m.acknowledge({at: [reject(offset)]})
+            await settle()
+        (begun,) = (await ask(w, "replay", key=b"a")).keys
+        await w.produce(replay(begun, ("a", 0, 0), ("a", 1, 1), ("a", 2, 2)))
+        await m.fetch(at, heads=500)
+        await ask(w, "unpark", key=b"a")
+        await m.acknowledge({at: [reject(3)]})
+        await settle()
+        (told,) = (await ask(w)).keys
+
+    assert (told.parked.first, told.parked.done, told.parked.last) == (0, -1, 0)
+
+
+async def test_replays_are_told_from_other_records_whatever_else_was_read() -> None:
+    """What was opened for a fetch may not all be kept; a small cache shows that at once."""
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "a")
+        owner = w.server.share.partitions.owners("g")[0]
+        owner._opened._batches = OpenedBatches(1)
+        (begun,) = (await ask(w, "replay", key=b"a")).keys
+        await ask(w, "unpark", key=b"a")
+        await w.produce(replay(begun, ("a", 0, 0)))
+        await w.produce(keyed("b"))
+        answer = await m.fetch(at, heads=500)
+
+    assert ranges(answer) == [(2, 2, 1)]

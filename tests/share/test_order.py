@@ -11,7 +11,7 @@ import pytest
 
 from flowshare.core_errors import CoreError, InvalidRecordState
 from flowshare.share import acknowledge
-from flowshare.share.acquire import HOLE_MAX
+from flowshare.share.acquire import HOLE_MAX, Acquisition
 from flowshare.share.acquire_by_key import FAR_MAX
 from flowshare.share.heads import KeyedBatch
 from flowshare.share.partition import Decision, SharePartition
@@ -611,12 +611,31 @@ def test_what_a_reload_finds_free_and_the_log_has_no_more_is_archived() -> None:
     assert (update.start_offset, partition.available_count) == (1, 1)
 
 
+def handed_out(partition: SharePartition, member: str) -> Acquisition:
+    """What is free, picked and read."""
+    return partition.confirm(member, partition.pick(member, records_max=9, now_ms=0))
+
+
+def test_what_is_being_read_for_a_member_is_not_its_to_acknowledge_nor_to_keep() -> None:
+    partition = SharePartition(start_offset=0, limits=Limits(), ordered=True)
+    partition.place([KeyedBatch(0, 1, [0, 1], [1, 2])])
+    picked = partition.pick("m", records_max=9, now_ms=0)
+
+    assert partition.in_flight() == ()
+    for said in ([AcknowledgeBatch(0, 0, ACCEPT)], [AcknowledgeBatch(0, 1, RENEW)], [AcknowledgeBatch(1, 1, RELEASE)]):
+        with pytest.raises(InvalidRecordState, match="not seen"):
+            partition.acknowledge("m", said, now_ms=1)
+    partition.put_back(picked)
+    assert [tuple(one) for one in handed_out(partition, "n").ranges] == [(0, 1, 1)]
+    assert [run.member_id for run in partition.in_flight()] == ["n"]
+
+
 def test_what_is_held_and_in_the_log_no_more_holds_up_all_keys_behind_it() -> None:
     runs = (StateRun(1, 1, RecordState.ACQUIRED, 1, "m"),)
     partition = SharePartition(start_offset=0, limits=Limits(), ordered=True, runs=runs, living=["m"])
     batch = KeyedBatch(0, 3, [0, 2, 3], [1, 2, 3])
     partition.place([batch])
-    before = partition.pick("n", records_max=9, now_ms=0)
+    before = handed_out(partition, "n")
     partition.commit(partition.acknowledge("n", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0))
     still = partition.next_place_offset(4)
     partition.commit(partition.acknowledge("m", [AcknowledgeBatch(1, 1, ACCEPT)], now_ms=0))
@@ -634,7 +653,7 @@ def test_a_batch_that_cannot_be_opened_comes_when_all_before_it_is_settled_and_n
     for first, last in ((0, 0), (1, 2), (3, 3)):
         for _ in range(2):
             partition.place(batches)
-            seen += [tuple(one) for one in partition.pick("m", records_max=9, now_ms=0).ranges]
+            seen += [tuple(one) for one in handed_out(partition, "m").ranges]
             seen += ["more to read"] if partition.next_place_offset(4) >= 0 else []
         partition.commit(partition.acknowledge("m", [AcknowledgeBatch(first, last, REJECT)], now_ms=0))
 
@@ -755,7 +774,7 @@ def test_what_comes_in_the_place_of_a_chain_that_was_cut_is_in_none() -> None:
 def test_a_cut_within_a_closed_batch_holds_up_what_comes_behind_no_longer_than_its_rest() -> None:
     partition = SharePartition(start_offset=0, limits=Limits(), ordered=True)
     partition.place([KeyedBatch(0, 2, None)])
-    partition.pick("m", records_max=9, now_ms=0)
+    handed_out(partition, "m")
     partition.cut(1)
     held_up = partition.next_place_offset(3)
     partition.commit(partition.acknowledge("m", [AcknowledgeBatch(0, 0, ACCEPT)], now_ms=0))

@@ -264,3 +264,20 @@ def test_each_record_is_accepted_once_and_in_order_whatever_fails_and_however_of
     produced = [original for original, mark in world.log if mark is None]
     assert world.accepted == produced
     assert world.parked.get(A) is None
+
+
+def test_a_cut_log_ends_the_replay_whose_record_was_lost_with_it() -> None:
+    parking = Parking(hash_of=hash)
+    parking.apply([(b"a", ParkedKey(0, -1, 1)), (b"b", ParkedKey(3, 2, 3))])
+    parking.apply([parking.replay(b"a"), parking.replay(b"b")])
+    for key, offset in ((b"a", 8), (b"b", 5)):
+        version = parking.get(key).version
+        parking.apply([parking.taken(key, offset, Mark(version, 0, 1))])
+
+    changes = parking.cut(6)
+    parking.apply(changes)
+
+    assert [key for key, _ in changes] == [b"a"]
+    assert parking.settled(8, 8) == []
+    assert parking.judge(b"a", Mark(version, 1, 1)) is not Place.REPLAYED
+    assert [key for key, _ in parking.settled(5, 5)] == [b"b"]

@@ -134,8 +134,10 @@ class InProcess:
         self._heard.append(listener)
 
     def watch(self, waiter: Waiter) -> None:
-        """End `waiter` when the connection closes."""
+        """End `waiter` when the connection closes, or at once if it is closed."""
         self._waiters.add(waiter)
+        if self.closed:
+            waiter.end(Ended.CONNECTION)
 
     def unwatch(self, waiter: Waiter) -> None:
         """Forget `waiter`."""

@@ -12,6 +12,7 @@ fetch that waits reaches it when it is woken, and what it may not have any more 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +30,7 @@ from flowshare.server.share.owner import NOTHING, Taken, Want
 from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from flowshare.clock import Clock, TimerHandle
     from flowshare.server.runtime.topic_index import TopicIndex
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from flowshare.server.share.partitions import Partitions
     from flowshare.server.share.sessions import Sessions
     from flowshare.server.share.stats import Stats
-    from flowshare.share.session import FetchTurn, Key
+    from flowshare.share.session import FetchTurn, Key, ShareSession
 
 WAIT_MAX_MS: Final = 10 * 60 * 1000
 """Longest wait that is granted, whatever MaxWait says."""
@@ -95,14 +96,27 @@ class ShareFetching(Family):
             if isinstance(error, ShareSessionLimitReached):
                 await self._hold_off(request, connection)
             return refusal(ShareFetchResponse, error)
-        acks = await settle(pending)
-        found = _Found()
-        if turn.partitions and request.max_records > 0:
-            found = await self._records(request, turn, connection, may_wait=not acks)
-            for refused, why, _ in () if acks else found.errors.values():
-                if refused is ErrorCode.GROUP_AUTHORIZATION_FAILED:
-                    return ShareFetchResponse(error=refused, message=why)
+        if not turn.partitions or request.max_records <= 0:
+            return self._answer(turn, await settle(pending), _Found(), came_ms)
+        # From here on, since its session may end while its acknowledgements are written.
+        with self._under_way(turn.session, connection) as waiter:
+            acks = await settle(pending)
+            found = await self._records(request, turn, connection, waiter, may_wait=not acks)
+        for refused, why, _ in () if acks else found.errors.values():
+            if refused is ErrorCode.GROUP_AUTHORIZATION_FAILED:
+                return ShareFetchResponse(error=refused, message=why)
         return self._answer(turn, acks, found, came_ms)
+
+    @contextlib.contextmanager
+    def _under_way(self, session: ShareSession, connection: InProcess) -> Generator[Waiter]:
+        """A fetch is under way, and ends with its session or connection."""
+        waiter = self._sessions.enter(session.group_id, session.member_id)
+        connection.watch(waiter)
+        try:
+            yield waiter
+        finally:
+            connection.unwatch(waiter)
+            self._sessions.leave(session.group_id, session.member_id, waiter)
 
     def _accept(
         self, request: ShareFetchRequest, connection: InProcess
@@ -149,17 +163,16 @@ class ShareFetching(Family):
             self._sessions.leave(group_id, member_id, waiter)
 
     async def _records(
-        self, request: ShareFetchRequest, turn: FetchTurn, connection: InProcess, *, may_wait: bool
+        self, request: ShareFetchRequest, turn: FetchTurn, connection: InProcess, waiter: Waiter, *, may_wait: bool
     ) -> _Found:
-        session = turn.session
-        waiter = self._sessions.enter(session.group_id, session.member_id)
-        connection.watch(waiter)
+        if waiter.abandoned:
+            return _Found()
         limit: TimerHandle | None = None
         if may_wait and request.max_wait_ms > 0:
             limit = waiter.end_after(self._clock, min(request.max_wait_ms, WAIT_MAX_MS))
         else:
             waiter.end(Ended.TIMEOUT)
-        readable = self._readable(session.group_id, connection)
+        readable = self._readable(turn.session.group_id, connection)
         visit = _Visit(self._partitions, request, turn, waiter, readable=readable)
         try:
             found = await visit.run()
@@ -170,8 +183,6 @@ class ShareFetching(Family):
             if limit is not None:
                 limit.cancel()
             visit.leave()
-            connection.unwatch(waiter)
-            self._sessions.leave(session.group_id, session.member_id, waiter)
 
     def _readable(self, group_id: str, connection: InProcess) -> Callable[[Key], None]:
         """Raises what keeps the connection's peer from a partition, if anything does."""
@@ -275,13 +286,10 @@ class _Visit:
 
     async def _look(self) -> _Found:
         found = _Found()
-        # In line at a share-partition before looking, so that nothing that comes meanwhile is missed.
-        unloaded = [key for key in self._turn.partitions if not self._stand(key, found)]
-        for at in range(0, len(unloaded), LOADS_AT_ONCE):
-            loads = (self._load(key, found) for key in unloaded[at : at + LOADS_AT_ONCE])
-            for failed in await asyncio.gather(*loads, return_exceptions=True):  # all: none stands in line behind this
-                if failed is not None:
-                    raise failed
+        await self._load_all(found)
+        # In line at all before looking, so that nothing that comes meanwhile is missed.
+        for owner in self._owners.values():
+            owner.park(self._waiter, self._member_id, singles=self._request.heads > 0)
         ready = self._ready(found)
         if not ready or not await self._enough_bytes(ready):
             return found
@@ -313,8 +321,8 @@ class _Visit:
             self._owners[key].hand_back(self._member_id, taken.ranges)
         found.taken.clear()
 
-    def _stand(self, key: Key, found: _Found) -> bool:
-        """Be in line at a share-partition that is loaded; whether that, or why not, is known."""
+    def _known(self, key: Key, found: _Found) -> bool:
+        """Whether a share-partition is loaded, or why it cannot be fetched from is known."""
         owner = self._owners.get(key)
         if owner is None or owner.closed:
             self._owners.pop(key, None)
@@ -330,18 +338,26 @@ class _Visit:
                 owner.nudge()
             return True
         self._owners[key] = owner
-        owner.park(self._waiter, self._member_id, singles=self._request.heads > 0)
         return True
 
+    async def _load_all(self, found: _Found) -> None:
+        """Have the share-partitions loaded that are not. Nothing is kept for it at others meanwhile: it cannot come."""
+        unloaded = [key for key in self._turn.partitions if not self._known(key, found)]
+        if unloaded:
+            self.leave()
+        for at in range(0, len(unloaded), LOADS_AT_ONCE):
+            loads = (self._load(key, found) for key in unloaded[at : at + LOADS_AT_ONCE])
+            for failed in await asyncio.gather(*loads, return_exceptions=True):
+                if failed is not None:
+                    raise failed
+
     async def _load(self, key: Key, found: _Found) -> None:
-        """Be in line at a share-partition that has to be loaded first."""
+        """One that has to be loaded first."""
         try:
             self._readable(key)
-            owner = self._owners[key] = await self._partitions.open(ShareKey(self._group_id, *key))
+            self._owners[key] = await self._partitions.open(ShareKey(self._group_id, *key))
         except EXPECTED as error:
             found.errors[key] = Result(*failure(error))
-        else:
-            owner.park(self._waiter, self._member_id, singles=self._request.heads > 0)
 
     def _ready(self, found: _Found) -> list[tuple[Key, PartitionOwner]]:
         ready: list[tuple[Key, PartitionOwner]] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from flowshare.protocol.key_hash import key_hash
 from flowshare.server.runtime.state import (
     Journal,
     ShareKey,
@@ -16,9 +17,11 @@ from flowshare.server.runtime.state import (
     Write,
     generation_write,
     initial_writes,
+    parked_write,
     read_state,
 )
 from flowshare.server.share.partition_log import cut, kept
+from flowshare.share.parking import Parking
 from flowshare.share.partition import SharePartition
 from flowshare.share.types import PartitionState
 
@@ -96,13 +99,25 @@ class Loader:
         )
         journal = Journal(key, stored, updates_max=self._updates_max)
         where = f"group={key.group_id} topic={topic.name} partition={key.partition}"
+        parked = stored.parked
         if cut(partition, end, log_epoch, stats=self._stats, where=where) is not None:
+            parked = await self._replays_cut(key, parked, end)
             journal.snapshot_due = True  # nothing less tells it; until it is written, the next one finds it out again
         log_start = self._storage.offsets(topic.name, key.partition).log_start
         if log_start > partition.start_offset:
             partition.move_log_start(log_start)
         generation = await self._generation(key, stored.generation) if config.key_order else 0
-        return LoadedPartition(partition, journal, generation, stored.parked)
+        return LoadedPartition(partition, journal, generation, parked)
+
+    async def _replays_cut(
+        self, key: ShareKey, parked: Mapping[bytes, ParkedKey], end: int
+    ) -> Mapping[bytes, ParkedKey]:
+        """Parked keys without the replays of which a record was lost with the log's end. Written before the cut is."""
+        changes = Parking(key_hash, parked).cut(end)
+        if not changes:
+            return parked
+        await self._storage.write([parked_write(key, change) for change in changes])
+        return {name: one for name, one in {**parked, **dict(changes)}.items() if one is not None}
 
     async def _generation(self, key: ShareKey, last: int) -> int:
         """The next one: the time, so that it rises even where what was stored is gone, but always above the last."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.garbage import collector_paused
@@ -37,7 +37,8 @@ PLACE_RECORDS: Final = 2_000
 """Records whose keys are learnt at once, about: a millisecond's work."""
 PLACE_BYTES: Final = 1 << 20
 """Bytes that are read at once to learn keys."""
-
+OPENED_BYTES: Final = 16 << 20
+"""Of what was read so much is opened at once, without compression: batches may be a thousand times what they take."""
 
 _REPLAY: Final = REPLAY_HEADER.encode()
 
@@ -51,6 +52,10 @@ class Kept(NamedTuple):
     batch: OpenedBatch | None
     offsets: list[int]
     marked: bool = False
+
+    def holds(self, offset: int) -> bool:
+        """Whether an offset lies within it."""
+        return self.header.base_offset <= offset <= self.header.last_offset
 
     @property
     def size(self) -> int:
@@ -67,8 +72,6 @@ class OpenedBatches:
         self._bytes = 0
         self._kept: OrderedDict[tuple[object, int], Kept] = OrderedDict()
         self._bases: dict[object, list[int]] = {}
-        self._marked: Counter[object] = Counter()
-        """Of each log how many batches may have marks of replays."""
 
     def add(self, log: object, kept: Kept) -> None:
         """Keep a batch of a log; what was not used for longest makes room."""
@@ -76,16 +79,10 @@ class OpenedBatches:
         if key in self._kept:
             self._drop(key)
         self._kept[key] = kept
-        if kept.marked:
-            self._marked[log] += 1
         self._bytes += kept.size
         insort(self._bases.setdefault(log, []), kept.header.base_offset)
         while self._bytes > self._bytes_max and len(self._kept) > 1:
             self._drop(next(iter(self._kept)))
-
-    def marked(self, log: object) -> bool:
-        """Whether any of a log's may have a mark of a replay."""
-        return log in self._marked
 
     def find(self, log: object, offset: int) -> Kept | None:
         """The batch that holds an offset."""
@@ -104,15 +101,9 @@ class OpenedBatches:
         """Keep nothing of a log: it was cut, or is served here no more."""
         for base in self._bases.pop(log, ()):
             self._bytes -= self._kept.pop((log, base)).size
-        self._marked.pop(log, None)
 
     def _drop(self, key: tuple[object, int]) -> None:
-        dropped = self._kept.pop(key)
-        self._bytes -= dropped.size
-        if dropped.marked:
-            self._marked[key[0]] -= 1
-            if not self._marked[key[0]]:
-                del self._marked[key[0]]
+        self._bytes -= self._kept.pop(key).size
         bases = self._bases[key[0]]
         del bases[bisect_left(bases, key[1])]
         if not bases:
@@ -121,11 +112,13 @@ class OpenedBatches:
 
 class Thinned(NamedTuple):
     """What was read of picked records. end: those from this offset on are for later, there was no room for their bytes;
-    −1: all were read. missing: not in the log any more, rising."""
+    −1: all were read. missing: not in the log any more, rising. marked: those of batches in which there may be marks of
+    replays."""
 
     records: bytes
     missing: list[int]
     end: int
+    marked: Sequence[int] = ()
 
 
 class OpenedLog:
@@ -169,6 +162,7 @@ class OpenedLog:
         wanted = [offset for first, last, _ in ranges for offset in range(first, last + 1)]
         pieces: list[bytes] = []
         missing: list[int] = []
+        marked: list[int] = []
         size = at = 0
         while at < len(wanted):
             kept = await self._find(wanted[at], committed=committed)
@@ -179,11 +173,13 @@ class OpenedLog:
             until = bisect_right(wanted, kept.header.last_offset, at)
             piece = self._thinned(kept, wanted[at:until], missing)
             if pieces and size + len(piece) > bytes_max:
-                return Thinned(b"".join(pieces), missing, wanted[at])
+                return Thinned(b"".join(pieces), missing, wanted[at], marked)
             pieces.append(piece)
+            if kept.marked:
+                marked += wanted[at:until]
             size += len(piece)
             at = until
-        return Thinned(b"".join(pieces), missing, -1)
+        return Thinned(b"".join(pieces), missing, -1, marked)
 
     async def record(self, offset: int, *, committed: bool) -> RawRecord | None:
         """One record; None: it is not in the log any more, or cannot be read. Raises: as `PartitionLog.read`."""
@@ -193,34 +189,29 @@ class OpenedLog:
         at = bisect_left(kept.offsets, offset)
         return kept.batch.records[at] if at < len(kept.offsets) and kept.offsets[at] == offset else None
 
-    @property
-    def marked(self) -> bool:
-        """Whether any record whose batch was read just now may have a mark of a replay."""
-        return self._batches.marked(self._owner)
-
-    def may_be_replayed(self, offset: int) -> bool:
-        """Whether a record whose batch was read just now may have a mark of a replay."""
-        kept = self._batches.find(self._owner, offset)
-        return kept is not None and kept.marked
-
     async def _find(self, offset: int, *, committed: bool) -> Kept | None:
         kept = self._batches.find(self._owner, offset)
         if kept is not None:
             return kept
-        self._open(await self._log.read(offset, records_max=1, bytes_max=PLACE_BYTES, committed=committed))
-        return self._batches.find(self._owner, offset)
+        read = await self._log.read(offset, records_max=1, bytes_max=PLACE_BYTES, committed=committed)
+        # Not out of those that are kept: what was opened behind it may have taken its room.
+        return next((one for one in self._open(read) if one.holds(offset)), None)
 
     def _open(self, read: ReadResult) -> list[Kept]:
-        """Open all that was read, and keep it."""
+        """Open what was read, up to OPENED_BYTES and one batch at least, and keep it."""
         opened: list[Kept] = []
         records = read.records
+        size = 0
         with collector_paused():
             for header in frames(records, partial_tail=True):
+                if size > OPENED_BYTES:
+                    break
                 kept = self._batches.find(self._owner, header.base_offset)
                 if kept is None or kept.header.base_offset != header.base_offset or kept.header.crc != header.crc:
                     kept = self._opened(records[header.position : header.position + header.size], header)
                     self._batches.add(self._owner, kept)
                 opened.append(kept)
+                size += kept.size
         return opened
 
     def _opened(self, raw: bytes, header: BatchHeader) -> Kept:

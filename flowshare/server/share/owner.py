@@ -111,6 +111,7 @@ class Taken(NamedTuple):
 
 
 NOTHING: Final = Taken()
+NOT_WRITTEN: Final = object()
 
 
 class PartitionOwner:
@@ -361,7 +362,9 @@ class PartitionOwner:
         assert self.parked is not None
         waiting: list[int] = []
         for offset in range(first, last + 1):
-            changes = await self.parked.rejected(offset, committed=self._committed)
+            changes = await self.parked.rejected(
+                offset, parks=self.config.after_dead_letter == PARK, committed=self._committed
+            )
             if self.closed:
                 return waiting
             if changes is None:
@@ -388,30 +391,36 @@ class PartitionOwner:
         if self.parked is None or (known := self.parked.parking.get(key)) is None:
             return None
         beside = self.parked.writes([(key, changed)])
-        durable = self._writer.add(None, beside=beside, done=partial(self._parked_changed, key, known, changed))
+        durable = self._writer.add(None, beside=beside, done=partial(self._parked_changed, key, changed))
         self._alarm.ring()
         await durable
         self.nudge()
         return changed or known
 
-    def _parked_changed(self, key: bytes, known: ParkedKey, changed: ParkedKey | None) -> None:
+    def _parked_changed(self, key: bytes, changed: ParkedKey | None) -> None:
         """A change is durable; the key may be another by now."""
         assert self.parked is not None
         now = self.parked.parking.get(key)
         if now is not None:
-            beside = self.parked.apply([(key, changed and now._replace(version=changed.version))])
-            if now != known:
-                self._writer.keep(None, beside)
+            self.parked.apply([(key, changed and now._replace(version=changed.version))])
             self._set_limits()
+        self._store_parked({key: changed})
 
     def _follow_parked(self, decision: Decision, written: Sequence[Change]) -> None:
         """A decision over replayed records is durable; a key may have changed since it was made."""
         assert self.parked is not None
         changes = self.parked.settled_by(decision)
-        beside = self.parked.apply(changes)
-        if changes != written:
-            self._writer.keep(None, beside)
+        self.parked.apply(changes)
+        self._store_parked({**dict.fromkeys((key for key, _ in changes), NOT_WRITTEN), **dict(written)})
         self._set_limits()
+
+    def _store_parked(self, stored: Mapping[bytes, object]) -> None:
+        """Have stored what is known of these keys, where that is something else than was written."""
+        assert self.parked is not None
+        known = self.parked.parking.get
+        changes = [(key, known(key)) for key, was in stored.items() if known(key) != was]
+        if changes:
+            self._writer.keep(None, self.parked.writes(changes))
 
     def _set_limits(self) -> None:
         limits = self.config.limits()
@@ -666,7 +675,8 @@ class PartitionOwner:
         try:
             read = await opened.records(picked.ranges, committed=self._committed, bytes_max=want.bytes_max)
             assert self.parked is not None
-            seen = await self.parked.look(picked, committed=self._committed)
+            kept = picked if read.end < 0 else picked.split(read.end)[0]
+            seen = await self.parked.look(kept, read.marked, committed=self._committed)
             self._check_open()
         except OffsetOutOfRange:
             partition.put_back(picked)
@@ -686,8 +696,8 @@ class PartitionOwner:
         judged = self.parked.judge(seen)
         missing = sorted((*read.missing, *judged.settled)) if judged.settled else read.missing
         acquisition = partition.confirm(want.member_id, picked, missing=missing)
-        kept = {at for first, last, _ in acquisition.ranges for at in range(first, last + 1)} if judged.changes else ()
-        changes = [change for change in judged.changes if change[1] is not None and change[1].flying in kept]
+        given = {at for first, last, _ in acquisition.ranges for at in range(first, last + 1)} if judged.changes else ()
+        changes = [change for change in judged.changes if change[1] is not None and change[1].flying in given]
         taken = self._handed(acquisition, read.records, now_ms, self.parked.apply(changes) if changes else ())
         return taken._replace(following=judged.following) if judged.following else taken
 
@@ -740,6 +750,8 @@ class PartitionOwner:
         update = cut(self.partition, end, epoch, stats=self._stats, where=self._where)
         if update is not None:
             self._writer.cut(end, update)
+            if self.parked and (changes := self.parked.parking.cut(end)):
+                self._writer.keep(None, self.parked.apply(changes))
             self._alarm.ring()
 
     def _keep(self, update: PartitionUpdate | None, beside: Sequence[Write] = ()) -> None:

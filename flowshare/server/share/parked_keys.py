@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from flowshare.protocol.key_hash import key_hash
 from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.server.runtime.state import parked_write
-from flowshare.share.parking import Mark, ParkedKey, Parking, Place, TooManyParked
+from flowshare.share.parking import KEYS_MAX, Mark, ParkedKey, Parking, Place, TooManyParked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TOLD_AGAIN_S: Final = 60.0
+FOLLOWERS_MAX: Final = 2 * KEYS_MAX
 
 
 class Seen(NamedTuple):
@@ -62,6 +63,8 @@ class ParkedKeys:
         self._clock = clock
         self._where = where
         self._tell_full_s = self._tell_parked_s = 0.0
+        self._followers: set[int] = set()
+        """What was handed out to become a letter unrun."""
         self.parking = Parking(key_hash, parked, generation=generation)
         partition.single(self.parking.hashes)
         self._tell_parked()
@@ -79,15 +82,17 @@ class ParkedKeys:
                 return Mark.of(value, *self._key)
         return None
 
-    async def look(self, picked: Picked, *, committed: bool) -> list[Seen]:
-        """Those of the picked records whose key may be parked. Raises: as `OpenedLog.record`."""
+    async def look(self, picked: Picked, marked: Sequence[int], *, committed: bool) -> list[Seen]:
+        """Those of the picked records whose key may be parked; marked: of which it was seen that they may be replayed
+        ones. Raises: as `OpenedLog.record`."""
         hashes, opened, partition = self.parking.hashes, self._opened, self._partition
         found: list[Seen] = []
-        if not hashes and not opened.marked:
+        if not hashes and not marked:
             return found
+        replayed = frozenset(marked)
         for first, last, _ in picked.ranges:
             for offset in range(first, last + 1):
-                if opened.may_be_replayed(offset) or (hashes and partition.hash_at(offset) in hashes):
+                if offset in replayed or (hashes and partition.hash_at(offset) in hashes):
                     record = await opened.record(offset, committed=committed)
                     key = None if record is None else opened.order.key_of(record)
                     if record is not None and key is not None:
@@ -106,10 +111,11 @@ class ParkedKeys:
                 case Place.FOLLOWS:
                     parked = self.parking.get(key)
                     following[offset] = offset if parked is None else parked.first
+                    self._follows(offset)
                 case Place.REPLAYED if mark is not None:
                     changes.append(self.parking.taken(key, offset, mark))
                 case _:
-                    pass
+                    self._followers.discard(offset)
         if settled:
             logger.info(
                 "%d replays of what is settled or replayed anew, or of keys not parked, are passed over, the first at "
@@ -119,6 +125,12 @@ class ParkedKeys:
                 self._where,
             )
         return Judged(settled, following, changes)
+
+    def _follows(self, offset: int) -> None:
+        """What is settled needs no more to be remembered; a key has one at a time."""
+        if len(self._followers) >= FOLLOWERS_MAX:
+            self._followers = {one for one in self._followers if one >= self._partition.start_offset}
+        self._followers.add(offset)
 
     def apply(self, changes: Sequence[Change]) -> list[Write]:
         """Follow changes now; the writes that make them durable."""
@@ -149,14 +161,17 @@ class ParkedKeys:
         runs = [run for run in decision.changes if run.state.terminal]
         return [change for run in runs for change in self.parking.settled(run.first, run.last)]
 
-    async def rejected(self, offset: int, *, committed: bool) -> list[Change] | None:
+    async def rejected(self, offset: int, *, parks: bool, committed: bool) -> list[Change] | None:
         """The changes with a record whose dead letter is written; None: no more keys can be parked, it has to wait.
 
-        Raises: as `OpenedLog.record`.
+        parks: whether a key is parked that is not yet. Not for a record that only followed a key which was let go on
+        meanwhile: nobody ran it. Raises: as `OpenedLog.record`.
         """
         record = await self._opened.record(offset, committed=committed)
         key = None if record is None else self._opened.order.key_of(record)
-        if record is None or key is None:
+        followed = offset in self._followers
+        self._followers.discard(offset)
+        if record is None or key is None or (key not in self and (followed or not parks)):
             return []
         try:
             return self.parking.rejected(key, offset, self.mark_of(record))
