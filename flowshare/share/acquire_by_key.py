@@ -265,8 +265,9 @@ def _free_heads(window: Window, heads: Heads, limits: Limits, ask: Ask) -> list[
                 continue
             without = ask.without if ask.singles else _and_singles(window, heads, first, last, ask.without)
             if count == last_delivery:  # SG-6.3
-                if not taken and first not in without:
-                    return [(first, first, count)]
+                alone = next((low for low, _ in _without(first, last, without)), -1)
+                if not taken and alone >= 0:
+                    return [(alone, alone, count)]
                 continue
             for low, high in _without(first, last, without):
                 high = min(high, low + left - 1)

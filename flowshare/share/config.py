@@ -239,10 +239,11 @@ class GroupConfig:
         strategy, colon, duration = self.auto_offset_reset.partition(":")
         return duration_ms(duration) if strategy == "by_duration" and colon else None
 
-    def limits(self) -> Limits:
-        """What the share-partitions of the group keep to."""
+    def limits(self, *, has_parked: bool = False) -> Limits:
+        """What a share-partition of the group keeps to. has_parked: it has parked keys: what is rejected, or comes to
+        its limit, is looked at before its key goes on, whatever becomes of keys by now."""
         dead_letters = bool(self.dead_letter_topic)
-        parks = bool(self.key_order) and self.after_dead_letter == PARK
+        parks = bool(self.key_order) and (has_parked or self.after_dead_letter == PARK)
         return Limits(
             lock_duration_ms=self.record_lock_duration_ms,
             delivery_count_max=self.delivery_count_limit,

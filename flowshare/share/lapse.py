@@ -98,12 +98,12 @@ def _move_ordered(window: Window, heads: Heads, log_start: int) -> PartitionUpda
     stored: list[StateRun] = []
     at, last = window.start, min(log_start, window.end) - 1
     while at <= last:  # run by run: archiving one may free another behind it
-        until, state = window.same_until(at, last), window.states[at - window.base]
+        state = window.states[at - window.base]
+        until = at if state == BLOCKED else window.same_until(at, last)
         if state in (ACQUIRED, PENDING):
             if until >= heads.known_end:
                 heads.barrier = until
         elif state in (AVAILABLE, DELAYED, BLOCKED, ARCHIVING):
-            until = at if state == BLOCKED else until
             for first, high, count in list(window.counted(at, until)):
                 window.let_go(first, high)
                 window.put(first, high, state, ARCHIVED)

@@ -520,6 +520,11 @@ class SharePartition:
             if run.state is RecordState.AVAILABLE and run.delivery_count >= SUSPECT_AT:
                 self._quarantine.suspect(run.first, run.last)
 
+    def has_free_below(self, log_start: int) -> bool:
+        """Whether something below the log's start is free: it came back from its member after it was gone."""
+        last = min(log_start, self._window.end) - 1
+        return self._window.start <= last and self._window.next_available(self._window.start, last) >= 0
+
     def move_log_start(self, log_start: int) -> PartitionUpdate | None:
         """Follow a log start that moved past the start offset (SG-9.1); None if it did not."""
         return lapse.move_log_start(self._window, log_start)
@@ -579,14 +584,15 @@ class SharePartition:
         which goes back by itself if they are gone."""
         window = self._window
         flights: list[MemberRun] = []
-        for run in window.runs(window.start, window.end - 1):
-            if run.state in (ACQUIRED, PENDING):
-                lock = window.holds.by_id[run.hold_id]
-                if lock.unconfirmed:
-                    continue
-                assert lock.member_id is not None
-                flights.append(MemberRun(run.first, run.last, lock.member_id, run.delivery_count, lock.due_ms))
-        return tuple(flights)
+        for state in (ACQUIRED, PENDING):
+            for first, last, count in window.in_state(state):
+                for low, high, hold_id in window.held(first, last):
+                    lock = window.holds.by_id[hold_id]
+                    if lock.unconfirmed:
+                        continue
+                    assert lock.member_id is not None
+                    flights.append(MemberRun(low, high, lock.member_id, count, lock.due_ms))
+        return tuple(sorted(flights))
 
 
 def _cut(batches: Sequence[LogBatch], last: int) -> Sequence[LogBatch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from flowshare.client.errors import NotConnected
 from flowshare.protocol.messages import AckBatch
 from flowshare.share.types import AcknowledgeType
 from flowshare.testing.clock import LoopTimeClock
@@ -62,5 +63,35 @@ def test_a_paused_group_gets_nothing_from_any_worker_until_it_is_resumed():
                     got += ranges(await member.fetch(records_max=10, max_wait_s=0.5))
 
             assert nothing == []
+
+    run(scenario(LoopTimeClock()))
+
+
+def test_a_lease_that_runs_out_while_its_coordinator_is_not_reached_is_taken_back():
+    async def scenario(clock):
+        async with Fleet(clock, workers=2) as fleet:
+            for number in range(20):
+                await fleet.topic(f"t{number}")
+                if fleet.leader(f"t{number}", 0) is not fleet.coordinator("g"):
+                    break
+            topic = f"t{number}"
+            await fleet.configure(**EARLIEST, **{"share.max.in.flight": "10"})
+            await fleet.produce(topic, *[b"v"] * 30)
+            member = fleet.member(topic)
+            await member.start()
+            held = []
+            while sum(run_.last - run_.first + 1 for _, run_ in held) < 3:
+                held += ranges(await member.fetch(records_max=3, max_wait_s=1))
+            worker = fleet.leader(topic, 0).worker
+            [owner] = worker._service.partitions.owners("g")
+            assert owner.config.max_in_flight > 0
+
+            async def cut_off(group_id, report):
+                raise NotConnected("the coordinator is cut off from here")
+
+            await clock.sleep(0.03)
+            worker._limits._ask = cut_off
+            await clock.sleep(10)
+            assert owner.config.max_in_flight == 0
 
     run(scenario(LoopTimeClock()))

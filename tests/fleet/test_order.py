@@ -118,6 +118,7 @@ def test_keys_stay_parked_through_a_rolling_upgrade_and_a_replay_ends_behind_it(
                 await produce(fleet, "ab")
                 more = await settle_all(member, 2)
                 assert sorted(more.values()) == [False, True]
+            leaders.add(fleet.leader("orders", 0).number)
             assert len(leaders) > 1
 
             told = await admin.change_parked_key("g", "replay", "orders", 0, b"a")
@@ -184,3 +185,89 @@ def test_what_a_worker_tells_of_a_share_partition_has_a_field_more_only_where_ke
     told = tell_offsets(part)
     assert len(told) == len(OFFSETS_TOLD) + bool(parked)
     assert offsets_of(told) == part
+
+
+def pairs(*told: tuple[str, str]) -> bytes:
+    """A batch of keys and values."""
+    builder = BatchBuilder()
+    for key, value in told:
+        builder.add(key.encode(), value.encode(), [], timestamp_ms=1)
+    return builder.build()
+
+
+def test_a_log_that_is_cut_where_the_window_ends_is_read_anew_from_there():
+    async def scenario(clock):
+        async with Fleet(clock, workers=1) as fleet:
+            await fleet.topic("orders")
+            await fleet.configure(**BY_KEY, **{"share.partition.max.window": "100"})
+            log = fleet.kafka.storage
+            for first, last in ((0, 100), (100, 105), (105, 115)):
+                await log.append("orders", 0, pairs(*((f"k{at}", f"old {at}") for at in range(first, last))))
+            member = fleet.member("orders")
+            await member.start()
+            held = []
+            while sum(len(decode_all(one.records)) for one in held) < 100:
+                held += await member.fetch(records_max=100, max_wait_s=0.5)
+            await fleet.kafka.lose("orders", 0, 100)
+            for first, last in ((100, 108), (108, 116)):
+                await log.append("orders", 0, pairs(*((f"n{at}", f"new {at}") for at in range(first, last))))
+            await clock.sleep(3)
+            await accept(member, held)
+            got: dict[int, bytes] = {}
+            async with asyncio.timeout(60):
+                while len(got) < 16:
+                    for one in await member.fetch(records_max=5, max_wait_s=0.5):
+                        got.update((record.offset, record.value) for record in decode_all(one.records))
+                        await accept(member, [one])
+
+            assert got == {at: b"new %d" % at for at in range(100, 116)}
+
+    virtually(scenario)
+
+
+def test_what_was_picked_is_not_handed_out_from_a_log_that_may_have_been_cut_since():
+    async def scenario(clock):
+        async with Fleet(clock, workers=1) as fleet:
+            await fleet.topic("orders")
+            await fleet.configure(**BY_KEY)
+            log = fleet.kafka.storage
+            await log.append("orders", 0, pairs(("X", "x0")))
+            await log.append("orders", 0, pairs(("Y", "old y1")))
+            members = [fleet.member("orders", member_id=name) for name in ("m1", "m2")]
+            await members[0].start()
+            [first] = await members[0].fetch(records_max=1, max_wait_s=1.0)
+            assert [run.first for run in first.acquired] == [0]
+            partitions = fleet.machines[0].worker._service.partitions
+            reads = fleet.kafka.epochs.fetch
+
+            async def hears_late(send, request):
+                if any(part.topic == "orders" for part in request.partitions) and request.max_wait_ms != 100:
+                    await clock.sleep(3)  # what waits at the log's end
+                return await reads(send, request)
+
+            fleet.kafka.epochs.fetch = hears_late
+            await fleet.kafka.lose("orders", 0, 1)
+            await log.append("orders", 0, pairs(("X", "new x1")))
+            for key in partitions._owners:
+                partitions._opened_batches.forget(key)
+            drop_read_ahead(fleet.machines[0].worker)
+            await members[1].start()
+            for _ in range(6):
+                assert await members[1].fetch(records_max=1, max_wait_s=1.0) == []
+            await accept(members[0], [first])
+            async with asyncio.timeout(60):
+                while not (found := await members[1].fetch(records_max=1, max_wait_s=1.0)):
+                    pass
+            assert [record.value for one in found for record in decode_all(one.records)] == [b"new x1"]
+
+    virtually(scenario)
+
+
+def drop_read_ahead(worker) -> None:
+    """Nothing of the topics' logs is in memory any more, as when others need the room."""
+    registry = worker._log._registry
+    for follower in registry.by_place.values():
+        for buffer in follower.buffers.values():
+            for run_ in (buffer.tail, *buffer.cold):
+                while run_ is not None and (size := run_.drop(given_only=False)):
+                    registry.memory.size -= size

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from flowshare.log.base import StorageError
+from flowshare.log.base import CorruptBatches, StorageError
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_all
 from flowshare.protocol.errors import ErrorCode
@@ -23,6 +24,7 @@ from flowshare.server.share.opened_log import OPENED_BYTES, OpenedBatches, Opene
 from flowshare.server.share.partitions import Partitions
 from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import settle
+from tests.server.test_transactions import Writer
 from tests.server.world import EARLIEST, accept, parked, ranges, reject, release, world
 
 pytestmark = pytest.mark.asyncio
@@ -773,3 +775,148 @@ async def test_a_session_that_ends_while_its_acknowledgements_are_written_is_giv
         gate.set()
         await asyncio.gather(closing, fetch)
         assert taken(await n.fetch(at)) == [(1, 2, 1)]
+
+
+async def test_what_cannot_be_read_for_a_while_is_not_taken_for_gone() -> None:
+    """So a log of Kafka's answers whose new leader knows less than the old one did."""
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("a"))
+        for key in "bcd":
+            await w.produce(keyed(key))
+        m = w.member("m")
+        assert taken(await m.fetch(at, max_records=1)) == [(0, 0, 1)]
+        owner = w.server.share.partitions.owners("g")[0]
+        owner._opened.forget()
+        read = w.storage.read
+
+        async def less(topic, partition, offset, **fields):
+            found = await read(topic, partition, offset, **fields)
+            return replace(found, pieces=[], batches=()) if offset else found
+
+        w.storage.read = less
+        assert taken(await m.fetch(heads=10)) == []
+        assert taken(await m.fetch(heads=10)) == []
+        w.storage.read = read
+        assert taken(await m.fetch(heads=10)) == [(1, 3, 1)]
+        assert owner.partition.start_offset == 0
+
+
+async def test_keys_are_learnt_anew_when_other_records_count() -> None:
+    async with world(configs=BY_KEY) as w:
+        topic = await w.topic()
+        at = TopicPartition(topic, 0)
+        await w.produce(keyed("a"))
+        writer = Writer(w)
+        await writer.init()
+        await writer.add(0)
+        await writer.write(3)
+        assert taken(await w.member("m").fetch(at, max_records=1)) == [(0, 0, 1)]
+        assert (await w.configure({"share.isolation.level": "read_committed"})).error is ErrorCode.NONE
+        await settle()
+        n = w.member("n")
+        assert taken(await n.fetch(at)) == []
+        await writer.end(committed=True)
+        await settle()
+        assert [first for first, _, _ in taken(await n.fetch(at))][:1] == [1]
+
+
+async def test_what_is_free_is_handed_out_though_the_log_behind_it_cannot_be_read() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("ab"))
+        await w.produce(keyed("cd"))
+        read = w.storage.read
+
+        async def damaged(topic, partition, offset, **fields):
+            if offset >= 2:
+                raise CorruptBatches("the batch at offset 2 is damaged")
+            return await read(topic, partition, offset, **{**fields, "max_bytes": 1})
+
+        w.storage.read = damaged
+        m = w.member("m")
+        assert taken(await m.fetch(at)) == [(0, 1, 1)]
+        (part,) = (await m.fetch()).partitions
+        assert part.error is ErrorCode.CORRUPT_MESSAGE
+
+
+async def test_what_was_picked_up_to_a_place_that_cannot_be_read_is_handed_out() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("ab"))
+        await w.produce(keyed("cd"))
+        m = w.member("m")
+        assert taken(await m.fetch(at, max_records=1)) == [(0, 0, 1)]
+        owner = w.server.share.partitions.owners("g")[0]
+        await m.fetch(max_records=1)
+        await m.acknowledge({at: [release(1)]})
+        owner._opened.forget()
+        read = w.storage.read
+
+        async def damaged(topic, partition, offset, **fields):
+            if offset >= 2:
+                raise CorruptBatches("the batch at offset 2 is damaged")
+            return await read(topic, partition, offset, **{**fields, "max_bytes": 1})
+
+        w.storage.read = damaged
+        assert taken(await m.fetch(heads=10)) == [(1, 1, 2)]
+        w.storage.read = read
+        assert taken(await m.fetch(heads=10)) == [(2, 3, 1)]
+
+
+async def test_a_fetch_that_reads_one_partition_keeps_no_key_of_another_from_others() -> None:
+    async with world(configs=BY_KEY) as w:
+        first, second = await w.logs(keyed("a"), keyed("xy"))
+        m, n = w.member("m"), w.member("n")
+        assert taken(await m.fetch(second, max_records=1)) == [(0, 0, 1)]
+        gate = asyncio.Event()
+        read = w.storage.read
+
+        async def slowly(topic, partition, offset, **fields):
+            if partition == 0:
+                await gate.wait()
+            return await read(topic, partition, offset, **fields)
+
+        w.storage.read = slowly
+        reading = await parked(n.fetch(first, second, max_wait_ms=500))
+        assert taken(await m.fetch()) == [(1, 1, 1)]
+        gate.set()
+        assert taken(await reading) == [(0, 0, 1)]
+
+
+async def test_a_fenced_member_keeps_its_keys_for_the_locks_time() -> None:
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("aa"))
+        m, n = w.member("m", own=True), w.member("n", own=True)
+        await m.heartbeat("t", epoch=0)
+        first = m.member_epoch
+        for name in ("n", "o"):
+            await w.member(name).heartbeat("t", epoch=0)
+            await w.clock.advance(2)
+            await m.heartbeat()
+        assert taken(await m.fetch(at)) == [(0, 0, 1)]
+        late = await m.heartbeat(epoch=first)
+        assert late.error is ErrorCode.FENCED_MEMBER_EPOCH
+        assert taken(await n.fetch(at)) == []
+        await w.clock.advance(31)
+        assert taken(await n.fetch()) == [(0, 0, 2)]
+
+
+async def test_placing_a_long_backlog_of_one_key_gives_others_their_turn() -> None:
+    async with world(configs=BY_KEY) as w:
+        builder = BatchBuilder(size_max=2 << 20)
+        for _ in range(1_000):
+            builder.add(b"hot", bytes(900), timestamp_ms=1_000)
+        at = await w.log(builder.build())
+        for _ in range(9):
+            await w.produce(builder.build())
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        running = asyncio.ensure_future(others())
+        await w.member("m").fetch(at, heads=10)
+        running.cancel()
+
+    assert turns >= 12

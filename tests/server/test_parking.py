@@ -14,8 +14,10 @@ from flowshare.protocol.messages import (
     DescribeShareGroupOffsetsRequest,
     IncrementalAlterConfigsRequest,
     ParkedKeysRequest,
+    ReadShareGroupStateRequest,
 )
 from flowshare.protocol.private import REPLAY_HEADER
+from flowshare.server.runtime.connection import IN_PROCESS
 from flowshare.server.share.opened_log import OpenedBatches, OpenedLog
 from flowshare.share import parking
 from flowshare.share.parking import Mark
@@ -508,3 +510,71 @@ async def test_replays_are_told_from_other_records_whatever_else_was_read() -> N
         answer = await m.fetch(at, heads=500)
 
     assert ranges(answer) == [(2, 2, 1)]
+
+
+@pytest.mark.parametrize("setting", ["continue", "park"])
+async def test_a_replayed_record_at_its_limit_ends_its_replay_whoever_loads_it(setting: str) -> None:
+    async with world(configs={**PARKS, "share.delivery.count.limit": "2"}) as w:
+        at, m = await parked_world(w, "aa")
+        await m.fetch(at, heads=500)
+        await m.acknowledge({at: [reject(1)]})
+        await settle()
+        await w.configure({"share.key.after.dead.letter": setting})
+        (begun,) = (await ask(w, "replay", key=b"a")).keys
+        await w.produce(replay(begun, ("a", 0, 0), ("a", 1, 1)))
+        n = w.member("n")
+        n.connection = w.server.connect(client_id="n", host=IN_PROCESS)
+        await n.heartbeat("t", epoch=0)
+        await n.fetch(at, heads=500)
+        await n.acknowledge({at: [release(2)]})
+        assert ranges(await n.fetch(at, heads=500)) == [(2, 2, 2)]
+        await w.die()
+        o = w.member("o")
+        await o.heartbeat("t", epoch=0)
+        answer = await o.fetch(at, heads=500)
+        await settle()
+        answer = answer if answer.partitions and ranges(answer) else await o.fetch(at, heads=500)
+        (told,) = (await ask(w)).keys
+
+    assert following(answer) == [(3, 0)]
+    assert told.parked.done == -1
+
+
+@pytest.mark.parametrize("how", ["unparked", "configured"])
+async def test_what_waits_for_its_key_to_be_parked_is_finished_when_no_more_keys_are(how: str) -> None:
+    async with world(configs=PARKS) as w:
+        if how == "unparked":
+            at, m = await parked_world(w, "abbb")
+            await w.configure({"share.key.after.dead.letter": "continue"})
+            await asyncio.gather(m.acknowledge({at: [reject(1)]}), ask(w, "unpark", key=b"a"))
+            next_of_b = 2
+        else:
+            at, m = await w.log(keyed("bbb")), w.member("m")
+            await m.heartbeat("t", epoch=0)
+            await m.fetch(at, heads=500)
+            rejecting = asyncio.ensure_future(m.acknowledge({at: [reject(0)]}))
+            await asyncio.sleep(0)
+            await w.configure({"share.key.after.dead.letter": "continue"})
+            await rejecting
+            next_of_b = 1
+        await settle()
+        answer = await m.fetch(at, heads=500)
+        owner = w.server.share.partitions.owners("g")[0]
+
+    assert ranges(answer) == [(next_of_b, next_of_b, 1)]
+    assert not owner.partition.has_archiving
+
+
+async def test_a_state_that_another_leader_reads_keeps_parked_keys_and_generation() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "aab")
+        request = ReadShareGroupStateRequest(group_id="g", topic_id=at.topic_id, partition=0, leader_epoch=7)
+        before = w.server.share.partitions.owners("g")[0]._generation
+        assert (await w.admin.send(request)).error is ErrorCode.NONE
+        answer = await m.fetch(at, heads=500)
+        told = await ask(w)
+        after = w.server.share.partitions.owners("g")[0]._generation
+
+    assert [one.key for one in told.keys] == [b"a"]
+    assert following(answer) == [(1, 0)]
+    assert after > before

@@ -526,8 +526,8 @@ MUTANTS = (
     Mutant(
         "a change of order is not followed",
         "server/share/partitions",
-        "            if owner.config.key_order != config.key_order:\n",
-        "            if False:\n",
+        "if owner.config.key_order != config.key_order or owner",
+        "if owner",
     ),
     Mutant(
         "who has not seen a record ends it",
@@ -550,8 +550,8 @@ MUTANTS = (
     Mutant(
         "what was not kept open is gone",
         "server/share/opened_log",
-        "return next((one for one in self._open(read) if one.holds(offset)), None)",
-        "self._open(read)\n        return self._batches.find(self._owner, offset)",
+        "        found = next((one for one in opened if one.header.last_offset >= offset), None)\n",
+        "        found = self._batches.find(self._owner, offset)\n        if found is None:\n            return None\n",
     ),
     Mutant(
         "all that was read is opened at once",
@@ -594,6 +594,42 @@ MUTANTS = (
         PARKING,
         "            if offset >= end\n",
         "            if False\n",
+    ),
+    Mutant(
+        "what cannot be read now is gone",
+        "server/share/opened_log",
+        "            raise NotReadYet(f",
+        "            return None\n            raise NotReadYet(f",
+    ),
+    Mutant(
+        "keys that were learnt of what does not count are kept",
+        OWNER,
+        "return self.partition.ordered and config.isolation_level != self.config.isolation_level",
+        "return False",
+    ),
+    Mutant(
+        "what is free waits for what cannot be read",
+        OWNER,
+        "            if not self.partition.available_count:\n                raise",
+        "            if True:\n                raise",
+    ),
+    Mutant(
+        "what was read is lost with what cannot be",
+        "server/share/opened_log",
+        "                if at or isinstance(error, NotReadYet):\n",
+        "                if isinstance(error, NotReadYet):\n",
+    ),
+    Mutant(
+        "a load knows nothing of parked keys",
+        "server/share/loader",
+        "config.limits(has_parked=bool(stored.parked))",
+        "config.limits()",
+    ),
+    Mutant(
+        "the last delivery of some holds up all others",
+        BY_KEY,
+        "alone = next((low for low, _ in _without(first, last, without)), -1)",
+        "alone = first if first not in without else -1",
     ),
     Mutant("the order changes at any time", "server/records/configs", "        if members:\n", "        if False:\n"),
 )

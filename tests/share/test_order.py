@@ -660,6 +660,17 @@ def test_a_batch_that_cannot_be_opened_comes_when_all_before_it_is_settled_and_n
     assert seen == [(0, 0, 1), (1, 2, 1), (3, 3, 1)]
 
 
+def test_of_records_on_their_last_delivery_the_first_one_that_may_go_to_a_member_does() -> None:
+    runs = (StateRun(0, 2, RecordState.AVAILABLE, 4),)
+    partition = SharePartition(start_offset=0, limits=Limits(delivery_count_max=5), ordered=True, runs=runs)
+    partition.place([KeyedBatch(0, 2, (0, 1, 2), (11, 12, 13))])
+    partition.single({11})
+
+    picked = partition.pick("m", records_max=9, now_ms=0, singles=False)
+
+    assert [tuple(one) for one in picked.ranges] == [(1, 1, 5)]
+
+
 def test_a_poisonous_head_bounds_only_one_member() -> None:
     group = Group("abab", limits=Limits(lock_duration_ms=LOCK_MS))
     for turn in (0, 1):

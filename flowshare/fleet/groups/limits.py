@@ -104,7 +104,8 @@ class FleetLimits:
             logger.debug("no lease of the limit of group %s: %s", group_id, error)
         else:
             self._leased[group_id] = lease, asked_s + LEASE_MS / 1000
-        if self._lease(group_id) != before:
+        acting = before if quota is None else quota.allotment.limit
+        if self._lease(group_id) != acting:  # one that ran out while this slept, too
             self.service.partitions.configure(group_id)
 
     async def _ask(self, group_id: str, report: Report) -> int:

@@ -138,6 +138,13 @@ async def delete_state(store: StateStore, keys: Sequence[ShareKey]) -> list[Writ
     return [(name, None) for key in keys for name, _ in await store.scan(key.prefix)]
 
 
+def outlives(key: ShareKey, name: bytes, *, anew: bool) -> bool:
+    """Whether an entry stays when the state is another one: the generation always, since no fence may come again;
+    parked keys unless it begins anew."""
+    kept = (GENERATION,) if anew else (GENERATION, PARKED)
+    return name.startswith(tuple(key.prefix + kind for kind in kept))
+
+
 def initial_writes(key: ShareKey, state: PartitionState) -> list[Write]:
     """The write that makes `state` the first state of a share-partition without any."""
     return [(key.prefix + SNAPSHOT, encode_state(state))]

@@ -229,7 +229,7 @@ class Coordinator:
                 worker=connection.worker,
             )
         except FencedMemberEpoch:
-            self._leaders.release_member(group_id, member_id)
+            self._leaders.release_member(group_id, member_id, died=True)  # its handlers may be at work
             raise
         self._returns.beat(connection, (group_id, member_id), left=beat.left)
         if beat.left:

@@ -143,7 +143,7 @@ class DeadLetters:
         """Whether the server has a letter to write; in a group that parks all that is rejected comes here."""
         config = owner.config
         named = chunk.by_limit or config.dead_letter_on == "all"
-        return not owner.parks or (named and bool(config.dead_letter_topic))
+        return bool(config.dead_letter_topic) and (named or not owner.parks)
 
     async def _write_or_give_up(self, owner: PartitionOwner, chunk: Archiving) -> None:
         count = chunk.last - chunk.first + 1

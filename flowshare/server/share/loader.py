@@ -89,7 +89,7 @@ class Loader:
         end, log_epoch = await self._kept(topic, key.partition, stored.state)
         partition = SharePartition(
             start_offset=stored.state.start_offset,
-            limits=config.limits(),
+            limits=config.limits(has_parked=bool(stored.parked)),
             runs=stored.state.runs,
             living=living(),
             gone=gone,

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.garbage import collector_paused
+from flowshare.log.base import LogError, StorageError
 from flowshare.protocol.headers import BatchHeader, DecodeError, frames
 from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.protocol.thinning import OpenedBatch
@@ -37,21 +38,29 @@ PLACE_RECORDS: Final = 2_000
 """Records whose keys are learnt at once, about: a millisecond's work."""
 PLACE_BYTES: Final = 1 << 20
 """Bytes that are read at once to learn keys."""
+READ_TRIES: Final = 8
+"""How often the log is read again because it was said to have changed meanwhile."""
 OPENED_BYTES: Final = 16 << 20
 """Of what was read so much is opened at once, without compression: batches may be a thousand times what they take."""
 
 _REPLAY: Final = REPLAY_HEADER.encode()
 
 
+class NotReadYet(LogError):
+    """The log gives nothing from an offset on that it had: a new leader of Kafka's knows less for a while, or what is
+    there is not committed."""
+
+
 class Kept(NamedTuple):
     """A batch as it lies in the log, opened. batch: None: it cannot be opened, and goes out whole. offsets: of its
-    records, rising. marked: one of them may be a replayed one (`share.parking`)."""
+    records, rising. marked: one of them may be a replayed one (`share.parking`). epoch: `ReadResult.leader_epoch`."""
 
     raw: bytes
     header: BatchHeader
     batch: OpenedBatch | None
     offsets: list[int]
     marked: bool = False
+    epoch: int = -1
 
     def holds(self, offset: int) -> bool:
         """Whether an offset lies within it."""
@@ -111,14 +120,15 @@ class OpenedBatches:
 
 
 class Thinned(NamedTuple):
-    """What was read of picked records. end: those from this offset on are for later, there was no room for their bytes;
-    −1: all were read. missing: not in the log any more, rising. marked: those of batches in which there may be marks of
-    replays."""
+    """What was read of picked records. end: those from this offset on are for later, there was no room for their bytes,
+    or they cannot be read now; −1: all were read. missing: not in the log any more, rising. marked: those of batches in
+    which there may be marks of replays. epoch: the log's highest leader epoch among all."""
 
     records: bytes
     missing: list[int]
     end: int
     marked: Sequence[int] = ()
+    epoch: int = -1
 
 
 class OpenedLog:
@@ -130,10 +140,18 @@ class OpenedLog:
         self._batches = batches
         self._owner = owner
         self._told = False
+        self._life = 0
+        self._closed = False
 
     def forget(self) -> None:
-        """What was read may be something else by now."""
+        """What was read, or is being read, may be something else by now."""
+        self._life += 1
         self._batches.forget(self._owner)
+
+    def close(self) -> None:
+        """Keep nothing any more: the next one to serve the share-partition has the same name."""
+        self._closed = True
+        self.forget()
 
     async def keys(self, offset: int, *, committed: bool) -> tuple[list[KeyedBatch], int]:
         """The keys of the records from `offset` on, about `PLACE_RECORDS`, and the log's leader epoch there.
@@ -141,9 +159,18 @@ class OpenedLog:
         Transaction markers, and what was aborted if only `committed` counts, have no records. Raises: as
         `PartitionLog.read`.
         """
-        read = await self._log.read(offset, records_max=PLACE_RECORDS, bytes_max=PLACE_BYTES, committed=committed)
+        opened, read = await self._read(offset, PLACE_RECORDS, committed=committed)
         aborted = sorted(read.aborted)
-        return [self._keyed(kept, aborted) for kept in self._open(read)], read.leader_epoch
+        return [self._keyed(kept, aborted) for kept in opened], read.leader_epoch
+
+    async def _read(self, offset: int, records_max: int, *, committed: bool) -> tuple[list[Kept], ReadResult]:
+        """Read and open batches. Raises: as `PartitionLog.read`; StorageError: all was forgotten again and again."""
+        for _ in range(READ_TRIES):
+            life = self._life
+            read = await self._log.read(offset, records_max=records_max, bytes_max=PLACE_BYTES, committed=committed)
+            if life == self._life:
+                return self._open(read), read
+        raise StorageError(f"the log of {self._log.topic}-{self._log.partition} changed while it was read; read again")
 
     def _keyed(self, kept: Kept, aborted: Sequence[tuple[int, int]]) -> KeyedBatch:
         first, last = kept.header.base_offset, kept.header.last_offset
@@ -157,15 +184,21 @@ class OpenedLog:
     async def records(self, ranges: Sequence[AcquiredRange], *, committed: bool, bytes_max: int) -> Thinned:
         """The records of picked ranges, in batches thinned to them; one batch at least, whatever its size.
 
-        Raises: as `PartitionLog.read`.
+        Raises: as `PartitionLog.read`, if the first of them cannot be read.
         """
         wanted = [offset for first, last, _ in ranges for offset in range(first, last + 1)]
         pieces: list[bytes] = []
         missing: list[int] = []
         marked: list[int] = []
         size = at = 0
+        epoch = -1
         while at < len(wanted):
-            kept = await self._find(wanted[at], committed=committed)
+            try:
+                kept = await self._find(wanted[at], committed=committed)
+            except LogError as error:
+                if at or isinstance(error, NotReadYet):
+                    return Thinned(b"".join(pieces), missing, wanted[at], marked, epoch)
+                raise
             if kept is None:
                 missing.append(wanted[at])
                 at += 1
@@ -173,16 +206,18 @@ class OpenedLog:
             until = bisect_right(wanted, kept.header.last_offset, at)
             piece = self._thinned(kept, wanted[at:until], missing)
             if pieces and size + len(piece) > bytes_max:
-                return Thinned(b"".join(pieces), missing, wanted[at], marked)
+                return Thinned(b"".join(pieces), missing, wanted[at], marked, epoch)
             pieces.append(piece)
+            epoch = max(epoch, kept.epoch)
             if kept.marked:
                 marked += wanted[at:until]
             size += len(piece)
             at = until
-        return Thinned(b"".join(pieces), missing, -1, marked)
+        return Thinned(b"".join(pieces), missing, -1, marked, epoch)
 
     async def record(self, offset: int, *, committed: bool) -> RawRecord | None:
-        """One record; None: it is not in the log any more, or cannot be read. Raises: as `PartitionLog.read`."""
+        """One record; None: it is not in the log any more, or cannot be opened. Raises: as `PartitionLog.read`,
+        NotReadYet."""
         kept = await self._find(offset, committed=committed)
         if kept is None or kept.batch is None:
             return None
@@ -190,12 +225,16 @@ class OpenedLog:
         return kept.batch.records[at] if at < len(kept.offsets) and kept.offsets[at] == offset else None
 
     async def _find(self, offset: int, *, committed: bool) -> Kept | None:
+        """The batch that holds an offset; None: the log goes on behind it without one. Raises: NotReadYet, LogError."""
         kept = self._batches.find(self._owner, offset)
         if kept is not None:
             return kept
-        read = await self._log.read(offset, records_max=1, bytes_max=PLACE_BYTES, committed=committed)
+        opened, _ = await self._read(offset, 1, committed=committed)
         # Not out of those that are kept: what was opened behind it may have taken its room.
-        return next((one for one in self._open(read) if one.holds(offset)), None)
+        found = next((one for one in opened if one.header.last_offset >= offset), None)
+        if found is None:
+            raise NotReadYet(f"nothing can be read of {self._log.topic}-{self._log.partition} from offset {offset} on")
+        return found if found.holds(offset) else None
 
     def _open(self, read: ReadResult) -> list[Kept]:
         """Open what was read, up to OPENED_BYTES and one batch at least, and keep it."""
@@ -208,8 +247,10 @@ class OpenedLog:
                     break
                 kept = self._batches.find(self._owner, header.base_offset)
                 if kept is None or kept.header.base_offset != header.base_offset or kept.header.crc != header.crc:
-                    kept = self._opened(records[header.position : header.position + header.size], header)
-                    self._batches.add(self._owner, kept)
+                    raw = records[header.position : header.position + header.size]
+                    kept = self._opened(raw, header)._replace(epoch=read.leader_epoch)
+                    if not self._closed:
+                        self._batches.add(self._owner, kept)
                 opened.append(kept)
                 size += kept.size
         return opened

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -153,6 +152,8 @@ class PartitionOwner:
         self.redeliveries = 0
         self._stuck: tuple[float, tuple[BlockedKey, ...]] = (-STUCK_FOR_S, ())
         self._warn_at_s = 0.0
+        self._followed = -1
+        """The log start that was followed last: what is held below it stays, and is not looked through again."""
         self.leader_epoch = journal.leader_epoch
         self._clock = clock
         self._stats = stats
@@ -167,7 +168,15 @@ class PartitionOwner:
             self.parked = ParkedKeys(key, partition, opened, clock, parked or {}, generation, self._where)
         self._writer = StateWriter(partition, journal=journal, store=store, clock=clock, stats=stats, where=self._where)
         self._task: asyncio.Task[None] | None = None
-        self.guard = LogGuard(kafka, log=log, partition=partition, clock=clock, on_cut=self._cut, on_sure=self.nudge)
+        self.guard = LogGuard(
+            kafka,
+            log=log,
+            partition=partition,
+            clock=clock,
+            on_cut=self._cut,
+            on_doubt=self._forget_read,
+            on_sure=self.nudge,
+        )
 
     def start(self) -> None:
         """Begin to write and to keep deadlines."""
@@ -179,7 +188,7 @@ class PartitionOwner:
         """Take no more commands; the task ends when what is queued is written. Parked fetches look elsewhere."""
         self.closed = True
         if self._opened is not None:
-            self._opened.forget()
+            self._opened.close()
         self.guard.close()
         self._queue.wake_all()
         self._alarm.ring()
@@ -315,7 +324,9 @@ class PartitionOwner:
         log_start = self.log.bounds().log_start
         if self.closed or log_start <= self.partition.start_offset:
             return False
-        self._keep(self.partition.move_log_start(log_start))
+        if log_start > self._followed or self.partition.has_free_below(log_start):
+            self._followed = log_start
+            self._keep(self.partition.move_log_start(log_start))
         return True
 
     def hand_back(
@@ -423,15 +434,18 @@ class PartitionOwner:
             self._writer.keep(None, self.parked.writes(changes))
 
     def _set_limits(self) -> None:
-        limits = self.config.limits()
-        if self.parks:  # what is rejected is looked at before its key goes on
-            limits = replace(limits, dead_letter_on_limit=True, dead_letter_on_reject=True)
-        self.partition.limits = limits
+        self.partition.limits = self.config.limits(has_parked=bool(self.parked))
+
+    def placed_otherwise(self, config: GroupConfig) -> bool:
+        """Whether keys were learnt of what counts no more under this config, or is to be left out."""
+        return self.partition.ordered and config.isolation_level != self.config.isolation_level
 
     def configure(self, config: GroupConfig) -> None:
         """Follow a changed group config from the next step on."""
         self.config = config
         self._set_limits()
+        if self.partition.has_archiving:
+            self._on_archiving(self)
         self.nudge()
 
     # --- waiting fetches ----------------------------------------------------------------------------------------
@@ -559,19 +573,16 @@ class PartitionOwner:
     async def _take_heads(self, want: Want, opened: OpenedLog) -> Taken | None:
         """Hand out heads, once; None: there are none. Raises: as `take`."""
         heads = min(want.heads or want.records_max, want.records_max)
-        enough = heads + self._waiting_for_a_key(want, PLACE_FOR)
         self._drop_gone()
         try:
-            for rounds in range(PLACE_ROUNDS_MAX):
-                free = self.partition.available_count
-                if free >= enough or (rounds >= PLACE_ROUNDS and free) or not self.has_work():
-                    break
-                if not await self._place_more(want, opened):
-                    break
+            await self._place_enough(want, opened, heads + self._waiting_for_a_key(want, PLACE_FOR))
         except OffsetOutOfRange:
             if not self.follow_log_start():
                 self.guard.out_of_range()
             return None
+        except LogError:
+            if not self.partition.available_count:
+                raise  # else what is free already can be handed out
         if not self.has_work() or want.waiter.abandoned:
             return None
         now_ms = self._clock.steady_ms()
@@ -593,6 +604,16 @@ class PartitionOwner:
             self._turned_away()
             return None
         return await self._read_picked(want, opened, picked, now_ms)
+
+    async def _place_enough(self, want: Want, opened: OpenedLog, enough: int) -> None:
+        """Learn keys until so many are free. Raises: as `take`, OffsetOutOfRange."""
+        for rounds in range(PLACE_ROUNDS_MAX):
+            free = self.partition.available_count
+            if free >= enough or (rounds >= PLACE_ROUNDS and free) or not self.has_work():
+                return
+            if not await self._place_more(want, opened):
+                return
+            await asyncio.sleep(0)  # a backlog of one key is placed to its end: others are to have a turn
 
     def _keys_for(self, want: Want, heads: int, now_ms: int) -> int:
         """How many of `heads` keys a fetch may take: one each is left for those who wait and hold nothing.
@@ -620,7 +641,7 @@ class PartitionOwner:
     def _drop_gone(self) -> None:
         """Archive what came back from its member after retention had taken it: its key waited for that member only."""
         log_start = self.log.bounds().log_start
-        if self.partition.start_offset < log_start:
+        if self.partition.start_offset < log_start and self.partition.has_free_below(log_start):
             update = self.partition.move_log_start(log_start)
             if update is not None:
                 self._writer.keep(update)
@@ -690,6 +711,9 @@ class PartitionOwner:
             partition.put_back(picked)
             self.nudge()
             return None
+        if read.end == picked.ranges[0].first or not self.guard.trusts(read.epoch):
+            partition.put_back(picked)  # it cannot be read now, or may be something else by now
+            return None
         if read.end >= 0:
             picked, rest = picked.split(read.end)
             partition.put_back(rest)
@@ -745,14 +769,17 @@ class PartitionOwner:
     def _cut(self, end: int, epoch: int) -> None:
         if self.closed:
             return
-        if self._opened is not None:
-            self._opened.forget()
+        self._forget_read()
         update = cut(self.partition, end, epoch, stats=self._stats, where=self._where)
         if update is not None:
             self._writer.cut(end, update)
             if self.parked and (changes := self.parked.parking.cut(end)):
                 self._writer.keep(None, self.parked.apply(changes))
             self._alarm.ring()
+
+    def _forget_read(self) -> None:
+        if self._opened is not None:
+            self._opened.forget()
 
     def _keep(self, update: PartitionUpdate | None, beside: Sequence[Write] = ()) -> None:
         if update is not None:
@@ -783,7 +810,7 @@ class PartitionOwner:
         if now_ms - begun_ms > LATE_MS:  # what was acquired meanwhile leaves only now, and its locks may be over
             self.partition.put_off(now_ms, SOON_MS)
         self.nudge()
-        if durable and (self.config.dead_letter_topic or self.parks) and self.partition.has_archiving:
+        if durable and self.partition.has_archiving:
             self._on_archiving(self)
 
     def _due_ms(self) -> int | None:

@@ -198,7 +198,7 @@ class LogGuard:
     """The guard of one loaded share-partition.
 
     kafka: None for a log that is never cut. on_cut: told (offset, epoch) when something that was acquired is lost.
-    on_sure: told when acquiring may go on.
+    on_doubt: told when what was read may be something else by now. on_sure: told when acquiring may go on.
     """
 
     def __init__(
@@ -209,6 +209,7 @@ class LogGuard:
         partition: SharePartition,
         clock: Clock,
         on_cut: Callable[[int, int], object],
+        on_doubt: Callable[[], object],
         on_sure: Callable[[], object],
     ) -> None:
         self._kafka = kafka
@@ -216,6 +217,7 @@ class LogGuard:
         self._partition = partition
         self._clock = clock
         self._on_cut = on_cut
+        self._on_doubt = on_doubt
         self._on_sure = on_sure
         self._seen = self._verified = -1
         self._told: int | None = None
@@ -254,6 +256,7 @@ class LogGuard:
     def _doubt(self) -> None:
         if self._kafka is None:
             return
+        self._on_doubt()
         if self._task is not None:
             self._again = True
             return

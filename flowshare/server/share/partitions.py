@@ -218,7 +218,7 @@ class Partitions:
         """The group's config has changed."""
         config = self._duties.config_of(group_id)
         for owner in self.owners(group_id):
-            if owner.config.key_order != config.key_order:
+            if owner.config.key_order != config.key_order or owner.placed_otherwise(config):
                 owner.stop()  # loaded anew at the next fetch, when what it has decided is written
                 continue
             owner.configure(config)

@@ -21,7 +21,14 @@ from flowshare.protocol.messages import (
 )
 from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import refusing
-from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX, ShareKey, delete_state, initial_writes, read_state
+from flowshare.server.runtime.state import (
+    GROUP_ID_BYTES_MAX,
+    ShareKey,
+    delete_state,
+    initial_writes,
+    outlives,
+    read_state,
+)
 from flowshare.share.shard import StateEntry
 
 if TYPE_CHECKING:
@@ -108,9 +115,12 @@ class ShareStateApis(Family):
         with self._partitions.held((key,)):
             # Whoever served it writes its last when it is dropped; what is decided comes after that.
             await self._partitions.drop((key,))
-            state = step(await self._entry(key))
+            entry = await self._entry(key)
+            state = step(entry)
             writes = dict(await delete_state(self._store, (key,)))
             if state is not None:
+                anew = entry.state is None or entry.state.state_epoch != state.state_epoch
+                writes = {name: gone for name, gone in writes.items() if not outlives(key, name, anew=anew)}
                 writes.update(initial_writes(key, state))
             await self._store.write(list(writes.items()))
             if state is None:
