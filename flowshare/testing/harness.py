@@ -33,7 +33,7 @@ from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend.memory import MemoryBackend
 from flowshare.errors import FlowshareError
 from flowshare.testing.clock import LoopTimeClock, ManualClock, settle
-from flowshare.testing.runs import HandlerRun, disorder, is_key, note_runs
+from flowshare.testing.runs import HandlerRun, counted, disorder, is_key, note_runs
 from flowshare.testing.virtual import VirtualTimeLoop
 
 IDLE_LIMIT_S: Final = 3600.0
@@ -109,7 +109,7 @@ class AgentReport:
         in several partitions (of several topics): then their offsets stand in one list.
         Raises: UsageError when no handler began a record of it.
         """
-        found = [run.offset for run in self.runs if is_key(run, key)]
+        found = [run.offset for run in counted(self.runs) if is_key(run, key)]
         if not found:
             seen = ", ".join(sorted({repr(run.key) for run in self.runs})[:10]) or "none"
             raise UsageError(f"no handler has begun a record of key {key!r}; keys that came: {seen}")
@@ -126,7 +126,7 @@ class AgentReport:
         __tracebackhide__ = True
         if all(run.raw_key is None for run in self.runs):
             raise UsageError("no handler has begun a record with a key, so there is no order to assert")
-        if (wrong := disorder(self.runs)) is not None:
+        if (wrong := disorder(counted(self.runs))) is not None:
             raise AssertionError(f"not in order: {wrong}")
 
 

@@ -115,6 +115,14 @@ def _overlap(one: HandlerRun, later: HandlerRun) -> bool:
     return runs and one.began_step != later.began_step
 
 
+def counted(runs: Sequence[HandlerRun]) -> list[HandlerRun]:
+    """Without those that are none: what a batch took up and did not handle, or what went back unrun as one before it
+    failed, comes again as the same attempt."""
+    last = {(run.topic, run.partition, run.offset, run.attempt): number for number, run in enumerate(runs)}
+    kept = frozenset(last.values())
+    return [run for number, run in enumerate(runs) if number in kept]
+
+
 def disorder(runs: Iterable[HandlerRun]) -> str | None:
     """What is out of order among runs, given in the order in which they began; None: nothing is."""
     of_keys: dict[tuple[str, int, bytes], list[HandlerRun]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -301,3 +302,44 @@ def test_members_that_come_and_go_run_one_record_of_a_key_at_a_time(threads: boo
 
     assert journal.in_order()
     assert {key: len(set(offsets)) for key, offsets in journal.ended.items()} == dict.fromkeys(KEYS, 80)
+
+
+def test_a_handler_that_outlasts_the_end_of_its_agent_keeps_its_key_from_others():
+    free, begun = threading.Event(), threading.Event()
+    elsewhere: list[int] = []
+
+    def blocks(value: int) -> None:
+        begun.set()
+        free.wait(30)
+
+    def runs(value: int) -> None:
+        elsewhere.append(value)
+
+    def app(handler: Any) -> fs.App:
+        made = fs.App("t", broker="memory://")
+        made.share_agent("in", name="agent", order="key")(handler)
+        return made
+
+    async def main() -> None:
+        backend = MemoryBackend()
+        await backend.start()
+        apps = [app(blocks), app(runs)]
+        hosts = [Host(one, backend=backend, settings=HostSettings(threads=False)) for one in apps]
+        try:
+            await hosts[0].start()
+            for value in range(3):
+                await apps[0].topic("in").send(key="a", value=value)
+            assert await asyncio.to_thread(begun.wait, 30)
+            await hosts[1].start()
+            assert not await hosts[0].drain(0.1)
+            await hosts[0].stop()
+            await apps[1].topic("in").send(key="b", value=3)
+            await until(lambda: len(elsewhere), good=lambda count: count >= 1)
+            assert elsewhere == [3]
+        finally:
+            free.set()
+            await hosts[1].drain(5)
+            await hosts[1].stop()
+            await backend.close()
+
+    asyncio.run(main())

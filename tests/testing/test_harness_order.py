@@ -129,3 +129,30 @@ def test_plain_handlers_are_noted_too():
 
     report.assert_in_order()
     assert [(run.offset, run.attempt, run.key) for run in report.runs if run.key == "a"] == [(0, 1, "a"), (1, 1, "a")]
+
+
+async def withdrawn() -> AgentReport:
+    """A batch whose first record is tried again: the others of its key go back unrun with it."""
+
+    async def load(rows: fs.Records[int]) -> None:
+        for row in rows:
+            if row.value == 0 and row.delivery.attempt == 1:
+                rows.retry(row, ConnectionError("down"))
+
+    app = fs.App("t")
+    app.share_agent("in", name="agent", order="key", batch=fs.Batch(10, within=0.1))(load)
+    async with fs.testing.harness(app) as bus:
+        bus.host.runtimes["agent"].pause()
+        await bus.advance(1)
+        for number in range(3):
+            await bus.send("in", number, key="k")
+        await bus.advance(1)
+        bus.host.runtimes["agent"].resume()
+        return (await bus.run_until_idle())["agent"]
+
+
+def test_records_that_went_back_unrun_with_a_failed_one_of_their_batch_are_in_order():
+    report = fs.testing.run(withdrawn())
+
+    report.assert_in_order()
+    assert report.order_of("k") == [0, 0, 1, 2]

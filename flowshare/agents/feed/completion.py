@@ -91,7 +91,8 @@ class Completion:
             case OutcomeKind.ACCEPT:
                 self._accept(chunk, record, outcome)
             case OutcomeKind.RELEASE:
-                self._release(chunk, record, outcome.reason, outcome.delay_s, "released")
+                counter = "unrun" if outcome.unrun else "released"
+                self._release(chunk, record, outcome.reason, outcome.delay_s, counter, unrun=outcome.unrun)
             case OutcomeKind.RETRY:
                 self._retry(chunk, record, outcome)
             case OutcomeKind.DEAD:

@@ -27,6 +27,7 @@ from flowshare.agents.handler.chunk import Chunk, runs
 from flowshare.agents.handler.rate_limit import TokenBucket
 from flowshare.agents.handler.retry_headers import retry_topic
 from flowshare.client.errors import ClientError
+from flowshare.client.session.member import ShareMember
 from flowshare.client.session.ranges import number_of
 from flowshare.protocol.decoding import ANSWER_BYTES_MAX, DecodedRecord
 from flowshare.share.types import AcquiredRange
@@ -269,8 +270,9 @@ class Feeder:
             return False
         return True
 
-    async def close(self) -> None:
-        """Give back what is left, leave the group."""
+    async def close(self, *, goes_on: bool = False) -> None:
+        """Give back what is left, leave the group. goes_on: handlers are at work that cannot be ended: what they hold
+        is left to its locks."""
         self._draining = True
         self._stall.stop()
         await cancelled(self._asking)
@@ -283,7 +285,11 @@ class Feeder:
         await self._completion.stop()
         await self._acks.stop()
         member, self._member = self._member, None
-        if member is not None:
+        if member is None:
+            return
+        if goes_on and isinstance(member, ShareMember):
+            await member.leave_to_locks(unrun=unrun)
+        else:
             await member.close(unrun=unrun)
 
     # --- fetching -----------------------------------------------------------------------------------------------
@@ -405,6 +411,8 @@ class Feeder:
                 if accepted:
                     self._accepted(chunk, accepted)
                 for record, outcome in others:
+                    if outcome.sends is not None and isinstance(self._fetch_size, KeyFetchSize):
+                        self._fetch_size.without_chains()
                     self._completion.complete(chunk, record, outcome)
         finally:
             count = sum(len(accepted) + len(others) for _, accepted, others in handed)

@@ -10,11 +10,12 @@ import asyncio
 import concurrent.futures
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Final
 
 from flowshare.agents.feed.ack_sender import AckSender
-from flowshare.agents.feed.acknowledgements import RELEASE
+from flowshare.agents.feed.acknowledgements import RELEASE, Key
 from flowshare.agents.feed.members import Member
 from flowshare.agents.feed.prefetch import Prefetch
 from flowshare.agents.handler.agent import ShareAgent
@@ -51,7 +52,7 @@ class HeldRecords:
         feed: Callable[[list[Chunk]], None],
         freed: Callable[[], object],
     ) -> None:
-        """feed: hands chunks (again) to the pool. freed: called whenever less is held than before."""
+        """feed: hands chunks (again) to the pool. freed: as the attribute."""
         self.live: dict[Chunk, None] = {}
         self.outstanding = 0
         """Records that are held and not decided yet."""
@@ -65,7 +66,8 @@ class HeldRecords:
         self._acks = acks
         self._stats = stats
         self._feed = feed
-        self._freed = freed
+        self.freed = freed
+        """Called whenever less is held, or more may be."""
         self._empty = asyncio.Event()
 
     @property
@@ -233,7 +235,7 @@ class HeldRecords:
     def _less(self, chunk: Chunk, count: int) -> None:
         chunk.remaining -= count
         self.outstanding -= count
-        self._freed()
+        self.freed()
         if chunk.remaining == 0:
             self.live.pop(chunk, None)
         if self.outstanding == 0:
@@ -242,6 +244,10 @@ class HeldRecords:
 
 def _offsets(unread: Unread | None) -> list[int]:
     return [] if unread is None else list(range(unread.lazy.first, unread.lazy.last + 1))
+
+
+def _offsets_in(ranges: list[tuple[int, int]]) -> set[int]:
+    return {offset for first, last in ranges for offset in range(first, last + 1)}
 
 
 def _take_waiting(chunk: Chunk) -> list[RawRecord]:
@@ -269,7 +275,8 @@ class LockKeeper:
         self._clock = clock
         self._member: Member | None = None
         self._ticker: TimerHandle | None = None
-        self._renewing: asyncio.Task[bool] | None = None
+        self._renewing: dict[Key, asyncio.Task[bool]] = {}
+        """By partition and number: a leader that stands still holds up no other's."""
         self._single: set[asyncio.Task[None]] = set()
 
     def start(self, member: Member) -> None:
@@ -282,7 +289,7 @@ class LockKeeper:
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
-        await cancelled(*self._single, self._renewing)
+        await cancelled(*self._single, *self._renewing.values())
 
     def watch(self) -> None:
         """Something is held: look at it from time to time."""
@@ -294,9 +301,14 @@ class LockKeeper:
         future: concurrent.futures.Future[bool] = concurrent.futures.Future()
 
         async def renew() -> None:
-            lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), chunk.counted_runs([offset]))
+            # In an order nothing runs past the chunk's deadline, so that all of it is renewed together.
+            offsets = [offset] if chunk.fence is None else chunk.unfinished()
+            lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), chunk.counted_runs(offsets))
+            gone = _offsets_in(lost)
+            if chunk.fence is not None:
+                self._renewed(chunk, offsets, gone, deadline)
             if not future.done():
-                future.set_result(bool(deadline) and not lost)
+                future.set_result(bool(deadline) and offset not in gone)
 
         def begin() -> None:
             task = asyncio.ensure_future(renew())
@@ -310,7 +322,9 @@ class LockKeeper:
         """Renew all that is held, now; whether each lock is renewed or known to be lost. Without renewals those are
         taken for lost that have lapsed by the clock."""
         if self._agent.options.renew:
-            return await self._renew(list(self._held.live), self._lock_s())
+            await asyncio.gather(*self._renewing.values(), return_exceptions=True)
+            self._renew(list(self._held.live), self._lock_s())
+            return all(await asyncio.gather(*self._renewing.values()))
         now = self._clock.monotonic()
         for chunk in [chunk for chunk in self._held.live if chunk.deadline <= now]:
             self._held.lose(chunk, chunk.unfinished())
@@ -324,11 +338,9 @@ class LockKeeper:
         now = self._clock.monotonic()
         self._held.look(member)
         self._look_for_stuck_handlers(now)
-        if self._agent.options.renew and (self._renewing is None or self._renewing.done()):
+        if self._agent.options.renew:
             lock_s = self._lock_s()
-            due = [chunk for chunk in self._held.live if chunk.deadline - now < lock_s * RENEW_LEFT]
-            if due:
-                self._renewing = asyncio.create_task(self._renew(due, lock_s), name=f"renew {self._agent.name}")
+            self._renew([chunk for chunk in self._held.live if chunk.deadline - now < lock_s * RENEW_LEFT], lock_s)
         wait_s = TICK_S if self._agent.options.order is None else self._give_up_lapsed(now)
         self._ticker = self._clock.call_later(wait_s, self._tick)
 
@@ -350,19 +362,37 @@ class LockKeeper:
         full = busy >= len(self._pool.runners) or (batch is None and self._held.buffered > self._held.followers)
         if self._prefetch.still_running(busy * (batch.size if batch else 1), now, full=full):
             self._held.give_back()
+        elif self._prefetch.stuck and not full:
+            self._pool.probe(self._goes_on)
 
-    async def _renew(self, chunks: list[Chunk], lock_s: float) -> bool:
-        """Whether of each lock is known what became of it."""
-        together: dict[object, list[Chunk]] = {}
+    def _goes_on(self) -> None:
+        """The handlers' loop is not blocked any more: those that are free may be given something."""
+        self._prefetch.goes_on()
+        self._held.freed()
+
+    def _renew(self, chunks: list[Chunk], lock_s: float) -> None:
+        """Renew these, but for partitions of which renewals are under way."""
+        by_key: dict[Key, list[Chunk]] = {}
         for chunk in chunks:
-            # Without an order one lock that is gone has all that is said with it refused.
-            alone = None if chunk.fence is not None else chunk
-            together.setdefault((chunk.tp, chunk.generation, alone), []).append(chunk)
-        abandoned = self._pool.abandoned(lock_s)
+            key = chunk.tp, chunk.generation
+            if key not in self._renewing and self._held.holds(chunk):
+                by_key.setdefault(key, []).append(chunk)
+        abandoned = self._pool.abandoned(lock_s) if by_key else set[tuple[int, int]]()
+        for key, some in by_key.items():
+            task = asyncio.create_task(self._renew_partition(some, abandoned), name=f"renew {self._agent.name}")
+            self._renewing[key] = task
+            task.add_done_callback(partial(self._renewal_ended, key))
+
+    def _renewal_ended(self, key: Key, _: object) -> None:
+        del self._renewing[key]
+
+    async def _renew_partition(self, chunks: list[Chunk], abandoned: set[tuple[int, int]]) -> bool:
+        """Whether of each lock is known what became of it."""
+        if chunks[0].fence is not None:
+            return await self._renew_together(chunks, abandoned)
         known = True
-        for some in together.values():
-            if self._held.holds(some[0]):
-                known = await self._renew_together(some, abandoned) and known
+        for chunk in chunks:  # without an order one lock that is gone has all that is said with it refused
+            known = await self._renew_together([chunk], abandoned) and known
         return known
 
     async def _renew_together(self, chunks: list[Chunk], abandoned: set[tuple[int, int]]) -> bool:
@@ -377,15 +407,17 @@ class LockKeeper:
         key = chunks[0].tp, chunks[0].generation
         said = sorted(run for chunk, offsets in held for run in chunk.counted_runs(offsets))
         lost, deadline = await self._acks.renew(key, said)
-        gone = {offset for first, last in lost for offset in range(first, last + 1)}
-        known = True
-        for chunk, offsets in held:
-            if deadline:
-                chunk.deadline = deadline
-            lost_here = [offset for offset in offsets if offset in gone]
-            self._held.lose(chunk, lost_here)
-            known = known and (bool(deadline) or len(lost_here) == len(offsets))
-        return known
+        gone = _offsets_in(lost)
+        known = [self._renewed(chunk, offsets, gone, deadline) for chunk, offsets in held]
+        return all(known)
+
+    def _renewed(self, chunk: Chunk, offsets: list[int], gone: Collection[int], deadline: float) -> bool:
+        """What became of a chunk's locks; whether that is known of each."""
+        if deadline:
+            chunk.deadline = deadline
+        lost_here = [offset for offset in offsets if offset in gone]
+        self._held.lose(chunk, lost_here)
+        return bool(deadline) or len(lost_here) == len(offsets)
 
     def _lock_s(self) -> float:
         told_ms = 0 if self._member is None else self._member.lock_timeout_ms

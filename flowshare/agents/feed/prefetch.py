@@ -58,6 +58,8 @@ QUICK_S: Final = 0.002
 """Where handlers take no longer, all but a few keys are run, and acknowledged, before the next fetch: it leaves behind
 what stands behind a key that is held, so that what it brings is in pieces, and a piece costs as much as ten records.
 Slower ones lose less by the pieces than by the wait."""
+CHAIN_S: Final = 1.0
+"""How long what is fetched of one key may take; slower handlers would only give the rest back."""
 LOW_S: Final = 0.008
 """How long what is held then lasts."""
 _WINDOW_S: Final = 0.005
@@ -132,6 +134,15 @@ class Prefetch:
         self.stuck, self._running = True, busy
         return True
 
+    def goes_on(self) -> None:
+        """Free handlers begin what comes, though nothing has finished yet."""
+        self.stuck = False
+
+    @property
+    def at_once(self) -> int:
+        """Records that handlers work on at once."""
+        return self._at_once
+
     @property
     def _stuck_target(self) -> int:
         return max(1, min(self._running, self._at_once))
@@ -168,6 +179,13 @@ class KeyPrefetch(Prefetch):
             return self._at_once
         ahead = int(self._rate * AHEAD_S) - FEWER_KEYS
         return self._at_once + max(1, min(BUFFER_KEYS_MAX, ahead))
+
+    def chain(self, most: int, keys: int) -> int:
+        """How many records of a key to fetch in a row: what `keys` handlers get to within a second, of `most`."""
+        if self._rate is None:
+            return most
+        each = self._rate * CHAIN_S / max(1, min(keys, self._at_once))
+        return max(1, min(most, int(each)))
 
     @property
     def low(self) -> int | None:
@@ -264,7 +282,9 @@ class FetchSize:
         """
         target, held = self._target()
         count = target - held - unread
-        if self.paused or count < max(1, target // 4) or self._acks.unconfirmed >= UNCONFIRMED_MAX:
+        # Ahead of the handlers it is not worth asking for a few; for some that have nothing to do it is.
+        least = 1 if held + unread < min(target, self._prefetch.at_once) else max(1, target // 4)
+        if self.paused or count < least or self._acks.unconfirmed >= UNCONFIRMED_MAX:
             return 0
         return count if self.group is None else min(count, self.group.fetch_locks)
 
@@ -310,10 +330,15 @@ class KeyFetchSize(FetchSize):
 
     def asked(self, count: int, records_max: int | None) -> Asked:
         """So many keys, and room for chains behind them."""
-        records = count if self._chain == 1 else max(2 * count, min(self._chain * count, CHAINED_MAX))
+        chain = self._prefetch.chain(self._chain, self._target()[1])
+        records = count if chain == 1 else max(2 * count, min(chain * count, CHAINED_MAX))
         if records_max is not None:
             count, records = min(count, records_max), min(records, records_max)
-        return Asked(records, count, self._chain)
+        return Asked(records, count, chain)
+
+    def without_chains(self) -> None:
+        """Handlers have outputs, which are confirmed before the next of a key may begin."""
+        self._chain = 1
 
     def _target(self) -> tuple[int, int]:
         return self._prefetch.target, self._held.outstanding - self._held.followers

@@ -146,8 +146,14 @@ class AgentOptions:
 
     @property
     def chain(self) -> int:
-        """Records of one key to fetch in a row; one with outputs ends a chain, as they are confirmed first."""
-        return 1 if self.sink else CHAIN
+        """Records of one key to fetch in a row; one with outputs ends a chain, as they are confirmed first, and without
+        renewals the later ones would begin when their locks are nearly over."""
+        return CHAIN if self.renew and not self.sink else 1
+
+    @property
+    def begins_before_s(self) -> float:
+        """So long before its lock lapses a handler has to begin, to end within it without renewals; seconds."""
+        return 0.0 if self.renew or self.timeout is None else self.timeout
 
     @property
     def auto_offset_reset(self) -> str:

@@ -49,7 +49,7 @@ class OutcomeKind(enum.Enum):
 class Outcome(NamedTuple):
     """One delivery's outcome, other than a plain accept. Made on the handler's side, settled on the service loop.
 
-    told: the log has it already, of another record of its batch.
+    told: the log has it already, of another record of its batch. unrun: of a release, it was never begun.
     """
 
     kind: OutcomeKind
@@ -58,6 +58,7 @@ class Outcome(NamedTuple):
     delay_s: float = 0.0
     sends: SendGroup | None = None
     told: bool = False
+    unrun: bool = False
 
 
 def given_up(result: Any) -> Release | Reject | None:

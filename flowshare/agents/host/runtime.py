@@ -147,9 +147,17 @@ class AgentRuntime:
         return finished
 
     async def stop(self) -> None:
-        """Release whatever is left, leave the group, end all tasks. Safe to call twice, and without `drain`."""
-        await self._feeder.close()
-        await self._on_handler_loop(self._pool.stop, limit_s=BLOCKED_S)
+        """Release whatever is left, leave the group, end all tasks. Safe to call twice, and without `drain`.
+
+        In an order the handlers end first, as the next record of a key begins elsewhere when its lock is given back;
+        one that does not end keeps its lock for as long as that lasts.
+        """
+        if self.agent.options.order is None:
+            await self._feeder.close()
+            await self._on_handler_loop(self._pool.stop, limit_s=BLOCKED_S)
+        else:
+            await self._on_handler_loop(self._pool.stop, limit_s=BLOCKED_S)
+            await self._feeder.close(goes_on=self._pool.busy > 0)
 
     async def _on_handler_loop(
         self, function: Callable[[], Coroutine[Any, Any, None]], limit_s: float | None = None

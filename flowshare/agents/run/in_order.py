@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.handler.batch import BatchRecord, Records
 from flowshare.agents.handler.chunk import Chunk
@@ -22,11 +22,17 @@ from flowshare.agents.handler.delivery import Delivery
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.agents.run.async_pool import TaskPool
 from flowshare.agents.run.batch_pool import BatchPool, Said
-from flowshare.agents.run.pool import Held, Pool
+from flowshare.agents.run.pool import Environment, Held, Pool
 from flowshare.agents.run.thread_pool import ThreadPool
 from flowshare.protocol.decoding import RawRecord
+from flowshare.protocol.key_hash import KeyOrder
+
+if TYPE_CHECKING:
+    from flowshare.agents.handler.agent import ShareAgent
 
 LAPSED: Final = "its lock lapsed"
+NOT_BEGUN: Final = Outcome(OutcomeKind.RELEASE, None, LAPSED, delay_s=1.0, unrun=True)
+"""Of what nobody has begun, as its lock may lapse first, or a handler that has lost its lock is at work on its key."""
 
 
 class _Lapsed(Exception):
@@ -36,12 +42,35 @@ class _Lapsed(Exception):
 class InOrder(Pool):
     """What the three have in common."""
 
+    def __init__(self, agent: ShareAgent, environment: Environment) -> None:
+        self._order = KeyOrder.parse(agent.options.key_order or "")
+        self._spare_s = agent.options.begins_before_s
+        self._strays = False
+        """Whether handlers may be at work on records whose locks are gone."""
+        super().__init__(agent, environment)
+
     def lapsed(self, chunk: Chunk, record: RawRecord) -> bool:
-        """Whether this record's lock may be gone by now."""
-        return self.clock.monotonic() >= chunk.deadline or record.offset in chunk.lost
+        """Whether this record's lock may be gone by now, or before its handler has to have ended; or its key is with a
+        handler here that goes on without its lock."""
+        late = self.clock.monotonic() >= chunk.deadline - self._spare_s or record.offset in chunk.lost
+        return late or (self._strays and self._beside(chunk, record))
+
+    def _beside(self, chunk: Chunk, record: RawRecord) -> bool:
+        """Whether a handler of this process is at work on a record of its key that it has lost."""
+        assert self._order is not None
+        stray = [
+            held
+            for runner in self.running()
+            for held in (runner.held if isinstance(runner.held, list) else [runner.held])
+            if held is not None and held[1].offset in held[0].lost
+        ]
+        self._strays = bool(stray)
+        key = self._order.key_of(record)
+        return key is not None and any(one.tp == chunk.tp and self._order.key_of(lost) == key for one, lost in stray)
 
     def lost(self, chunk: Chunk, offsets: Collection[int]) -> None:
         """The locks of these are gone: whatever of them runs is cancelled, if it can be. On the handler loop."""
+        self._strays = True
         if not self.cancels:
             return
         for runner in self.running():
@@ -57,8 +86,10 @@ class InOrder(Pool):
 
     def failed(self, chunk: Chunk, record: RawRecord, error: BaseException) -> Outcome:
         """As without an order; what is not this process's any more goes back, whatever became of it here."""
-        if isinstance(error, _Lapsed) or record.offset in chunk.lost:
+        if record.offset in chunk.lost:
             return Outcome(OutcomeKind.RELEASE, None, LAPSED)
+        if isinstance(error, _Lapsed):
+            return NOT_BEGUN
         return super().failed(chunk, record, error)
 
     def finish(self, chunk: Chunk, record: RawRecord, outcome: Outcome) -> None:
@@ -82,11 +113,11 @@ class OrderedTaskPool(InOrder, TaskPool):
 
     def make_call(self) -> Callable[[Held], Awaitable[Any]]:
         """The call, and what follows it: most accepts never come to `finish`."""
-        call, lapsed, monotonic = super().make_call(), self.lapsed, self.clock.monotonic
+        call, lapsed, monotonic, spare_s = super().make_call(), self.lapsed, self.clock.monotonic, self._spare_s
 
         async def in_order(held: Held) -> Any:
             chunk, record = held
-            if (monotonic() >= chunk.deadline or chunk.lost) and lapsed(chunk, record):
+            if (monotonic() >= chunk.deadline - spare_s or chunk.lost or self._strays) and lapsed(chunk, record):
                 raise _Lapsed
             result = await call(held)
             chains = chunk.chains
@@ -150,7 +181,7 @@ class OrderedBatchPool(InOrder, BatchPool):
                     self.queue.popleft()
                 continue
             if self.lapsed(chunk, first):
-                self.finish(chunk, first, Outcome(OutcomeKind.RELEASE, None, LAPSED))
+                self.finish(chunk, first, NOT_BEGUN)
                 continue
             record: RawRecord | None = first
             while record is not None:
@@ -164,12 +195,19 @@ class OrderedBatchPool(InOrder, BatchPool):
         stopped = _Stopped()
         held: list[Held] = []
         records: list[BatchRecord[Any]] = []
+        before: dict[tuple[Chunk, int], RawRecord] = {}
         for chunk, record in taken:
             if stopped.has_before(chunk, record):
+                continue
+            key = 0 if chunk.chains is None else chunk.chains.key(record.offset)
+            if key and (earlier := before.get((chunk, key))) is not None and not _readable(chunk, record):
+                stopped.at(chunk, earlier)  # it is not to be rejected before that one is settled: it comes again alone
+                stopped.has_before(chunk, record)
                 continue
             if (value := self.value(chunk, record)) is None:
                 stopped.at(chunk, record)
                 continue
+            before[chunk, key] = record
             held.append((chunk, record))
             records.append(BatchRecord(value[0], Delivery(chunk, record, self.renew)))  # type: ignore[arg-type]
         stopped.withdraw()
@@ -180,6 +218,7 @@ class OrderedBatchPool(InOrder, BatchPool):
         stopped = _Stopped()
         left: list[Held] = []
         left_said: list[Said] = []
+        waits: dict[tuple[Chunk, int], RawRecord] = {}
         for (chunk, record), one in zip(held, said, strict=True):
             if stopped.has_before(chunk, record):
                 continue
@@ -187,12 +226,28 @@ class OrderedBatchPool(InOrder, BatchPool):
                 stopped.at(chunk, record)
                 self.finish(chunk, record, Outcome(OutcomeKind.RELEASE, None, LAPSED))
                 continue
+            key = 0 if chunk.chains is None else chunk.chains.key(record.offset)
+            if one is not None and key and (earlier := waits.get((chunk, key))) is not None:
+                stopped.at(chunk, earlier)  # whose outputs are confirmed first: what is said of this one would be later
+                stopped.has_before(chunk, record)
+                continue
             if one is not None or error is not None:
                 stopped.at(chunk, record)
+            elif accepted.sends is not None:
+                waits[chunk, key] = record
             left.append((chunk, record))
             left_said.append(one)
         stopped.withdraw()
         super().settle(left, left_said, accepted, error)
+
+
+def _readable(chunk: Chunk, record: RawRecord) -> bool:
+    """Whether a record's value can be read; who asks again is told why not."""
+    try:
+        chunk.value(record)
+    except BaseException:  # noqa: BLE001 - whatever the decoder raised
+        return False
+    return True
 
 
 class _Stopped:

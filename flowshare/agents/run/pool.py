@@ -193,6 +193,13 @@ class Pool(abc.ABC):
         now = self.clock.monotonic()
         return sum(max(0.0, now - runner.started) for runner in self.running())
 
+    def probe(self, answered: Callable[[], object]) -> None:
+        """Have `answered` called on the service loop as soon as the handlers' loop gets on; on the service loop."""
+        if self._service_loop is self._handler_loop or self.fed_anywhere:
+            answered()
+        elif not self._handler_loop.is_closed():
+            self._handler_loop.call_soon_threadsafe(self._service_loop.call_soon_threadsafe, answered)
+
     @property
     def overdue(self) -> int:
         """Handlers that run past their timeout and did not end when cancelled, or cannot be cancelled."""

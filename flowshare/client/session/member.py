@@ -23,10 +23,10 @@ from flowshare.client.session.arrivals import Arrivals
 from flowshare.client.session.custody import Generations
 from flowshare.client.session.membership import Membership
 from flowshare.client.session.ranges import AckResult, Fetched, TopicIdPartition
-from flowshare.client.session.share_session import Plan
+from flowshare.client.session.share_session import RELEASE, Plan
 from flowshare.client.session.shell import SessionShell
 from flowshare.client.settings import MIB, MemberSettings
-from flowshare.protocol.messages import TopicPartition
+from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from flowshare.client.session.shell import Late, Told
     from flowshare.clock import Clock
-    from flowshare.protocol.messages import AckBatch
 
 __all__ = ["AckResult", "Fetched", "ShareMember", "TopicIdPartition"]
 
@@ -334,6 +333,34 @@ class ShareMember:
             logger.warning("member %s of %s closed late: not all was answered", self.member_id, self.group_id)
         finally:
             await self._end()
+
+    async def leave_to_locks(
+        self, *, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]], timeout_s: float | None = None
+    ) -> None:
+        """As `close`, for a member whose handlers go on: `unrun` goes back, and what else is held stays locked until
+        its locks lapse. The group hears of nothing before the member's time is over."""
+        if self._closing:
+            return
+        self._closing = True
+        self.wakeup()
+        limit_s = self._settings.close_timeout if timeout_s is None else timeout_s
+        try:
+            await self._clock.wait_for(self._give_back(unrun), limit_s)
+        except TimeoutError:
+            logger.warning("member %s of %s closed late: not all was answered", self.member_id, self.group_id)
+        finally:
+            await self._end()
+
+    async def _give_back(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> None:
+        await self.end_fetches()
+        back: dict[TopicPartition, list[AckBatch]] = {}
+        for tp, runs in unrun.items():
+            back[tp] = [AckBatch(first, last, RELEASE, unrun=True) for first, last in runs]
+        for fetched in self._arrivals.left:
+            more = [AckBatch(run.first, run.last, RELEASE, unrun=True) for run in fetched.acquired]
+            back[fetched.tp] = sorted([*back.get(fetched.tp, ()), *more])
+        self._shell.acknowledge(back, lambda _: None, None)
+        await self._shell.settle()
 
     async def abandon(self) -> None:
         """End the connections and say nothing: for a member whose place another process has taken. What is held is that
