@@ -24,6 +24,7 @@ TAKEN_UP = {
     *("CorruptBatches", "InvalidRecord", "InvalidTimestamp", "InvalidTopic", "InvalidTopicConfig", "NotLed"),
     *("OffsetOutOfRange", "ProducerRefused", "RecordsTooLarge", "TopicExists", "UnknownTopic"),  # Kafka's error codes
     "NoColumn",  # a pipeline says it as a UsageError
+    "NotReadYet",  # the share-partition reads again
 }
 LINE = re.compile(r"^( {4,})([A-Z]\w+)(?:  |$)")
 NOT_OF_USERS = {

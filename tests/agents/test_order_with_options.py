@@ -16,7 +16,7 @@ import pytest
 import flowshare as fs
 from flowshare.agents.feed.locks import LockKeeper
 from flowshare.agents.feed.prefetch import KeyPrefetch
-from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.handler.errors import OptionError, UsageError
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend.memory import MemoryBackend
 from flowshare.client.admin.admin import ShareAdmin
@@ -732,3 +732,60 @@ def test_who_was_stuck_is_given_work_again_as_soon_as_its_loop_gets_on():
     assert prefetch.stuck
     probed.pop()()
     assert (prefetch.stuck, prefetch.target, len(freed)) == (False, 16, 1)
+
+
+@pytest.mark.flowshare
+@pytest.mark.parametrize("keys", [1, 4])
+async def test_batches_stay_as_large_as_they_get_however_slow_their_handler_is(keys: int):
+    sizes: list[int] = []
+
+    async def load(rows: fs.Records[int]) -> None:
+        sizes.append(len(rows))
+        await asyncio.sleep(2)
+
+    async with fs.testing.harness(one_agent(load, order="key", batch=fs.Batch(100, within=0.1))) as bus:
+        await paused(bus, *((f"k{number % keys}", number) for number in range(320)))
+        await bus.run_until_idle()
+
+    assert sum(sizes) == 320
+    assert len(sizes) <= 320 / (16 * keys) + 3
+
+
+@pytest.mark.flowshare
+async def test_an_output_now_and_then_costs_chains_for_a_while_only():
+    async def handler(value: int) -> fs.Send | None:
+        return fs.Send("out", value) if value == 100 else None
+
+    async with fs.testing.harness(one_agent(handler, order="key")) as bus:
+        await paused(bus, *(("k", number) for number in range(1_000)))
+        await bus.run_until_idle()
+        stats = bus.host.runtimes["agent"].stats()
+
+    assert stats["accepted"] == 1_000
+    assert stats["fetches"] < 150
+
+
+def test_a_batch_that_may_wait_for_longer_than_its_lock_allows_is_refused():
+    async def load(rows: fs.Records[int]) -> None:
+        """Does nothing."""
+
+    with pytest.raises(OptionError, match=r"wait for 6 s in a batch \(within\)"):
+        one_agent(load, order="key", batch=fs.Batch(10, within=6), renew=False, timeout=5, lock_duration=10)
+
+
+@pytest.mark.flowshare
+async def test_a_timeout_beyond_the_groups_own_lock_keeps_no_record_from_its_handler():
+    calls: list[int] = []
+
+    async def handler(value: int) -> None:
+        calls.append(value)
+
+    app = one_agent(handler, order="key", renew=False, timeout=20)
+    async with fs.testing.harness(app) as bus:
+        lock = {"share.record.lock.duration.ms": "15000"}
+        await bus.host.admin.alter_group_configs(app.share_agents["agent"].group, lock)
+        await bus.advance(1)
+        await bus.send("in", 1, key="k")
+        await bus.run_until_idle()
+
+    assert calls == [1]

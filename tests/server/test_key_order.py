@@ -920,3 +920,31 @@ async def test_placing_a_long_backlog_of_one_key_gives_others_their_turn() -> No
         running.cancel()
 
     assert turns >= 12
+
+
+async def test_who_found_nothing_at_one_partition_is_woken_at_the_others() -> None:
+    async with world(configs=BY_KEY) as w:
+        topic = await w.topic(partitions=2)
+        first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+        m, n = w.member("m"), w.member("n")
+        await w.produce(keyed("a"))
+        assert taken(await m.fetch(first, second)) == [(0, 0, 1)]
+        waiting = await parked(n.fetch(first, second, max_wait_ms=60_000))
+        await w.produce(keyed("a"))
+        await settle()
+        await w.produce(keyed("b"), partition=1)
+        assert taken(await waiting) == [(0, 0, 1)]
+
+
+async def test_a_fenced_member_without_an_order_gives_back_all_and_is_not_taken_for_dead() -> None:
+    async with world() as w:
+        at, m = await w.log(20), w.member("m")
+        await m.heartbeat("t")
+        await m.fetch(at)
+        await m.acknowledge({at: [release(0, 19)]})
+        await m.fetch(at)
+        assert (await m.heartbeat("t", epoch=m.member_epoch + 7)).error is ErrorCode.FENCED_MEMBER_EPOCH
+        n = w.member("n")
+        await n.heartbeat("t")
+        assert taken(await n.fetch(at)) == [(0, 19, 3)]
+        assert (await m.fetch()).error is ErrorCode.NONE

@@ -122,7 +122,7 @@ class Feeder:
         )
         held = self._held, self._acks, self._reader
         self._fetch_size = (
-            KeyFetchSize(self._prefetch, *held, chain=options.chain)
+            KeyFetchSize(self._prefetch, *held, chain=options.chain, by_speed=options.batch is None)
             if isinstance(self._prefetch, KeyPrefetch)
             else FetchSize(self._prefetch, *held, self._delays)
         )
@@ -410,9 +410,9 @@ class Feeder:
             for chunk, accepted, others in handed:
                 if accepted:
                     self._accepted(chunk, accepted)
+                if isinstance(self._fetch_size, KeyFetchSize):
+                    self._fetch_size.ended(len(accepted), sum(outcome.sends is not None for _, outcome in others))
                 for record, outcome in others:
-                    if outcome.sends is not None and isinstance(self._fetch_size, KeyFetchSize):
-                        self._fetch_size.without_chains()
                     self._completion.complete(chunk, record, outcome)
         finally:
             count = sum(len(accepted) + len(others) for _, accepted, others in handed)

@@ -58,6 +58,8 @@ QUICK_S: Final = 0.002
 """Where handlers take no longer, all but a few keys are run, and acknowledged, before the next fetch: it leaves behind
 what stands behind a key that is held, so that what it brings is in pieces, and a piece costs as much as ten records.
 Slower ones lose less by the pieces than by the wait."""
+GROWTH: Final = 8
+"""Plain accepts after which a chain is one longer, up to what is asked for at most."""
 CHAIN_S: Final = 1.0
 """How long what is fetched of one key may take; slower handlers would only give the rest back."""
 LOW_S: Final = 0.008
@@ -311,15 +313,25 @@ class FetchSize:
 class KeyFetchSize(FetchSize):
     """The same for an agent with an order: what it counts are keys."""
 
-    __slots__ = ("_chain",)
+    __slots__ = ("_by_speed", "_chain", "_uncut")
 
     def __init__(
-        self, prefetch: KeyPrefetch, held: HeldRecords, acks: AckSender, reader: Reader, *, chain: int
+        self,
+        prefetch: KeyPrefetch,
+        held: HeldRecords,
+        acks: AckSender,
+        reader: Reader,
+        *,
+        chain: int,
+        by_speed: bool = True,
     ) -> None:
-        """chain: records of one key to ask for in a row."""
+        """chain: records of one key to ask for in a row, at most. by_speed: no more than the handlers get to soon; not
+        where one call takes many."""
         super().__init__(prefetch, held, acks, reader, None)
         self._prefetch: KeyPrefetch = prefetch
         self._chain = chain
+        self._uncut = float(chain)
+        self._by_speed = by_speed
 
     def wanted(self, unread: int = 0) -> int:
         """How many keys to ask for."""
@@ -330,15 +342,18 @@ class KeyFetchSize(FetchSize):
 
     def asked(self, count: int, records_max: int | None) -> Asked:
         """So many keys, and room for chains behind them."""
-        chain = self._prefetch.chain(self._chain, self._target()[1])
+        chain = max(1, int(self._uncut))
+        if self._by_speed:
+            chain = self._prefetch.chain(chain, self._target()[1])
         records = count if chain == 1 else max(2 * count, min(chain * count, CHAINED_MAX))
         if records_max is not None:
             count, records = min(count, records_max), min(records, records_max)
         return Asked(records, count, chain)
 
-    def without_chains(self) -> None:
-        """Handlers have outputs, which are confirmed before the next of a key may begin."""
-        self._chain = 1
+    def ended(self, plain: int, cut: int) -> None:
+        """So many records were accepted as they were, and behind so many a chain has ended: outputs are confirmed
+        before the next of a key may begin. Chains are about as long as they get."""
+        self._uncut = max(1.0, min(self._chain, (self._uncut + plain / GROWTH) / 2 ** min(cut, 10)))
 
     def _target(self) -> tuple[int, int]:
         return self._prefetch.target, self._held.outstanding - self._held.followers

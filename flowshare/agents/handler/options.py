@@ -114,6 +114,13 @@ class AgentOptions:
                 f"{missing}=…, or leave after_dead_letter out"
             )
         lock_s = self.lock_duration or DEFAULT_LOCK_S
+        waits_s = 0.0 if self.batch is None or self.order is None else self.batch.within_s
+        if not self.renew and self.timeout is not None and waits_s + self.timeout >= lock_s > self.timeout:
+            raise OptionError(
+                f"renew=False with an order: records wait for {waits_s:g} s in a batch (within), and their handler may "
+                f"take {self.timeout:g} s (timeout), which is more than the lock of {lock_s:g} s: lower within=… or "
+                "timeout=…, raise lock_duration=…, or leave renew on"
+            )
         if not self.renew and (self.timeout is None or self.timeout >= lock_s):
             raise OptionError(
                 f"renew=False needs a timeout shorter than the lock of {lock_s:g} s, else the record is handed to "

@@ -52,8 +52,12 @@ class InOrder(Pool):
     def lapsed(self, chunk: Chunk, record: RawRecord) -> bool:
         """Whether this record's lock may be gone by now, or before its handler has to have ended; or its key is with a
         handler here that goes on without its lock."""
-        late = self.clock.monotonic() >= chunk.deadline - self._spare_s or record.offset in chunk.lost
+        late = self.clock.monotonic() >= self._begins_before(chunk) or record.offset in chunk.lost
         return late or (self._strays and self._beside(chunk, record))
+
+    def _begins_before(self, chunk: Chunk) -> float:
+        """When a record of a chunk is to have begun; one that has only just come may, whatever locks its group has."""
+        return chunk.deadline - min(self._spare_s, (chunk.deadline - chunk.arrived) / 2)
 
     def _beside(self, chunk: Chunk, record: RawRecord) -> bool:
         """Whether a handler of this process is at work on a record of its key that it has lost."""

@@ -143,6 +143,7 @@ class Pool(abc.ABC):
         self._dirty: list[Chunk] = []
         self._flush_due = False
         self._handed_at = -1.0
+        self._probed = False
         self._timer: TimerHandle | None = None
 
     # --- what kinds do ------------------------------------------------------------------------------------------
@@ -195,10 +196,17 @@ class Pool(abc.ABC):
 
     def probe(self, answered: Callable[[], object]) -> None:
         """Have `answered` called on the service loop as soon as the handlers' loop gets on; on the service loop."""
+
+        def gets_on() -> None:
+            self._probed = False
+            if not self._service_loop.is_closed():
+                self._service_loop.call_soon_threadsafe(answered)
+
         if self._service_loop is self._handler_loop or self.fed_anywhere:
             answered()
-        elif not self._handler_loop.is_closed():
-            self._handler_loop.call_soon_threadsafe(self._service_loop.call_soon_threadsafe, answered)
+        elif not self._probed and not self._handler_loop.is_closed():
+            self._probed = True
+            self._handler_loop.call_soon_threadsafe(gets_on)
 
     @property
     def overdue(self) -> int:

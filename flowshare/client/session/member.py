@@ -341,6 +341,7 @@ class ShareMember:
         its locks lapse. The group hears of nothing before the member's time is over."""
         if self._closing:
             return
+        self.unsubscribe()
         self._closing = True
         self.wakeup()
         limit_s = self._settings.close_timeout if timeout_s is None else timeout_s

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flowshare.server.runtime import answers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterable
 
     from flowshare.clock import Clock, TimerHandle
 
@@ -38,10 +38,12 @@ class Ended(enum.Enum):
 class Waiter:
     """One fetch, parked or about to look again."""
 
-    __slots__ = ("_future", "_woken", "ended")
+    __slots__ = ("_future", "_woken", "at", "ended")
 
     def __init__(self) -> None:
         self.ended = Ended.NO
+        self.at: WaitQueue | None = None
+        """Where it takes something just now; it comes to the other share-partitions later."""
         self._woken = False
         self._future: asyncio.Future[None] | None = None
 
@@ -121,15 +123,16 @@ class WaitQueue:
     def poor(self, held: Container[str], but: str, most: int, *, singles: bool | None = None) -> int:
         """How many poor ones wait, or are called, counted up to `most`; without the member `but`.
 
-        singles: only those that do (True) or do not (False) take records of parked keys; None: all.
+        singles: only those that do (True) or do not (False) take records of parked keys; None: all. Without those that
+        are busy elsewhere: what they read there may take long.
         """
         if not self._waiters and not self._called:
             return 0
-        standing = itertools.chain(self._called.values(), self._waiters.values())
+        standing = itertools.chain(self._called.items(), self._waiters.items())
         found = (
             True
-            for member_id, takes in standing
-            if member_id not in held and member_id != but and singles in (None, takes)
+            for waiter, (member_id, takes) in standing
+            if member_id not in held and member_id != but and singles in (None, takes) and waiter.at in (None, self)
         )
         return sum(itertools.islice(found, most))
 
@@ -144,13 +147,20 @@ class WaitQueue:
         apart: of those that take records of parked keys, and of those that do not, each: one of them is the right one.
         """
         for singles in (True, False) if apart else (None,):
-            line = (item for item in self._waiters.items() if singles in (None, item[1].singles))
+            line = (item for item in self._line() if singles in (None, item[1].singles))
             first = next(line, None)
             if first is None:
                 continue
             poor = (one for one, (member_id, _) in itertools.chain((first,), line) if member_id not in held)
             for waiter in list(itertools.islice(poor, max(1, count))) or [first[0]]:
                 self._wake(waiter)
+
+    def _line(self) -> Iterable[tuple[Waiter, Standing]]:
+        """Longest waiting first; those that take something elsewhere last, as they come later."""
+        line = self._waiters.items()
+        if all(waiter.at is None for waiter in self._waiters):
+            return line
+        return sorted(line, key=lambda item: item[0].at not in (None, self))
 
     def wake_some(self, count: int) -> None:
         """Wake the `count` that have waited longest; they leave the line."""

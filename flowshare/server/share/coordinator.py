@@ -229,7 +229,8 @@ class Coordinator:
                 worker=connection.worker,
             )
         except FencedMemberEpoch:
-            self._leaders.release_member(group_id, member_id, died=True)  # its handlers may be at work
+            # Where there is an order its handlers may be at work, and the next of their keys would run beside them.
+            self._leaders.release_member(group_id, member_id, died=bool(self._config_of(group_id).key_order))
             raise
         self._returns.beat(connection, (group_id, member_id), left=beat.left)
         if beat.left:

@@ -143,7 +143,8 @@ class DeadLetters:
         """Whether the server has a letter to write; in a group that parks all that is rejected comes here."""
         config = owner.config
         named = chunk.by_limit or config.dead_letter_on == "all"
-        return bool(config.dead_letter_topic) and (named or not owner.parks)
+        topic = bool(config.dead_letter_topic)
+        return named and topic if owner.parks else named or topic  # one that has no topic any more is told and counted
 
     async def _write_or_give_up(self, owner: PartitionOwner, chunk: Archiving) -> None:
         count = chunk.last - chunk.first + 1

@@ -388,7 +388,6 @@ class _Visit:
         left = request.max_records
         with_records = request.max_bytes > 0
         bytes_each = bytes_max // len(ready) if with_records else 0x7FFFFFFF
-        self._stand_only_at(ready[0][1])
         for key, owner in ready:
             if left <= 0 or found.size >= bytes_max > 0:
                 return
@@ -411,12 +410,6 @@ class _Visit:
             if taken.ranges:
                 found.taken[key] = taken
                 left -= sum(part.last - part.first + 1 for part in taken.ranges)
-
-    def _stand_only_at(self, first: PartitionOwner) -> None:
-        """What it takes first may have to be read: no key is kept for it elsewhere meanwhile."""
-        for owner in self._owners.values():
-            if owner is not first and owner.partition.ordered:
-                owner.step_aside(self._waiter)
 
     async def _make_durable(self, found: _Found) -> None:
         for key, taken in tuple(found.taken.items()):

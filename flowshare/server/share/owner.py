@@ -561,13 +561,17 @@ class PartitionOwner:
                 "their records are not to be had of it; give what reads it a group of its own"
             )
         taken = NOTHING
-        for _ in range(READ_TRIES):
-            found = await self._take_heads(want, opened)
-            if found is None:
-                break
-            taken = found
-            if taken.ranges:
-                break  # else all that was picked was in the log no more, or settled by a replay: there may be others
+        want.waiter.at = self._queue
+        try:
+            for _ in range(READ_TRIES):
+                found = await self._take_heads(want, opened)
+                if found is None:
+                    break
+                taken = found
+                if taken.ranges:
+                    break  # else all that was picked was gone, or settled by a replay: there may be others
+        finally:
+            want.waiter.at = None
         return taken
 
     async def _take_heads(self, want: Want, opened: OpenedLog) -> Taken | None:
