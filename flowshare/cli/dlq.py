@@ -195,6 +195,12 @@ def _tell_of_others(done: Replay, topic: str, *, deleted: bool) -> None:
             "is sent for a parked key beside its replay becomes a dead letter again; replay them when the key goes on",
             err=True,
         )
+    if done.lost:
+        say(
+            f"{len(done.lost)} letters have no record, and it is in its topic no more: if they were of parked keys, "
+            "these go on without them",
+            err=True,
+        )
     if done.bare:
         say(why_bare(done.bare), err=True)
     if deleted and done.kept:

@@ -21,6 +21,8 @@ from flowshare.clock import LoopClock
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flowshare.backend.group_location import Where
     from flowshare.backend.url import BrokerUrl
     from flowshare.client.admin.admin import ResetTarget, ShareAdmin
@@ -116,6 +118,21 @@ def resume(group: str, url: str) -> None:
     say(f"group {group} goes on")
 
 
+forget_option = click.option(
+    "--forget-parked", is_flag=True, help="Also where keys are parked: they are not any more, nor their order."
+)
+
+
+async def _keep_parked(session: CommandSession, group: str, topics: Sequence[str]) -> None:
+    """Raises: Failure (the group has parked keys in these topics, none: in any, which new positions would forget)."""
+    if count := await parked_count(session.admin, group, topics):
+        raise Failure(
+            f"{parked_text(group, count)}, and new positions would forget them: records that wait behind a dead "
+            "letter of their key would run as if there was none. Replay or unpark them first, or add "
+            "--forget-parked"
+        )
+
+
 @groups.command("reset-offsets")
 @click.argument("group")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.  [default: all it has]")
@@ -123,9 +140,7 @@ def resume(group: str, url: str) -> None:
 @click.option("--to-latest", is_flag=True)
 @click.option("--to-datetime", metavar="ISO", help="For example 2026-11-21T09:00:00 (UTC unless it names a zone).")
 @click.option("--to-offset", type=click.IntRange(0))
-@click.option(
-    "--forget-parked", is_flag=True, help="Also where keys are parked: they are not any more, nor their order."
-)
+@forget_option
 @execute_options("the new positions")
 @facts_options
 def reset_offsets(
@@ -148,12 +163,8 @@ def reset_offsets(
     target = _target(to_earliest, to_latest, to_datetime, to_offset)
 
     async def call(session: CommandSession) -> list[dict[str, Any]]:
-        if not forget_parked and (count := await parked_count(session.admin, group, topics)):
-            raise Failure(
-                f"{parked_text(group, count)}, and new positions would forget them: records that wait behind a dead "
-                "letter of their key would run as if there was none. Replay or unpark them first, or add "
-                "--forget-parked"
-            )
+        if not forget_parked:
+            await _keep_parked(session, group, topics)
         moved = await session.admin.reset_offsets(group, to=target, topics=topics or None, dry_run=not execute)
         return [{"topic": one.topic, "partition": one.partition, "from": one.before, "to": one.after} for one in moved]
 
@@ -167,11 +178,17 @@ def reset_offsets(
 @groups.command("delete-offsets")
 @click.argument("group")
 @click.option("--topic", "topics", multiple=True, required=True, help="A topic to forget; may be repeated.")
+@forget_option
 @broker_options
-def delete_offsets(group: str, topics: tuple[str, ...], url: str) -> None:
-    """Forget an empty group's positions in topics."""
+def delete_offsets(group: str, topics: tuple[str, ...], forget_parked: bool, url: str) -> None:
+    """Forget an empty group's positions in topics, and its parked keys there if that is said."""
 
-    run(url, lambda session: session.admin.delete_offsets(group, topics), groups=True)
+    async def call(session: CommandSession) -> None:
+        if not forget_parked:
+            await _keep_parked(session, group, topics)
+        await session.admin.delete_offsets(group, topics)
+
+    run(url, call, groups=True)
     say(f"group {group} has no position any more in {', '.join(topics)}")
 
 
@@ -297,12 +314,14 @@ def _target(earliest: bool, latest: bool, at: str | None, offset: int | None) ->
 @click.option(
     "--topic", "topics", multiple=True, help="Only this topic; may be repeated.  [default: all it committed in]"
 )
+@forget_option
 @execute_options("where the group would begin")
 @facts_options
 def seed(
     group: str,
     consumer_group: str,
     topics: tuple[str, ...],
+    forget_parked: bool,
     execute: bool,
     as_json: bool,
     url: str,
@@ -320,6 +339,8 @@ def seed(
         from flowshare.client.admin.seeding import plan_seeds
 
         plan = await plan_seeds(session.admin, consumer_group, topics)
+        if plan.seeds and not forget_parked:
+            await _keep_parked(session, group, sorted({one.topic for one in plan.seeds}))
         if members := await session.admin.consumer_members(consumer_group):
             text = f"consumer group {consumer_group} has {members} members: what they commit from now on is run again"
             say(text, err=True)

@@ -19,7 +19,7 @@ ROUND: Final = 1_000
 SERVER_PREFIX: Final = "__dlq.errors."
 """Headers of dead letters that the server itself writes: records that the delivery limit archived (KIP-1191)."""
 NOT_COPIED: Final = "key, value and headers: the server did not copy the record, which is at its place"
-_SERVERS: Final = {"delivery.count": "attempts", "message": "reason"}
+_SERVERS: Final = {"delivery.count": "attempts", "message": "reason", "topic.id": "topic_id"}
 """The server's names of facts that an agent's dead letters have too."""
 _FACTS: Final = ("reason", "exception", "topic", "partition", "offset", "attempts", "agent", "group", "timestamp")
 
@@ -58,6 +58,7 @@ def letter_of(topic: str, partition: int, record: Any) -> dict[str, Any]:
         **{name: facts.get(name, "") for name in _FACTS},
         "is_letter": bool(facts),
         "trace": facts.get("trace", ""),
+        "topic_id": facts.get("topic_id", ""),
         "left_out": facts.get("left_out", ""),
         "letter_topic": topic,
         "letter_partition": partition,

@@ -6,19 +6,20 @@ the first that was not replayed, and the metadata the runs behind it (`17-20,25`
 last replay, unless offsets.retention.minutes says else.
 
 Letters of a parked key (`share.parking`) are no single letters: all that are not settled are sent again, in the order
-of their originals, to the partition that they came from, marked as a replay that was begun at the share group.
+of their originals, to the partition that they came from, marked as a replay that was begun at the share group. One
+without its record is replayed with the record as it is at its place, where it still is there.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from flowshare.cli.letters import ROUND, is_own, letter_of, place_text, read_letters
 from flowshare.cli.output import Failure, progress, say
 from flowshare.cli.session import CommandSession
-from flowshare.client.errors import ServerError, Unsupported
+from flowshare.client.errors import ClientError, ServerError, Unsupported
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.key_hash import KeyOrder
 from flowshare.protocol.private import REPLAY_HEADER
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from flowshare.client.admin.admin import ShareAdmin
     from flowshare.client.producer.producer import Message
     from flowshare.protocol.messages import ParkedKeyTold
+
+K = TypeVar("K")
 
 REPLAYED: Final = ".replayed"
 KEYS_AT_ONCE: Final = 1_000
@@ -56,22 +59,21 @@ class Replay:
         self.before = Replayed(session.admin, topic)
         self.left_out = 0
         """Letters that were replayed before."""
-        self._new: list[tuple[int, int]] = []
         self._topic = topic
         self._target = target
         self._dry_run = dry_run
         self._last: dict[int, int] = {}
         self.bare = 0
         """Letters without their record."""
-        self._pending: dict[str, list[Message]] = {}
+        self._pending: list[dict[str, Any]] = []
         self.sent: dict[str, int] = {}
         self._parked = ParkedLookup(session.admin)
         self._parked_wanted: set[KeyAt] = set()
         self.parked: list[ParkedReplay] = []
-        self._not_whole: tuple[dict[str, Any], int] | None = None
-        """A letter without its record, of a parked key, and how many such keys there are."""
         self.done = 0
         """Letters that are sent."""
+        self.lost: set[tuple[int, int]] = set()
+        """Letters without their record, which is not at its place any more: whose they were, nobody knows."""
         self.settled = 0
         """Letters of parked keys that are older than what is parked, or were settled since."""
         self.kept: dict[int, int] = {}
@@ -94,12 +96,16 @@ class Replay:
     async def run(self, wanted: Callable[[Mapping[str, Any]], bool], limit: int | None) -> None:
         with progress(f"replaying {self._topic}", limit) as step:
             async for letter in read_letters(self._session, self._topic):
-                if limit is not None and sum(self.sent.values()) + len(self._parked_wanted) >= limit:
+                if limit is not None and self._taken() >= limit:
                     break
                 if wanted(letter) and not await self._of_parked_key(letter) and self._fresh(letter):
                     await self._add(letter)
                     step(1)
             await self._flush()
+
+    def _taken(self) -> int:
+        """How many are sent or to be sent, a parked key being one."""
+        return sum(self.sent.values()) + len(self._pending) + len(self._parked_wanted)
 
     async def pick(self, places: Iterable[tuple[int, int]]) -> None:
         """Send these letters only, by partition and offset. Raises: Failure."""
@@ -116,7 +122,7 @@ class Replay:
 
     async def _of_parked_key(self, letter: Mapping[str, Any]) -> bool:
         """Whether a letter is of a parked key, which is then replayed whole, by `run_parked`."""
-        at = None if self._target else await self._parked.of(letter)
+        at = None if self._target else await self._parked.of(await self._with_record(letter))
         if at is None:
             return False
         if not _is_of(letter, self._parked.known(at).parked):
@@ -126,6 +132,19 @@ class Replay:
         place = letter["letter_partition"]
         self.kept[place] = min(self.kept.get(place, letter["letter_offset"]), letter["letter_offset"])
         return True
+
+    async def _with_record(self, letter: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A letter as it is; of one without its record that may be of a parked key, with the record from its place."""
+        if not letter["left_out"] or not await self._parked.may_be(letter):
+            return letter
+        topic, partition, offset = letter["topic"], int(letter["partition"]), int(letter["offset"])
+        found = await self._session.admin.read(topic, partition, offset, limit=1)
+        if not found or found[0].offset != offset:
+            self.lost.add((letter["letter_partition"], letter["letter_offset"]))
+            return letter
+        (record,) = found
+        headers = (*record.headers, *letter["headers"])
+        return {**letter, "raw_key": record.key, "raw_value": record.value, "headers": headers, "left_out": ""}
 
     def _fresh(self, letter: Mapping[str, Any]) -> bool:
         if self._again or (letter["letter_partition"], letter["letter_offset"]) not in self.before:
@@ -149,11 +168,6 @@ class Replay:
                 some = wanted[first : first + KEYS_AT_ONCE]
                 await self._replay_keys(await self._begun(some))
                 step(len(some))
-        if self._not_whole:
-            letter, count = self._not_whole
-            raise Failure(
-                f"parked keys ({count}), as that of {place_text(letter)}, cannot be replayed whole: {why_bare(1)}"
-            )
 
     async def _begun(self, keys: Sequence[KeyAt]) -> dict[KeyAt, ParkedKeyTold]:
         """Begin a replay of each key, and return what is known of it."""
@@ -173,71 +187,100 @@ class Replay:
         if not begun:
             return
         # Read after the replays began: each letter up to `last` is there by then.
-        found: dict[KeyAt, dict[int, dict[str, Any]]] = {at: {} for at in begun}
-        async for letter in read_letters(self._session, self._topic):
-            place = await self._parked.of(letter)
-            if place is not None and place in begun and _is_of(letter, begun[place].parked):
-                found[place][int(letter["offset"])] = letter  # the last one of an original is the one that counts
-        to_send: dict[str, list[Message]] = {}
-        sent: list[dict[str, Any]] = []
+        found: dict[KeyAt, dict[int, Mapping[str, Any]]] = {at: {} for at in begun}
+        places: dict[KeyAt, list[tuple[int, int]]] = {at: [] for at in begun}
+        async for read in read_letters(self._session, self._topic):
+            letter = await self._with_record(read)
+            at = await self._parked.of(letter)
+            if at is not None and at in begun and _is_of(letter, begun[at].parked):
+                found[at][int(letter["offset"])] = letter  # the last one of an original is the one that counts
+                places[at].append((letter["letter_partition"], letter["letter_offset"]))
+        to_send: dict[KeyAt, list[Message]] = {}
         for at, told in begun.items():
             letters = [letter for _, letter in sorted(found[at].items())]
-            if letters and self._is_whole(letters):
+            if letters:
                 self._note_parked(at, told, letters)
-                to_send.setdefault(at.topic, []).extend(_marked(at, told, letters))
-                sent += letters
-        if not self._dry_run and sent:
-            await whole(self._send_letters(to_send, sent))
+                to_send[at] = _marked(at, told, letters)
+        if not self._dry_run and to_send:
+            await whole(self._send_letters(to_send, places))
 
-    def _is_whole(self, letters: Sequence[dict[str, Any]]) -> bool:
-        """Whether a key's letters have all their records; it is remembered where not."""
-        bare = next((letter for letter in letters if letter["left_out"]), None)
-        if bare is not None:
-            self._not_whole = bare, (self._not_whole or (bare, 0))[1] + 1
-        return bare is None
-
-    def _note_parked(self, at: KeyAt, told: ParkedKeyTold, letters: Sequence[dict[str, Any]]) -> None:
+    def _note_parked(self, at: KeyAt, told: ParkedKeyTold, letters: Sequence[Mapping[str, Any]]) -> None:
         known = {one for one in (told.parked.first, told.parked.last) if one > told.parked.done}
         gone = tuple(sorted(known.difference(int(letter["offset"]) for letter in letters)))
         self.sent[at.topic] = self.sent.get(at.topic, 0) + len(letters)
         self.parked.append(ParkedReplay(at.group, at.key, len(letters), gone))
 
-    async def _send_letters(self, to_send: Mapping[str, list[Message]], letters: Sequence[dict[str, Any]]) -> None:
-        for topic, messages in to_send.items():
-            await self._session.producer.send_many(topic, messages)
-            self.done += len(messages)
-        await self.before.add([(letter["letter_partition"], letter["letter_offset"]) for letter in letters])
+    async def _send_letters(
+        self, to_send: Mapping[KeyAt, list[Message]], places: Mapping[KeyAt, list[tuple[int, int]]]
+    ) -> None:
+        """Send keys' letters, and remember those of keys that were sent whole. Raises: ClientError, the first one."""
+        errors: list[ClientError] = []
+        for topic in dict.fromkeys(at.topic for at in to_send):
+            keys = [at for at in to_send if at.topic == topic]
+            failed = await self._send(topic, [(at, message) for at in keys for message in to_send[at]])
+            errors += failed.values()
+            await self.before.add([place for at in keys if at not in failed for place in places[at]])
+        if errors:
+            raise errors[0]
 
-    async def _add(self, letter: Mapping[str, Any]) -> None:
-        from flowshare.client.producer.producer import Message
+    async def _send(self, topic: str, messages: Sequence[tuple[K, Message]]) -> dict[K, ClientError]:
+        """Send what belongs to something; the first error of each that was not sent whole."""
+        outcomes = await self._session.producer.send_many(
+            topic, [message for _, message in messages], return_exceptions=True
+        )
+        failed: dict[K, ClientError] = {}
+        for (whose, _), outcome in zip(messages, outcomes, strict=True):
+            if isinstance(outcome, ClientError):
+                failed.setdefault(whose, outcome)
+            else:
+                self.done += 1
+        return failed
 
+    async def _add(self, letter: dict[str, Any]) -> None:
         if letter["left_out"]:
             self.bare += 1
             return
-        to = self._target or letter["topic"]
-        if not to:
+        if not self._target and not letter["topic"]:
             raise Failure(f"{place_text(letter)} does not say where it came from; name a topic with --to")
+        if self._dry_run:
+            self._count(letter)
+            return
+        self._pending.append(letter)
+        if len(self._pending) >= ROUND:
+            await self._flush()
+
+    def _count(self, letter: Mapping[str, Any]) -> str:
+        """Count a letter that is sent; where to."""
+        to = self._target or letter["topic"]
         self.sent[to] = self.sent.get(to, 0) + 1
         self._last[letter["letter_partition"]] = letter["letter_offset"]
-        if self._dry_run:
-            return
-        headers = tuple(pair for pair in letter["headers"] if not is_own(pair[0]))
-        self._new.append((letter["letter_partition"], letter["letter_offset"]))
-        self._pending.setdefault(to, []).append(Message(letter["raw_value"], letter["raw_key"], headers))
-        if sum(map(len, self._pending.values())) >= ROUND:
-            await self._flush()
+        return str(to)
 
     async def _flush(self) -> None:
         await whole(self._send_pending())
 
     async def _send_pending(self) -> None:
-        pending, self._pending = self._pending, {}
-        for name, messages in pending.items():
-            await self._session.producer.send_many(name, messages)
-            self.done += len(messages)
-        new, self._new = self._new, []
-        if new:
-            await self.before.add(new)
+        from flowshare.client.producer.producer import Message
+
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        self._parked.forget()  # a key may have been parked since: a letter of it that came alone would be a second one
+        to_send: dict[str, list[tuple[tuple[int, int], Message]]] = {}
+        for letter in pending:
+            if await self._of_parked_key(letter):
+                continue
+            headers = tuple(pair for pair in letter["headers"] if not is_own(pair[0]))
+            message = Message(letter["raw_value"], letter["raw_key"], headers)
+            place = (letter["letter_partition"], letter["letter_offset"])
+            to_send.setdefault(self._count(letter), []).append((place, message))
+        errors: list[ClientError] = []
+        for name, messages in to_send.items():
+            failed = await self._send(name, messages)
+            errors += failed.values()
+            await self.before.add([place for place, _ in messages if place not in failed])
+        if errors:
+            raise errors[0]
 
 
 def why_bare(count: int) -> str:
@@ -284,19 +327,30 @@ class KeyAt(NamedTuple):
     key: bytes
 
 
-def _marked(at: KeyAt, told: ParkedKeyTold, letters: Sequence[dict[str, Any]]) -> list[Message]:
+def _marked(at: KeyAt, told: ParkedKeyTold, letters: Sequence[Mapping[str, Any]]) -> list[Message]:
     """A key's letters as the records of its replay, in order."""
     from flowshare.client.producer.producer import Message
 
     messages: list[Message] = []
     parked = told.parked
+    after = parked.done
     for letter in letters:
         original = int(letter["offset"])
-        mark = Mark(parked.version, original, parked.last if letter is letters[-1] else original)
+        mark = Mark(parked.version, original, parked.last if letter is letters[-1] else original, after)
+        after = original
         headers = [pair for pair in letter["headers"] if not is_own(pair[0])]
         headers.append((REPLAY_HEADER, mark.encode(at.group, told.topic_id, at.partition)))
         messages.append(Message(letter["raw_value"], letter["raw_key"], tuple(headers), None, at.partition))
     return messages
+
+
+def _has_place(letter: Mapping[str, Any]) -> bool:
+    return bool(letter["group"]) and letter["partition"].isdecimal() and letter["offset"].isdecimal()
+
+
+def _is_from(letter: Mapping[str, Any], told: ParkedKeyTold) -> bool:
+    """Whether a letter is of this topic, and not of an earlier one of that name."""
+    return letter["topic_id"] in ("", str(told.topic_id))
 
 
 def _is_of(letter: Mapping[str, Any], parked: ParkedKey) -> bool:
@@ -311,17 +365,31 @@ class ParkedLookup:
         self._admin = admin
         self._groups: dict[str, tuple[KeyOrder | None, dict[KeyAt, ParkedKeyTold]]] = {}
 
+    def forget(self) -> None:
+        """Ask the groups anew."""
+        self._groups.clear()
+
     async def of(self, letter: Mapping[str, Any]) -> KeyAt | None:
         """The parked key of a letter; None: it is of none."""
-        group, partition, offset = letter["group"], letter["partition"], letter["offset"]
-        if not (group and partition.isdecimal() and offset.isdecimal()):
+        if not _has_place(letter):
             return None
-        order, keys = await self._of_group(group)
+        order, keys = await self._of_group(letter["group"])
         if order is None or not keys:
             return None
         key = order.key_of_parts(letter["raw_key"], letter["headers"])
-        at = None if key is None else KeyAt(group, letter["topic"], int(partition), key)
-        return at if at in keys else None
+        at = None if key is None else KeyAt(letter["group"], letter["topic"], int(letter["partition"]), key)
+        return at if at in keys and _is_from(letter, keys[at]) else None
+
+    async def may_be(self, letter: Mapping[str, Any]) -> bool:
+        """Whether a letter without its record may be one of a parked key that is not settled."""
+        if not _has_place(letter):
+            return False
+        place = (letter["topic"], int(letter["partition"]))
+        _, keys = await self._of_group(letter["group"])
+        return any(
+            (at.topic, at.partition) == place and _is_from(letter, told) and _is_of(letter, told.parked)
+            for at, told in keys.items()
+        )
 
     def known(self, at: KeyAt) -> ParkedKeyTold:
         """What was told of a parked key."""

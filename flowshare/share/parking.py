@@ -3,7 +3,8 @@
 A key is parked when one of its records became a dead letter. Its later records follow it into the dead letters, in
 order, until a replay has settled them all (Axon Framework's sequenced dead letters are the model). A replay sends the
 letters of a key again to the partition that they came from, all of them and in order; each carries a *mark*: the
-replay's version, the offset of the original record, and up to which original everything is settled with it.
+replay's version, the offset of the original record, up to which original everything is settled with it, and up to
+which one all must be settled before it.
 
 Invariant, for each parked key: of its records in the log and its letters, exactly those with an original offset in
 (done, last], and what lies behind in the log without a mark, are unsettled; they are settled in this order. The core
@@ -13,12 +14,14 @@ hands out a parked key's records one at a time (`heads.single`), so that each is
 |---|---|---|---|
 | without a mark | FOLLOWS: becomes a letter unrun | – | last = its offset |
 | of the last replay, behind done | REPLAYED: is run | done = up to; unparked when that is last | the replay is over |
+| of the last replay, but the one before it is not settled (it never came) | SETTLED: is archived unseen | – | – |
 | of a replay that is over | FOLLOWS | – | as it is: its letter was unsettled already |
 | of a replay before the last one, which is not over | SETTLED: is archived unseen | – | – |
 | with a mark, at or before done, or its key is not parked | SETTLED | – | – |
 
 A replay is over when one of its records failed: those behind it follow. One that is begun while another goes on sends
-all again that is not settled: another letter of what the first one sent would be replayed after it, twice. A version
+all again that is not settled: another letter of what the first one sent would be replayed after it, twice. So does one
+that is begun after a replay of which a record could not be sent, or has left the log. A version
 is used once, and is higher than any before it of this share-partition, whatever was unparked or loaded anew meanwhile,
 so that no mark of an earlier replay counts: it is the generation of the load and a count.
 """
@@ -66,21 +69,24 @@ class Mark(NamedTuple):
     version: int
     original: int
     up_to: int
+    after: int
+    """The original before it in the replay, or what was settled when that began."""
 
     def encode(self, group_id: str, topic_id: UUID, partition: int) -> bytes:
         """The header's value."""
-        return f"{self.version} {self.original} {self.up_to} {topic_id.hex}-{partition} {group_id}".encode()
+        numbers = f"{self.version} {self.original} {self.up_to} {self.after}"
+        return f"{numbers} {topic_id.hex}-{partition} {group_id}".encode()
 
     @classmethod
     def of(cls, value: bytes | None, group_id: str, topic_id: UUID, partition: int) -> Mark | None:
         """The mark in a header's value; None: it is none, or of another group or partition."""
         try:
-            version, original, up_to, *where = (value or b"").decode().split(" ", 4)
-            mark = cls(int(version), int(original), int(up_to))
+            version, original, up_to, after, *where = (value or b"").decode().split(" ", 5)
+            mark = cls(int(version), int(original), int(up_to), int(after))
         except ValueError:
             return None
         # Anybody who may write to the topic may say anything: what no state could hold is none.
-        sound = OVER < mark.version <= NUMBER_MAX and 0 <= mark.original <= mark.up_to <= NUMBER_MAX
+        sound = OVER < mark.version <= NUMBER_MAX and -1 <= mark.after < mark.original <= mark.up_to <= NUMBER_MAX
         return mark if sound and where == [f"{topic_id.hex}-{partition}", group_id] else None
 
 
@@ -139,7 +145,9 @@ class Parking:
             return Place.FOLLOWS
         if mark.original <= parked.done or mark.version < parked.version:
             return Place.SETTLED
-        return Place.REPLAYED if mark.version == parked.version else Place.FOLLOWS
+        if mark.version > parked.version:
+            return Place.FOLLOWS
+        return Place.REPLAYED if mark.after <= parked.done else Place.SETTLED
 
     def taken(self, key: bytes, offset: int, mark: Mark) -> Change:
         """The change with a REPLAYED record that is handed out."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import flowshare as fs
-from flowshare.agents.feed import setup
+from flowshare.agents.feed import feeder, setup
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.server.share.owner import PartitionOwner
@@ -33,7 +33,11 @@ def without_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def settings(agent: ShareAgent) -> Mapping[str, str | None]:
         return {name: value for name, value in real(agent).items() if name != "share.key.order"}
 
+    async def kept(*_: Any) -> None:
+        """As if the group had it."""
+
     monkeypatch.setattr(setup, "group_settings", settings)
+    monkeypatch.setattr(feeder, "check_order_kept", kept)
     # An agent with an order runs nothing of a group without one, and knows it by its fences.
     monkeypatch.setattr(PartitionOwner, "_fence", lambda self, ranges: (1, 0) if ranges else None)
 

@@ -502,6 +502,30 @@ async def test_two_members_of_one_group_with_different_orders_are_refused(first:
 
 
 @pytest.mark.flowshare
+async def test_of_two_members_with_different_orders_that_start_together_one_is_refused():
+    journal = Journal()
+    clock = LoopTimeClock()
+    backend = MemoryBackend(clock=clock)
+    await backend.start()
+    settings = HostSettings(threads=False, inline_threads=True)
+    apps = [one_agent(sleeping(journal), order=order) for order in ("key", fs.Header("customer"))]
+    hosts = [Host(app, backend=backend, clock=clock, settings=settings) for app in apps]
+    try:
+        ends = await asyncio.gather(*(host.start() for host in hosts), return_exceptions=True)
+        [refused] = [end for end in ends if end is not None]
+        await hosts[ends.index(refused)].stop()
+        [left] = (await hosts[ends.index(None)].admin.describe_group("t.agent")).members
+    finally:
+        for host in hosts:
+            await host.stop()
+        await backend.close()
+
+    assert isinstance(refused, UsageError)
+    assert "give all agents of the group the same order" in str(refused)
+    assert left
+
+
+@pytest.mark.flowshare
 async def test_an_agent_that_asks_for_no_order_is_told_when_its_group_has_one(caplog: pytest.LogCaptureFixture):
     journal = Journal()
     async with members(sleeping(journal), order=None) as (backend, [host]):

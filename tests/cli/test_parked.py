@@ -2,6 +2,7 @@
 sent."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from flowshare.agents.host.host import Host, HostSettings
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.producer.producer import Message, Producer
 from flowshare.clock import LoopClock
+from flowshare.protocol.messages import OffsetToCommit
 from tests.agents.agents_kit import one_agent
 from tests.cli.test_commands import Shell
 from tests.waiting import until
@@ -20,13 +22,21 @@ def shell(capsys, monkeypatch):
     return Shell(capsys, monkeypatch)
 
 
-def sent(shell, *values):
-    """Records of the keys a (even values) and b."""
+def sent(shell, *values, pad=0):
+    """Records of the keys a (even values) and b, longer by `pad` bytes."""
     for value in values:
-        shell("send", "in", str(value), "--key", "ab"[value % 2])
+        shell("send", "in", f"{value}{' ' * pad}", "--key", "ab"[value % 2])
 
 
-def handled(shell, *, poison=(), after="park", records):
+def narrow(shell, topic, size):
+    """A topic that takes `size` bytes."""
+    configs = {"max.message.bytes": str(size)}
+    shell.beside(
+        lambda connect: ShareAdmin(connect, clock=LoopClock()).create_topic(topic, partitions=1, configs=configs)
+    )
+
+
+def handled(shell, *, poison=(), after="park", declares=True, records):
     """Values in the order in which the agent accepted them, when so many records are finished."""
     done = []
 
@@ -39,6 +49,7 @@ def handled(shell, *, poison=(), after="park", records):
         backend = shell.backend()
         await backend.start()
         app = one_agent(handler, order="key", after_dead_letter=after)
+        app.conf.topic_allow_declare = declares
         host = Host(app, backend=backend, clock=LoopClock(), settings=HostSettings(threads=False, linger=0))
         await host.start()
         try:
@@ -92,6 +103,86 @@ def test_letters_that_are_gone_are_told(shell):
     assert shell.json("dlq", "parked", "t.agent") == []
 
 
+@pytest.mark.parametrize("long", [0, 2])
+def test_a_letter_without_its_record_is_replayed_with_its_key_from_where_the_record_is(shell, long):
+    narrow(shell, "t.agent.dlq", 1_000)
+    shell("topics", "create", "in")
+    for value in (0, 2, 4):
+        sent(shell, value, pad=900 if value == long else 0)
+    sent(shell, 1)
+    assert handled(shell, poison={0}, declares=False, records=4) == [1]
+    assert [letter["value"] for letter in shell.json("dlq", "show", "t.agent.dlq")].count(None) == 1
+
+    assert shell("dlq", "replay", "t.agent.dlq") == "3 replayed to in\n"
+    assert handled(shell, declares=False, records=7) == [0, 2, 4]
+    assert shell.json("dlq", "parked", "t.agent") == []
+
+
+def test_a_letter_without_its_record_which_is_gone_is_told(shell):
+    narrow(shell, "t.agent.dlq", 1_000)
+    shell("topics", "create", "in")
+    sent(shell, 0, pad=900)
+    sent(shell, 2)
+    assert handled(shell, poison={0}, declares=False, records=2) == []
+    shell.beside(lambda connect: ShareAdmin(connect, clock=LoopClock()).delete_records("in", 0, 1))
+
+    told = shell.both("dlq", "replay", "t.agent.dlq")
+    assert "1 letters have no record, and it is in its topic no more" in told
+    assert handled(shell, declares=False, records=3) == [2]
+
+
+def test_a_replay_of_which_a_record_cannot_be_sent_leaves_the_key_parked_and_is_done_anew(shell):
+    narrow(shell, "in", 340)
+    shell("topics", "create", "t.agent.dlq")
+    sent(shell, 0, pad=200)
+    sent(shell, 2, 1)
+    assert handled(shell, poison={0, 1}, declares=False, records=3) == []
+
+    assert "MESSAGE_TOO_LARGE" in shell("dlq", "replay", "t.agent.dlq", code=1)
+    assert handled(shell, declares=False, records=5) == [1]
+    assert [key["key"] for key in shell.json("dlq", "parked", "t.agent")] == ["a"]
+
+    wide = {"max.message.bytes": "1000"}
+    shell.beside(lambda connect: ShareAdmin(connect, clock=LoopClock()).alter_topic_configs("in", wide))
+    assert shell("dlq", "replay", "t.agent.dlq").startswith("2 replayed to in")
+    assert handled(shell, declares=False, records=7) == [0, 2]
+    assert shell.json("dlq", "parked", "t.agent") == []
+
+
+def test_a_key_that_is_parked_while_a_replay_runs_is_replayed_whole(shell, monkeypatch):
+    shell("topics", "create", "in")
+    sent(shell, 0)
+    assert handled(shell, poison={0}, records=1) == []
+    sent(shell, 1, 3)
+    assert handled(shell, poison={1}, records=3) == []
+    parked_keys, asked = ShareAdmin.parked_keys, []
+
+    async def before_b(admin, group):
+        told = await parked_keys(admin, group)
+        asked.append(group)
+        return told if len(asked) > 1 else replace(told, keys=tuple(one for one in told.keys if one.key != b"b"))
+
+    monkeypatch.setattr(ShareAdmin, "parked_keys", before_b)
+    assert shell("dlq", "replay", "t.agent.dlq") == "3 replayed to in\n"
+    assert sorted(handled(shell, records=6)) == [0, 1, 3]
+    assert shell.json("dlq", "parked", "t.agent") == []
+
+
+def test_letters_of_a_topic_that_was_deleted_are_not_of_a_key_that_is_parked_in_the_next_one_of_its_name(shell):
+    shell("topics", "create", "in")
+    sent(shell, 0, 2, 4)
+    assert handled(shell, poison={0}, records=3) == []
+    shell("topics", "delete", "in", "--yes")
+    shell("topics", "create", "in")
+    sent(shell, 100, 1, 102)
+    assert handled(shell, poison={100}, records=3) == [1]
+
+    shell("dlq", "replay", "t.agent.dlq")
+    assert handled(shell, records=8) == [100, 102]
+    shell("dlq", "replay", "t.agent.dlq")
+    assert handled(shell, records=11) == [0, 2, 4]
+
+
 def test_an_unparked_key_goes_on_without_its_letters(shell):
     shell("topics", "create", "in")
     sent(shell, 0, 2)
@@ -100,32 +191,6 @@ def test_an_unparked_key_goes_on_without_its_letters(shell):
     assert shell("dlq", "unpark", "t.agent", "a") == "a goes on in in-0\n"
     sent(shell, 4)
     assert handled(shell, records=3) == [4]
-
-
-def test_a_key_with_a_letter_without_its_record_is_not_replayed_and_others_are(shell):
-    async def bare(connect):
-        facts = {
-            "reason": "poison",
-            "topic": "in",
-            "partition": "0",
-            "offset": "0",
-            "group": "t.agent",
-            "left_out": "x",
-        }
-        headers = tuple((f"flowshare.dlq.{name}", text.encode()) for name, text in facts.items())
-        producer = Producer(connect, clock=LoopClock())
-        await producer.send_many("t.agent.dlq", [Message(None, b"a", headers)])
-        await producer.close()
-
-    shell("topics", "create", "in")
-    sent(shell, 0, 1)
-    assert handled(shell, poison={0, 1}, records=2) == []
-    shell.beside(bare)
-
-    told = shell("dlq", "replay", "t.agent.dlq", code=1)
-    assert "parked keys (1), as that of t.agent.dlq-0@2, cannot be replayed whole" in told
-    assert handled(shell, records=3) == [1]
-    assert [key["key"] for key in shell.json("dlq", "parked", "t.agent")] == ["a"]
 
 
 def test_many_parked_keys_are_replayed_a_part_at_a_time(shell, monkeypatch):
@@ -159,6 +224,27 @@ def test_new_positions_forget_no_parked_keys_unless_told_to(shell):
         assert "group t.agent has 1 parked keys" in shell("groups", "reset-offsets", "t.agent", *command, code=1)
     assert len(shell.json("dlq", "parked", "t.agent")) == 1
     shell("groups", "reset-offsets", "t.agent", "--to-latest", "--execute", "--forget-parked")
+    assert shell.json("dlq", "parked", "t.agent") == []
+
+
+def test_positions_that_are_deleted_or_taken_from_a_consumer_group_forget_no_parked_keys_unless_told_to(shell):
+    async def commit(connect):
+        await ShareAdmin(connect, clock=LoopClock()).commit_offsets("old", [OffsetToCommit("in", 0, 1, -1, "")])
+
+    shell("topics", "create", "in")
+    shell("topics", "create", "else")
+    sent(shell, 0, 2)
+    handled(shell, poison={0}, records=2)
+    shell.beside(commit)
+
+    for command in (
+        ("delete-offsets", "t.agent", "--topic", "in"),
+        ("seed", "t.agent", "--from-consumer-group", "old"),
+        ("seed", "t.agent", "--from-consumer-group", "old", "--execute"),
+    ):
+        assert "group t.agent has 1 parked keys" in shell("groups", *command, code=1)
+    assert len(shell.json("dlq", "parked", "t.agent")) == 1
+    shell("groups", "seed", "t.agent", "--from-consumer-group", "old", "--execute", "--forget-parked")
     assert shell.json("dlq", "parked", "t.agent") == []
 
 

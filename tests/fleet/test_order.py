@@ -126,13 +126,40 @@ def test_keys_stay_parked_through_a_rolling_upgrade_and_a_replay_ends_behind_it(
             letters = [0, 1, 3, *(offset for offset in range(5, 11) if offset % 2)]
             builder = BatchBuilder()
             for at, original in enumerate(letters):
-                mark = Mark(told.parked.version, original, original).encode("g", told.topic_id, 0)
+                after = ([-1, *letters])[at]
+                mark = Mark(told.parked.version, original, original, after).encode("g", told.topic_id, 0)
                 builder.add(b"a", b"again %d" % at, [(REPLAY_HEADER, mark)], timestamp_ms=1_000)
             await fleet.kafka.storage.append("orders", 0, builder.build())
             again = await settle_all(member, len(letters))
             assert list(again) == sorted(again)
             assert not any(again.values())
             assert (await admin.parked_keys("g")).keys == ()
+            await admin.close()
+
+    virtually(scenario)
+
+
+def test_a_deleted_topic_hides_no_parked_keys_of_others():
+    async def scenario(clock):
+        async with Fleet(clock, workers=2) as fleet:
+            await fleet.topic("orders")
+            await fleet.topic("old")
+            await fleet.configure(**PARKS)
+            await produce(fleet, "aab")
+            member = fleet.member("orders", "old")
+            await member.start()
+            await settle_all(member, 3, fails={0})
+            await member.close(timeout_s=1.0)
+            await fleet.kafka.storage.delete_topic("old")
+            await clock.sleep(60)
+
+            async def connect():
+                return fleet.connection()
+
+            admin = ShareAdmin(connect, clock=clock)
+            assert [one.key for one in (await admin.parked_keys("g")).keys] == [b"a"]
+            assert await admin.change_parked_key("g", "unpark", "orders", 0, b"a") is not None
+            await admin.alter_group_configs("g", {"share.key.order": "header:x"})
             await admin.close()
 
     virtually(scenario)

@@ -176,3 +176,31 @@ def test_a_worker_that_joins_its_fleet_just_now_is_asked_again():
             assert answer.error is ErrorCode.NONE
 
     virtually(scenario)
+
+
+def test_a_new_order_of_keys_is_confirmed_when_all_leaders_act_by_it_and_not_before():
+    async def scenario(clock):
+        async with Fleet(clock, workers=3, slots=6) as fleet:
+            far = far_from(fleet.coordinator("g"), fleet)
+            await fleet.configure("g", **{"share.key.order": "key"})
+            fleet.delays[SETTINGS, far.number] = ANSWERED_S + 1.0
+            await fleet.configure("g", **{"share.key.order": "header:customer"})
+            assert far.worker._known_groups.config_of("g").key_order == "header:customer"
+
+            fleet.delays[SETTINGS, far.number] = 1_000.0
+            connection = fleet.connection()
+            change = IncrementalAlterConfigsRequest(
+                resource_type="group", resource="g", configs={"share.key.order": "key"}
+            )
+            answers = [await connection.send(change) for _ in range(2)]
+            del fleet.delays[SETTINGS, far.number]
+            await clock.sleep(30.0)
+            answers.append(await connection.send(change))
+            await connection.close()
+
+            late = ErrorCode.REQUEST_TIMED_OUT
+            assert [answer.error for answer in answers] == [late, late, ErrorCode.NONE]
+            assert "1 workers that lead for it have not answered yet" in answers[0].message
+            assert far.worker._known_groups.config_of("g").key_order == "key"
+
+    virtually(scenario)

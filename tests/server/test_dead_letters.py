@@ -44,6 +44,7 @@ async def test_a_rejected_record_goes_to_the_dead_letter_topic() -> None:
         assert [dict(record.headers) for record in found] == [
             {
                 "__dlq.errors.topic": b"t",
+                "__dlq.errors.topic.id": str(at.topic_id).encode(),
                 "__dlq.errors.partition": b"0",
                 "__dlq.errors.offset": offset,
                 "__dlq.errors.group": b"g",

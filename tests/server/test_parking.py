@@ -43,7 +43,8 @@ def replay(begun, *records: tuple[str, int, int]) -> bytes:
     """A batch with replayed records: key, original, up to."""
     builder = BatchBuilder()
     for key, original, up_to in records:
-        mark = Mark(begun.parked.version, original, up_to).encode("g", begun.topic_id, begun.partition)
+        # as sent before them: all up to the one before
+        mark = Mark(begun.parked.version, original, up_to, original - 1).encode("g", begun.topic_id, begun.partition)
         builder.add(key.encode(), f"again {original}".encode(), [(REPLAY_HEADER, mark)], timestamp_ms=1_000)
     return builder.build()
 

@@ -70,7 +70,7 @@ def test_each_letter_that_follows_is_the_last_one_then():
 
 def test_a_record_of_the_last_replay_is_run_and_settles_its_original():
     parked = parking(A)
-    mark = Mark(replayed(parked), 3, 3)
+    mark = Mark(replayed(parked), 3, 3, 2)
     place = parked.judge(A, mark)
     parked.apply([parked.taken(A, 20, mark)])
     parked.apply(parked.settled(18, 22))
@@ -81,7 +81,7 @@ def test_a_record_of_the_last_replay_is_run_and_settles_its_original():
 
 def test_the_last_record_of_a_replay_lets_the_key_go_on():
     parked = parking(A)
-    mark = Mark(replayed(parked), 4, 5)
+    mark = Mark(replayed(parked), 4, 5, 2)
     parked.apply([parked.taken(A, 20, mark)])
     parked.apply(parked.settled(20, 20))
 
@@ -90,7 +90,7 @@ def test_the_last_record_of_a_replay_lets_the_key_go_on():
 
 def test_what_followed_meanwhile_keeps_the_key_parked():
     parked = parking(A)
-    mark = Mark(replayed(parked), 4, 5)
+    mark = Mark(replayed(parked), 4, 5, 2)
     parked.apply(parked.rejected(A, 9, None))
     parked.apply([parked.taken(A, 20, mark)])
     parked.apply(parked.settled(20, 20))
@@ -101,27 +101,36 @@ def test_what_followed_meanwhile_keeps_the_key_parked():
 def test_a_replayed_record_that_fails_ends_the_replay_and_those_behind_it_follow():
     parked = parking(A)
     version = replayed(parked)
-    parked.apply([parked.taken(A, 20, Mark(version, 3, 3))])
-    parked.apply(parked.rejected(A, 20, Mark(version, 3, 3)))
-    behind = parked.judge(A, Mark(version, 4, 5))
-    parked.apply(parked.rejected(A, 21, Mark(version, 4, 5)))
+    parked.apply([parked.taken(A, 20, Mark(version, 3, 3, 2))])
+    parked.apply(parked.rejected(A, 20, Mark(version, 3, 3, 2)))
+    behind = parked.judge(A, Mark(version, 4, 5, 3))
+    parked.apply(parked.rejected(A, 21, Mark(version, 4, 5, 3)))
 
     assert behind is Place.FOLLOWS
     assert parked.get(A) == ParkedKey(first=3, done=2, last=5, version=OVER)
 
 
+def test_a_replayed_record_whose_predecessor_never_came_is_not_run_and_the_key_stays_parked():
+    parked = parking(A)
+    version = replayed(parked)
+
+    assert parked.judge(A, Mark(version, 4, 5, 3)) is Place.SETTLED
+    assert parked.judge(A, Mark(version, 3, 3, 2)) is Place.REPLAYED
+    assert parked.get(A).last == 5
+
+
 def test_a_record_of_a_replay_that_another_one_overtook_is_passed_over():
     parked = parking(A)
     first = replayed(parked)
-    parked.apply([parked.taken(A, 20, Mark(first, 3, 3))])
+    parked.apply([parked.taken(A, 20, Mark(first, 3, 3, 2))])
     parked.apply(parked.settled(20, 20))
     second = replayed(parked)
 
     assert second > first
-    assert parked.judge(A, Mark(first, 4, 5)) is Place.SETTLED
-    assert parked.judge(A, Mark(second, 4, 5)) is Place.REPLAYED
-    assert parked.judge(A, Mark(second, 3, 3)) is Place.SETTLED
-    assert parked.judge(B, Mark(first, 3, 3)) is Place.SETTLED
+    assert parked.judge(A, Mark(first, 4, 5, 3)) is Place.SETTLED
+    assert parked.judge(A, Mark(second, 4, 5, 3)) is Place.REPLAYED
+    assert parked.judge(A, Mark(second, 3, 3, 2)) is Place.SETTLED
+    assert parked.judge(B, Mark(first, 3, 3, 2)) is Place.SETTLED
 
 
 def test_versions_rise_over_keys_and_loads():
@@ -144,7 +153,7 @@ def test_no_more_keys_are_parked_than_may_be_and_those_that_are_go_on_to_follow(
 
 def test_what_was_in_flight_is_known_after_a_reload():
     parked = parking(A)
-    parked.apply([parked.taken(A, 20, Mark(replayed(parked), 3, 3))])
+    parked.apply([parked.taken(A, 20, Mark(replayed(parked), 3, 3, 2))])
 
     again = Parking(hash, dict(parked.items()))
 
@@ -180,13 +189,13 @@ def test_a_header_that_is_no_mark_of_the_group_is_none(value):
 
 
 def test_a_mark_comes_back():
-    value = Mark(7, 2, 3).encode("g with spaces", TOPIC, 1)
+    value = Mark(7, 2, 3, 1).encode("g with spaces", TOPIC, 1)
 
-    assert Mark.of(value, "g with spaces", TOPIC, 1) == Mark(7, 2, 3)
+    assert Mark.of(value, "g with spaces", TOPIC, 1) == Mark(7, 2, 3, 1)
 
 
 def test_a_mark_that_was_copied_to_another_topic_or_partition_is_none():
-    value = Mark(7, 2, 3).encode("g", TOPIC, 1)
+    value = Mark(7, 2, 3, 1).encode("g", TOPIC, 1)
 
     assert Mark.of(value, "g", UUID(int=8), 1) is None
     assert Mark.of(value, "g", TOPIC, 2) is None
@@ -237,16 +246,21 @@ class World:
         self.parked = Parking(hash, dict(self.parked.items()), generation=self.generation)  # a reload changes nothing
 
     def replay(self) -> None:
-        """As the command: begin, read the letters, send them; it may die in between, or send them twice."""
+        """As the command: begin, read the letters, send them; it may die in between, fail to send some, or send them
+        twice."""
         if self.parked.get(A) is None:
             return
         self.parked.apply([self.parked.replay(A)])
         begun = self.parked.get(A)
         wanted = sorted(one for one in self.letters if begun.done < one <= begun.last)
+        lost = self.dice.choice([0.0, 0.0, 0.2])
         for _ in range(self.dice.choice([1, 1, 1, 2])):
+            after = begun.done
             for original in wanted[: self.dice.choice([len(wanted), len(wanted), 1])]:
                 up_to = begun.last if original == wanted[-1] else original
-                self.log.append((original, Mark(begun.version, original, up_to)))
+                if self.dice.random() >= lost:
+                    self.log.append((original, Mark(begun.version, original, up_to, after)))
+                after = original
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -272,12 +286,12 @@ def test_a_cut_log_ends_the_replay_whose_record_was_lost_with_it() -> None:
     parking.apply([parking.replay(b"a"), parking.replay(b"b")])
     for key, offset in ((b"a", 8), (b"b", 5)):
         version = parking.get(key).version
-        parking.apply([parking.taken(key, offset, Mark(version, 0, 1))])
+        parking.apply([parking.taken(key, offset, Mark(version, 0, 1, -1))])
 
     changes = parking.cut(6)
     parking.apply(changes)
 
     assert [key for key, _ in changes] == [b"a"]
     assert parking.settled(8, 8) == []
-    assert parking.judge(b"a", Mark(version, 1, 1)) is not Place.REPLAYED
+    assert parking.judge(b"a", Mark(version, 1, 1, 0)) is not Place.REPLAYED
     assert [key for key, _ in parking.settled(5, 5)] == [b"b"]

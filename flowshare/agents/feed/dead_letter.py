@@ -33,6 +33,7 @@ def dead_letter(topic: str, group: str, chunk: Chunk, record: DecodedRecord, out
         "exception": "" if error is None else kind_of(error),
         "trace": "" if error is None else trace(error),
         "topic": chunk.topic,
+        "topic_id": str(chunk.tp.topic_id),
         "partition": str(chunk.partition),
         "offset": str(chunk.place(record.offset) if mark is None else mark.original),
         "attempts": str(record.delivery_count),

@@ -20,7 +20,7 @@ from flowshare.agents.feed.locks import HeldRecords, LockKeeper
 from flowshare.agents.feed.members import new_member
 from flowshare.agents.feed.prefetch import FEW, FetchSize, GroupSize, KeyFetchSize, KeyPrefetch, Prefetch, Prefetcher
 from flowshare.agents.feed.reader import Reader
-from flowshare.agents.feed.setup import prepare
+from flowshare.agents.feed.setup import check_order_kept, prepare
 from flowshare.agents.feed.stalls import StallWatch
 from flowshare.agents.feed.standstill import Standstill
 from flowshare.agents.handler.chunk import Chunk, runs
@@ -208,6 +208,7 @@ class Feeder:
             self._connect, self.agent, side, clock=self._clock, member_id=self._member_id
         )
         await member.start()
+        await check_order_kept(self.agent, self._admin, self._clock)
         if not self._capabilities.window_by_count:
             group = self._fetch_size.group = GroupSize(self.agent, limits.locks, clock=self._clock, admin=self._admin)
             await group.start()

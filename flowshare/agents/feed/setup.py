@@ -7,9 +7,9 @@ nothing (KIP-932 leaves the reset to the group's config).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.agents.feed.limits import GroupLimits, check_asked, native_limits
 from flowshare.agents.handler.errors import UsageError
@@ -37,6 +37,8 @@ logger = logging.getLogger("flowshare.agents")
 CLEANUP: Final = (("compact", "compacting"), ("delete", "deleting"))
 """Policies of cleanup.policy, and what Faust calls them."""
 MESSAGE_BYTES_MAX: Final = "max.message.bytes"
+T = TypeVar("T")
+
 MESSAGE_BYTES: Final = 1_048_588
 """Kafka's default of it."""
 HEADERS_BYTES: Final = 64 << 10
@@ -63,9 +65,14 @@ async def prepare(
     Raises: UsageError (the application asks for what it cannot have), ServerError (refused for another reason),
     BackendError (nobody could do it, PREPARE_TRIES times).
     """
+    return await _retried(agent, clock, lambda: _prepare(agent, admin, capabilities, allow))
+
+
+async def _retried(agent: ShareAgent, clock: Clock, call: Callable[[], Awaitable[T]]) -> T:
+    """What `call` returns, once nobody is in its way. Raises: as `prepare`."""
     for tried in range(1, PREPARE_TRIES + 1):
         try:
-            return await _prepare(agent, admin, capabilities, allow)
+            return await call()
         except (ConnectionLost, NotConnected, ServerError) as error:
             if isinstance(error, ServerError) and not error.retriable:
                 raise
@@ -388,6 +395,26 @@ async def _check_order(agent: ShareAgent, admin: ShareAdmin) -> None:
         agent.group,
         KEY_ORDER,
     )
+
+
+async def check_order_kept(agent: ShareAgent, admin: ShareAdmin, clock: Clock) -> None:
+    """See, as a member, that the group works in the agent's order: another one that started beside it may have set its
+    own before either had joined. From now on nobody can (SG-18.2). Raises: as `prepare`."""
+    wanted = agent.options.key_order
+    if wanted is None:
+        return
+    try:
+        entries = await _retried(agent, clock, lambda: admin.group_configs(agent.group))
+    except ServerError as error:  # no right to see it
+        logger.debug("the order of group %s could not be looked at: %s", agent.group, error)
+        return
+    order = next((entry.value for entry in entries if entry.name == KEY_ORDER), wanted)
+    if order != wanted:
+        raise UsageError(
+            f"agent {agent.name}: another agent of group {agent.group} that started beside this one has set "
+            f"{KEY_ORDER}={order}, and this one wants {wanted}: give all agents of the group the same order, then "
+            "start it again"
+        )
 
 
 async def _other_settings(agent: ShareAgent, admin: ShareAdmin, wanted: Mapping[str, str | None]) -> str:

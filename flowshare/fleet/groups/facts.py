@@ -14,12 +14,14 @@ import itertools
 from collections import deque
 from collections.abc import Container, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.core_errors import CoreError
 from flowshare.fleet.directory import NOBODY
+from flowshare.protocol.errors import ErrorCode
 from flowshare.server.runtime.failures import Refused
-from flowshare.share.config import GroupConfig
+from flowshare.share.config import KEY_ORDER, GroupConfig
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
@@ -37,6 +39,9 @@ SETTINGS: Final = "fleet_settings"
 """{facts} -> {}: a group's settings have changed."""
 ANSWERED_S: Final = 2.0
 """How long a change of settings waits for leaders to say that they act by them; they are told on after that."""
+ORDERED_S: Final = 4.0
+"""The same for a change of the order of keys, within CALL_S: who does not act by it yet would hand out one key to
+several members, so it is not confirmed."""
 NEWS_S: Final = 30.0
 """How long changed settings are told to those who begin to lead; longer than any worker is behind with the map."""
 NEWS_MAX: Final = 1_000
@@ -51,6 +56,8 @@ class FleetGroups:
         self._known_groups = known_groups
         self._changes = itertools.count(1)
         self._leading: frozenset[int] = frozenset()
+        self._to_order: dict[str, set[asyncio.Task[None]]] = {}
+        """Tellings of a group's new order of keys that are not answered yet."""
         self._news: deque[tuple[str, float]] = deque(maxlen=NEWS_MAX)
         self.service: ShareService
         directory.on_change(self._tell_new_leaders)
@@ -78,19 +85,45 @@ class FleetGroups:
         return self._directory.group_epoch(group_id), next(self._changes)
 
     async def configured(self, group_id: str) -> None:
-        """A group's settings have changed: all leaders are told; those that are reached in time act by them now."""
+        """A group's settings have changed: all leaders are told; those that are reached in time act by them now.
+
+        Raises: Refused (of a new order of keys not all have heard yet).
+        """
         tellings = self.tell(group_id)
         self.service.partitions.configure(group_id)
-        if tellings:
+        to_order = self._to_order.get(group_id)
+        if to_order:
+            with suppress(TimeoutError):
+                await self.service.clock.wait_for(asyncio.wait(set(to_order)), ORDERED_S)
+        elif tellings:
             with suppress(TimeoutError):
                 await self.service.clock.wait_for(asyncio.wait(tellings), ANSWERED_S)
+        if to_order := self._to_order.get(group_id):
+            raise Refused(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"{KEY_ORDER} of group {group_id} is set, but {len(to_order)} workers that lead for it have not "
+                "answered yet, and would hand out records in the order of before: try again",
+            )
 
     def tell(self, group_id: str) -> list[asyncio.Task[None]]:
         """Tell all leaders of a group's settings: they changed, or it is coordinated here since just now."""
         facts = self._facts(group_id)
+        before = self._known_groups.config_of(group_id).key_order
         self._known_groups.learn(facts)
         self._news.append((group_id, self.service.clock.monotonic() + NEWS_S))
-        return self._peers.tell_leaders(SETTINGS, **facts.to_json())
+        tellings = self._peers.tell_leaders(SETTINGS, **facts.to_json())
+        if self._known_groups.config_of(group_id).key_order != before:
+            for telling in tellings:
+                self._to_order.setdefault(group_id, set()).add(telling)
+                telling.add_done_callback(partial(self._has_order, group_id))
+        return tellings
+
+    def _has_order(self, group_id: str, telling: asyncio.Task[None]) -> None:
+        """A leader has heard of a group's order, or has left."""
+        left = self._to_order.get(group_id, set())
+        left.discard(telling)
+        if not left:
+            self._to_order.pop(group_id, None)
 
     def _tell_new_leaders(self) -> None:
         """Who leads since just now may have asked before a change that this worker told to others only."""

@@ -248,6 +248,7 @@ class DeadLetters:
         mark = None if original is None or owner.parked is None else owner.parked.mark_of(original)
         facts = {
             "topic": owner.log.topic,
+            "topic.id": str(owner.key.topic_id),  # not in KIP-1191: a topic may be made anew under its name
             "partition": str(owner.key.partition),
             "offset": str(offset if mark is None else mark.original),
             "group": owner.key.group_id,

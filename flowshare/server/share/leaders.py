@@ -190,8 +190,8 @@ class LocalLeaders:
         return [await self._parked(one, act, key) for one in keys]
 
     async def _parked(self, at: ShareKey, act: str, key: bytes) -> ParkedRows:
-        if not self._partitions.knows(at):
-            return ()
+        if self._topics.by_id(at.topic_id) is None or not self._partitions.knows(at):
+            return ()  # with a topic its parked keys are gone
         owner = await self._partitions.open(at)
         if owner.parked is None:
             return ()
