@@ -14,6 +14,7 @@ from flowshare.cli.output import Failure, emit_json, headings, say, show
 from flowshare.cli.replay import ParkedReplay, Replay, why_bare
 from flowshare.cli.session import CommandSession, run
 from flowshare.printable import printable
+from flowshare.protocol.key_hash import key_name
 from flowshare.share.parking import OVER
 
 SHOWN: Final = 20
@@ -260,7 +261,7 @@ def unpark(group: str, key: str | None, key_hex: str | None, topic: str | None, 
 
     async def call(session: CommandSession) -> list[dict[str, Any]]:
         told = await session.admin.parked_keys(group)
-        found = [one for one in told.keys if one.key == wanted]
+        found = [one for one in told.keys if one.key in (wanted, key_name(wanted))]
         if not found:
             raise Failure(_no_such_key(group, wanted, [one.key for one in told.keys]))
         if topic is not None and topic not in {one.topic for one in found}:

@@ -21,7 +21,7 @@ from flowshare.cli.output import Failure, progress, say
 from flowshare.cli.session import CommandSession
 from flowshare.client.errors import ClientError, ServerError, Unsupported
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.key_hash import KeyOrder
+from flowshare.protocol.key_hash import KeyOrder, key_name
 from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.share.parking import Mark, ParkedKey
 from flowshare.share.ranges import Range, merged
@@ -319,7 +319,7 @@ def parked_text(group: str, count: int) -> str:
 
 
 class KeyAt(NamedTuple):
-    """A key of a share-partition."""
+    """A key of a share-partition, by its name (`key_name`)."""
 
     group: str
     topic: str
@@ -377,7 +377,7 @@ class ParkedLookup:
         if order is None or not keys:
             return None
         key = order.key_of_parts(letter["raw_key"], letter["headers"])
-        at = None if key is None else KeyAt(letter["group"], letter["topic"], int(letter["partition"]), key)
+        at = None if key is None else KeyAt(letter["group"], letter["topic"], int(letter["partition"]), key_name(key))
         return at if at in keys and _is_from(letter, keys[at]) else None
 
     async def may_be(self, letter: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ a key's records apart by the same number. Two keys with one hash wait for each o
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,8 @@ from flowshare.protocol.headers import crc32c
 _crc32c: Callable[[bytes], int] = google_crc32c.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 NO_ORDER: Final = 0
 """The hash of records that have no key."""
+NAME_MAX: Final = 512
+"""Bytes of the keys that are known by themselves where many are remembered."""
 _BY_KEY: Final = "key"
 _BY_HEADER: Final = "header:"
 
@@ -25,6 +28,20 @@ _BY_HEADER: Final = "header:"
 def key_hash(key: bytes | None) -> int:
     """CRC-32C of a key, 1 where that is 0; 0 for null, which has no order."""
     return NO_ORDER if key is None else crc32c(key) or 1
+
+
+def key_name(key: bytes) -> bytes:
+    """What a key is known by where many are remembered: the key, or of a longer one than NAME_MAX bytes its beginning,
+    its SHA-256 and its hash, one byte more than NAME_MAX. A key may have a megabyte, and so may each of thousands."""
+    if len(key) <= NAME_MAX:
+        return key
+    tail = hashlib.sha256(key).digest() + key_hash(key).to_bytes(4)
+    return key[: NAME_MAX + 1 - len(tail)] + tail
+
+
+def name_hash(name: bytes) -> int:
+    """The hash of the key with this name."""
+    return key_hash(name) if len(name) <= NAME_MAX else int.from_bytes(name[-4:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from flowshare.agents.host.host import Host, HostSettings
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.producer.producer import Message, Producer
 from flowshare.clock import LoopClock
+from flowshare.protocol.key_hash import key_name
 from flowshare.protocol.messages import OffsetToCommit
 from tests.agents.agents_kit import one_agent
 from tests.cli.test_commands import Shell
@@ -291,6 +292,26 @@ def test_keys_that_are_no_text_are_named_by_their_bytes(shell):
     assert parked() == []
     shell("dlq", "unpark", "t.agent", code=2)
     shell("dlq", "unpark", "t.agent", "--hex", "xy", code=2)
+
+
+def test_a_long_key_is_known_by_a_short_name(shell):
+    keys = [f"{'k' * 2_000}{end}" for end in "abc"]
+    shell("topics", "create", "in")
+    for value, key in enumerate((*keys, *keys)):
+        shell("send", "in", str(value), "--key", key)
+    handled(shell, poison={0, 1, 2}, records=6)
+
+    names = [key["key_hex"] for key in shell.json("dlq", "parked", "t.agent")]
+    assert [len(name) // 2 for name in names] == [513] * 3
+    shell("dlq", "unpark", "t.agent", keys[0])
+    named = key_name(keys[1].encode()).hex()
+    shell("dlq", "unpark", "t.agent", "--hex", named)
+    assert [key["key_hex"] for key in shell.json("dlq", "parked", "t.agent")] == [
+        name for name in names if name == key_name(keys[2].encode()).hex()
+    ]
+    assert "the parked key " in shell.both("dlq", "replay", "t.agent.dlq", "--at", "0@2")
+    assert handled(shell, records=8) == [2, 5]
+    assert shell.json("dlq", "parked", "t.agent") == []
 
 
 def test_an_agent_that_parks_no_more_tells_of_the_keys_that_are_parked(shell, caplog):

@@ -139,6 +139,39 @@ def test_keys_stay_parked_through_a_rolling_upgrade_and_a_replay_ends_behind_it(
     virtually(scenario)
 
 
+def test_many_long_keys_that_are_parked_at_once_are_stored(monkeypatch):
+    monkeypatch.setattr("flowshare.fleet.state.writing.WRITE_BYTES_MAX", 1 << 20)
+
+    async def scenario(clock):
+        async with Fleet(clock, workers=1) as fleet:
+            await fleet.topic("orders")
+            await fleet.configure(**PARKS)
+            for number in range(75):
+                builder = BatchBuilder()
+                builder.add(b"%03d" % number + b"k" * 16_000, b"v", [], timestamp_ms=1_000)
+                await fleet.kafka.storage.append("orders", 0, builder.build())
+            member = fleet.member("orders")
+            await member.start()
+            held = []
+            acks: list[AckBatch] = []
+            async with asyncio.timeout(100):
+                while sum(ack.last - ack.first + 1 for ack in acks) < 75:
+                    member.ask(HEADS)
+                    held += await member.fetched()
+                    acks = [AckBatch(run.first, run.last, REJECT) for one in held for run in one.acquired]
+            await member.acknowledge({held[0].tp: acks}, generation=held[0].generation)
+
+            async def connect():
+                return fleet.connection()
+
+            admin = ShareAdmin(connect, clock=clock)
+            assert len((await admin.parked_keys("g")).keys) == 75
+            assert fleet.machines[0].worker._service.stats.failed_state_writes == 0
+            await admin.close()
+
+    virtually(scenario)
+
+
 def test_a_deleted_topic_hides_no_parked_keys_of_others():
     async def scenario(clock):
         async with Fleet(clock, workers=2) as fleet:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from flowshare.protocol.headers import crc32c
-from flowshare.protocol.key_hash import KeyOrder, key_hash
+from flowshare.protocol.key_hash import NAME_MAX, KeyOrder, key_hash, key_name, name_hash
 
 
 def record(key=None, *headers):
@@ -48,3 +48,14 @@ def test_the_last_header_of_the_name_orders_a_record():
     assert order.hash_of(record(b"a", ("customer", b"1"), ("other", b"3"), ("customer", b"2"))) == key_hash(b"2")
     assert order.hash_of(record(b"a", ("customer", b"1"), ("customer", None))) == 0
     assert order.hash_of(record(b"a", ("Customer", b"1"))) == 0
+
+
+def test_a_name_is_short_tells_keys_apart_and_has_the_hash_of_its_key():
+    same = b"k" * NAME_MAX
+    keys = [b"", same, same + b"1", same + b"2", b"k" * 100_000]
+    names = [key_name(key) for key in keys]
+
+    assert names[:2] == keys[:2]
+    assert len(set(names)) == len(keys)
+    assert max(map(len, names)) == NAME_MAX + 1
+    assert [name_hash(name) for name in names] == [key_hash(key) for key in keys]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from flowshare.protocol.key_hash import key_hash
+from flowshare.protocol.key_hash import name_hash
 from flowshare.server.runtime.state import (
     Journal,
     ShareKey,
@@ -113,7 +113,7 @@ class Loader:
         self, key: ShareKey, parked: Mapping[bytes, ParkedKey], end: int
     ) -> Mapping[bytes, ParkedKey]:
         """Parked keys without the replays of which a record was lost with the log's end. Written before the cut is."""
-        changes = Parking(key_hash, parked).cut(end)
+        changes = Parking(name_hash, parked).cut(end)
         if not changes:
             return parked
         await self._storage.write([parked_write(key, change) for change in changes])

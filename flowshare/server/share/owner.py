@@ -387,7 +387,7 @@ class PartitionOwner:
 
     async def replay_key(self, key: bytes) -> ParkedKey | None:
         """Begin a replay of a parked key; what is known of it, None if it is not parked. Raises: StorageError."""
-        if self.parked is None or key not in self.parked:
+        if self.parked is None or (key := self.parked.name(key)) not in self.parked:
             return None
         _, begun = self.parked.parking.replay(key)
         return await self._change_parked(key, begun)
@@ -399,7 +399,7 @@ class PartitionOwner:
     async def _change_parked(self, key: bytes, changed: ParkedKey | None) -> ParkedKey | None:
         """It is so when that is durable, and as it was if it cannot be written."""
         self._check_open()
-        if self.parked is None or (known := self.parked.parking.get(key)) is None:
+        if self.parked is None or (known := self.parked.parking.get(key := self.parked.name(key))) is None:
             return None
         beside = self.parked.writes([(key, changed)])
         durable = self._writer.add(None, beside=beside, done=partial(self._parked_changed, key, changed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.protocol.key_hash import key_hash
+from flowshare.protocol.key_hash import key_name, name_hash
 from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.server.runtime.state import parked_write
 from flowshare.share.parking import KEYS_MAX, Mark, ParkedKey, Parking, Place, TooManyParked
@@ -28,7 +28,7 @@ FOLLOWERS_MAX: Final = 2 * KEYS_MAX
 
 
 class Seen(NamedTuple):
-    """A picked record whose key may be parked."""
+    """A picked record whose key may be parked. key: its name (`key_name`), as everywhere here."""
 
     offset: int
     key: bytes
@@ -65,7 +65,7 @@ class ParkedKeys:
         self._tell_full_s = self._tell_parked_s = 0.0
         self._followers: set[int] = set()
         """What was handed out to become a letter unrun."""
-        self.parking = Parking(key_hash, parked, generation=generation)
+        self.parking = Parking(name_hash, parked, generation=generation)
         partition.single(self.parking.hashes)
         self._tell_parked()
 
@@ -74,6 +74,14 @@ class ParkedKeys:
 
     def __contains__(self, key: bytes) -> bool:
         return self.parking.get(key) is not None
+
+    def name(self, key: bytes) -> bytes:
+        """The name of a key, which may be given by its name already."""
+        return key if key in self else key_name(key)
+
+    def _name_of(self, record: RawRecord | None) -> bytes | None:
+        key = None if record is None else self._opened.order.key_of(record)
+        return None if key is None else key_name(key)
 
     def mark_of(self, record: RawRecord | DecodedRecord) -> Mark | None:
         """The mark of a replayed record of this group."""
@@ -94,7 +102,7 @@ class ParkedKeys:
             for offset in range(first, last + 1):
                 if offset in replayed or (hashes and partition.hash_at(offset) in hashes):
                     record = await opened.record(offset, committed=committed)
-                    key = None if record is None else opened.order.key_of(record)
+                    key = self._name_of(record)
                     if record is not None and key is not None:
                         found.append(Seen(offset, key, self.mark_of(record)))
         return found
@@ -168,7 +176,7 @@ class ParkedKeys:
         meanwhile: nobody ran it. Raises: as `OpenedLog.record`.
         """
         record = await self._opened.record(offset, committed=committed)
-        key = None if record is None else self._opened.order.key_of(record)
+        key = self._name_of(record)
         followed = offset in self._followers
         self._followers.discard(offset)
         if record is None or key is None or (key not in self and (followed or not parks)):
