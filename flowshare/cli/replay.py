@@ -191,7 +191,7 @@ class Replay:
         places: dict[KeyAt, list[tuple[int, int]]] = {at: [] for at in begun}
         async for read in read_letters(self._session, self._topic):
             letter = await self._with_record(read)
-            at = await self._parked.of(letter)
+            at = None if letter["left_out"] else await self._parked.of(letter)
             if at is not None and at in begun and _is_of(letter, begun[at].parked):
                 found[at][int(letter["offset"])] = letter  # the last one of an original is the one that counts
                 places[at].append((letter["letter_partition"], letter["letter_offset"]))
@@ -358,12 +358,29 @@ def _is_of(letter: Mapping[str, Any], parked: ParkedKey) -> bool:
     return parked.done < int(letter["offset"]) <= parked.last
 
 
+class ParkedOf(NamedTuple):
+    """What is parked of a group. spans: by topic and partition one that has all that is not settled there."""
+
+    order: KeyOrder | None
+    keys: Mapping[KeyAt, ParkedKeyTold]
+    spans: Mapping[tuple[str, int], ParkedKeyTold]
+
+
+def _spans(keys: Iterable[ParkedKeyTold]) -> dict[tuple[str, int], ParkedKeyTold]:
+    spans: dict[tuple[str, int], ParkedKeyTold] = {}
+    for one in keys:
+        span = spans.setdefault((one.topic, one.partition), one)
+        done, last = min(span.parked.done, one.parked.done), max(span.parked.last, one.parked.last)
+        spans[one.topic, one.partition] = span._replace(parked=span.parked._replace(done=done, last=last))
+    return spans
+
+
 class ParkedLookup:
     """Which letters are of parked keys; each group is asked once."""
 
     def __init__(self, admin: ShareAdmin) -> None:
         self._admin = admin
-        self._groups: dict[str, tuple[KeyOrder | None, dict[KeyAt, ParkedKeyTold]]] = {}
+        self._groups: dict[str, ParkedOf] = {}
 
     def forget(self) -> None:
         """Ask the groups anew."""
@@ -373,29 +390,26 @@ class ParkedLookup:
         """The parked key of a letter; None: it is of none."""
         if not _has_place(letter):
             return None
-        order, keys = await self._of_group(letter["group"])
+        order, keys, _ = await self._of_group(letter["group"])
         if order is None or not keys:
             return None
         key = order.key_of_parts(letter["raw_key"], letter["headers"])
         at = None if key is None else KeyAt(letter["group"], letter["topic"], int(letter["partition"]), key_name(key))
-        return at if at in keys and _is_from(letter, keys[at]) else None
+        return at if at is not None and at in keys and _is_from(letter, keys[at]) else None
 
     async def may_be(self, letter: Mapping[str, Any]) -> bool:
         """Whether a letter without its record may be one of a parked key that is not settled."""
         if not _has_place(letter):
             return False
-        place = (letter["topic"], int(letter["partition"]))
-        _, keys = await self._of_group(letter["group"])
-        return any(
-            (at.topic, at.partition) == place and _is_from(letter, told) and _is_of(letter, told.parked)
-            for at, told in keys.items()
-        )
+        of_group = await self._of_group(letter["group"])
+        span = of_group.spans.get((letter["topic"], int(letter["partition"])))
+        return span is not None and _is_from(letter, span) and _is_of(letter, span.parked)
 
     def known(self, at: KeyAt) -> ParkedKeyTold:
         """What was told of a parked key."""
-        return self._groups[at.group][1][at]
+        return self._groups[at.group].keys[at]
 
-    async def _of_group(self, group: str) -> tuple[KeyOrder | None, dict[KeyAt, ParkedKeyTold]]:
+    async def _of_group(self, group: str) -> ParkedOf:
         if group not in self._groups:
             order = ""
             keys: dict[KeyAt, ParkedKeyTold] = {}
@@ -408,7 +422,7 @@ class ParkedLookup:
             except ServerError as error:  # nor has a group that was deleted; else a letter of one must not go out loose
                 if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
                     raise
-            self._groups[group] = KeyOrder.parse(order), keys
+            self._groups[group] = ParkedOf(KeyOrder.parse(order), keys, _spans(keys.values()))
         return self._groups[group]
 
 

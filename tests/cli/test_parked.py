@@ -132,6 +132,24 @@ def test_a_letter_without_its_record_which_is_gone_is_told(shell):
     assert handled(shell, declares=False, records=3) == [2]
 
 
+def test_a_letter_that_names_its_key_is_not_sent_without_its_record(shell):
+    async def bare(connect):
+        facts = {"topic": "in", "partition": "0", "offset": "2", "group": "t.agent", "left_out": "x"}
+        headers = tuple((f"flowshare.dlq.{name}", text.encode()) for name, text in facts.items())
+        producer = Producer(connect, clock=LoopClock())
+        await producer.send_many("t.agent.dlq", [Message(None, b"a", headers)])
+        await producer.close()
+
+    shell("topics", "create", "in")
+    sent(shell, 0, 1, 2)
+    assert handled(shell, poison={0}, records=3) == [1]
+    shell.beside(bare)
+    shell.beside(lambda connect: ShareAdmin(connect, clock=LoopClock()).delete_records("in", 0, 3))
+
+    assert "1 letters have no record" in shell.both("dlq", "replay", "t.agent.dlq")
+    assert handled(shell, records=5) == [0, 2]
+
+
 def test_a_replay_of_which_a_record_cannot_be_sent_leaves_the_key_parked_and_is_done_anew(shell):
     narrow(shell, "in", 340)
     shell("topics", "create", "t.agent.dlq")

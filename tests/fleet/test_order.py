@@ -7,7 +7,6 @@ import uuid
 
 import pytest
 
-from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ServerError
 from flowshare.client.session.share_session import Plan
 from flowshare.fleet.groups.leaders import OFFSETS_TOLD, offsets_of, tell_offsets
@@ -103,10 +102,7 @@ def test_keys_stay_parked_through_a_rolling_upgrade_and_a_replay_ends_behind_it(
             first = await settle_all(member, 5, fails={0})
             assert {offset for offset, follows in first.items() if follows} == {1, 3}
 
-            async def connect():
-                return fleet.connection()
-
-            admin = ShareAdmin(connect, clock=clock)
+            admin = fleet.admin()
             leaders = set()
             for machine in list(fleet.machines):
                 leaders.add(fleet.leader("orders", 0).number)
@@ -161,12 +157,29 @@ def test_many_long_keys_that_are_parked_at_once_are_stored(monkeypatch):
                     acks = [AckBatch(run.first, run.last, REJECT) for one in held for run in one.acquired]
             await member.acknowledge({held[0].tp: acks}, generation=held[0].generation)
 
-            async def connect():
-                return fleet.connection()
-
-            admin = ShareAdmin(connect, clock=clock)
+            admin = fleet.admin()
             assert len((await admin.parked_keys("g")).keys) == 75
             assert fleet.machines[0].worker._service.stats.failed_state_writes == 0
+            await admin.close()
+
+    virtually(scenario)
+
+
+def test_parked_keys_of_a_topic_that_workers_do_not_know_yet_are_told():
+    async def scenario(clock):
+        async with Fleet(clock, workers=2) as fleet:
+            await fleet.topic("orders")
+            await fleet.configure(**PARKS)
+            await produce(fleet, "aab")
+            member = fleet.member("orders")
+            await member.start()
+            await settle_all(member, 3, fails={0})
+            await member.close(timeout_s=1.0)
+            for machine in fleet.machines:
+                machine.worker._log._topics._known.clear()
+
+            admin = fleet.admin()
+            assert [one.key for one in (await admin.parked_keys("g")).keys] == [b"a"]
             await admin.close()
 
     virtually(scenario)
@@ -186,10 +199,7 @@ def test_a_deleted_topic_hides_no_parked_keys_of_others():
             await fleet.kafka.storage.delete_topic("old")
             await clock.sleep(60)
 
-            async def connect():
-                return fleet.connection()
-
-            admin = ShareAdmin(connect, clock=clock)
+            admin = fleet.admin()
             assert [one.key for one in (await admin.parked_keys("g")).keys] == [b"a"]
             assert await admin.change_parked_key("g", "unpark", "orders", 0, b"a") is not None
             await admin.alter_group_configs("g", {"share.key.order": "header:x"})
@@ -224,10 +234,7 @@ def test_the_order_of_a_fleets_group_does_not_change_while_it_has_members():
             await fleet.configure(**BY_KEY)
             await fleet.member("orders").start()
 
-            async def connect():
-                return fleet.connection()
-
-            admin = ShareAdmin(connect, clock=clock)
+            admin = fleet.admin()
             for other in ("header:customer", ""):
                 with pytest.raises(ServerError, match="stop all its workers") as caught:
                     await admin.alter_group_configs("g", {"share.key.order": other})

@@ -10,6 +10,7 @@ from typing import Self
 import orjson
 
 from flowshare.backend.fleet import FleetConnection
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import NotConnected, ServerError
 from flowshare.client.net.cluster import Cluster
 from flowshare.client.net.connections import LocalConnection
@@ -305,6 +306,14 @@ class Fleet:
         brokers = self.kafka.cluster()
         self._clusters.append(brokers)
         return FleetConnection(self.cluster(), client_id, brokers.connect(client_id))
+
+    def admin(self) -> ShareAdmin:
+        """An administrator; closed by whoever asked."""
+
+        async def connect() -> FleetConnection:
+            return self.connection()
+
+        return ShareAdmin(connect, clock=self.clock)
 
     def member(
         self, *topics: str, group: str = "g", member_id: str | None = None, lives_at: Machine | None = None

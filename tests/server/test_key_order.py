@@ -745,7 +745,8 @@ async def test_a_fetch_that_waits_for_the_load_of_another_partition_keeps_no_key
         await asyncio.gather(loading, return_exceptions=True)
 
 
-async def test_a_connection_that_ends_while_its_acknowledgements_are_written_is_given_nothing() -> None:
+@pytest.mark.parametrize("ends", ["connection", "session"])
+async def test_who_ends_while_its_acknowledgements_are_written_is_given_nothing(ends: str) -> None:
     async with world(configs=BY_KEY) as w:
         at = await w.log(keyed("aab"))
         m, n = w.member("m"), w.member("n")
@@ -753,27 +754,11 @@ async def test_a_connection_that_ends_while_its_acknowledgements_are_written_is_
         gate = asyncio.Event()
         w.storage.before_write = gate.wait
         fetch = await parked(m.fetch(acks={at: [accept(0)]}))
-        closing = asyncio.ensure_future(m.connection.close())
+        closing = asyncio.ensure_future(m.connection.close() if ends == "connection" else m.acknowledge({}, epoch=-1))
         await settle()
         w.storage.before_write = None
         gate.set()
-        await asyncio.gather(closing, fetch, return_exceptions=True)
-        assert taken(await n.fetch(at)) == [(1, 2, 1)]
-
-
-async def test_a_session_that_ends_while_its_acknowledgements_are_written_is_given_nothing() -> None:
-    async with world(configs=BY_KEY) as w:
-        at = await w.log(keyed("aab"))
-        m, n = w.member("m"), w.member("n")
-        await m.fetch(at, max_records=1)
-        gate = asyncio.Event()
-        w.storage.before_write = gate.wait
-        fetch = await parked(m.fetch(acks={at: [accept(0)]}))
-        closing = asyncio.ensure_future(m.acknowledge({}, epoch=-1))
-        await settle()
-        w.storage.before_write = None
-        gate.set()
-        await asyncio.gather(closing, fetch)
+        await asyncio.gather(closing, fetch, return_exceptions=ends == "connection")
         assert taken(await n.fetch(at)) == [(1, 2, 1)]
 
 

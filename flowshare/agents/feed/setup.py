@@ -32,13 +32,13 @@ PREPARE_TRIES: Final = 10
 PREPARE_PAUSE_S: Final = 1.0
 """Between two tries: a worker of a fleet that stands still, or is gone, is replaced within some ten seconds."""
 
+T = TypeVar("T")
+
 logger = logging.getLogger("flowshare.agents")
 
 CLEANUP: Final = (("compact", "compacting"), ("delete", "deleting"))
 """Policies of cleanup.policy, and what Faust calls them."""
 MESSAGE_BYTES_MAX: Final = "max.message.bytes"
-T = TypeVar("T")
-
 MESSAGE_BYTES: Final = 1_048_588
 """Kafka's default of it."""
 HEADERS_BYTES: Final = 64 << 10

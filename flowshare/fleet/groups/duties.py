@@ -121,6 +121,10 @@ class FleetDuties(Duties):
         with contextlib.suppress(LogError, TimeoutError):
             await self._clock.wait_for(self._log.refresh(unknown), KNOW_S)
 
+    async def exists(self, topic_id: uuid.UUID) -> bool:
+        """The brokers are asked, more than once."""
+        return await self._log.exists(topic_id)
+
     async def prepare(self, key: ShareKey) -> None:
         """Ask the coordinator, then follow the log. Raises: NotLed, LogError, Refused."""
         self._known_groups.learn(await self._facts_soon(key))

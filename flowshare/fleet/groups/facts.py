@@ -119,7 +119,7 @@ class FleetGroups:
         return tellings
 
     def _has_order(self, group_id: str, telling: asyncio.Task[None]) -> None:
-        """A leader has heard of a group's order, or has left."""
+        """A leader has heard of a group's order, has left, or was told in vain for as long as is tried."""
         left = self._to_order.get(group_id, set())
         left.discard(telling)
         if not left:

@@ -91,6 +91,10 @@ class KafkaLog:
         """Look up topics now, by name and by id (none at all: all that are known). Raises: StorageError."""
         await self._topics.refresh(names, ids)
 
+    async def exists(self, topic_id: uuid.UUID) -> bool:
+        """Whether there is a topic with this id; it is known then. Raises: StorageError."""
+        return await self._topics.exists(topic_id)
+
     def on_topics(self, listener: TopicsListener) -> None:
         """Call `listener(names)` when topics appear, grow, go, or get another id."""
         self._topics.on_change(listener)

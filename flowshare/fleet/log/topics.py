@@ -114,6 +114,23 @@ class Topics(Mapping[str, Topic]):
         if self._doubted:
             self._alarm.set()
 
+    async def exists(self, topic_id: uuid.UUID) -> bool:
+        """Whether there is a topic with this id, which is known then; two looks, gone_s apart, have to miss it.
+
+        Raises: StorageError (the brokers cannot be asked, or do not say).
+        """
+        for pause_s in (0.0, self._settings.gone_s):
+            await self._clock.sleep(pause_s)
+            answer = await self._by_id((topic_id,))
+            self._take(answer, ())
+            if any(topic.topic_id == topic_id for topic in self._known.values()):
+                return True
+            for found in answer.topics:
+                if found.error is not ErrorCode.NONE and found.error not in ABSENT:
+                    advice = ADVICE.get(found.error, "it is tried again")
+                    raise StorageError(f"no broker says whether topic {topic_id} exists: {found.error.name} ({advice})")
+        return False
+
     async def _refresh(self, names: Collection[str], ids: Collection[uuid.UUID]) -> None:
         for name in names:
             self._want(name, ask=False)

@@ -62,6 +62,11 @@ class Duties:
     async def know(self, topics: Iterable[str]) -> None:
         """Before a member joins that subscribes to these: have looked for them, so that it is assigned them at once."""
 
+    async def exists(self, topic_id: uuid.UUID) -> bool:
+        """Whether there is a topic that is not known here: looked for, and known then. Raises: LogError (not told)."""
+        del topic_id
+        return False
+
     async def prepare(self, key: ShareKey) -> None:
         """Before one is loaded: know its group's settings and its log's bounds. Raises: LogError, Refused."""
 

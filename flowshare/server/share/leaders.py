@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import SharePartitionOffsets
     from flowshare.server.runtime.state import Write
     from flowshare.server.runtime.topic_index import TopicIndex
+    from flowshare.server.share.duties import Duties
     from flowshare.server.share.loader import Loader
     from flowshare.server.share.partitions import Partitions
     from flowshare.server.share.sessions import Sessions
@@ -93,13 +94,21 @@ class LocalLeaders:
     """This server leads all of them."""
 
     def __init__(
-        self, *, store: Storage, topics: TopicIndex, partitions: Partitions, sessions: Sessions, loader: Loader
+        self,
+        *,
+        store: Storage,
+        topics: TopicIndex,
+        partitions: Partitions,
+        sessions: Sessions,
+        loader: Loader,
+        duties: Duties,
     ) -> None:
         self._store = store
         self._sessions = sessions
         self._topics = topics
         self._partitions = partitions
         self._loader = loader
+        self._duties = duties
         self.topic_ids = partitions.topic_ids
 
     def known(self, group: ShareGroup) -> frozenset[ShareKey]:
@@ -186,12 +195,15 @@ class LocalLeaders:
         return [await offsets_of(key, self._store, self._topics, self._partitions) for key in keys]
 
     async def parked(self, keys: Sequence[ShareKey], act: str, key: bytes) -> list[ParkedRows]:
-        """Each is loaded for it."""
-        return [await self._parked(one, act, key) for one in keys]
+        """Each is loaded for it. With a topic its parked keys are gone, but not with what is not known here yet."""
+        unknown = [one for one in {at.topic_id for at in keys} if self._topics.by_id(one) is None]
+        there = await asyncio.gather(*map(self._duties.exists, unknown))
+        gone = {topic_id for topic_id, known in zip(unknown, there, strict=True) if not known}
+        return [() if one.topic_id in gone else await self._parked(one, act, key) for one in keys]
 
     async def _parked(self, at: ShareKey, act: str, key: bytes) -> ParkedRows:
-        if self._topics.by_id(at.topic_id) is None or not self._partitions.knows(at):
-            return ()  # with a topic its parked keys are gone
+        if not self._partitions.knows(at):
+            return ()
         owner = await self._partitions.open(at)
         if owner.parked is None:
             return ()

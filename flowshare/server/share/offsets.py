@@ -58,6 +58,7 @@ class ShareOffsetApis(Family):
         self._leaders = service.leaders
         self._coordinator = service.coordinator
         self._clock = service.clock
+        self._duties = service.duties
         self._config_of = service.duties.config_of
 
     # --- describe -------------------------------------------------------------------------------------------------
@@ -152,16 +153,18 @@ class ShareOffsetApis(Family):
             asked = [key for key in known if named is not None and key[1:] == (named.topic_id, request.partition)]
         else:
             raise Refused(ErrorCode.INVALID_REQUEST, f"parked keys take list, replay or unpark, not {request.act!r}")
-        told = await self._leaders.parked(asked, request.act, request.key)
-        return ParkedKeysResponse(
-            order=self._config_of(request.group_id).key_order,
-            keys=tuple(
-                ParkedKeyTold(topic.name, at.topic_id, at.partition, name, parked)
-                for at, rows in zip(asked, told, strict=True)
-                if (topic := self._topics.by_id(at.topic_id)) is not None
-                for name, parked in rows
-            ),
-        )
+        told: list[ParkedKeyTold] = []
+        for at, rows in zip(asked, await self._leaders.parked(asked, request.act, request.key), strict=True):
+            if rows:
+                topic = await self._topic_of(at)
+                told += [ParkedKeyTold(topic, at.topic_id, at.partition, name, parked) for name, parked in rows]
+        return ParkedKeysResponse(order=self._config_of(request.group_id).key_order, keys=tuple(told))
+
+    async def _topic_of(self, key: ShareKey) -> str:
+        """The topic's name, which who leads its share-partition knows. Raises: UnknownTopicId, LogError."""
+        if self._topics.by_id(key.topic_id) is None:
+            await self._duties.exists(key.topic_id)
+        return self._topics.find(key.topic_id, key.partition).name
 
     # --- delete ---------------------------------------------------------------------------------------------------
 

@@ -126,8 +126,8 @@ class ParkedKeys:
                     self._followers.discard(offset)
         if settled:
             logger.info(
-                "%d replays of what is settled or replayed anew, or of keys not parked, are passed over, the first at "
-                "offset %d %s",
+                "%d replays are passed over, the first at offset %d: of what is settled or replayed anew, of keys not "
+                "parked, or behind one that never came, where the key stays parked (flowshare dlq replay) %s",
                 len(settled),
                 settled[0],
                 self._where,

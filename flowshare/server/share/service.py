@@ -104,6 +104,7 @@ class ShareService:
             partitions=self.partitions,
             sessions=self.sessions,
             loader=loader,
+            duties=self.duties,
         )
         self.leaders = self.local if leaders is None else leaders(self.local)
         self.coordinator = Coordinator(

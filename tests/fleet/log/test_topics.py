@@ -228,6 +228,30 @@ async def test_a_topic_that_may_not_be_seen_is_unknown_until_it_may():
 
 
 @scenario
+async def test_whether_an_id_is_there_is_asked_twice_and_not_guessed():
+    async with world(kafka=LyingKafka) as w:
+        topic = await w.topic()
+        looks = []
+
+        def first_look_in_vain(answer: m.MetadataResponse) -> m.MetadataResponse:
+            looks.append(answer)
+            return replace(answer, topics=()) if len(looks) == 1 else answer
+
+        w.kafka.topics = first_look_in_vain
+        assert await w.log.exists(topic.topic_id)
+        assert w.log.topics()["orders"].topic_id == topic.topic_id
+        assert not await w.log.exists(uuid.uuid4())
+
+        denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        other = uuid.uuid4()
+        w.kafka.topics = lambda answer: replace(
+            answer, topics=(m.TopicMetadata(name="", error=denied, topic_id=other),)
+        )
+        with pytest.raises(StorageError, match="TOPIC_AUTHORIZATION_FAILED"):
+            await w.log.exists(other)
+
+
+@scenario
 async def test_looks_go_on_after_brokers_were_away():
     async with world() as w:
         await w.topic()
