@@ -103,11 +103,11 @@ class AcknowledgeBatch(NamedTuple):
     """One range of a member's acknowledgements.
 
     `types` holds one wire number for the whole range or one an offset. `not_before_ms` (absolute; 0: at once) delays
-    what this range releases (SG-7.10); `unrun` says that the released records were never started, so that the delivery
-    does not count (SG-3.2). Both are flowshare's own and are ignored for types other than RELEASE. `joined` stands for
-    one batch of this type an offset, and is decided exactly as they would be: a hole within it is an error, too.
-    `attempt` (0: not said) is the delivery count that the records were acquired with: what was acquired again since, by
-    the same member even, is not meant.
+    what this range releases (SG-7.10); `unrun` says that nobody began the records, so that their delivery does not
+    count when they are released (SG-3.2), and they park no key when they are rejected (SG-18.11). Both are flowshare's
+    own. `joined` stands for one batch of this type an offset, and is decided exactly as they would be: a hole within it
+    is an error, too. `attempt` (0: not said) is the delivery count that the records were acquired with: what was
+    acquired again since, by the same member even, is not meant.
     """
 
     first: int

@@ -13,6 +13,9 @@ import pytest
 import flowshare as fs
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend.memory import MemoryBackend
+from flowshare.server.share.parked_keys import ParkedKeys
+from flowshare.share.partition import Decision
+from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
 from flowshare.testing import Bus
 from tests.agents.agents_kit import Seen, one_agent, run_app
 from tests.waiting import until
@@ -89,6 +92,26 @@ def test_a_parked_key_goes_into_the_dead_letters_in_order_and_others_go_on():
     dead = [letter.value for letter in seen.dead]
     assert dead == [value for value in range(60) if value % 5 == 2 and value >= 7]
     assert seen.report.accepted == 60 - len(dead)
+
+
+def test_the_rejection_of_what_only_followed_a_parked_key_says_that_nobody_ran_it(monkeypatch):
+    """Whoever leads by then has to know: of a key that was let go on meanwhile it parks nothing (SG-18.11)."""
+    rejected: list[tuple[int, bool]] = []
+    real = ParkedKeys.came_back_unrun
+
+    def spy(self: ParkedKeys, batches: Sequence[AcknowledgeBatch], decision: Decision) -> None:
+        rejected.extend((one.first, one.unrun) for one in batches if AcknowledgeType.REJECT in one.types)
+        real(self, batches, decision)
+
+    monkeypatch.setattr(ParkedKeys, "came_back_unrun", spy)
+
+    def handler(value: int) -> None:
+        if value == 0:
+            raise fs.Reject("poison")
+
+    run(handler, [("a", 0), ("a", 1), ("b", 2), ("a", 3)], after_dead_letter="park")
+
+    assert rejected == [(0, False), (1, True), (3, True)]
 
 
 def test_without_an_order_there_is_no_fence():

@@ -67,6 +67,26 @@ def test_heads_are_handed_out_in_turn_over_a_leader_that_dies():
     virtually(scenario)
 
 
+async def fetched(member):
+    """What the member gets next."""
+    async with asyncio.timeout(60):
+        while True:
+            member.ask(HEADS)
+            for one in await member.fetched():
+                if one.acquired:
+                    return one
+
+
+async def acknowledged(member, held, batch: AckBatch, clock) -> None:
+    """Acknowledge part of what was fetched, until a leader has taken it."""
+    async with asyncio.timeout(60):
+        while True:
+            results = await member.acknowledge({held.tp: [batch]}, generation=held.generation)
+            if results and all(one.error is ErrorCode.NONE for one in results):
+                return
+            await clock.sleep(1)
+
+
 async def settle_next(member, *, fails: set[int] = frozenset()) -> dict[int, bool]:
     """What the next fetch brings, each with whether it follows a parked key: those and `fails` become dead letters."""
     member.ask(HEADS)
@@ -180,6 +200,35 @@ def test_parked_keys_of_a_topic_that_workers_do_not_know_yet_are_told():
 
             admin = fleet.admin()
             assert [one.key for one in (await admin.parked_keys("g")).keys] == [b"a"]
+            await admin.close()
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("moved", ["before it is let go on", "after that"])
+def test_what_only_followed_a_parked_key_does_not_park_it_again_whoever_leads_by_then(moved: str):
+    async def scenario(clock):
+        async with Fleet(clock, workers=2) as fleet:
+            await fleet.topic("orders")
+            await fleet.configure(**PARKS)
+            await produce(fleet, "aa")
+            member = fleet.member("orders")
+            await member.start()
+            await settle_all(member, 1, fails={0})
+            held = await fetched(member)
+            assert held.following == ((1, 0),)
+            admin = fleet.admin()
+            for step in ("move", "unpark") if moved == "before it is let go on" else ("unpark", "move"):
+                if step == "move":
+                    await fleet.leader("orders", 0).stop()
+                    await fleet.settled()
+                    await clock.sleep(3)
+                else:
+                    assert await admin.change_parked_key("g", "unpark", "orders", 0, b"a") is not None
+            await acknowledged(member, held, AckBatch(1, 1, REJECT, unrun=True), clock)
+            await clock.sleep(5)
+
+            assert (await admin.parked_keys("g")).keys == ()
             await admin.close()
 
     virtually(scenario)

@@ -18,6 +18,7 @@ from flowshare.protocol.messages import (
 )
 from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.server.runtime.connection import IN_PROCESS
+from flowshare.server.share import parked_keys
 from flowshare.server.share.opened_log import OpenedBatches, OpenedLog
 from flowshare.share import parking
 from flowshare.share.parking import Mark
@@ -348,6 +349,9 @@ async def test_a_key_that_cannot_be_read_for_a_moment_is_parked_then(monkeypatch
         m = w.member("m")
         await m.heartbeat("t", epoch=0)
         await m.fetch(at, heads=500)
+        await w.die()  # who handed it out knows its key
+        m.reconnect()
+        await m.fetch(at, heads=500)
         monkeypatch.setattr(OpenedLog, "record", record)
         await m.acknowledge({at: [reject(0)]})
         await settle()
@@ -478,6 +482,124 @@ async def test_a_key_that_was_let_go_on_is_not_parked_by_the_record_that_was_fol
 
     assert told.keys == ()
     assert (ranges(answer), following(answer)) == ([(2, 2, 1)], [])
+
+
+async def test_a_record_that_was_given_back_unrun_and_fails_after_its_key_was_let_go_on_parks_it_again() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "aaa")
+        assert following(await m.fetch(at, heads=500)) == [(1, 0)]
+        await m.acknowledge({at: [release(1)]})
+        await ask(w, "unpark", key=b"a")
+        answer = await m.fetch(at, heads=500)
+        await m.acknowledge({at: [reject(1)]})
+        await settle()
+        (told,) = (await ask(w)).keys
+
+    assert (ranges(answer), following(answer)) == ([(1, 1, 2)], [])
+    assert (told.parked.first, told.parked.last) == (1, 1)
+
+
+async def test_a_leader_that_did_not_hand_it_out_is_told_that_a_record_only_followed() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "aaa")
+        assert following(await m.fetch(at, heads=500)) == [(1, 0)]
+        await w.die()
+        m.reconnect()
+        await m.fetch(at, heads=500)
+        await ask(w, "unpark", key=b"a")
+        await m.acknowledge({at: [reject(1)._replace(unrun=True)]})
+        await settle()
+        told = await ask(w)
+
+    assert told.keys == ()
+
+
+GONE = ["retention", "compaction"]
+
+
+async def lose(w, monkeypatch, how: str) -> None:
+    """Record 0 is in the log no more, nor in the leader's memory."""
+    real = OpenedLog.record
+
+    async def record(self, offset, **more):
+        return None if offset == 0 else await real(self, offset, **more)
+
+    if how == "retention":
+        await w.storage.delete_records("t", 0, 1)
+    else:
+        monkeypatch.setattr(OpenedLog, "record", record)
+    for owner in w.server.share.partitions._owners.values():
+        owner._opened.forget()
+
+
+@pytest.mark.parametrize("how", GONE)
+async def test_a_record_that_left_the_log_before_it_was_rejected_parks_its_key(monkeypatch, how: str) -> None:
+    async with world(configs=PARKS) as w:
+        at = await w.log(keyed("aab"))
+        m = w.member("m")
+        await m.heartbeat("t", epoch=0)
+        await m.fetch(at, heads=500)
+        await lose(w, monkeypatch, how)
+        await m.acknowledge({at: [reject(0)]})
+        await settle()
+        told = await ask(w)
+        answer = await m.fetch(at, heads=500)
+
+    assert [(one.key, one.parked.first, one.parked.last) for one in told.keys] == [(b"a", 0, 0)]
+    assert following(answer) == [(1, 0)]
+
+
+@pytest.mark.parametrize("how", GONE)
+async def test_a_key_goes_on_whose_rejected_record_left_the_log_unseen_by_its_leader(
+    monkeypatch, caplog, how: str
+) -> None:
+    """Nobody can tell its key any more: it is said once, and nothing stands still."""
+    async with world(configs=PARKS) as w:
+        at = await w.log(keyed("aab"))
+        m = w.member("m")
+        await m.heartbeat("t", epoch=0)
+        await m.fetch(at, heads=500)
+        await w.die()
+        m.reconnect()
+        await m.fetch(at, heads=500)
+        await lose(w, monkeypatch, how)
+        await m.acknowledge({at: [reject(0)]})
+        await settle()
+        told = await ask(w)
+        answer = await m.fetch(at, heads=500)
+
+    assert told.keys == ()
+    assert (ranges(answer), following(answer)) == ([(1, 1, 1)], [])
+    assert sum("is not in the log any more" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("first", ["held", "settled"])
+async def test_what_was_handed_out_is_remembered_until_it_is_settled_and_no_longer(monkeypatch, first: str) -> None:
+    monkeypatch.setattr(parked_keys, "HELD_MIN", 4)
+    async with world(configs=PARKS) as w:
+        at = await w.log(keyed("abcdefghijkl"))
+        m = w.member("m")
+        await m.heartbeat("t", epoch=0)
+        kept = []
+        for offset in range(12):
+            await m.fetch(at, heads=500, max_records=1)
+            if offset or first == "settled":
+                await m.acknowledge({at: [accept(offset)]})
+                await settle()
+            (owner,) = w.server.share.partitions._owners.values()
+            kept.append(len(owner.parked._held))
+        if first == "held":
+            await m.acknowledge({at: [reject(0)]})
+            await settle()
+        told = await ask(w)
+        await w.configure({"share.key.after.dead.letter": None})
+        await ask(w, "unpark", key=b"a")
+        await w.produce(keyed("m"))
+        await m.fetch(at, heads=500)
+
+    assert max(kept) <= 6
+    assert [one.key for one in told.keys] == [b"a"] * (first == "held")
+    assert owner.parked._held == {}
 
 
 async def test_a_replayed_record_that_fails_after_its_key_was_let_go_on_parks_it_for_its_original() -> None:

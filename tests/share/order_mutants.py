@@ -478,12 +478,8 @@ MUTANTS = (
     Mutant("no key is parked", PARKING, "return [(key, ParkedKey(first, first - 1, first))]", "return []"),
     Mutant("what follows is no letter", PARKING, "last=max(parked.last, offset)", "last=parked.last"),
     Mutant("a replay that failed goes on", PARKING, "_replace(version=OVER, flying", "_replace(flying"),
-    Mutant(
-        "a record of any replay counts",
-        PARKING,
-        "Place.REPLAYED if mark.version == parked.version else",
-        "Place.REPLAYED if True else",
-    ),
+    Mutant("a record of a replay before the last counts", PARKING, "or mark.version < parked.version:", "or False:"),
+    Mutant("a record of a replay that is over counts", PARKING, "if mark.version > parked.version:", "if False:"),
     Mutant("what was settled runs again", PARKING, "mark.original <= parked.done or", "False or"),
     Mutant("a key goes on before its last letter", PARKING, "rest if done < parked.last else None", "None"),
     Mutant("a settled key stays parked", PARKING, "rest if done < parked.last else None", "rest"),
@@ -574,13 +570,13 @@ MUTANTS = (
     Mutant(
         "who parks no more parks as long as one is parked",
         "server/share/parked_keys",
-        "(followed or not parks)",
-        "followed",
+        "(follows or not parks)",
+        "follows",
     ),
     Mutant(
         "what followed parks its key again",
         "server/share/parked_keys",
-        "(followed or not parks)",
+        "(follows or not parks)",
         "not parks",
     ),
     Mutant(
@@ -631,6 +627,44 @@ MUTANTS = (
         "alone = next((low for low, _ in _without(first, last, without)), -1)",
         "alone = first if first not in without else -1",
     ),
+    Mutant(
+        "what left the log parks nothing",
+        "server/share/parked_keys",
+        "key, mark, follows = self._held.get(offset, NOT_KNOWN)",
+        "(_, mark, follows), key = self._held.get(offset, NOT_KNOWN), None",
+    ),
+    Mutant(
+        "what retention took before its rejection is waited for",
+        "server/share/parked_keys",
+        "            if offset >= self._opened.log_start:\n",
+        "            if True:\n",
+    ),
+    Mutant(
+        "nobody listens to what says that nobody ran it",
+        OWNER,
+        "            self.parked.came_back_unrun(batches, decision)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "all that is handed out follows",
+        "server/share/parked_keys",
+        "self.mark_of(record), offset in following)",
+        "self.mark_of(record), True)",
+    ),
+    Mutant(
+        "what was handed out is remembered for ever",
+        "server/share/parked_keys",
+        "for at, one in self._held.items() if at >= start and hash_at(at)}",
+        "for at, one in self._held.items() if at >= start}",
+    ),
+    Mutant("a hole in a replay is passed over", PARKING, "if mark.after <= parked.done else", "if True else"),
+    Mutant("long keys have one name", "protocol/key_hash", "hashlib.sha256(key).digest()", "bytes(32)"),
+    Mutant(
+        "a long key's name has the hash of a name",
+        "protocol/key_hash",
+        "return key_hash(name) if len(name) <= NAME_MAX else int.from_bytes(name[-4:])",
+        "return key_hash(name)",
+    ),
     Mutant("the order changes at any time", "server/records/configs", "        if members:\n", "        if False:\n"),
 )
 
@@ -640,10 +674,11 @@ def copy_tests(folder: Path) -> None:
     shutil.copytree(ROOT / "flowshare", folder / "flowshare", ignore=UNCOMPILED)
     for name in ("share", "scenarios"):
         shutil.copytree(ROOT / "tests" / name, folder / "tests" / name, ignore=UNCOMPILED)
-    (folder / "tests" / "server").mkdir()
+    for folder_name in ("server", "protocol"):
+        (folder / "tests" / folder_name).mkdir()
     servers = ("__init__", "world", "test_key_order", "test_parking")
-    for name in ("__init__.py", "waiting.py", *(f"server/{name}.py" for name in servers)):
-        shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
+    for name in ("__init__", "waiting", "protocol/test_key_hash", *(f"server/{name}" for name in servers)):
+        shutil.copy(ROOT / "tests" / f"{name}.py", folder / "tests" / f"{name}.py")
     shutil.copy(ROOT / "pyproject.toml", folder)
 
 
@@ -653,7 +688,7 @@ def killed_by(folder: Path) -> str | None:
     for kind, command in (
         ("steps", [*pytest, "tests/share/test_order.py"]),
         ("scenarios", ["-c", RUN]),
-        ("parked keys' steps", [*pytest, "tests/share/test_parking.py"]),
+        ("parked keys' steps", [*pytest, "tests/share/test_parking.py", "tests/protocol/test_key_hash.py"]),
         ("server's tests", [*pytest, "tests/server/test_key_order.py", "tests/server/test_parking.py"]),
     ):
         try:

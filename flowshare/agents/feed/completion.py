@@ -197,7 +197,7 @@ class Completion:
             logger.error(
                 "%s: rejected without dead letter: %s", chunk.where(record.offset), clip(outcome.reason, REASON_MAX)
             )
-            self._ack(chunk, record, REJECT, "rejected", outcome.reason)
+            self._ack(chunk, record, REJECT, "rejected", outcome.reason, unrun=outcome.unrun)
             return
         letter = dead_letter(topic, self._agent.group, chunk, record, outcome)
 
@@ -205,7 +205,7 @@ class Completion:
             def sent(error: BaseException | None) -> None:
                 if error is None:
                     self.dead_letter_trouble = None
-                    self._ack(chunk, record, REJECT, "dead_lettered", outcome.reason)
+                    self._ack(chunk, record, REJECT, "dead_lettered", outcome.reason, unrun=outcome.unrun)
                 elif smaller and too_large(error):
                     if smaller[0] is without_record:
                         logger.error(

@@ -200,7 +200,7 @@ class Reader:
         chunk.records = [record for record in chunk.records if record.offset not in following]
         for record in reversed(parked):
             first = f"{chunk.topic}-{chunk.partition}@{following[record.offset]}"
-            outcome = Outcome(OutcomeKind.DEAD, None, f"its key is parked: {first} became a dead letter")
+            outcome = Outcome(OutcomeKind.DEAD, None, f"its key is parked: {first} became a dead letter", unrun=True)
             self._service_loop.call_soon(self._completion.complete, chunk, chunk.whole(record), outcome)
 
     def _redelivered(self, chunk: Chunk) -> None:

@@ -49,7 +49,7 @@ class OutcomeKind(enum.Enum):
 class Outcome(NamedTuple):
     """One delivery's outcome, other than a plain accept. Made on the handler's side, settled on the service loop.
 
-    told: the log has it already, of another record of its batch. unrun: of a release, it was never begun.
+    told: the log has it already, of another record of its batch. unrun: it was never begun.
     """
 
     kind: OutcomeKind

@@ -51,7 +51,7 @@ class ShareGroupHeartbeatResponse(Response):
 
 
 class AckBatch(NamedTuple):
-    """One AcknowledgementBatch. `delay_ms` and `unrun` are flowshare's own and act on RELEASE only.
+    """One AcknowledgementBatch. `delay_ms` (on RELEASE) and `unrun` (on REJECT, too) are flowshare's own.
 
     `joined`: read off a socket as one batch of this type an offset; see `share.types.AcknowledgeBatch`. Never sent.
     `attempt`: the delivery count under which all of it was acquired (0: it is not said), flowshare's own.

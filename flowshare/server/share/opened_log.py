@@ -20,7 +20,7 @@ from flowshare.protocol.thinning import OpenedBatch
 from flowshare.share.heads import KeyedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from flowshare.log.base import ReadResult
     from flowshare.protocol.decoding import RawRecord
@@ -65,6 +65,12 @@ class Kept(NamedTuple):
     def holds(self, offset: int) -> bool:
         """Whether an offset lies within it."""
         return self.header.base_offset <= offset <= self.header.last_offset
+
+    def record(self, offset: int) -> RawRecord | None:
+        """One record, None if there is none at that offset."""
+        at = bisect_left(self.offsets, offset)
+        found = self.batch is not None and at < len(self.offsets) and self.offsets[at] == offset
+        return self.batch.records[at] if found and self.batch is not None else None
 
     @property
     def size(self) -> int:
@@ -122,13 +128,26 @@ class OpenedBatches:
 class Thinned(NamedTuple):
     """What was read of picked records. end: those from this offset on are for later, there was no room for their bytes,
     or they cannot be read now; −1: all were read. missing: not in the log any more, rising. marked: those of batches in
-    which there may be marks of replays. epoch: the log's highest leader epoch among all."""
+    which there may be marks of replays. epoch: the log's highest leader epoch among all. batches: that were read, as
+    they lie in the log."""
 
     records: bytes
     missing: list[int]
     end: int
     marked: Sequence[int] = ()
     epoch: int = -1
+    batches: Sequence[Kept] = ()
+
+    def within(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, RawRecord]]:
+        """The records of rising ranges (first, last), with their offsets."""
+        at, batches = 0, self.batches
+        for first, last in ranges:
+            for offset in range(first, last + 1):
+                while at < len(batches) and batches[at].header.last_offset < offset:
+                    at += 1
+                record = batches[at].record(offset) if at < len(batches) else None
+                if record is not None:
+                    yield offset, record
 
 
 class OpenedLog:
@@ -142,6 +161,11 @@ class OpenedLog:
         self._told = False
         self._life = 0
         self._closed = False
+
+    @property
+    def log_start(self) -> int:
+        """What is before it was deleted."""
+        return self._log.bounds().log_start
 
     def forget(self) -> None:
         """What was read, or is being read, may be something else by now."""
@@ -190,6 +214,7 @@ class OpenedLog:
         pieces: list[bytes] = []
         missing: list[int] = []
         marked: list[int] = []
+        batches: list[Kept] = []
         size = at = 0
         epoch = -1
         while at < len(wanted):
@@ -197,7 +222,7 @@ class OpenedLog:
                 kept = await self._find(wanted[at], committed=committed)
             except LogError as error:
                 if at or isinstance(error, NotReadYet):
-                    return Thinned(b"".join(pieces), missing, wanted[at], marked, epoch)
+                    return Thinned(b"".join(pieces), missing, wanted[at], marked, epoch, batches)
                 raise
             if kept is None:
                 missing.append(wanted[at])
@@ -206,23 +231,21 @@ class OpenedLog:
             until = bisect_right(wanted, kept.header.last_offset, at)
             piece = self._thinned(kept, wanted[at:until], missing)
             if pieces and size + len(piece) > bytes_max:
-                return Thinned(b"".join(pieces), missing, wanted[at], marked, epoch)
+                return Thinned(b"".join(pieces), missing, wanted[at], marked, epoch, batches)
             pieces.append(piece)
+            batches.append(kept)
             epoch = max(epoch, kept.epoch)
             if kept.marked:
                 marked += wanted[at:until]
             size += len(piece)
             at = until
-        return Thinned(b"".join(pieces), missing, -1, marked, epoch)
+        return Thinned(b"".join(pieces), missing, -1, marked, epoch, batches)
 
     async def record(self, offset: int, *, committed: bool) -> RawRecord | None:
         """One record; None: it is not in the log any more, or cannot be opened. Raises: as `PartitionLog.read`,
         NotReadYet."""
         kept = await self._find(offset, committed=committed)
-        if kept is None or kept.batch is None:
-            return None
-        at = bisect_left(kept.offsets, offset)
-        return kept.batch.records[at] if at < len(kept.offsets) and kept.offsets[at] == offset else None
+        return None if kept is None else kept.record(offset)
 
     async def _find(self, offset: int, *, committed: bool) -> Kept | None:
         """The batch that holds an offset; None: the log goes on behind it without one. Raises: NotReadYet, LogError."""

@@ -234,6 +234,8 @@ class PartitionOwner:
         if decision.update is None:
             self._stats.count_acks(batches)
             return Acknowledged(None, decision.refused)
+        if self.parked is not None:
+            self.parked.came_back_unrun(batches, decision)
         if self.parked and (changes := self.parked.settled_by(decision)):
             durable = self._writer.add(
                 decision.update,
@@ -724,6 +726,10 @@ class PartitionOwner:
         judged = self.parked.judge(seen)
         missing = sorted((*read.missing, *judged.settled)) if judged.settled else read.missing
         acquisition = partition.confirm(want.member_id, picked, missing=missing)
+        if self.parks:
+            self.parked.handed_out(acquisition.ranges, read, judged.following)
+        else:
+            self.parked.forget_held()
         given = {at for first, last, _ in acquisition.ranges for at in range(first, last + 1)} if judged.changes else ()
         changes = [change for change in judged.changes if change[1] is not None and change[1].flying in given]
         taken = self._handed(acquisition, read.records, now_ms, self.parked.apply(changes) if changes else ())
@@ -777,6 +783,8 @@ class PartitionOwner:
         update = cut(self.partition, end, epoch, stats=self._stats, where=self._where)
         if update is not None:
             self._writer.cut(end, update)
+            if self.parked is not None:
+                self.parked.forget_held(end)
             if self.parked and (changes := self.parked.parking.cut(end)):
                 self._writer.keep(None, self.parked.apply(changes))
             self._alarm.ring()

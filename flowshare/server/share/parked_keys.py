@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from flowshare.log.base import OffsetOutOfRange
 from flowshare.protocol.key_hash import key_name, name_hash
 from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.server.runtime.state import parked_write
-from flowshare.share.parking import KEYS_MAX, Mark, ParkedKey, Parking, Place, TooManyParked
+from flowshare.share.parking import Mark, ParkedKey, Parking, Place, TooManyParked
+from flowshare.share.ranges import merged, minus
+from flowshare.share.types import AcknowledgeType, RecordState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -16,15 +19,18 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.protocol.decoding import DecodedRecord, RawRecord
     from flowshare.server.runtime.state import ShareKey, Write
-    from flowshare.server.share.opened_log import OpenedLog
+    from flowshare.server.share.opened_log import OpenedLog, Thinned
     from flowshare.share.acquire_by_key import Picked
     from flowshare.share.parking import Change
     from flowshare.share.partition import Decision, SharePartition
+    from flowshare.share.types import AcknowledgeBatch, AcquiredRange
 
 logger = logging.getLogger(__name__)
 
 TOLD_AGAIN_S: Final = 60.0
-FOLLOWERS_MAX: Final = 2 * KEYS_MAX
+HELD_MIN: Final = 2_000
+"""Records that are remembered before it is looked which of them are settled."""
+_REJECT: Final = int(AcknowledgeType.REJECT)
 
 
 class Seen(NamedTuple):
@@ -33,6 +39,18 @@ class Seen(NamedTuple):
     offset: int
     key: bytes
     mark: Mark | None
+
+
+class Held(NamedTuple):
+    """What is known of a record that was handed out. key: its name; None: to be read from the log. follows: nobody ran
+    it, it was handed out to become a letter unrun, or came back as one."""
+
+    key: bytes | None = None
+    mark: Mark | None = None
+    follows: bool = False
+
+
+NOT_KNOWN: Final = Held()
 
 
 class Judged(NamedTuple):
@@ -62,9 +80,10 @@ class ParkedKeys:
         self._opened = opened
         self._clock = clock
         self._where = where
-        self._tell_full_s = self._tell_parked_s = 0.0
-        self._followers: set[int] = set()
-        """What was handed out to become a letter unrun."""
+        self._tell_full_s = self._tell_parked_s = self._tell_gone_s = 0.0
+        self._held: dict[int, Held] = {}
+        """What was handed out: when it is rejected it may have left the log."""
+        self._held_max = HELD_MIN
         self.parking = Parking(name_hash, parked, generation=generation)
         partition.single(self.parking.hashes)
         self._tell_parked()
@@ -119,11 +138,10 @@ class ParkedKeys:
                 case Place.FOLLOWS:
                     parked = self.parking.get(key)
                     following[offset] = offset if parked is None else parked.first
-                    self._follows(offset)
                 case Place.REPLAYED if mark is not None:
                     changes.append(self.parking.taken(key, offset, mark))
                 case _:
-                    self._followers.discard(offset)
+                    pass
         if settled:
             logger.info(
                 "%d replays are passed over, the first at offset %d: of what is settled or replayed anew, of keys not "
@@ -134,11 +152,31 @@ class ParkedKeys:
             )
         return Judged(settled, following, changes)
 
-    def _follows(self, offset: int) -> None:
-        """What is settled needs no more to be remembered; a key has one at a time."""
-        if len(self._followers) >= FOLLOWERS_MAX:
-            self._followers = {one for one in self._followers if one >= self._partition.start_offset}
-        self._followers.add(offset)
+    def handed_out(self, ranges: Sequence[AcquiredRange], read: Thinned, following: Mapping[int, int]) -> None:
+        """Remember the keys of what is handed out, until it is settled: retention and compaction do not wait for it."""
+        if len(self._held) > self._held_max:
+            start, hash_at = self._partition.start_offset, self._partition.hash_at
+            self._held = {at: one for at, one in self._held.items() if at >= start and hash_at(at)}
+            self._held_max = max(HELD_MIN, 2 * len(self._held))
+        given = [(one.first, one.last) for one in ranges]
+        for offset, record in read.within(given):
+            key = self._name_of(record)
+            if key is not None:
+                self._held[offset] = Held(key, self.mark_of(record), offset in following)
+
+    def forget_held(self, end: int = 0) -> None:
+        """Know nothing of what was handed out from an offset on: the log was cut there, or no key is to be parked."""
+        self._held = {at: one for at, one in self._held.items() if at < end}
+
+    def came_back_unrun(self, batches: Sequence[AcknowledgeBatch], decision: Decision) -> None:
+        """Who rejects says what nobody ran: the leader that handed it out may have been another one."""
+        unrun = merged((batch.first, batch.last) for batch in batches if batch.unrun and _REJECT in batch.types)
+        if not unrun:
+            return
+        rejected = merged((run.first, run.last) for run in decision.changes if run.state is RecordState.ARCHIVING)
+        for first, last in minus(unrun, minus(unrun, rejected)):
+            for offset in range(first, last + 1):
+                self._held[offset] = self._held.get(offset, NOT_KNOWN)._replace(follows=True)
 
     def apply(self, changes: Sequence[Change]) -> list[Write]:
         """Follow changes now; the writes that make them durable."""
@@ -175,14 +213,14 @@ class ParkedKeys:
         parks: whether a key is parked that is not yet. Not for a record that only followed a key which was let go on
         meanwhile: nobody ran it. Raises: as `OpenedLog.record`.
         """
-        record = await self._opened.record(offset, committed=committed)
-        key = self._name_of(record)
-        followed = offset in self._followers
-        self._followers.discard(offset)
-        if record is None or key is None or (key not in self and (followed or not parks)):
+        key, mark, follows = self._held.get(offset, NOT_KNOWN)
+        if key is None:
+            record = await self._rejected_record(offset, committed=committed)
+            key, mark = self._name_of(record), None if record is None else self.mark_of(record)
+        if key is None or (key not in self and (follows or not parks)):
             return []
         try:
-            return self.parking.rejected(key, offset, self.mark_of(record))
+            return self.parking.rejected(key, offset, mark)
         except TooManyParked:
             now_s = self._clock.monotonic()
             if now_s >= self._tell_full_s:
@@ -195,3 +233,22 @@ class ParkedKeys:
                     self._where,
                 )
             return None
+
+    async def _rejected_record(self, offset: int, *, committed: bool) -> RawRecord | None:
+        """A rejected record, as it is in the log; None: it is there no more. Raises: as `OpenedLog.record`."""
+        try:
+            record = await self._opened.record(offset, committed=committed)
+        except OffsetOutOfRange:
+            if offset >= self._opened.log_start:
+                raise
+            record = None
+        now_s = self._clock.monotonic()
+        if record is None and now_s >= self._tell_gone_s:
+            self._tell_gone_s = now_s + TOLD_AGAIN_S
+            logger.warning(
+                "the record at offset %d was rejected and is not in the log any more, or cannot be opened: if it had a "
+                "key, that is not parked, and its later records are run %s",
+                offset,
+                self._where,
+            )
+        return record
