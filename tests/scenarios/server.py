@@ -32,11 +32,13 @@ from tests.scenarios.language import BadStep, Outcome, Scenario, Step
 from tests.scenarios.server_members import MemberSteps, Session
 from tests.scenarios.settings import GROUP_NAMES, TOPIC_NAMES
 from tests.scenarios.words import Batch, Place
-from tests.scenarios.world import World, idle
+from tests.scenarios.world import ThreadsLoop, World, idle
 
 
 class ServerSubject(MemberSteps):
     """Runs steps on a server."""
+
+    new_loop = ThreadsLoop
 
     def __init__(self, scenario: Scenario, world: World | None = None) -> None:
         from tests.scenarios.server_admin import AdminSteps

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flowshare.testing.clock import ManualClock
-from tests.scenarios.world import idle
+from tests.scenarios.world import ThreadsLoop, idle
 
 Factory = Callable[[], asyncio.Protocol]
 Ends = frozenset[Any]
@@ -97,28 +97,17 @@ def _is_busy(line: list[End]) -> bool:
     return one.written != other.received or other.written != one.received
 
 
-class CountingLoop(asyncio.SelectorEventLoop):
+class CountingLoop(ThreadsLoop):
     """An event loop whose connections are counted."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lines = Lines()
-        self._elsewhere = 0
 
     @property
     def in_flight(self) -> bool:
         """Whether bytes, or news of a connection or of a thread, are on their way."""
-        return self._elsewhere > 0 or self._lines.busy
-
-    def run_in_executor(self, *args: Any) -> Any:
-        """As asyncio's; names are looked up so."""
-        self._elsewhere += 1
-        future = super().run_in_executor(*args)
-        future.add_done_callback(self._back)
-        return future
-
-    def _back(self, _: object) -> None:
-        self._elsewhere -= 1
+        return super().in_flight or self._lines.busy
 
     async def create_connection(self, protocol_factory: Factory, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """As asyncio's."""

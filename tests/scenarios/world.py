@@ -34,6 +34,29 @@ async def idle() -> None:
     raise AssertionError("the server never comes to rest")
 
 
+class ThreadsLoop(asyncio.SelectorEventLoop):
+    """An event loop that knows whether its threads are at work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._elsewhere = 0
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether something is on its way that is not ready yet."""
+        return self._elsewhere > 0
+
+    def run_in_executor(self, *args: Any) -> Any:
+        """As asyncio's; names are looked up so."""
+        self._elsewhere += 1
+        future = super().run_in_executor(*args)
+        future.add_done_callback(self._back)
+        return future
+
+    def _back(self, _: object) -> None:
+        self._elsewhere -= 1
+
+
 class World:
     """A server over a memory storage, with a manual clock; it can be restarted and crashed."""
 
