@@ -67,6 +67,17 @@ def test_heads_are_handed_out_in_turn_over_a_leader_that_dies():
     virtually(scenario)
 
 
+async def parking(fleet: Fleet, keys: str, *topics: str):
+    """A member of a group that parks, with records of these keys before it."""
+    for topic in ("orders", *topics):
+        await fleet.topic(topic)
+    await fleet.configure(**PARKS)
+    await produce(fleet, keys)
+    member = fleet.member("orders", *topics)
+    await member.start()
+    return member
+
+
 async def fetched(member):
     """What the member gets next."""
     async with asyncio.timeout(60):
@@ -114,11 +125,7 @@ async def settle_all(member, count: int, *, fails: set[int] = frozenset()) -> di
 def test_keys_stay_parked_through_a_rolling_upgrade_and_a_replay_ends_behind_it():
     async def scenario(clock):
         async with Fleet(clock, workers=3) as fleet:
-            await fleet.topic("orders")
-            await fleet.configure(**PARKS)
-            await produce(fleet, "aabab")
-            member = fleet.member("orders")
-            await member.start()
+            member = await parking(fleet, "aabab")
             first = await settle_all(member, 5, fails={0})
             assert {offset for offset, follows in first.items() if follows} == {1, 3}
 
@@ -188,11 +195,7 @@ def test_many_long_keys_that_are_parked_at_once_are_stored(monkeypatch):
 def test_parked_keys_of_a_topic_that_workers_do_not_know_yet_are_told():
     async def scenario(clock):
         async with Fleet(clock, workers=2) as fleet:
-            await fleet.topic("orders")
-            await fleet.configure(**PARKS)
-            await produce(fleet, "aab")
-            member = fleet.member("orders")
-            await member.start()
+            member = await parking(fleet, "aab")
             await settle_all(member, 3, fails={0})
             await member.close(timeout_s=1.0)
             for machine in fleet.machines:
@@ -209,11 +212,7 @@ def test_parked_keys_of_a_topic_that_workers_do_not_know_yet_are_told():
 def test_what_only_followed_a_parked_key_does_not_park_it_again_whoever_leads_by_then(moved: str):
     async def scenario(clock):
         async with Fleet(clock, workers=2) as fleet:
-            await fleet.topic("orders")
-            await fleet.configure(**PARKS)
-            await produce(fleet, "aa")
-            member = fleet.member("orders")
-            await member.start()
+            member = await parking(fleet, "aa")
             await settle_all(member, 1, fails={0})
             held = await fetched(member)
             assert held.following == ((1, 0),)
@@ -237,12 +236,7 @@ def test_what_only_followed_a_parked_key_does_not_park_it_again_whoever_leads_by
 def test_a_deleted_topic_hides_no_parked_keys_of_others():
     async def scenario(clock):
         async with Fleet(clock, workers=2) as fleet:
-            await fleet.topic("orders")
-            await fleet.topic("old")
-            await fleet.configure(**PARKS)
-            await produce(fleet, "aab")
-            member = fleet.member("orders", "old")
-            await member.start()
+            member = await parking(fleet, "aab", "old")
             await settle_all(member, 3, fails={0})
             await member.close(timeout_s=1.0)
             await fleet.kafka.storage.delete_topic("old")

@@ -20,9 +20,11 @@ from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.server.runtime.connection import IN_PROCESS
 from flowshare.server.share import parked_keys
 from flowshare.server.share.opened_log import OpenedBatches, OpenedLog
-from flowshare.share import parking
+from flowshare.share import parking, window
 from flowshare.share.parking import Mark
 from flowshare.testing.clock import settle
+from tests.scenarios.records import compact
+from tests.scenarios.words import Batch, Place
 from tests.server.test_key_order import BY_KEY, keyed, values
 from tests.server.world import accept, parked, ranges, reject, release, world
 
@@ -50,12 +52,20 @@ def replay(begun, *records: tuple[str, int, int]) -> bytes:
     return builder.build()
 
 
-async def parked_world(w, keys: str = "aab"):
-    """Record 0 of key a is rejected, so that it is parked; the member and where."""
+async def held_world(w, keys: str, *batches: str):
+    """A member holds what may be begun of records with these keys, and of further batches; where, and the member."""
     at = await w.log(keyed(keys))
+    for more in batches:
+        await w.produce(keyed(more))
     m = w.member("m")
     await m.heartbeat("t", epoch=0)
     await m.fetch(at, heads=500)
+    return at, m
+
+
+async def parked_world(w, keys: str = "aab"):
+    """Record 0 of key a is rejected, so that it is parked; where, and the member."""
+    at, m = await held_world(w, keys)
     await m.acknowledge({at: [reject(0)]})
     await settle()
     return at, m
@@ -517,29 +527,21 @@ async def test_a_leader_that_did_not_hand_it_out_is_told_that_a_record_only_foll
 GONE = ["retention", "compaction"]
 
 
-async def lose(w, monkeypatch, how: str) -> None:
+async def lose(w, how: str) -> None:
     """Record 0 is in the log no more, nor in the leader's memory."""
-    real = OpenedLog.record
-
-    async def record(self, offset, **more):
-        return None if offset == 0 else await real(self, offset, **more)
-
     if how == "retention":
         await w.storage.delete_records("t", 0, 1)
     else:
-        monkeypatch.setattr(OpenedLog, "record", record)
+        compact(w.storage, Place("t", 0), Batch(0, 0))
     for owner in w.server.share.partitions._owners.values():
         owner._opened.forget()
 
 
 @pytest.mark.parametrize("how", GONE)
-async def test_a_record_that_left_the_log_before_it_was_rejected_parks_its_key(monkeypatch, how: str) -> None:
+async def test_a_record_that_left_the_log_before_it_was_rejected_parks_its_key(how: str) -> None:
     async with world(configs=PARKS) as w:
-        at = await w.log(keyed("aab"))
-        m = w.member("m")
-        await m.heartbeat("t", epoch=0)
-        await m.fetch(at, heads=500)
-        await lose(w, monkeypatch, how)
+        at, m = await held_world(w, "a", "ab")
+        await lose(w, how)
         await m.acknowledge({at: [reject(0)]})
         await settle()
         told = await ask(w)
@@ -550,19 +552,14 @@ async def test_a_record_that_left_the_log_before_it_was_rejected_parks_its_key(m
 
 
 @pytest.mark.parametrize("how", GONE)
-async def test_a_key_goes_on_whose_rejected_record_left_the_log_unseen_by_its_leader(
-    monkeypatch, caplog, how: str
-) -> None:
+async def test_a_key_goes_on_whose_rejected_record_left_the_log_unseen_by_its_leader(caplog, how: str) -> None:
     """Nobody can tell its key any more: it is said once, and nothing stands still."""
     async with world(configs=PARKS) as w:
-        at = await w.log(keyed("aab"))
-        m = w.member("m")
-        await m.heartbeat("t", epoch=0)
-        await m.fetch(at, heads=500)
+        at, m = await held_world(w, "a", "ab")
         await w.die()
         m.reconnect()
         await m.fetch(at, heads=500)
-        await lose(w, monkeypatch, how)
+        await lose(w, how)
         await m.acknowledge({at: [reject(0)]})
         await settle()
         told = await ask(w)
@@ -576,6 +573,7 @@ async def test_a_key_goes_on_whose_rejected_record_left_the_log_unseen_by_its_le
 @pytest.mark.parametrize("first", ["held", "settled"])
 async def test_what_was_handed_out_is_remembered_until_it_is_settled_and_no_longer(monkeypatch, first: str) -> None:
     monkeypatch.setattr(parked_keys, "HELD_MIN", 4)
+    monkeypatch.setattr(window, "_COMPACT", 1)  # so that what is settled is out of the window's reach
     async with world(configs=PARKS) as w:
         at = await w.log(keyed("abcdefghijkl"))
         m = w.member("m")

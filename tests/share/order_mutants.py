@@ -648,14 +648,20 @@ MUTANTS = (
     Mutant(
         "all that is handed out follows",
         "server/share/parked_keys",
-        "self.mark_of(record), offset in following)",
-        "self.mark_of(record), True)",
+        "Held(key_name(key), mark, offset in following)",
+        "Held(key_name(key), mark, True)",
     ),
     Mutant(
         "what was handed out is remembered for ever",
         "server/share/parked_keys",
         "for at, one in self._held.items() if at >= start and hash_at(at)}",
         "for at, one in self._held.items() if at >= start}",
+    ),
+    Mutant(
+        "what is settled is looked for in the window",
+        "server/share/parked_keys",
+        "if at >= start and hash_at(at)}",
+        "if hash_at(at)}",
     ),
     Mutant("a hole in a replay is passed over", PARKING, "if mark.after <= parked.done else", "if True else"),
     Mutant("long keys have one name", "protocol/key_hash", "hashlib.sha256(key).digest()", "bytes(32)"),

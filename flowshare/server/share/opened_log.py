@@ -68,9 +68,10 @@ class Kept(NamedTuple):
 
     def record(self, offset: int) -> RawRecord | None:
         """One record, None if there is none at that offset."""
+        if self.batch is None:
+            return None
         at = bisect_left(self.offsets, offset)
-        found = self.batch is not None and at < len(self.offsets) and self.offsets[at] == offset
-        return self.batch.records[at] if found and self.batch is not None else None
+        return self.batch.records[at] if at < len(self.offsets) and self.offsets[at] == offset else None
 
     @property
     def size(self) -> int:
@@ -138,16 +139,19 @@ class Thinned(NamedTuple):
     epoch: int = -1
     batches: Sequence[Kept] = ()
 
-    def within(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, RawRecord]]:
-        """The records of rising ranges (first, last), with their offsets."""
-        at, batches = 0, self.batches
+    def within(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[RawRecord, bool]]:
+        """The records of rising ranges (first, last), each with whether it may be a replayed one."""
+        batches = iter(self.batches)
+        kept = next(batches, None)
         for first, last in ranges:
-            for offset in range(first, last + 1):
-                while at < len(batches) and batches[at].header.last_offset < offset:
-                    at += 1
-                record = batches[at].record(offset) if at < len(batches) else None
-                if record is not None:
-                    yield offset, record
+            while kept is not None:
+                if kept.batch is not None:
+                    begin = bisect_left(kept.offsets, first)
+                    for record in kept.batch.records[begin : bisect_right(kept.offsets, last, begin)]:
+                        yield record, kept.marked
+                if kept.header.last_offset >= last:
+                    break
+                kept = next(batches, None)
 
 
 class OpenedLog:

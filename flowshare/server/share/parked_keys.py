@@ -158,11 +158,12 @@ class ParkedKeys:
             start, hash_at = self._partition.start_offset, self._partition.hash_at
             self._held = {at: one for at, one in self._held.items() if at >= start and hash_at(at)}
             self._held_max = max(HELD_MIN, 2 * len(self._held))
-        given = [(one.first, one.last) for one in ranges]
-        for offset, record in read.within(given):
-            key = self._name_of(record)
+        held, key_of = self._held, self._opened.order.key_of
+        for record, is_marked in read.within([(one.first, one.last) for one in ranges]):
+            key, offset = key_of(record), record.offset
             if key is not None:
-                self._held[offset] = Held(key, self.mark_of(record), offset in following)
+                mark = self.mark_of(record) if is_marked else None
+                held[offset] = Held(key_name(key), mark, offset in following)
 
     def forget_held(self, end: int = 0) -> None:
         """Know nothing of what was handed out from an offset on: the log was cut there, or no key is to be parked."""
