@@ -15,7 +15,8 @@ from flowshare.spark.source.member import GroupMember
 from flowshare.spark.source.options import SourceOptions
 
 LIMIT_S = 150
-LOCK_S = 1.0
+LOCK_S = 5.0
+"""Renewed with 3.3 s to spare: with 1 s a machine that stood still for 0.7 s lost them, once in fifty runs of CI."""
 on_one_machine = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 """For what does not depend on where the group lives."""
 
@@ -206,7 +207,7 @@ def test_a_batch_that_outlasts_its_locks_keeps_its_records_from_other_members(br
         if number == 0:
             rival = GroupMember(SourceOptions.parse(options), "rival")
             rival.open()
-            until_s = time.monotonic() + 4 * LOCK_S
+            until_s = time.monotonic() + 2.2 * LOCK_S
             while time.monotonic() < until_s:
                 taken.extend(rival.acquire(5000, 0.2))
             rival.close()
