@@ -43,7 +43,14 @@ class UnknownMemberId(CoreError):
 
 
 class InvalidRecordState(CoreError):
-    """A record is not in the state that the step needs, or is not this member's."""
+    """A record is not in the state that the step needs, or is not this member's.
+
+    ranges: where all records were asked for that are not, first and last of each, ascending; else empty.
+    """
+
+    def __init__(self, message: str, ranges: tuple[tuple[int, int], ...] = ()) -> None:
+        super().__init__(message)
+        self.ranges = ranges
 
 
 class FencedStateEpoch(CoreError):

@@ -14,7 +14,13 @@ from typing import Any
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
-    ["tests.log.crasher", "tests.log.producer_crasher", "tests.log.compaction_crasher", "tests.server.crasher"]
+    [
+        "tests.log.crasher",
+        "tests.log.producer_crasher",
+        "tests.log.compaction_crasher",
+        "tests.log.settle_crasher",
+        "tests.server.crasher",
+    ]
 )
 
 

@@ -25,6 +25,7 @@ TAKEN_UP = {
     *("OffsetOutOfRange", "ProducerRefused", "RecordsTooLarge", "TopicExists", "UnknownTopic"),  # Kafka's error codes
     "NoColumn",  # a pipeline says it as a UsageError
     "NotReadYet",  # the share-partition reads again
+    *("Blamed", "InDoubt", "NotAllowed", "NotDecided", "OutputRefused", "Undecided"),  # whoever settles answers them
 }
 LINE = re.compile(r"^( {4,})([A-Z]\w+)(?:  |$)")
 NOT_OF_USERS = {

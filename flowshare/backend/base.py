@@ -32,7 +32,7 @@ class Capabilities:
     own_limits: any delivery limit and lock duration can be had. window_by_count: finished records behind a slow one do
     not count against the record locks. pausing: groups can be paused. group_limit: what a whole group has in flight can
     be limited. priority: new records can come before redeliveries. key_order: of each key one record at a time is out,
-    the first that is not settled.
+    the first that is not settled. settling: outputs can be written in one step with what accepts their inputs.
     What users are told of them is a table of docs/backends.md.
     """
 
@@ -50,6 +50,7 @@ class Capabilities:
     group_limit: bool = True
     priority: bool = True
     key_order: bool = True
+    settling: bool = True
 
 
 EMBEDDED: Final = Capabilities(durable=True)
@@ -69,6 +70,7 @@ NATIVE: Final = Capabilities(
     group_limit=False,
     priority=False,
     key_order=False,
+    settling=False,
 )
 
 

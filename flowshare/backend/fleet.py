@@ -68,6 +68,10 @@ class WorkersBackend(KafkaBackend):
 
     async def _begin(self, cluster: Cluster) -> None:
         """Lead or find who does."""
+        from flowshare.fleet.state.outputs import ends_transactions
+
+        if not ends_transactions(cluster.api_versions):
+            self.capabilities = replace(WORKERS, settling=False)
         await self.check_groups(self._asked)
         await (self._lead(cluster) if self._place.lead else self._find())
 

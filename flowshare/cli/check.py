@@ -241,7 +241,8 @@ async def _rights(kafka: ClusterConnection, broker: BrokerUrl, app: App) -> list
     reads = {name for agent in agents for name in agent.topics}
     writes = {name for agent in agents for name in (*agent.sinks, agent.dead_letter_topic) if name is not None}
     makes = await absent(kafka, sorted(reads | writes)) if app.conf.topic_allow_declare else []
-    rights = needed(fleet_of(broker), reads=reads, writes=writes, makes=makes)
+    settles = any(agent.options.exactly_once for agent in agents)
+    rights = needed(fleet_of(broker), reads=reads, writes=writes, makes=makes, settles=settles)
     if app.lease_guard.wanted:
         rights.append(
             Permission(ResourceType.GROUP, leader_group(app.app_id), (READ,), "one process runs what is on_leader")

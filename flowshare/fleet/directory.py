@@ -30,6 +30,7 @@ OF_WORKERS: Final = frozenset(
         ApiKey.DESCRIBE_CONFIGS,
         ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
         ApiKey.FIND_COORDINATOR,
+        ApiKey.FLOWSHARE_SETTLE,
         ApiKey.INCREMENTAL_ALTER_CONFIGS,
         ApiKey.LIST_GROUPS,
         ApiKey.SHARE_ACKNOWLEDGE,
@@ -38,7 +39,7 @@ OF_WORKERS: Final = frozenset(
         ApiKey.SHARE_GROUP_HEARTBEAT,
     }
 )
-"""What clients ask a fleet's workers, beside flowshare's own API; all else is the brokers'."""
+"""What clients ask a fleet's workers, beside flowshare's own calls; all else is the brokers'."""
 
 
 class WorkerAddress(NamedTuple):

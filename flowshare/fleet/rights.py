@@ -2,7 +2,8 @@
 
 For itself a fleet has its state topic, the slot group of the same name, and a transactional id a slot, of that name
 with a dot and a number. Beside these its workers read what the agents read, for all members, and write sinks and dead
-letters.
+letters. For exactly-once outcomes the leaders write what agents send, by transactional ids whose names begin as the
+others, and count these transactions in groups of their own (`slots.prepared`).
 """
 
 from __future__ import annotations
@@ -64,8 +65,12 @@ class Permission:
         return shlex.join(words)
 
 
-def needed(fleet: str, *, reads: Iterable[str], writes: Iterable[str], makes: Iterable[str]) -> list[Permission]:
+def needed(
+    fleet: str, *, reads: Iterable[str], writes: Iterable[str], makes: Iterable[str], settles: bool = False
+) -> list[Permission]:
     """What a fleet needs that reads and writes these topics and makes some of them. Raises: ClientError (no such name).
+
+    settles: agents ask for exactly-once outcomes; what they write to is among `writes`.
 
     The right to alter the state topic's settings is used once, when a topic with three replicas or more was made.
     """
@@ -76,6 +81,10 @@ def needed(fleet: str, *, reads: Iterable[str], writes: Iterable[str], makes: It
         Permission(ResourceType.GROUP, slot_group(fleet), (READ,), "its workers share the slots out"),
         Permission(ResourceType.TRANSACTIONAL_ID, f"{topic}.", (WRITE,), "each slot has one writer", prefixed=True),
     ]
+    if settles:
+        rights.append(
+            Permission(ResourceType.GROUP, f"{topic}.ledger.", (READ,), "settles are counted there", prefixed=True)
+        )
     read, written = set(reads), set(writes)
     for name in sorted(read | written):
         operations = tuple(
@@ -107,7 +116,8 @@ async def missing(kafka: ClusterConnection, right: Permission) -> Sequence[Opera
             case ResourceType.TOPIC:
                 return await _missing_on_topic(kafka, right)
             case ResourceType.GROUP:
-                beat = HeartbeatRequest(group_id=right.name, generation=0, member_id=NO_MEMBER)
+                name = f"{right.name}0" if right.prefixed else right.name
+                beat = HeartbeatRequest(group_id=name, generation=0, member_id=NO_MEMBER)
                 error = (await kafka.send(beat)).error
             case _:
                 request = FindCoordinatorRequest(key=f"{right.name}0", kind="transaction")

@@ -1,30 +1,51 @@
 """`Storage` of a worker: records in Kafka's topics, state in the slots that this worker leads.
 
 A state key belongs to one slot. What is written together for one slot is written in one piece; writes that concern
-several slots are not atomic together, and nobody relies on it (`fleet.groups.leaders`).
+several slots are not atomic together, and nobody relies on it (`fleet.groups.leaders`). Outputs are Kafka's, and no
+write has both: settles are decided apart from the state that follows from them (`fleet.state.outputs`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from flowshare.log.base import NotLed
+from flowshare.fleet.state.lane import OutputSettings
+from flowshare.fleet.state.outputs import TOO_OLD, OutputCounts, OutputWays, SlotOutputs
+from flowshare.log.base import (
+    CheckedOutput,
+    CorruptBatches,
+    LogError,
+    NotLed,
+    Output,
+    OutputRefused,
+    SettlesApart,
+    StorageError,
+    UnknownTopic,
+)
+from flowshare.protocol.batches import DecodeError
+from flowshare.protocol.batches import check as check_batches
+from flowshare.server.runtime.settled import settled_writes
 from flowshare.slots.placement import is_whole, slot_of_key
+from flowshare.slots.prepared import Prepared
 
 if TYPE_CHECKING:
+    from flowshare.client.net.cluster import Cluster
     from flowshare.fleet.log.kafka_log import KafkaLog
     from flowshare.fleet.state.slot import Slot
     from flowshare.slots.records import Entry
 
 
-class FleetStorage:
+class FleetStorage(SettlesApart):
     """Records and state. `led`: the slots claimed here by number, as they are at the moment."""
 
     def __init__(self, log: KafkaLog, led: Mapping[int, Slot], slots: int) -> None:
+        self._log = log
         self._led = led
         self._slots = slots
+        self._ways: OutputWays | None = None
+        self._outputs: dict[int, SlotOutputs] = {}
         self.topics = log.topics
         self.create_topic = log.create_topic
         self.append = log.append
@@ -34,6 +55,18 @@ class FleetStorage:
         self.bounds = log.bounds
         self.offset_for_timestamp = log.offset_for_timestamp
         self.on_append = log.on_append
+
+    def write_outputs(self, cluster: Cluster, topic: str, settings: OutputSettings | None = None) -> None:
+        """From now on slots that are taken over settle with outputs. topic: the fleet's state topic."""
+        self._ways = OutputWays(
+            topic=topic,
+            connect=cluster.connect,
+            exists=self._exists,
+            clock=cluster.clock,
+            settings=settings or OutputSettings(),
+        )
+
+    # --- state --------------------------------------------------------------------------------------------------
 
     async def write(self, writes: Sequence[Entry]) -> None:
         """Put (None: delete); returns when all is confirmed. Raises: NotLed, StorageError."""
@@ -60,3 +93,105 @@ class FleetStorage:
         if slot is None:
             raise NotLed(f"slot {number} is not led here")
         return slot
+
+    # --- settles ------------------------------------------------------------------------------------------------
+
+    async def checked(
+        self, outputs: Sequence[Output | CheckedOutput], *, source: Hashable | None = None
+    ) -> list[CheckedOutput]:
+        """As `Storage.checked`, as far as it can be told here: what a topic takes is the brokers' to say, when they are
+        written. Raises: OutputRefused, StorageError."""
+        del source  # the brokers look into all records
+        found, refused = list[CheckedOutput](), dict[int, LogError]()
+        for index, output in enumerate(outputs):
+            problem = await self._exists(Output(*output[:4]), False)
+            if isinstance(problem, StorageError):
+                raise problem
+            try:
+                if problem is not None:
+                    raise problem
+                found.append(output if isinstance(output, CheckedOutput) else _looked_into(output))
+            except (UnknownTopic, CorruptBatches) as error:
+                refused[index] = error
+        if refused:
+            raise OutputRefused(refused)
+        return found
+
+    async def settle(self, outputs: Sequence[Output | CheckedOutput], writes: Sequence[Entry]) -> None:
+        """As `Storage.settle`, without outputs: those are settled apart. Raises: NotLed, StorageError."""
+        if outputs:
+            raise StorageError("outputs of a fleet are settled apart from its state")
+        await self.write(writes)
+
+    def take_over(self, number: int) -> None:
+        """A slot was claimed here: what its last leader left under way is ended."""
+        if self._ways is not None:
+            self._outputs[number] = outputs = SlotOutputs(self._slot(number), self._ways)
+            outputs.take_over()
+
+    async def lay_down(self, number: int) -> None:
+        """Settle nothing more in a slot; what is under way has a moment to end. Call before its state is laid down."""
+        outputs = self._outputs.pop(number, None)
+        if outputs is not None:
+            await outputs.close()
+
+    async def settle_apart(
+        self, share: bytes, update: bytes, beside: Sequence[Entry], outputs: Sequence[CheckedOutput]
+    ) -> Sequence[Entry]:
+        """As `SettlesApart.settle_apart`."""
+        if self._ways is None:
+            raise StorageError(TOO_OLD)
+        number = slot_of_key(share, self._slots)
+        found = self._outputs.get(number)
+        if found is None:
+            raise NotLed(f"slot {number} is not led here")
+        return await found.settle(share, Prepared(update, tuple(beside)), [Output(*one[:4]) for one in outputs])
+
+    async def decided(self, share: bytes) -> None:
+        """As `SettlesApart.decided`."""
+        found = self._outputs.get(slot_of_key(share, self._slots))
+        if found is not None:
+            await found.decided(share, _following)
+
+    def counts(self) -> Mapping[str, int]:
+        """Counters of transactions with outputs, and gauges."""
+        ways = self._ways
+        counts = OutputCounts() if ways is None else ways.counts
+        return {
+            "output_transactions": counts.committed,
+            "output_transactions_aborted": counts.aborted,
+            "output_transactions_undecided": counts.undecided,
+            "output_partitions_resting": 0 if ways is None else ways.resting.count,
+        }
+
+    async def _exists(self, output: Output, anew: bool) -> LogError | None:
+        """None, or why what an output was made for is not there; a StorageError: that is not known."""
+        topic = self._log.topics().get(output.topic)
+        if anew or topic is None or topic.topic_id != output.topic_id or output.partition >= topic.partitions:
+            try:
+                await self._log.refresh((output.topic,))
+            except LogError as error:
+                return StorageError(str(error))
+            topic = self._log.topics().get(output.topic)
+        if topic is None:
+            return UnknownTopic(f"there is no topic {output.topic!r}")
+        if topic.topic_id != output.topic_id:
+            return UnknownTopic(f"topic {output.topic!r} was made anew: the outputs are for another one")
+        if not 0 <= output.partition < topic.partitions:
+            return UnknownTopic(f"topic {output.topic!r} has no partition {output.partition}")
+        return None
+
+
+def _looked_into(output: Output) -> CheckedOutput:
+    """Raises: CorruptBatches."""
+    try:
+        headers = check_batches(output.records)
+    except DecodeError as error:
+        raise CorruptBatches(str(error)) from error
+    if any(header.producer_id >= 0 or header.is_transactional for header in headers):
+        raise CorruptBatches("an output of a settle has no producer id and is in no transaction")
+    return CheckedOutput(*output, headers)
+
+
+def _following(entries: Sequence[tuple[bytes, bytes]], committed: Sequence[Prepared]) -> Sequence[Entry]:
+    return settled_writes(entries, [(one.update, one.beside) for one in committed])

@@ -29,6 +29,7 @@ from flowshare.fleet.peers import Peers
 from flowshare.fleet.server import FleetServer
 from flowshare.fleet.slot_group import SlotGroup
 from flowshare.fleet.slot_manager import SlotManager
+from flowshare.fleet.state.outputs import ends_transactions
 from flowshare.fleet.state.reading import SlotTails
 from flowshare.fleet.state.slot import Slot
 from flowshare.fleet.state.topic import StateTopic, check_formats
@@ -41,7 +42,7 @@ from flowshare.share.config import ServerConfig
 from flowshare.slots.placement import SLOTS_DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from flowshare.client.net.cluster import Cluster
@@ -211,6 +212,7 @@ class FleetWorker:
         slot_manager = self._slot_manager
         return {
             **self.server.stats(),
+            **self._storage.counts(),
             "slots": len(slot_manager.served),
             "slots_claimed": slot_manager.claimed,
             "slots_lost": slot_manager.lost,
@@ -222,7 +224,9 @@ class FleetWorker:
         """Put the parts together: who serves, who holds the slots, who answers."""
         self._tails = SlotTails(self._tail_kafka, topic=self._topic.name, clock=self._clock)
         led: dict[int, Slot] = {}
-        storage = FleetStorage(self._log, led, slots)
+        storage = self._storage = FleetStorage(self._log, led, slots)
+        if ends_transactions(self._cluster.api_versions):
+            storage.write_outputs(self._cluster, self._topic.name)
         duties = self._build_service(storage)
         self._contents = FleetSlotContents(
             service=self._service, settings=self.settings, groups=self._groups, log=self._log, slots=slots
@@ -290,8 +294,8 @@ class FleetWorker:
             directory=self.directory,
             peers=self._peers,
             make_slot=self._slot,
-            take_up=self._contents.take_up,
-            lay_down=self._contents.lay_down,
+            take_up=self._take_up,
+            lay_down=self._lay_down,
             sure=lambda: self.sure,
             instance=self._instance,
             clock=self._clock,
@@ -310,6 +314,16 @@ class FleetWorker:
             key=self._pair.mark,
             clock=self._clock,
         )
+
+    async def _take_up(self, slot: int, entries: Sequence[tuple[bytes, bytes]]) -> None:
+        """Who led before is shut out first: nothing that it left under way is decided later."""
+        self._storage.take_over(slot)
+        await self._contents.take_up(slot, entries)
+
+    async def _lay_down(self, slot: int) -> None:
+        """Settles come first: what is decided of them is written with what is queued."""
+        await self._storage.lay_down(slot)
+        await self._contents.lay_down(slot)
 
     def _build_server(self, storage: FleetStorage, duties: FleetDuties) -> None:
         service, directory = self._service, self.directory

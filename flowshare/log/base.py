@@ -13,12 +13,14 @@ from __future__ import annotations
 import errno
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from flowshare.core_errors import CoreError
 from flowshare.errors import FlowshareError
+from flowshare.protocol.headers import BatchHeader
 from flowshare.share.types import LogBatch
 
 
@@ -62,6 +64,10 @@ class RecordsTooLarge(LogError):
     """A batch is larger than the topic takes (max.message.bytes)."""
 
 
+class NotAllowed(LogError):
+    """The login under which it would be written may not write there."""
+
+
 class ProducerRefused(LogError):
     """A batch's producer id, epoch or sequence is refused; `reason` says how."""
 
@@ -78,8 +84,30 @@ class StorageFull(StorageError):
     """There is no room on the disk. What is stored can be read; writing goes on when there is room again."""
 
 
+class InDoubt(StorageError):
+    """A write failed, and the storage ended before it was known whether it is stored all the same.
+
+    Whether it was stored is known when the storage is opened again.
+    """
+
+
+class NotDecided(StorageError):
+    """Whether settles are written is not known yet; it may take until coordinators of transactions answer again."""
+
+
 class StorageDamaged(LogError):
     """What is stored contradicts itself; nothing was changed by opening it."""
+
+
+class OutputRefused(LogError):
+    """Outputs of a settle are refused, and nothing of it was written.
+
+    places: which of the outputs, by their position, and why.
+    """
+
+    def __init__(self, places: Mapping[int, LogError]) -> None:
+        super().__init__("; ".join(f"output {index}: {error}" for index, error in places.items()))
+        self.places = places
 
 
 class NotLed(LogError):
@@ -91,6 +119,10 @@ class NotLed(LogError):
     def __init__(self, message: str, leader: tuple[int, int] = (-1, -1)) -> None:
         super().__init__(message)
         self.leader = leader
+
+
+class Undecided(NotLed):
+    """Whether a settle is written is not known here, and will not be: who leads next finds it out."""
 
 
 class StorageHeld(LogError):
@@ -175,6 +207,28 @@ class ReadResult:
         return sum(map(len, self.pieces))
 
 
+class Output(NamedTuple):
+    """Record batches for one partition, to be written in one step with what accepts their inputs.
+
+    topic_id: of the topic that they were made for; one of its name that was made since is another one.
+    """
+
+    topic: str
+    topic_id: uuid.UUID
+    partition: int
+    records: bytes
+
+
+class CheckedOutput(NamedTuple):
+    """An output whose record batches were looked into. headers: theirs, with what is true in them."""
+
+    topic: str
+    topic_id: uuid.UUID
+    partition: int
+    records: bytes
+    headers: tuple[BatchHeader, ...]
+
+
 AppendListener = Callable[[str, int], None]
 Admission = Callable[[], None]
 """Says no by raising CoreError; asked at the moment in which a batch gets its offset."""
@@ -246,3 +300,64 @@ class StateStore(Protocol):
 
 class Storage(Log, StateStore, Protocol):
     """Log and state, as one server of share groups has them."""
+
+    async def checked(
+        self, outputs: Sequence[Output | CheckedOutput], *, source: Hashable | None = None
+    ) -> list[CheckedOutput]:
+        """Outputs as `settle` takes them at once, in their order: checked as appended batches are, by the settings that
+        their topics have now. Nothing is written. Of those that were checked before, only the places are looked at.
+
+        source: who sent them over a socket; None: they were made in this process.
+
+        Raises: OutputRefused (all that are refused: UnknownTopic, also when the topic was made anew, CorruptBatches,
+            also when they have a producer id or are transactional, RecordsTooLarge, InvalidRecord, InvalidTimestamp),
+            StorageError (they could not be looked into now).
+        """
+        ...
+
+    async def settle(
+        self, outputs: Sequence[Output | CheckedOutput], writes: Sequence[tuple[bytes, bytes | None]]
+    ) -> None:
+        """Place outputs and put (None: delete) state, all or none, in order of calls; returns when durable.
+
+        Outputs that are not checked yet are checked first, as made in this process; what came over a socket must come
+        `checked`. Calls whose outputs are checked keep their order; one whose outputs must be looked into may be
+        overtaken meanwhile. Several outputs for one partition get consecutive offsets, in their order.
+
+        What it raises means that nothing of it is stored, now or later, InDoubt apart: where a failed write may be in
+        the store all the same, it returns or raises only when that is known, which takes until the disk can be written
+        again. It says so only to a caller that waits for it: who gives up (is cancelled) meanwhile does not hear
+        whether it was stored.
+
+        Raises: OutputRefused (these are refused, nothing was written: the rest may be settled without them),
+            StorageError, InDoubt (the storage ended before it knew).
+        """
+        ...
+
+
+class SettlesApart(ABC):
+    """A storage whose outputs lie elsewhere than its state, so that no write has both: settles are decided first, and
+    the state is written after that. In between a death loses nothing: `decided` makes up for it.
+
+    share: start of the state keys of the share-partition.
+    """
+
+    @abstractmethod
+    async def settle_apart(
+        self,
+        share: bytes,
+        update: bytes,
+        beside: Sequence[tuple[bytes, bytes | None]],
+        outputs: Sequence[CheckedOutput],
+    ) -> Sequence[tuple[bytes, bytes | None]]:
+        """Returns when the outputs are committed; what is returned is to be written with what follows from it.
+
+        update: what becomes of the records. beside: what is to be written with that.
+
+        Raises: OutputRefused, StorageError, NotLed (in all cases nothing of it is stored, now or later), Undecided.
+        """
+
+    @abstractmethod
+    async def decided(self, share: bytes) -> None:
+        """Write what follows from settles that were decided, but not followed: before the state is read, while nobody
+        else writes it. Raises: NotDecided, StorageError, NotLed."""

@@ -3,6 +3,15 @@
 The thread takes as much as there is at once (group commit); the loop is told about each commit by one call. After a
 write error everything queued fails too, since later steps were made in the belief that earlier ones would hold;
 nothing is taken until the loop has undone what it assumed and `resume` succeeded.
+
+The steps of the failed commit are in doubt: the store may have them all the same, which shows when it was opened again.
+Who queued one hears that it failed, and whether it is stored is seen in what is stored. Who must hear the truth
+(`StoreStep.certain`) waits for it:
+
+    QUEUED ──committed──→ stored
+      │ └──the commit before failed──→ failed: it was never written
+      └──its commit failed──→ IN DOUBT ──opened again──→ stored, or failed
+                                 └──stopped, or the path is lost──→ InDoubt: known when the storage is opened again
 """
 
 from __future__ import annotations
@@ -13,11 +22,11 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple, TypeVarTuple
 
 from flowshare.clock import Clock, TimerHandle
-from flowshare.log.base import StorageError
+from flowshare.log.base import InDoubt, StorageError
 from flowshare.log.store import RocksStore, StoreStep
 
 RESUME_FIRST_S: Final = 0.5
@@ -30,11 +39,12 @@ QUEUE_REQUESTS_MAX: Final = 16_384
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 REQUEST_BYTES: Final = 200
 """What a step takes besides its own bytes."""
+Told = TypeVarTuple("Told")
 logger = logging.getLogger(__name__)
 
 
 class WriteRequest(NamedTuple):
-    """A queued step; `future` ends when it is durable and applied."""
+    """A queued step; `future` ends when it is durable and applied, or failed."""
 
     step: StoreStep
     future: asyncio.Future[None]
@@ -64,7 +74,11 @@ class CommitQueue(ABC):
 
     @abstractmethod
     def queue(self, step: StoreStep) -> asyncio.Future[None]:
-        """Queue a step that has entered; the future ends when it is durable and applied. Raises: StorageError."""
+        """Queue a step that has entered; the future ends when it is durable and applied. Raises: StorageError.
+
+        The future's StorageError of a step that is `certain` means that it is not in the store; InDoubt, that this is
+        not known. Any other step may be there all the same.
+        """
 
     async def submit(self, step: StoreStep) -> None:
         """Wait for room, queue the step, and return when it is durable and applied. Raises: StorageError."""
@@ -124,22 +138,26 @@ class WriteGate:
         self._bytes += size
 
 
-Done = Callable[[list[WriteRequest], StorageError | None], None]
+Done = Callable[[list[WriteRequest]], None]
+Failed = Callable[[list[WriteRequest], list[WriteRequest], StorageError], None]
+Resumed = Callable[[list[WriteRequest], StorageError | None], None]
 
 
 class StoreWriter:
-    """The thread. `done(requests, error)` is called on the loop, in order of the commits."""
+    """The thread. It calls on the loop, in order of the commits: `done(requests)`, and after a write error
+    `failed(doubtful, unwritten, error)` with those of the failed commit and those behind it."""
 
-    def __init__(self, store: RocksStore, loop: asyncio.AbstractEventLoop, done: Done) -> None:
+    def __init__(self, store: RocksStore, loop: asyncio.AbstractEventLoop, done: Done, failed: Failed) -> None:
         self._store = store
         self._loop = loop
         self._done = done
+        self._failed = failed
         self._turn = threading.Condition()
         self._queue: deque[WriteRequest] = deque()
         self._refusal: StorageError | None = store.full
         self._doubtful: tuple[int, list[WriteRequest]] | None = None
         self._survivors: list[WriteRequest] = []
-        self._resume: Done | None = None
+        self._resume: Resumed | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="flowshare-writer", daemon=True)
         self._thread.start()
@@ -159,7 +177,7 @@ class StoreWriter:
             if len(self._queue) == 1:
                 self._turn.notify()
 
-    def resume(self, done: Done) -> None:
+    def resume(self, done: Resumed) -> None:
         """Open the store again, after a write error or without room; `done(survived, error)` is called on the loop.
 
         `survived` are the requests of the failed commit if it is in the store all the same.
@@ -182,7 +200,7 @@ class StoreWriter:
             self._queue.clear()
             self._turn.notify()
         if left:
-            self._tell(self._done, left, error)
+            self._tell(self._failed, list[WriteRequest](), left, error)
 
     def close(self) -> None:
         """Write what is queued and end the thread; blocks until then."""
@@ -218,14 +236,14 @@ class StoreWriter:
         except StorageError as error:
             with self._turn:
                 self._refusal = error
-                self._doubtful = self._store.commits, list(group)
-                group.extend(self._queue)
+                self._doubtful = self._store.commits, group
+                unwritten = list(self._queue)
                 self._queue.clear()
-            self._tell(self._done, group, error)
+            self._tell(self._failed, group, unwritten, error)
         else:
-            self._tell(self._done, group, None)
+            self._tell(self._done, group)
 
-    def _reopen(self, done: Done) -> None:
+    def _reopen(self, done: Resumed) -> None:
         try:
             self._store.reopen()
             if self._doubtful is not None:
@@ -233,15 +251,15 @@ class StoreWriter:
                 self._survivors, self._doubtful = group if self._store.commits > confirmed else [], None
             self._store.commit(())
         except StorageError as error:
-            self._tell(done, [], error)
+            self._tell(done, list[WriteRequest](), error)
             return
         survivors, self._survivors = self._survivors, []
         self._tell(done, survivors, None)
 
-    def _tell(self, callback: Done, requests: list[WriteRequest], error: StorageError | None) -> None:
+    def _tell(self, callback: Callable[[*Told], None], *told: *Told) -> None:
         # A loop that was closed without closing the storage has nobody left to tell.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(callback, requests, error)
+            self._loop.call_soon_threadsafe(callback, *told)
 
 
 class WriterQueue(CommitQueue):
@@ -255,7 +273,9 @@ class WriterQueue(CommitQueue):
         self._timer: TimerHandle | None = None
         self._delay_s = RESUME_FIRST_S
         self._closed = False
-        self._writer = StoreWriter(store, self._loop, self._committed)
+        self._doubts: dict[asyncio.Future[None], StorageError] = {}
+        """Who waits to hear whether a failed step is in the store, and how it failed; of one commit."""
+        self._writer = StoreWriter(store, self._loop, self._committed, self._failed)
         self._reminded_s = clock.monotonic()
         if store.full is not None:
             logger.error("nothing can be written, the storage is read only: %s", store.full)
@@ -280,10 +300,11 @@ class WriterQueue(CommitQueue):
         return future
 
     def stop(self) -> None:
-        """Try no more to come back after an error."""
+        """Try no more to come back after an error; what is in doubt stays so."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        self._leave_in_doubt()
 
     def refuse(self, error: StorageError) -> None:
         """Write nothing more, what is queued included; it fails with this error."""
@@ -294,30 +315,35 @@ class WriterQueue(CommitQueue):
         """Write what is queued and end the writer. Call in a worker thread, after `stop`."""
         self._writer.close()
 
-    def _committed(self, requests: list[WriteRequest], error: StorageError | None) -> None:
+    def _committed(self, requests: list[WriteRequest]) -> None:
         """On the loop, after each commit in turn: let everybody know."""
         self.gate.leave(len(requests), sum(request.step.size for request in requests))
-        if error is None:
-            self._apply(requests)
+        self._apply(requests)
         for request in requests:
-            if request.future.done():
-                continue
-            if error is None:
+            if not request.future.done():
                 request.future.set_result(None)
-            else:
-                request.future.set_exception(type(error)(str(error)))
-        if error is not None:
-            logger.error("writing failed; nothing is confirmed until the storage takes writes again: %s", error)
-            self._reminded_s = self._clock.monotonic()
-            self._resume_later()
+
+    def _failed(self, doubtful: list[WriteRequest], unwritten: list[WriteRequest], error: StorageError) -> None:
+        """On the loop, after a write error: let those know who need not hear more."""
+        requests = doubtful + unwritten
+        self.gate.leave(len(requests), sum(request.step.size for request in requests))
+        self._doubts.update((future, error) for step, future in doubtful if step.certain)
+        for request in requests:
+            if request.future not in self._doubts:
+                _fail(request.future, error)
+        logger.error("writing failed; nothing is confirmed until the storage takes writes again: %s", error)
+        self._reminded_s = self._clock.monotonic()
+        self._resume_later()
+        if self._closed:
+            self._leave_in_doubt()
 
     def _apply(self, requests: list[WriteRequest]) -> None:
         changed = dict[tuple[str, int], None]()
         for step, _ in requests:
             if step.applied is not None:
                 step.applied()
-            if step.changed is not None:
-                changed[step.changed] = None
+            for place in step.changed:
+                changed[place] = None
         for topic, partition in changed:
             self.changed(topic, partition)
 
@@ -330,7 +356,10 @@ class WriterQueue(CommitQueue):
             self._delay_s = min(RESUME_MAX_S, self._delay_s * 2)
 
     def _resumed(self, survivors: list[WriteRequest], error: StorageError | None) -> None:
-        """On the loop: the store takes writes again, or not yet. `survivors` failed, but are stored."""
+        """On the loop: the store takes writes again, or not yet. `survivors` failed, but are stored.
+
+        Nobody hears of its own step before what is known here is as the store has it.
+        """
         if error is not None:
             if self._clock.monotonic() - self._reminded_s >= REMIND_S:
                 logger.warning("the storage cannot be written yet: %s", error)
@@ -341,4 +370,26 @@ class WriterQueue(CommitQueue):
         self._apply(survivors)
         self.roll_back()
         self._writer.accept()
+        self._end_doubts({request.future for request in survivors})
         logger.warning("the storage takes writes again")
+
+    def _end_doubts(self, stored: Collection[asyncio.Future[None]]) -> None:
+        """It is known now what is stored of what failed."""
+        doubts, self._doubts = self._doubts, {}
+        for future, error in doubts.items():
+            if future not in stored:
+                _fail(future, error)
+            elif not future.done():
+                future.set_result(None)
+
+    def _leave_in_doubt(self) -> None:
+        """Nobody is going to ask the store any more."""
+        doubts, self._doubts = self._doubts, {}
+        for future, error in doubts.items():
+            _fail(future, InDoubt(f"{error}; whether it was stored is known when the storage is opened again"))
+
+
+def _fail(future: asyncio.Future[None], error: StorageError) -> None:
+    """Tell who still waits, by an error of its own."""
+    if not future.done():
+        future.set_exception(type(error)(str(error)))

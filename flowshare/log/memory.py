@@ -110,8 +110,8 @@ class MemoryQueue(CommitQueue):
         if step.applied is not None:
             step.applied()
         self.leave(step.size)
-        if step.changed is not None:
-            self.changed(*step.changed)
+        for topic, partition in step.changed:
+            self.changed(topic, partition)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done

@@ -18,8 +18,16 @@ from flowshare.log.base import (
     Admission,
     Appended,
     AppendListener,
+    CheckedOutput,
+    CorruptBatches,
+    InvalidRecord,
+    InvalidTimestamp,
+    LogError,
     LogOffsets,
+    Output,
+    OutputRefused,
     ReadResult,
+    RecordsTooLarge,
     Storage,
     StorageError,
     Topic,
@@ -51,10 +59,14 @@ from flowshare.transactions.partition import EXPIRY_MS
 from flowshare.transactions.producers import ProducerState, Written
 
 T = TypeVar("T")
+Ready = tuple[StoredPartition, bytes, tuple[BatchHeader, ...]]
+"""Batches that have their offsets, and headers with what is true in them once they are placed."""
 NO_CONFIGS: Final[Mapping[str, str]] = {}
 TAIL_BYTES: Final = 32 * 1024 * 1024
 READ_TRIES: Final = 5
 """Compaction may forget what is aborted of what is being read; each time takes it longer than a read."""
+REFUSALS: Final = (UnknownTopic, CorruptBatches, RecordsTooLarge, InvalidRecord, InvalidTimestamp)
+"""What speaks against an output itself."""
 
 
 class BrokerStorage(Storage):
@@ -232,7 +244,7 @@ class BrokerStorage(Storage):
                 def applied() -> None:
                     log.confirm(end, position, change)
 
-                future = self._commits.queue(StoreStep(stored, (), size, applied, (topic, partition)))
+                future = self._commits.queue(StoreStep(stored, (), size, applied, ((topic, partition),)))
         except BaseException:
             self._commits.leave(size)
             raise
@@ -331,7 +343,8 @@ class BrokerStorage(Storage):
             def applied() -> None:
                 log.cut(cut.log_start, cut.start_position)
 
-            await self._commits.submit(StoreStep(cut.writes, cut.ranges, REQUEST_BYTES, applied, (topic, partition)))
+            place = topic, partition
+            await self._commits.submit(StoreStep(cut.writes, cut.ranges, REQUEST_BYTES, applied, (place,)))
         return log.log_start
 
     def on_append(self, listener: AppendListener) -> None:
@@ -367,13 +380,114 @@ class BrokerStorage(Storage):
                 except UnknownTopic:
                     break
 
+    # --- records with state ---------------------------------------------------------------------------------
+
+    async def checked(
+        self, outputs: Sequence[Output | CheckedOutput], *, source: Hashable | None = None
+    ) -> list[CheckedOutput]:
+        """Outputs as `settle` takes them at once: checked as `append` does. Those that were checked stay as they are.
+
+        Raises: OutputRefused (all that are refused: UnknownTopic, CorruptBatches, RecordsTooLarge, InvalidRecord,
+            InvalidTimestamp), StorageError.
+        """
+        found, refused = list[CheckedOutput](), dict[int, LogError]()
+        for index, output in enumerate(outputs):
+            try:
+                self._output_log(output)
+                found.append(output if isinstance(output, CheckedOutput) else await self._looked_into(output, source))
+            except REFUSALS as error:
+                refused[index] = error
+        if refused:
+            raise OutputRefused(refused)
+        return found
+
+    async def _looked_into(self, output: Output, source: Hashable | None) -> CheckedOutput:
+        """Raises: UnknownTopic, CorruptBatches, RecordsTooLarge, InvalidRecord, InvalidTimestamp, StorageError."""
+        place, records = (output.topic, output.partition), output.records
+        settings, now_ms = self._registry.settings(output.topic), self._clock.now_ms()
+        headers = await self._inspector.checked(place, records, settings, source=source, now_ms=now_ms)
+        if any(header.producer_id >= 0 or header.is_transactional for header in headers):
+            raise CorruptBatches("an output of a settle has no producer id and is in no transaction")
+        return CheckedOutput(*output, headers)
+
+    async def settle(
+        self, outputs: Sequence[Output | CheckedOutput], writes: Sequence[tuple[bytes, bytes | None]]
+    ) -> None:
+        """Place outputs and put (None: delete) state, all or none, in order of calls; returns when durable.
+
+        It takes room in the queue for all its bytes, and `REQUEST_BYTES` for the state and each batch; one that is
+        larger than the queue waits until that is empty. In doubt are at most those of one commit.
+
+        Raises: OutputRefused, StorageError: nothing of it is stored, now or later. InDoubt: the storage ended before
+            it was known whether a write that failed is stored all the same.
+        """
+        checked = await self.checked(outputs)
+        state = _state_step(writes)
+        size = state.size + sum(len(output.records) + REQUEST_BYTES * len(output.headers) for output in checked)
+        await self._commits.enter(size)
+        try:
+            # As in `_place`: nothing is awaited from here to the queue.
+            self._commits.check()
+            # One that is refused must find none placed, so all are ready before the first one is.
+            ready = self._ready(checked)
+            stored, placed = list[Write](), list[tuple[StoredPartition, list[TailBatch], int, int]]()
+            for log, records, headers in ready:
+                entries, batches = log.place(records, headers)
+                stored += entries
+                placed.append((log, batches, log.next_offset, log.position))
+
+            def applied() -> None:
+                for log, _, end, position in placed:
+                    log.confirm(end, position, None)
+
+            changed = tuple(dict.fromkeys((output.topic, output.partition) for output in checked))
+            step = StoreStep((*stored, *state.writes), (), size, applied, changed, certain=True)
+            future = self._commits.queue(step)
+        except BaseException:
+            self._commits.leave(size)
+            raise
+        for log, batches, _, _ in placed:
+            for batch in batches:
+                self._budget.append(log.tail, batch)
+        await future
+
+    def _ready(self, checked: Sequence[CheckedOutput]) -> list[Ready]:
+        """The outputs as they are to be placed, one after the other, with nothing placed between.
+
+        Raises: OutputRefused: their topics may have gone since they were checked.
+        """
+        ready, refused, nexts = list[Ready](), dict[int, LogError](), dict[tuple[str, int], int]()
+        now_ms = self._clock.now_ms()
+        for index, output in enumerate(checked):
+            try:
+                log = self._output_log(output)
+            except UnknownTopic as error:
+                refused[index] = error
+                continue
+            place, headers = (output.topic, output.partition), output.headers
+            append_time = self._registry.settings(output.topic).append_time
+            base = nexts.get(place, log.next_offset)
+            records = rebase(output.records, headers, base, now_ms=now_ms if append_time else None)
+            nexts[place] = base + sum(header.last_offset - header.base_offset + 1 for header in headers)
+            if append_time:
+                headers = tuple(header._replace(max_timestamp=now_ms) for header in headers)
+            ready.append((log, records, headers))
+        if refused:
+            raise OutputRefused(refused)
+        return ready
+
+    def _output_log(self, output: Output | CheckedOutput) -> StoredPartition:
+        """Where an output goes. Raises: UnknownTopic, also when the topic was deleted and made again."""
+        log = self._partition(output.topic, output.partition)
+        if log.topic_id != output.topic_id:
+            raise UnknownTopic(f"the topic {output.topic!r} of this output is gone; there is another one of its name")
+        return log
+
     # --- state ----------------------------------------------------------------------------------------------
 
     async def write(self, writes: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Put (None: delete) all or none, in order of calls; returns when durable. Raises: StorageError."""
-        stored: list[Write] = [(keys.STATE + key, value) for key, value in writes]
-        size = REQUEST_BYTES + sum(len(key) + len(value or b"") for key, value in writes)
-        await self._commits.submit(StoreStep(stored, size=size))
+        await self._commits.submit(_state_step(writes))
 
     async def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """All entries under a prefix, in key order. Raises: StorageDamaged, StorageError."""
@@ -429,3 +543,9 @@ class BrokerStorage(Storage):
         """Any thread. Raises: StorageError."""
         if self._closed:
             raise StorageError("the storage is closed")
+
+
+def _state_step(writes: Sequence[tuple[bytes, bytes | None]]) -> StoreStep:
+    """What puts (None: deletes) state."""
+    stored: list[Write] = [(keys.STATE + key, value) for key, value in writes]
+    return StoreStep(stored, size=REQUEST_BYTES + sum(len(key) + len(value or b"") for key, value in writes))

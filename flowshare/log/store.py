@@ -63,14 +63,16 @@ Range = tuple[bytes, bytes]
 class StoreStep(NamedTuple):
     """Ranges to delete, then writes. size: what it takes in a queue (`log.commits`).
 
-    When it is durable, `applied` runs on the loop and listeners hear of the partition `changed`.
+    When it is durable, `applied` runs on the loop and listeners hear of the partitions `changed`. certain: who waits
+    for it hears that it failed only when it is known that it is not in the store.
     """
 
     writes: Sequence[Write]
     ranges: Sequence[Range] = ()
     size: int = 0
     applied: Callable[[], None] | None = None
-    changed: tuple[str, int] | None = None
+    changed: Sequence[tuple[str, int]] = ()
+    certain: bool = False
 
 
 class Store(ABC):

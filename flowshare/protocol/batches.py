@@ -108,9 +108,15 @@ def rebase(records: bytes, headers: Sequence[BatchHeader], base_offset: int, *, 
     return bytes(placed)
 
 
-def renumber(batch: bytes, producer: tuple[int, int, int]) -> bytes:
-    """A finished batch with another producer id, epoch and sequence of its first record."""
+def renumber(batch: bytes, producer: tuple[int, int, int], *, transactional: bool = False) -> bytes:
+    """A finished batch with another producer id, epoch and sequence of its first record.
+
+    transactional: it becomes a part of a transaction, too.
+    """
     changed = bytearray(batch)
+    if transactional:
+        (attributes,) = _attributes.unpack_from(changed, ATTRIBUTES_AT)
+        _attributes.pack_into(changed, ATTRIBUTES_AT, attributes | TRANSACTIONAL_MASK)
     _producer.pack_into(changed, PRODUCER_AT, *producer)
     _crc.pack_into(changed, CRC_AT, crc32c(memoryview(changed)[ATTRIBUTES_AT:]))
     return bytes(changed)

@@ -88,6 +88,12 @@ class ApiKey(enum.IntEnum):
     DELETE_SHARE_GROUP_OFFSETS = 92
     FLOWSHARE = 32500
     """Flowshare's own calls, told of in ApiVersions; see `protocol.private`."""
+    FLOWSHARE_SETTLE = 32501
+    """ShareSettle, flowshare's own, too; see `protocol.settle_codec`."""
+
+
+_OWN: Final = frozenset(key.name.lower() for key in (ApiKey.FLOWSHARE, ApiKey.FLOWSHARE_SETTLE))
+"""APIs that kio knows nothing of."""
 
 
 class RequestStart(NamedTuple):
@@ -175,7 +181,7 @@ def request_body(name: str, start: RequestStart, frame: bytes) -> tuple[RequestH
 @functools.cache
 def _has_tags(name: str, version: int) -> bool:
     """Whether the header of a request has tagged fields: those of flexible versions, and of flowshare's own API."""
-    return name == ApiKey.FLOWSHARE.name.lower() or bool(entity(name, version, "request").__flexible__)
+    return name in _OWN or bool(entity(name, version, "request").__flexible__)
 
 
 def write_response(correlation_id: int, response: Any) -> bytes:

@@ -39,6 +39,7 @@ _ACCEPT: Final = int(AcknowledgeType.ACCEPT)
 _RENEW: Final = int(AcknowledgeType.RENEW)
 _RELEASE: Final = int(AcknowledgeType.RELEASE)
 _ONLY_RENEW: Final = bytes((AcknowledgeType.RENEW,))
+_SETTLING: Final = bytes((AcknowledgeType.ACCEPT, AcknowledgeType.REJECT))
 _TYPES: Final = len(AcknowledgeType)
 SPLIT_MAX: Final = 10_000
 """Offsets of refused batches that are looked at one by one, in all: bounds what a member can make others wait."""
@@ -138,6 +139,40 @@ def decide(
     return _decide_all(plan, apart)
 
 
+def decide_whole(
+    window: Window,
+    limits: Limits,
+    after: StatesAfter,
+    member_id: str,
+    batches: Sequence[AcknowledgeBatch],
+    now_ms: int,
+) -> Decision:
+    """Decide records that are settled with their outputs; see `SharePartition.settle`."""
+    _check_shape(batches)
+    for batch in batches:
+        if batch.types.strip(_SETTLING):
+            raise InvalidRequest(f"batch {batch.first}-{batch.last}: a settle accepts and rejects, nothing else")
+    plan = _Plan(window, limits, after, member_id, now_ms)
+    refused: list[tuple[int, int]] = []
+    first_error: CoreError | None = None
+    room = SPLIT_MAX
+    for batch in batches:
+        error = plan.tried_whole(batch)
+        if error is None:
+            continue
+        first_error = first_error or error
+        size = batch.last - batch.first + 1
+        singles = _singles(batch) if 1 < size <= room else (batch,)
+        room -= size
+        for one in singles:
+            if one is batch or plan.tried_whole(one) is not None:
+                _append(refused, one.first, one.last)
+    if first_error is not None:
+        plan.undo(0)
+        raise InvalidRecordState(f"nothing was settled: {first_error}", tuple(refused))
+    return plan.decision(batches)
+
+
 def _apart(batches: Iterable[AcknowledgeBatch]) -> Iterator[AcknowledgeBatch]:
     """The batches as they came: joined ones an offset each."""
     for batch in batches:
@@ -226,6 +261,20 @@ class _Plan:
             self.undo(changes)
             del self._renewed[renewed:]
             return error
+        return None
+
+    def tried_whole(self, batch: AcknowledgeBatch) -> CoreError | None:
+        """As `tried`, but what is finished or was never acquired is no success: no output may go with it."""
+        if batch.first < self._window.start:
+            return InvalidRecordState(f"offset {batch.first} is finished: all below {self._window.start} is")
+        changes = len(self._changes)
+        error = self.tried(batch)
+        if error is not None:
+            return error
+        decided = sum(change.last - change.first + 1 for change in self._changes[changes:])
+        if decided != batch.last - batch.first + 1:
+            self.undo(changes)
+            return InvalidRecordState(f"some of the offsets {batch.first}-{batch.last} were never acquired")
         return None
 
     def undo(self, since: int) -> None:
@@ -458,6 +507,19 @@ def _planned_update(window: Window, changes: Sequence[StateRun]) -> PartitionUpd
             change.last - change.first + 1 for change in changes if change.last < start and change.state.terminal
         )
     return PartitionUpdate(start_offset=start, delivery_complete_count=finished, runs=merged(changes, start))
+
+
+def hold_back(window: Window, decision: Decision) -> None:
+    """A decision is not written with what is decided after it: nothing of its keys goes on before it is committed."""
+    if window.heads is not None:
+        for change in decision.changes:
+            if change.state.terminal:
+                window.heads.stays_open(change.first, change.last)
+
+
+def committed(window: Window, decision: Decision) -> PartitionUpdate:
+    """What a decision that was committed has made of its offsets, in the state as it is now."""
+    return window.update(_alive(window, decision))
 
 
 def commit(window: Window, decision: Decision) -> None:

@@ -463,9 +463,32 @@ class SharePartition:
         """
         return acknowledging.decide(self._window, self._limits, self._states_after, member_id, batches, now_ms)
 
+    def settle(self, member_id: str, batches: Sequence[AcknowledgeBatch], *, now_ms: int) -> Decision:
+        """Decide what a member accepts and rejects together with the outputs of these records: all of it or nothing,
+        to be written in one step with them (SG-19.1).
+
+        Unlike with `acknowledge`, what is finished already counts as refused: its outputs were written when it was
+        finished, or belong to a delivery that is over.
+
+        Raises:
+            InvalidRequest: the batches contradict themselves, or say something else than ACCEPT and REJECT.
+            InvalidRecordState: some are not acquired by this member for the attempts that are meant; its `ranges` are
+                those.
+        """
+        return acknowledging.decide_whole(self._window, self._limits, self._states_after, member_id, batches, now_ms)
+
     def commit(self, decision: Decision) -> None:
         """Apply a decision whose update is durable. A decision is settled once."""
         acknowledging.commit(self._window, decision)
+
+    def hold_back(self, decision: Decision) -> None:
+        """It is made durable by itself, not before what is decided later: until it is committed, the next of its keys
+        wait. To be called at once after `acknowledge`."""
+        acknowledging.hold_back(self._window, decision)
+
+    def committed(self, decision: Decision) -> PartitionUpdate:
+        """What `commit` made of a decision's offsets, to be stored after that. To be called at once after it."""
+        return acknowledging.committed(self._window, decision)
 
     def abort(self, decision: Decision, *, now_ms: int) -> PartitionUpdate | None:
         """Undo a decision whose write failed: the records are the member's again.

@@ -3,6 +3,7 @@
 - A share-partition: by topic and partition alone, so that all groups of a partition have one leader, as in Kafka,
   where metadata names one leader and knows no group. Neighbouring partitions lie in neighbouring slots.
 - A group and its settings: by the group's id.
+- What a slot's leader notes of the slot itself: the key says which slot.
 - Everything else is the fleet's own and lies in the registry slot.
 """
 
@@ -17,6 +18,8 @@ SLOTS_DEFAULT: Final = 32
 REGISTRY_SLOT: Final = 0
 SHARE_PREFIX: Final = b"s/"
 GROUP_PREFIXES: Final = (b"g/", b"c/")
+LANES_PREFIX: Final = b"y/"
+SLOT_BYTES: Final = 4
 LENGTH_BYTES: Final = 2
 TOPIC_BYTES: Final = 16
 PARTITION_BYTES: Final = 4
@@ -48,6 +51,8 @@ def is_whole(prefix: bytes) -> bool:
 
 def slot_of_key(key: bytes, slots: int) -> int:
     """Slot in whose log a state key is written. Raises: ValueError for a share-partition's key that is cut short."""
+    if key.startswith(LANES_PREFIX):
+        return int.from_bytes(key[len(LANES_PREFIX) : len(LANES_PREFIX) + SLOT_BYTES], "big") % slots
     if key.startswith(SHARE_PREFIX):
         head = share_head(key)
         end = len(head) - PARTITION_BYTES

@@ -193,6 +193,8 @@ GAUGES: Final[Mapping[str, tuple[str, str]]] = {
     "sessions": ("share_sessions", "Share sessions with this process."),
     "parked": ("share_fetches_parked", "Fetches that wait for records, or look for some."),
     "slots": ("fleet_slots_led", "Slots of the fleet's state that this worker leads."),
+    "output_transactions_undecided": ("output_transactions_undecided", "Transactions whose end was not answered yet."),
+    "output_partitions_resting": ("output_partitions_resting", "Partitions that take no outputs in at the moment."),
 }
 COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "lock_timeouts": ("led_acquisition_lock_timeouts", "Acquisition locks of records led here that lapsed."),
@@ -206,6 +208,10 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "failed_dead_letters": ("led_dead_letters_failed", "Records that it could not copy."),
     "log_cuts": ("log_truncations", "Times a log had lost records that were handed out before."),
     "records_lost": ("log_records_lost", "Offsets that were lost so."),
+    "settles": ("led_settles", "Settles with outputs that were carried out."),
+    "aborted_settles": ("led_settles_aborted", "Settles with outputs that were refused or could not be written."),
+    "output_transactions": ("output_transactions", "Transactions with outputs that were committed."),
+    "output_transactions_aborted": ("output_transactions_aborted", "Transactions with outputs that were aborted."),
     "slots_claimed": ("fleet_slots_claimed", "Claims of slots."),
     "slots_lost": ("fleet_slots_lost", "Slots that another worker claimed, or whose log could not be relied on."),
 }

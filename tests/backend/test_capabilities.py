@@ -27,6 +27,7 @@ ROWS = {
     "group_limit": "`max_in_flight`: how many records a whole group works on at once",
     "priority": "`priority`: new records before redeliveries, or both by turns",
     "key_order": "`order`: records of one key one after the other, on as many workers as there are",
+    "settling": "`exactly_once`: outputs in one step with the accept of their record",
 }
 
 

@@ -160,6 +160,9 @@ class FakeServer:
             partitions=tuple(m.AcknowledgedPartition(topic_id=p[0], partition=p[1]) for p in request.partitions),
         )
 
+    async def _ShareSettleRequest(self, request: Any) -> Any:  # noqa: N802
+        return m.ShareSettleResponse(lock_timeout_ms=self.lock_timeout_ms)
+
     async def _InitProducerIdRequest(self, request: Any) -> Any:  # noqa: N802
         if request.known.producer_id >= 0:
             return m.InitProducerIdResponse(producer=request.known._replace(epoch=request.known.epoch + 1))

@@ -11,6 +11,7 @@ from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError
+from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.private import decode_answer, decode_call, encode_answer, encode_call
 from tests.client.sockets import EVERYTHING, connected, fake_broker
 from tests.client.test_wire import ask_until, joined, new_topic, served
@@ -214,3 +215,19 @@ async def test_partitions_need_a_topic_and_a_number(fields):
     async with served(None) as connection:
         with pytest.raises(ServerError, match="topic_grow needs a topic and a total"):
             await connection.call("topic_grow", **fields)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_server_that_does_not_offer_to_settle_is_not_asked_to(begun):
+    request = m.ShareSettleRequest(
+        group_id="g", member_id="m", topic_id=uuid.UUID(int=1), partition=0, acks=(m.AckBatch(0, 0, b"\1"),), outputs=()
+    )
+    offered = {key: versions for key, versions in OURS.items() if key != ApiKey.FLOWSHARE_SETTLE}
+    async with fake_broker(offered) as broker, connected(broker) as connection:
+        told = []
+        if begun:
+            connection.begin(request, told.append)
+        with pytest.raises(Unsupported, match="does not offer FlowshareSettle: records are settled together with"):
+            told[0].result() if begun else await connection.send(request)
+
+        assert [start.key for start in broker.starts] == [ApiKey.API_VERSIONS]

@@ -100,6 +100,10 @@ class FakeKafka:
         """Those that wait go on."""
         self._held.pop(kind).set()
 
+    def hold_later_ones_no_more(self, kind):
+        """Those that wait do so until the event is set that is returned."""
+        return self._held.pop(kind)
+
     def drop_answers(self, kind, count=1):
         """The next ones of this class are carried out, and the connection breaks before the answer."""
         self._dropped[kind] += count

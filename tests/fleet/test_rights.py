@@ -60,6 +60,16 @@ def test_rights_are_told_as_commands_that_name_no_more_than_the_fleet() -> None:
     assert str(rights[-1]) == "Write, Create on topic paid (written)"
 
 
+def test_a_fleet_that_settles_counts_in_groups_of_its_own() -> None:
+    plain = needed("shop", reads=["orders"], writes=["paid"], makes=[])
+    rights = needed("shop", reads=["orders"], writes=["paid"], makes=[], settles=True)
+
+    assert [right.command("kafka:9092", "User:worker") for right in rights if right not in plain] == [
+        "kafka-acls.sh --bootstrap-server kafka:9092 --add --allow-principal User:worker --operation Read --group "
+        "__flowshare_state.shop.ledger. --resource-pattern-type prefixed"
+    ]
+
+
 @pytest.fixture(scope="module")
 def ports() -> Iterator[tuple[int, int]]:
     """A Kafka with an authorizer: one port for its super user, and one that asks for a login."""

@@ -17,6 +17,8 @@ from kio.schema.errors import ErrorCode as KafkaError
 
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.kafka import ApiKey, entity, write_request
+from flowshare.protocol.messages import AckBatch, SettleOutput, ShareSettleRequest
+from flowshare.protocol.settle_codec import encode_settle
 from flowshare.server.edge.base import Endpoint
 
 TOPIC = "orders"
@@ -56,6 +58,19 @@ def records() -> bytes:
     return builder.build()
 
 
+def settle(rng: random.Random) -> ShareSettleRequest:
+    """A settle of up to three records, with up to two outputs."""
+    topic_id, count = rng.choice((TOPIC_ID, uuid.UUID(int=1))), rng.randint(1, 3)
+    return ShareSettleRequest(
+        group_id="g",
+        member_id="m",
+        topic_id=topic_id,
+        partition=rng.randint(0, 1),
+        acks=(AckBatch(0, count - 1, bytes(rng.choices((1, 3), k=count)), attempt=rng.randint(0, 2)),),
+        outputs=tuple(SettleOutput(TOPIC, topic_id, 0, records()) for _ in range(rng.randint(0, 2))),
+    )
+
+
 def valid(api: Endpoint, version: int, rng: random.Random) -> bytes:
     """A request that can be read, without its length."""
     client_id = rng.choice((None, "", "fuzz"))
@@ -63,6 +78,8 @@ def valid(api: Endpoint, version: int, rng: random.Random) -> bytes:
         name = (client_id or "").encode()
         head = struct.pack(f">hhih{len(name)}sB", api.key, version, 1, len(name), name, 0)
         return head + rng.choice((b"{}", b"[]", b'{"call":"x"}', b'{"call":"offsets","group_id":"g","topics":{}}', b""))
+    if api.key is ApiKey.FLOWSHARE_SETTLE:
+        return encode_settle(rng.getrandbits(31), client_id or "", settle(rng), version)[4:]
     request = example(entity(api.key.name.lower(), version, "request"), rng)
     return write_request(rng.getrandbits(31), client_id, request)[4:]
 

@@ -29,6 +29,7 @@ from kio.serial.errors import OutOfBoundValue
 
 from flowshare.protocol.kafka import ApiKey, entity, read_response, request_start, write_request
 from flowshare.protocol.private import decode_answer
+from flowshare.protocol.settle_codec import decode_settled
 from flowshare.protocol.software import OWN_SOFTWARE
 from flowshare.server.edge.base import Endpoint
 from flowshare.testing.clock import settle
@@ -183,6 +184,9 @@ def _answer(asked: Asked, frame: bytes) -> Any:
     start = request_start(asked.frame)
     if start.key == ApiKey.FLOWSHARE:
         decode_answer(frame)
+        return None
+    if start.key == ApiKey.FLOWSHARE_SETTLE:
+        decode_settled(frame)
         return None
     name, version = ApiKey(start.key).name.lower(), start.version
     if start.key == ApiKey.API_VERSIONS and not 0 <= version <= API_VERSIONS_HIGHEST:
@@ -376,7 +380,7 @@ def _sample(apis: tuple[Endpoint, ...], step: Step, say: Speaker, number: int, c
     api = apis[step.word % len(apis)]
     version = api.versions[1] - step.version % (api.versions[1] - api.versions[0] + 1)
     rng = random.Random(step.arg)
-    if api.key is ApiKey.FLOWSHARE:
+    if api.key in (ApiKey.FLOWSHARE, ApiKey.FLOWSHARE_SETTLE):
         return valid(api, version, rng)
     request = example(entity(api.key.name.lower(), version, "request"), rng, say.field)
     return write_request(number, client_id, request)[4:]

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 
 from flowshare.log.embedded import EmbeddedStorage
 from flowshare.share.types import LogBatch
-from tests.log.compaction_contract import CompactionContract
 from tests.log.places import opened
 from tests.log.producer_contract import in_transaction, produced
+from tests.log.settle_contract import SettleContract
 
 
-class TestEmbeddedStorage(CompactionContract):
+class TestEmbeddedStorage(SettleContract):
     tail_bytes = 1 << 20
 
     @asynccontextmanager

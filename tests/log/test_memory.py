@@ -10,11 +10,11 @@ import pytest
 from flowshare.clock import LoopClock
 from flowshare.log.base import StorageError
 from flowshare.log.memory import MemoryStorage
-from tests.log.compaction_contract import CompactionContract
 from tests.log.contract import batch
+from tests.log.settle_contract import SettleContract
 
 
-class TestMemoryStorage(CompactionContract):
+class TestMemoryStorage(SettleContract):
     @asynccontextmanager
     async def storage(self, clock):
         storage = MemoryStorage(clock)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowshare.core_errors import UnknownTopicOrPartition
-from flowshare.log.base import NotLed, StorageError
+from flowshare.log.base import NotDecided, NotLed, StorageError
 from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import HeldRanges, ShareResumeRequest, TopicPartition
@@ -215,16 +215,21 @@ async def test_a_member_may_say_that_it_holds_what_it_does_not() -> None:
 
 
 class SomePartitions:
-    """Leads partition 0 of which it knows nothing, has no partition 1, and leads nothing else."""
+    """Leads partition 0 of which it knows nothing, has no partition 1, and leads nothing else. Of the partitions in
+    `undecided` it does not know yet what was settled."""
+
+    undecided = ()
 
     def check_led(self, key):
-        if key.partition > 1:
+        if key.partition > 1 and key.partition not in self.undecided:
             raise NotLed("led by another worker")
 
     def knows(self, key):
-        return key.partition == 1
+        return key.partition != 0
 
     async def open(self, key):
+        if key.partition in self.undecided:
+            raise NotDecided("a coordinator of transactions does not answer")
         raise UnknownTopicOrPartition("deleted")
 
 
@@ -239,6 +244,19 @@ async def test_a_member_hears_what_of_its_partitions_is_not_led_here() -> None:
     assert answer.error is ErrorCode.NONE
     assert answer.partitions == ()
     assert answer.elsewhere == (TopicPartition(topic, 2), TopicPartition(topic, 5))
+
+
+async def test_what_is_not_decided_of_one_partition_keeps_no_other_one_back() -> None:
+    topic, partitions = uuid.UUID(int=1), SomePartitions()
+    partitions.undecided = (3,)
+    resuming = ShareResuming(partitions, TopicIndex(MemoryStorage(ManualClock())))
+    told = tuple(HeldRanges(topic, partition, ((0, 3),)) for partition in (0, 3))
+
+    request = ShareResumeRequest(group_id="g", member_id="m", partitions=told)
+    answer = await resuming.resume(request, SimpleNamespace(may_read=None))
+
+    assert answer.error is ErrorCode.NONE
+    assert answer.elsewhere == (TopicPartition(topic, 3),)
 
 
 async def test_a_member_lets_nothing_go_of_a_topic_that_it_may_not_read() -> None:

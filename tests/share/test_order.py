@@ -898,3 +898,59 @@ def test_dead_letters_that_are_under_way_are_found_without_looking_at_all_the_re
         (6, 6, 1),
         (9, 9, 2),
     ]
+
+
+# --- what is made durable by itself -------------------------------------------------------------------------------
+
+
+def held_back(group: Group, offsets: list[int]) -> Decision:
+    """Accept records apart from all that is decided later."""
+    batches = [AcknowledgeBatch(offset, offset, ACCEPT) for offset in offsets]
+    decision = group.partition.acknowledge("m", batches, now_ms=0)
+    group.partition.hold_back(decision)
+    return decision
+
+
+@pytest.mark.parametrize("chain", [1, 2])
+def test_the_next_of_a_key_waits_until_what_is_held_back_is_committed(chain: int) -> None:
+    group = Group("aaab")
+    taken = group.take(chain=chain)
+    decision = held_back(group, [offset for offset in taken if offset < 3])
+
+    assert group.take("n") == []
+    group.partition.commit(decision)
+    assert group.take("n") == [chain]
+
+
+def test_what_is_held_back_and_aborted_is_the_members_again() -> None:
+    group = Group("aab")
+    group.take()
+    decision = held_back(group, [0])
+
+    assert group.partition.abort(decision, now_ms=0) is None
+    assert group.take("n") == []
+    group.say([0], ACCEPT)
+    assert group.take("n") == [1]
+
+
+def test_within_a_chain_nothing_ends_before_what_is_held_back_is_committed() -> None:
+    group = Group("aab")
+    group.take(chain=2)
+    decision = held_back(group, [0])
+
+    with pytest.raises(InvalidRecordState):
+        group.partition.acknowledge("m", [AcknowledgeBatch(1, 1, ACCEPT)], now_ms=0)
+    group.partition.commit(decision)
+    group.say([1], ACCEPT)
+
+
+def test_records_that_come_meanwhile_wait_for_what_is_held_back() -> None:
+    group = Group("ab")
+    group.take()
+    decision = held_back(group, [0])
+    group.keys += "a"
+    group.place()
+
+    assert group.take("n") == []
+    group.partition.commit(decision)
+    assert group.take("n") == [2]

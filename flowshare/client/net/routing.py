@@ -45,6 +45,9 @@ BEAT_S: Final = 2.0
 expects its members for seconds only."""
 FLEET_PAUSE_S: Final = 0.5
 """Longest pause between two looks for the next coordinator in a fleet, which expects its members for seconds only."""
+BUSY_PAUSE_S: Final = 0.001
+"""First pause before a coordinator of transactions is asked again that still carries out what was asked before: that
+takes a broker milliseconds."""
 RETRY_S_MAX: Final = 10.0
 """How long the right broker is looked for; within the time that the caller gives the request."""
 
@@ -209,15 +212,16 @@ class ClusterConnection:
         signs: frozenset[ErrorCode],
         what: str,
     ) -> Any:
-        """Send to the node that `find` names, until one of them does not say that it is the wrong one."""
+        """Send to the node that `find` names, until one of them does not say that it is the wrong one, or busy."""
         clock, settings = self.cluster.clock, self.cluster.settings
         deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout / 2)
+        busy_s = BUSY_PAUSE_S
         pause_s, answer, problem = settings.retry_backoff, None, "nobody is"
         pause_s_max = (
             min(settings.retry_backoff_max, FLEET_PAUSE_S) if self.cluster.in_fleet else settings.retry_backoff_max
         )
         while True:
-            node = await find()
+            node, errors = await find(), set[ErrorCode]()
             if node != NOBODY:
                 try:
                     connection = await self._node(node)
@@ -225,11 +229,17 @@ class ClusterConnection:
                     problem = str(error)
                 else:
                     answer = await self._over(node, connection, request)
-                    if not signs.intersection(_errors(answer)):
+                    errors = _errors(answer)
+                    if not signs.intersection(errors):
                         return answer
-            if clock.monotonic() + pause_s >= deadline_s:
+            busy = ErrorCode.CONCURRENT_TRANSACTIONS in errors
+            wait_s = busy_s if busy else pause_s
+            if clock.monotonic() + wait_s >= deadline_s:
                 break
-            await clock.sleep(pause_s)
+            await clock.sleep(wait_s)
+            if busy:
+                busy_s = min(2 * busy_s, settings.retry_backoff)
+                continue
             pause_s = min(2 * pause_s, pause_s_max)
             await wrong()
         if answer is not None:

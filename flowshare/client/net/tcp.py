@@ -27,6 +27,7 @@ from flowshare.protocol.messages import (
     ShareFetchRequest,
     ShareResumeRequest,
     ShareResumeResponse,
+    ShareSettleRequest,
     TopicPartition,
     TopicResult,
 )
@@ -58,6 +59,8 @@ F = TypeVar("F", bound=Waits)
 
 SHARE_KEYS: Final = frozenset({76, 77, 78, 79, 90, 91, 92})
 """APIs that a broker has only when its share groups are on."""
+WRITTEN_AT_ONCE: Final = (ShareFetchRequest, ShareAcknowledgeRequest, ShareSettleRequest, ProduceRequest)
+"""Requests whose order counts."""
 
 
 class TcpConnection:
@@ -107,7 +110,7 @@ class TcpConnection:
     def begin(self, request: Request[Any], told: Callable[[FinishedRequest], object]) -> None:
         """As `Connection.begin`: record batches and what belongs to a share session are written before this returns,
         and the answer is told as soon as it is read."""
-        if isinstance(request, ShareFetchRequest | ShareAcknowledgeRequest | ProduceRequest):
+        if isinstance(request, WRITTEN_AT_ONCE):
             waiting = AwaitedAnswer(told)
             try:
                 self._begin(request, waiting)
@@ -240,6 +243,8 @@ class TcpConnection:
                 f"{max(needs, codec.versions[0])}: upgrade the broker, or leave out what is new"
             )
         advice = "use a newer broker"
+        if codec.api.key == ApiKey.FLOWSHARE_SETTLE:
+            advice = "records are settled together with outputs by flowshare's own servers, of this release or newer"
         if codec.api.key in SHARE_KEYS:
             advice = (
                 "share groups need Kafka 4.2 or newer and the feature share.version=1 "

@@ -6,7 +6,7 @@ What is asked here is asked until there is an answer, for a time that the caller
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from flowshare.client.errors import ConnectionLost, NotConnected, ServerError, check
 from flowshare.client.net.link import Connect, Link
@@ -17,6 +17,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
+    import uuid
     from collections.abc import Awaitable, Callable, Mapping
 
     from flowshare.client.producer.sequence import Identity
@@ -37,6 +38,13 @@ def may_pass(error: ServerError) -> bool:
     )
 
 
+class TopicPlace(NamedTuple):
+    """How many partitions a topic has, and its id (None: brokers of long ago tell none)."""
+
+    partitions: int
+    topic_id: uuid.UUID | None
+
+
 class Channel:
     """One producer's way to the server."""
 
@@ -54,7 +62,7 @@ class Channel:
         self._declared = declared
         self.buffer = Buffer(settings.buffer_memory)
         self._link = Link(connect, clock=clock, settings=settings.link, name=client_id)
-        self._sizes: dict[str, tuple[int, float]] = {}
+        self._topics: dict[str, tuple[TopicPlace, float]] = {}
         self._identity: Identity | None = None
         self._naming: asyncio.Task[Identity] | None = None
 
@@ -137,23 +145,30 @@ class Channel:
 
     def known_size(self, topic: str) -> int | None:
         """Partitions of the topic; None when not known or known too long ago."""
-        known = self._sizes.get(topic)
-        if known is None or known[1] < self.clock.monotonic():
-            return None
-        return known[0]
+        known = self.known_topic(topic)
+        return None if known is None else known.partitions
+
+    def known_topic(self, topic: str) -> TopicPlace | None:
+        """As `known_size`, with the topic's id."""
+        known = self._topics.get(topic)
+        return None if known is None or known[1] < self.clock.monotonic() else known[0]
 
     def forget_size(self, topic: str) -> None:
         """What was known turned out wrong."""
-        self._sizes.pop(topic, None)
+        self._topics.pop(topic, None)
 
     async def size(self, topic: str, timeout_s: float) -> int:
         """Partitions of the topic, which is made if that is wanted.
 
         Raises: as `until_answered` (no such topic, a bad name, …).
         """
+        return (await self.topic(topic, timeout_s)).partitions
+
+    async def topic(self, topic: str, timeout_s: float) -> TopicPlace:
+        """As `size`, with the topic's id."""
         return await self.until_answered(lambda left_s: self._look_up(topic, left_s), timeout_s)
 
-    async def _look_up(self, topic: str, limit_s: float) -> int:
+    async def _look_up(self, topic: str, limit_s: float) -> TopicPlace:
         found = await self._describe(topic, limit_s)
         if found is None and self.settings.auto_create_topics:
             partitions, configs = self._declared(topic) or (1, {})
@@ -166,14 +181,14 @@ class Channel:
                 raise ServerError(ErrorCode.LEADER_NOT_AVAILABLE, about=f"topic {topic} was made just now")
         if found is None:
             raise ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, about=f"topic {topic}")
-        self._sizes[topic] = (found, self.clock.monotonic() + self.settings.metadata_max_age)
+        self._topics[topic] = (found, self.clock.monotonic() + self.settings.metadata_max_age)
         return found
 
-    async def _describe(self, topic: str, limit_s: float) -> int | None:
+    async def _describe(self, topic: str, limit_s: float) -> TopicPlace | None:
         answer = await self.ask(messages.MetadataRequest(topics=(topic,)), limit_s)
         for found in answer.topics:
             if found.name == topic and found.error is ErrorCode.NONE and found.partitions > 0:
-                return found.partitions
+                return TopicPlace(found.partitions, found.topic_id)
             if found.name == topic and found.error not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise ServerError(found.error, about=f"topic {topic}")
         return None

@@ -37,7 +37,7 @@ from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.client.net.link import Connect
-    from flowshare.client.producer.channel import Declared
+    from flowshare.client.producer.channel import Declared, TopicPlace
     from flowshare.client.producer.sequence import Identity
     from flowshare.client.producer.transaction import ProducerTransactions
     from flowshare.clock import Clock
@@ -199,6 +199,25 @@ class Producer:
     async def partitions(self, topic: str) -> int:
         """How many partitions a topic has. Raises: ServerError, DeliveryTimeout, Closed."""
         return (await self._resolved(topic)).count
+
+    def known_topic(self, topic: str) -> TopicPlace | None:
+        """A topic's partitions and id; None: not known, or known too long ago."""
+        return self._channel.known_topic(topic)
+
+    async def topic(self, topic: str) -> TopicPlace:
+        """A topic's partitions and id, made if that is wanted. Raises: ServerError, NotConnected, ConnectionLost,
+        Closed."""
+        self._check_closed()
+        return await self._channel.topic(topic, self._settings.delivery_timeout)
+
+    def forget_topic(self, topic: str) -> None:
+        """What is known of a topic turned out wrong."""
+        self._channel.forget_size(topic)
+
+    @property
+    def settings(self) -> ProducerSettings:
+        """As they are now (`allow` raises the largest record)."""
+        return self._settings
 
     def send_batch(self, topic: str, partition: int, batch: BatchBuilder) -> asyncio.Future[None]:
         """Send a batch that was filled by the caller, who bounds what is on its way; `partitions` comes first.

@@ -1,4 +1,4 @@
-"""Acknowledgements that a member was told to send, and who waits for what becomes of them. No I/O."""
+"""Acknowledgements and settles that a member was told to send, and who waits for what becomes of them. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Mapping, Sequence
 
-    from flowshare.protocol.messages import AckBatch, TopicPartition
+    from flowshare.protocol.messages import AckBatch, RefusedOutput, SettleOutput, TopicPartition
 
 RENEW: Final = int(AcknowledgeType.RENEW)
 ONLY_RENEW: Final = frozenset({RENEW})
@@ -22,9 +22,10 @@ ONLY_RENEW: Final = frozenset({RENEW})
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One `acknowledge` of the application, whose outcomes are told to `asker`. `outcomes`: in the order of its
-    partitions, None while there is none; `left`: so many of them its answer waits for; `tells_late`: those that wait
-    for another leader, or for another node than the first to answer, are told later; `answered`: whether it was."""
+    """One `acknowledge` or `settle` of the application, whose outcomes are told to `asker`. `outcomes`: in the order of
+    its partitions, None while there is none; `left`: so many of them its answer waits for; `tells_late`: those that
+    wait for another leader, or for another node than the first to answer, are told later; `answered`: whether it was.
+    """
 
     asker: Any
     outcomes: dict[TopicPartition, AckResult | None]
@@ -38,7 +39,8 @@ class Call:
 class Ack:
     """What a call says of one partition. `since`: what had been acquired when it was said (`Custody.taken`). `result`:
     what came of the last try, None before the first. `doubted`: some try had no answer. `late`: its call was answered
-    without it. `until_s`: until when it waits for a leader."""
+    without it. `until_s`: until when it waits for a leader. `outputs`: of a settle, what is written with it, maybe
+    nothing; None: it is none."""
 
     call: Call
     tp: TopicPartition
@@ -50,6 +52,7 @@ class Ack:
     doubted: bool = False
     late: bool = False
     until_s: float = 0.0
+    outputs: tuple[SettleOutput, ...] | None = None
 
     @property
     def only_renews(self) -> bool:
@@ -86,11 +89,12 @@ class Calls:
         deadline_s: float = 0.0,
         refused: tuple[tuple[int, int], ...] = (),
         refusal: ErrorCode = ErrorCode.NONE,
+        outputs: tuple[RefusedOutput, ...] = (),
     ) -> None:
-        """The outcome, once and for all; refused, refusal: as in `AckResult`."""
+        """The outcome, once and for all; refused, refusal, outputs: as in `AckResult`."""
         result = self.result(ack, code, message, deadline_s)
-        if refused:
-            result = result._replace(refused=refused, refusal=refusal)
+        if refused or outputs:
+            result = result._replace(refused=refused, refusal=refusal, outputs=outputs)
         self.untold -= 1
         if ack.late or ack.call.answered:
             self._say(Late(ack.call.asker, result))

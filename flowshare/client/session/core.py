@@ -1,5 +1,5 @@
-"""What a member of a share group does to fetch and to acknowledge, without I/O: it is told what happened, and says
-what to send and what is true now. `client.session.shell` does the rest; what is held, and where, is
+"""What a member of a share group does to fetch, to acknowledge and to settle, without I/O: it is told what happened,
+and says what to send and what is true now. `client.session.shell` does the rest; what is held, and where, is
 `client.session.custody`.
 
     core.ask(plan, now_s)                        after each call (or some that belong together): do what `core.take()`
@@ -8,6 +8,7 @@ what to send and what is true now. `client.session.shell` does the rest; what is
 Invariants, whatever is lost, late or refused:
 1. Acknowledgements go to the partition's leader of now. What had no answer is sent again only to a leader that has said
    since that the records are still the member's (`Custody.unwritten`); never twice to the same leadership (SG-17.1).
+   So do settles, which are acknowledgements of one partition with what is to be written in the same step.
 2. Every acknowledgement has one outcome, told once: with its call's answer, or late. Where it may be late, an answer
    waits for one node only: one that stands still holds up no other's.
 3. What arrives is held, told once, and under a number that `holds` is asked of. What another leader was told without
@@ -19,7 +20,7 @@ Invariants, whatever is lost, late or refused:
    nothing.
 6. Where a partition is not at home, nothing is sent about it but ShareResume.
 7. Bounded: two fetches a node in a fleet, else one; one resume a node, TRIES_MAX tries of an acknowledgement, and
-   whatever waits has a time at which it ends.
+   whatever waits has a time at which it ends. Whoever settles bounds how many settles are under way.
 
 One node, as its connection sees it, and as its fetch does:
 
@@ -48,6 +49,15 @@ One acknowledgement:
     waits for a leader its time, or TRIES_MAX, is over           told: outcome unknown
     any                only renews, and would wait for a leader  told: LEADER_NOT_AVAILABLE, still held
 
+One settle: the same, but that it never waits to be sent. It is a request of its own, beside all others, and belongs to
+no session:
+
+    asked              its node can take it                      under way
+    under way          done                                      told; nothing of it is held
+    under way          refused: records are not the member's     told which; those are not held, the others are
+    under way          refused otherwise                         told why; all of it is held
+    any                the servers are not flowshare's own       told: UNSUPPORTED_VERSION
+
 Renewals cannot ride on a fetch that wants records (SG-17.6).
 """
 
@@ -55,7 +65,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.client.errors import SESSION_GONE, ClientError
+from flowshare.client.errors import SESSION_GONE, ClientError, Unsupported
 from flowshare.client.net.topology import NOBODY
 from flowshare.client.session.calls import Ack, Calls
 from flowshare.client.session.commands import (
@@ -84,6 +94,7 @@ if TYPE_CHECKING:
     from flowshare.client.net.topology import Topology
     from flowshare.client.session.custody import Generations
     from flowshare.client.settings import LinkSettings
+    from flowshare.protocol.messages import SettleOutput, ShareSettleResponse
 
     Acks = Mapping[TopicPartition, Sequence[AckBatch]]
     Ranges = Mapping[TopicPartition, Sequence[tuple[int, int]]]
@@ -104,6 +115,7 @@ ELSEWHERE: Final = "the partition is led by another broker by now; the records a
 STOPPED: Final = "outcome unknown: the member was closed before there was an answer"
 MOVING: Final = "the partition has no leader at the moment; what is held of it stays held: ask again"
 UNANSWERED: Final = "outcome unknown: the connection ended before the answer"
+CANNOT_SETTLE: Final = "only flowshare's own servers settle records together with outputs"
 GIVEN_UP: Final = "the group gave this member up; it begins anew"
 
 
@@ -177,8 +189,8 @@ class SessionCore:
         return any(node.busy for node in self.nodes.values())
 
     @property
-    def settled(self) -> bool:
-        """Whether every acknowledgement has its outcome."""
+    def all_told(self) -> bool:
+        """Whether every acknowledgement and settle has its outcome."""
         return self.calls.untold == 0
 
     @property
@@ -380,20 +392,51 @@ class SessionCore:
         nodes: dict[int, Node] = {}
         for tp, batches in acks.items():
             ack = Ack(call, tp, batches, generation, self.custody.taken)
-            node = self._home(ack)
-            if self._closed:
-                self.calls.told(ack, ErrorCode.NETWORK_EXCEPTION, STOPPED)
-            elif generation is not None and not self.custody.holds(tp, generation):
-                moved = self.custody.moved_away(tp)
-                code = ErrorCode.NOT_LEADER_OR_FOLLOWER if moved else ErrorCode.NETWORK_EXCEPTION
-                self.calls.told(ack, code, ELSEWHERE if moved else GONE)
-            elif node is None:
-                self._undone(ack, ErrorCode.NETWORK_EXCEPTION, GONE, now_s)
-            else:
+            node = self._where_to(ack, now_s)
+            if node is not None:
                 node.pile.append(ack)
                 nodes[node.node_id] = node
         for node in nodes.values():
             node.pump(now_s)
+
+    def settle(
+        self,
+        tp: TopicPartition,
+        batches: Sequence[AckBatch],
+        outputs: tuple[SettleOutput, ...],
+        generation: int | None,
+        now_s: float,
+        *,
+        asker: object,
+        tells_late: bool,
+    ) -> None:
+        """Accept and reject these records of one partition and write outputs, all in one step or nothing.
+
+        batches: ascending, ACCEPT and REJECT only. The rest as of `acknowledge`.
+        """
+        call = self.calls.begin({tp: batches}, asker, tells_late=tells_late)
+        ack = Ack(call, tp, batches, generation, self.custody.taken, outputs=outputs)
+        if self._routed and not self.keeps and not self._closed:
+            self.calls.told(ack, ErrorCode.UNSUPPORTED_VERSION, CANNOT_SETTLE)
+            return
+        node = self._where_to(ack, now_s)
+        if node is not None:
+            node.settle(ack, now_s)
+
+    def _where_to(self, ack: Ack, now_s: float) -> Node | None:
+        """The node that it is sent to now; None: it was told, or waits for a leader."""
+        node = self._home(ack)
+        if self._closed:
+            self.calls.told(ack, ErrorCode.NETWORK_EXCEPTION, STOPPED)
+        elif ack.generation is not None and not self.custody.holds(ack.tp, ack.generation):
+            moved = self.custody.moved_away(ack.tp)
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER if moved else ErrorCode.NETWORK_EXCEPTION
+            self.calls.told(ack, code, ELSEWHERE if moved else GONE)
+        elif node is None:
+            self._undone(ack, ErrorCode.NETWORK_EXCEPTION, GONE, now_s)
+        else:
+            return node
+        return None
 
     def stop(self) -> None:
         """Send nothing any more: who waits for an outcome is told that there is none."""
@@ -437,6 +480,8 @@ class SessionCore:
                 if answer.error in SESSION_GONE:
                     node.session.reset(sent.session)
                 node.outcomes(sent, answer, now_s)
+            case "settle":
+                node.settled(sent, answer, now_s)
             case "resume":
                 self._resume_answered(node, sent, answer, now_s)
             case "close":
@@ -450,7 +495,10 @@ class SessionCore:
         if node is None or sent is None:
             return
         for ack in sent.acks:
-            self.calls.told(ack, ErrorCode.UNKNOWN_SERVER_ERROR, f"outcome unknown: {error!r}")
+            if isinstance(error, Unsupported) and not ack.doubted:  # it was not sent
+                self.calls.told(ack, ErrorCode.UNSUPPORTED_VERSION, str(error))
+            else:
+                self.calls.told(ack, ErrorCode.UNKNOWN_SERVER_ERROR, f"outcome unknown: {error!r}")
         if sent.kind in ("fetch", "resume"):
             self.say(Broke(error))
         if sent.kind == "close":
@@ -495,6 +543,16 @@ class SessionCore:
             said = UNANSWERED if ack.doubted else message
             self.calls.told(ack, code, said, deadline_s, refused, refusal)
 
+    def settle_outcome(
+        self, ack: Ack, answer: ShareSettleResponse, refused: tuple[tuple[int, int], ...], now_s: float
+    ) -> None:
+        """What a node said of a settle. refused: what of it is not held."""
+        code, message = answer.error, answer.message
+        if code is ErrorCode.NONE or ack.doubted or (code in LEFT and self.fleet):
+            self.outcome(ack, code, message, 0.0, now_s)
+        else:
+            self.calls.told(ack, code, message, 0.0, refused, outputs=answer.outputs)
+
     def _unanswered(self, node: Node, sent: Sent, now_s: float) -> None:
         """The connection ended before the answer."""
         for ack in sent.acks:
@@ -536,6 +594,8 @@ class SessionCore:
             written = ack.doubted and not self.custody.unwritten(ack.tp, ack.batches, ack.since)
             if node is None or lost or written or not node.connected:
                 self._in_vain(ack)
+            elif ack.outputs is not None:
+                node.settle(ack, now_s)
             else:
                 node.pile.append(ack)
                 nodes[node.node_id] = node

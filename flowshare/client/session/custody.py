@@ -438,7 +438,7 @@ class Custody:
         again = self._acquired_since(tp, since)
         for batch in batches:
             if refused and batch.attempt:
-                later = merged((*again, *self._of_later_attempts(tp, batch, since)))
+                later = self._later(tp, batch, since, again)
                 for first, last, is_refused in cut(batch.first, batch.last, refused):
                     if is_refused:
                         self._ended(tp, first, last, later)
@@ -450,6 +450,24 @@ class Custody:
                 for offset, kind in enumerate(batch.types, batch.first):
                     if kind != RENEW:
                         self._ended(tp, offset, offset, again)
+
+    def not_held(
+        self, tp: TopicPartition, batches: Iterable[AckBatch], since: int, ranges: Sequence[tuple[int, int]]
+    ) -> None:
+        """The leader said that nothing was done about these, because what of them is in `ranges` (ascending, disjoint)
+        is not the member's. The rest is held on; since: as of `ended`."""
+        again = self._acquired_since(tp, since)
+        for batch in batches:
+            later = self._later(tp, batch, since, again) if batch.attempt else again
+            for first, last, is_out in cut(batch.first, batch.last, ranges):
+                if is_out:
+                    self._ended(tp, first, last, later)
+
+    def _later(
+        self, tp: TopicPartition, batch: AckBatch, since: int, again: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """What is held on of a batch that is refused: what was acquired since, or for a later attempt."""
+        return merged((*again, *self._of_later_attempts(tp, batch, since)))
 
     def _acquired_since(self, tp: TopicPartition, since: int) -> list[tuple[int, int]]:
         """What was acquired that may have been acquired before, when `taken` was `since` or later."""

@@ -26,7 +26,8 @@ from flowshare.client.session.ranges import AckResult, Fetched, TopicIdPartition
 from flowshare.client.session.share_session import RELEASE, Plan
 from flowshare.client.session.shell import SessionShell
 from flowshare.client.settings import MIB, MemberSettings
-from flowshare.protocol.messages import AckBatch, TopicPartition
+from flowshare.protocol.messages import AckBatch, SettleOutput, TopicPartition
+from flowshare.protocol.settle_codec import problem
 from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:
@@ -308,6 +309,32 @@ class ShareMember:
         be sent before."""
         self._shell.acknowledge(acks, told, generation, on_late, rides=rides)
 
+    def begin_settle(
+        self,
+        tp: TopicPartition,
+        acks: Sequence[AckBatch],
+        outputs: Sequence[SettleOutput],
+        told: Told,
+        *,
+        generation: int | None = None,
+        on_late: Late | None = None,
+    ) -> None:
+        """Accept and reject records of one partition and write outputs, all in one step or nothing: only flowshare's
+        servers can (`ApiKey.FLOWSHARE_SETTLE`), others are UNSUPPORTED_VERSION.
+
+        acks: ascending, ACCEPT and REJECT only, each with its attempt. `told` is called once with a list of one result,
+        or with none when `on_late` will be told of it, as of `begin_acknowledge`. Any number may be under way; what
+        they write counts among the connection's `max_in_flight_bytes`, behind which renewals would wait. With an error
+        nothing was done, and the records stay in hand but for those that the result calls refused, or that `holds` says
+        are lost. Nobody knows whether it was done where the result's message begins with `outcome unknown`.
+        Raises: ValueError (there can be no such settle).
+        """
+        given = tuple(outputs)
+        wrong = problem(acks, given)
+        if wrong is not None:
+            raise ValueError(f"this cannot be settled: {wrong}")
+        self._shell.settle(tp, acks, given, told, generation, on_late)
+
     # --- closing ------------------------------------------------------------------------------------------------
 
     async def close(
@@ -361,7 +388,7 @@ class ShareMember:
             more = [AckBatch(run.first, run.last, RELEASE, unrun=True) for run in fetched.acquired]
             back[fetched.tp] = sorted([*back.get(fetched.tp, ()), *more])
         self._shell.acknowledge(back, lambda _: None, None)
-        await self._shell.settle()
+        await self._shell.all_told()
 
     async def abandon(self) -> None:
         """End the connections and say nothing: for a member whose place another process has taken. What is held is that
@@ -372,7 +399,7 @@ class ShareMember:
 
     async def _close(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> None:
         await self.end_fetches()
-        await self._shell.settle()
+        await self._shell.all_told()
         back: dict[TopicPartition, list[tuple[int, int, int]]] = {}
         for tp, runs in unrun.items():
             back[tp] = [(first, last, self._shell.core.custody.generation) for first, last in runs]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Iterable, Iterator, Sequence
 
-    from flowshare.protocol.messages import AckBatch
+    from flowshare.protocol.messages import AckBatch, RefusedOutput
     from flowshare.share.types import AcquiredRange
 
 
@@ -62,6 +62,10 @@ class AckResult(NamedTuple):
     `lock_deadline`: for renewed records, when the lock lapses now, in the clock's monotonic seconds. `refused`: ranges
     that do not hold though there is no error: where each says which delivery it means. `refusal` is their error then,
     and `message` says why.
+
+    Of a settle: with an error nothing was written, unless `message` begins with `outcome unknown`. `refused`: with
+    INVALID_RECORD_STATE, what is not held any more; all else of it still is. `outputs`: those that cannot be written,
+    where they are why.
     """
 
     topic: str
@@ -73,6 +77,7 @@ class AckResult(NamedTuple):
     lock_deadline: float
     refused: tuple[tuple[int, int], ...] = ()
     refusal: ErrorCode = ErrorCode.NONE
+    outputs: tuple[RefusedOutput, ...] = ()
 
     @property
     def tp(self) -> TopicPartition:

@@ -26,6 +26,7 @@ from flowshare.protocol.messages import (
     ShareFetchRequest,
     ShareFetchResponse,
     SharePartitionRequest,
+    ShareSettleRequest,
     TopicPartition,
 )
 from flowshare.share.session import EPOCH_CLOSE, EPOCH_OPEN, next_epoch
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from flowshare.client.session.core import SessionCore
-    from flowshare.protocol.messages import HeldRanges
+    from flowshare.protocol.messages import HeldRanges, ShareSettleResponse
 
 REFUSED: Final = frozenset(
     {
@@ -151,7 +152,7 @@ class SessionEpoch:
             self.partitions = frozenset()
 
 
-Kind = Literal["fetch", "open", "acknowledge", "resume", "close"]
+Kind = Literal["fetch", "open", "acknowledge", "settle", "resume", "close"]
 
 
 class Sent(NamedTuple):
@@ -246,7 +247,12 @@ class Node:
         return 2 if plan.beside and self.trickles and records_max > 1 and self.owner.fleet and self.connected else 1
 
     def silent(self, now_s: float, limit_s: float) -> bool:
-        """Whether answers are overdue by this long, and nothing at all was heard meanwhile."""
+        """Whether answers are overdue by this long, and nothing at all was heard meanwhile.
+
+        A settle may take its time, as its leader waits for a transaction: whatever else is answered there says that the
+        worker lives. Where nothing else is under way its leader is looked up, and only who leads nothing any more is
+        dropped for it.
+        """
         if not self.connected or all(sent.kind == "resume" for sent in self.under_way.values()):
             return False  # a leader that takes over may need its time (RESUME_S)
         limit_s += 2 * max((sent.plan.max_wait_s for sent in self.under_way.values()), default=0.0)
@@ -406,6 +412,19 @@ class Node:
         )
         self.send("acknowledge", request, now_s, acks=acks)
 
+    def settle(self, ack: Ack, now_s: float) -> None:
+        """Send a settle, at once: it belongs to no session, and goes beside whatever is under way."""
+        ack.tries += 1
+        request = ShareSettleRequest(
+            group_id=self.owner.group_id,
+            member_id=self.owner.member_id,
+            topic_id=ack.tp.topic_id,
+            partition=ack.tp.partition,
+            acks=tuple(ack.batches),
+            outputs=ack.outputs or (),
+        )
+        self.send("settle", request, now_s, acks=(ack,))
+
     def _close(self, now_s: float) -> None:
         """Give back what was never run without costing an attempt, and end the session, which releases the rest."""
         unrun = self.closing or {}
@@ -554,6 +573,23 @@ class Node:
             elif part is not None and code in MOVED:
                 self.owner.moved(self, ack.tp, code, part.current_leader, answer.node_endpoints, now_s)
             self.owner.outcome(ack, code, message, deadline_s, now_s, refused)
+        self._calls_go_on(sent)
+
+    def settled(self, sent: Sent, answer: ShareSettleResponse, now_s: float) -> None:
+        """All of a settle was done, or nothing: with an error the member still holds what the leader does not say that
+        it does not."""
+        (ack,), custody, code = sent.acks, self.owner.custody, answer.error
+        if answer.lock_timeout_ms > 0:
+            self.lock_timeout_ms = answer.lock_timeout_ms
+        refused: tuple[tuple[int, int], ...] = ()
+        if code is ErrorCode.NONE:
+            custody.ended(ack.tp, ack.batches, ack.since, renewed=False)
+        elif code is ErrorCode.INVALID_RECORD_STATE:
+            refused = answer.refused or tuple((batch.first, batch.last) for batch in ack.batches)
+            custody.not_held(ack.tp, ack.batches, ack.since, refused)
+        elif code in MOVED:
+            self.owner.moved(self, ack.tp, code, answer.current_leader, answer.node_endpoints, now_s)
+        self.owner.settle_outcome(ack, answer, refused, now_s)
         self._calls_go_on(sent)
 
     def _calls_go_on(self, sent: Sent) -> None:

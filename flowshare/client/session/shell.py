@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flowshare.client.session.share_session import Plan
     from flowshare.client.settings import LinkSettings
     from flowshare.clock import Clock, TimerHandle
-    from flowshare.protocol.messages import AckBatch, Connection, TopicPartition
+    from flowshare.protocol.messages import AckBatch, Connection, SettleOutput, TopicPartition
     from flowshare.protocol.messages.base import FinishedRequest
 
     Told = Callable[[list[AckResult]], object]
@@ -201,11 +201,25 @@ class SessionShell:
         if not rides:
             self.act()
 
+    def settle(
+        self,
+        tp: TopicPartition,
+        acks: Sequence[AckBatch],
+        outputs: tuple[SettleOutput, ...],
+        told: Told,
+        generation: int | None,
+        on_late: Late | None = None,
+    ) -> None:
+        """As `acknowledge`, of one partition, with what is to be written in the same step."""
+        asker, now_s = Asker(told, on_late), self._clock.monotonic()
+        self.core.settle(tp, acks, outputs, generation, now_s, asker=asker, tells_late=on_late is not None)
+        self.act()
+
     # --- closing ------------------------------------------------------------------------------------------------
 
-    async def settle(self) -> None:
-        """Wait until every acknowledgement has its outcome."""
-        await self._until(lambda: self.core.settled)
+    async def all_told(self) -> None:
+        """Wait until every acknowledgement and settle has its outcome."""
+        await self._until(lambda: self.core.all_told)
 
     async def close_sessions(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int, int]]]) -> None:
         """End all sessions; each gives back what was acquired over it: (first, last, generation)."""

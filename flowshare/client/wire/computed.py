@@ -1,5 +1,6 @@
 """Answers that are computed from more than one field of the wire: metadata, settings, offsets of many partitions,
-acknowledgements; and the codecs of share groups, which stand in `protocol.share_codec`."""
+acknowledgements; and the codecs of share groups, which stand in `protocol.share_codec`
+and `protocol.settle_codec`."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ from flowshare.protocol.messages import (
     MetadataResponse,
     ShareAcknowledgeRequest,
     ShareFetchRequest,
+    ShareSettleRequest,
     TopicMetadata,
 )
 from flowshare.protocol.messages.base import NOT_ASKED
+from flowshare.protocol.settle_codec import decode_settled, encode_settle
 from flowshare.protocol.share_codec import decode_acknowledged, decode_fetched, encode_acknowledge, encode_fetch
 from flowshare.protocol.translation import known_error
 
@@ -150,4 +153,5 @@ CODECS: Final[Codecs] = {
         encode_acknowledge,
         lambda frame, _request, version: decode_acknowledged(frame, version),
     ),
+    ShareSettleRequest: (encode_settle, lambda frame, _request, _version: decode_settled(frame)),
 }

@@ -156,6 +156,54 @@ class ShareAcknowledgeResponse(Response):
     node_endpoints: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
 
 
+class SettleOutput(NamedTuple):
+    """Record batches for one partition of a topic; topic_id: of the topic that they were made for."""
+
+    topic: str
+    topic_id: uuid.UUID
+    partition: int
+    records: bytes
+
+
+class RefusedOutput(NamedTuple):
+    """An output of a settle that cannot be written, by its position, and why."""
+
+    place: int
+    error: ErrorCode
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareSettleRequest(Request["ShareSettleResponse"]):
+    """Accept and reject records of one share-partition and write outputs, all in one step or nothing (flowshare's own).
+
+    acks: ascending, ACCEPT and REJECT only, each with the attempt that is meant. outputs: not transactional, without
+    producer ids.
+    """
+
+    group_id: str
+    member_id: str
+    topic_id: uuid.UUID
+    partition: int
+    acks: tuple[AckBatch, ...]
+    outputs: tuple[SettleOutput, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareSettleResponse(Response):
+    """Without an error all of it is durable. With one nothing is, and nothing will be.
+
+    refused: with INVALID_RECORD_STATE: ranges of the records that are not the member's (any more), or were settled
+    already. outputs: those that are why it was refused, where they are.
+    """
+
+    lock_timeout_ms: int = 0
+    refused: tuple[tuple[int, int], ...] = ()
+    outputs: tuple[RefusedOutput, ...] = ()
+    current_leader: tuple[int, int] = NO_LEADER
+    node_endpoints: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
+
+
 class HeldRanges(NamedTuple):
     """Ranges (first, last: inclusive) that a member holds of a partition.
 
@@ -290,6 +338,14 @@ SHARE_ACKNOWLEDGE: Final = Api(
             "node_endpoints", dict, {"node_id": 0, "host": (1, 0), "port": (1, 1), "rack": Fixed(None)}
         ),
     },
+)
+SHARE_SETTLE: Final = Api(
+    ApiKey.FLOWSHARE_SETTLE,
+    ShareSettleRequest,
+    ShareSettleResponse,
+    server=(0, 0),
+    client=(0, 0),
+    route=Route(To.SESSION),
 )
 SHARE_GROUP_DESCRIBE: Final = Api(
     ApiKey.SHARE_GROUP_DESCRIBE,

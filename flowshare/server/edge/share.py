@@ -1,7 +1,8 @@
 """Share groups at the socket: what members ask, what those ask who look after groups, and the state APIs (KIP-932).
 
 Rights of members (SG-16.1): READ on the group; DESCRIBE on each subscribed topic for a heartbeat; READ on each topic
-for records and acknowledgements, told partition by partition. A fetch that was parked needs them again for what it is
+for records and acknowledgements, told partition by partition; to settle, WRITE on each topic that is written to, as for
+Produce, or nothing is done. A fetch that was parked needs them again for what it is
 given (`server.share.fetch`). Of administrators (SG-16.2): DESCRIBE on the group and its topics to describe; READ on
 both to alter offsets; DELETE on the group and READ on the topics to delete offsets. A topic that may not be described
 is left out where nobody named it. The state APIs need CLUSTER_ACTION on the cluster (SG-16.3).
@@ -26,6 +27,7 @@ from flowshare.protocol.messages import (
     GroupDescription,
     InitializeShareGroupStateRequest,
     PartitionResult,
+    RefusedOutput,
     ShareAcknowledgeResponse,
     ShareFetchResponse,
     ShareGroupDescribeRequest,
@@ -34,6 +36,8 @@ from flowshare.protocol.messages import (
     ShareGroupStateRequest,
     ShareGroupStateResponse,
     SharePartitionOffsets,
+    ShareSettleRequest,
+    ShareSettleResponse,
     TopicResult,
     WriteShareGroupStateRequest,
 )
@@ -42,6 +46,7 @@ from flowshare.protocol.messages.share import (
     SHARE_FETCH,
     SHARE_GROUP_DESCRIBE,
     SHARE_GROUP_HEARTBEAT,
+    SHARE_SETTLE,
 )
 from flowshare.protocol.messages.state import (
     ALTER_SHARE_GROUP_OFFSETS,
@@ -55,6 +60,7 @@ from flowshare.protocol.messages.state import (
     WRITE_SHARE_GROUP_STATE,
 )
 from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.protocol.settle_codec import decode_settle, encode_settled
 from flowshare.protocol.share_codec import decode_acknowledge, decode_fetch, encode_acknowledged, encode_fetched
 from flowshare.server.edge.base import Endpoint, SocketCall
 from flowshare.server.edge.derived import derived
@@ -91,6 +97,38 @@ async def acknowledge(call: SocketCall) -> ShareAcknowledgeResponse:
     """Acknowledge alone. Plain, too."""
     refused = _refused(call, ShareAcknowledgeResponse)
     return await call.peer.connection.send(call.request) if refused is None else refused
+
+
+async def settle(call: SocketCall) -> ShareSettleResponse:
+    """Accept and reject records and write outputs in one step. Plain: `protocol.settle_codec` reads and writes it.
+
+    Whether the topic of the records may be read is asked by the server, as for acknowledgements.
+    """
+    peer, request = call.peer, call.request
+    refused = _refused(call, ShareSettleResponse)
+    if refused is not None:
+        return refused
+    closed = await _closed_outputs(call)
+    if closed:
+        text = f"{len(closed)} of {len(request.outputs)} outputs are to topics that may not be written to"
+        return ShareSettleResponse(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED, message=text, outputs=closed)
+    if not peer.connection.answers(ShareSettleRequest):
+        text = "this server cannot settle records and write outputs in one step"
+        return ShareSettleResponse(error=ErrorCode.UNSUPPORTED_VERSION, message=text)
+    return await peer.connection.send(request)
+
+
+async def _closed_outputs(call: SocketCall) -> tuple[RefusedOutput, ...]:
+    """The outputs that the peer may not write. They are told so whether their topics exist or not, as of Produce."""
+    names = tuple(dict.fromkeys(output.topic for output in call.request.outputs))
+    may = await call.peer.turns.each(lambda name: may_topic(call.peer, Operation.WRITE, name), names)
+    closed = frozenset(denied(names, may))
+    error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return tuple(
+        RefusedOutput(place, error, TOPIC_REFUSED.format("writing to", output.topic))
+        for place, output in enumerate(call.request.outputs)
+        if output.topic in closed
+    )
 
 
 def _refused(call: SocketCall, make: Callable[..., R]) -> R | None:
@@ -212,6 +250,7 @@ ENDPOINTS: Final = (
     derived(SHARE_GROUP_HEARTBEAT, heartbeat),
     Endpoint(SHARE_FETCH, fetch, decode=decode_fetch, encode=encode_fetched),
     Endpoint(SHARE_ACKNOWLEDGE, acknowledge, decode=decode_acknowledge, encode=encode_acknowledged),
+    Endpoint(SHARE_SETTLE, settle, decode=decode_settle, encode=encode_settled),
     derived(SHARE_GROUP_DESCRIBE, describe),
     derived(DESCRIBE_SHARE_GROUP_OFFSETS, describe_offsets, joined=True),
     derived(ALTER_SHARE_GROUP_OFFSETS, alter_offsets),

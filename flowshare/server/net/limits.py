@@ -75,7 +75,7 @@ LISTENER_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         words={"auto": None},
     ),
     _number("socket.listen.backlog.size", "backlog", 1, "Connections that wait to be accepted."),
-    _number("socket.request.max.bytes", "request_bytes_max", 1 * KIB, "Longest Produce request."),
+    _number("socket.request.max.bytes", "request_bytes_max", 1 * KIB, "Longest Produce request, or ShareSettle."),
     _number(
         "socket.plain.request.max.bytes",
         "plain_request_bytes_max",

@@ -21,6 +21,7 @@ SHORT: Final = frozenset(
         ApiKey.SHARE_GROUP_HEARTBEAT,
         ApiKey.SHARE_FETCH,
         ApiKey.SHARE_ACKNOWLEDGE,
+        ApiKey.FLOWSHARE_SETTLE,
     }
 )
 """What clients send all the time. Behind any other request the next one is taken up when it is known what that takes:
@@ -32,8 +33,8 @@ lets a thread run."""
 PARTS: Final = 500
 """A request of more parts is as long, whatever its bytes: each becomes an object, a millisecond's work for so many, and
 in one round of the loop each of thousands of connections may send one."""
-PRODUCE: Final = ApiKey.PRODUCE.name.lower()
-"""Long by its records; its answer is short."""
+WITH_RECORDS: Final[frozenset[int]] = frozenset({ApiKey.PRODUCE, ApiKey.FLOWSHARE_SETTLE})
+"""Long by their records; their answers are short."""
 
 
 class OpenRequest:

@@ -17,7 +17,7 @@ from flowshare.protocol.walk import TooManyParts
 from flowshare.server.edge.api_versions import refusal
 from flowshare.server.edge.base import Endpoint, Peer, SocketCall
 from flowshare.server.net.frames import FrameError, Frames
-from flowshare.server.net.requests import LONG, PARTS, PRODUCE, SHORT, OpenRequest, OpenRequests
+from flowshare.server.net.requests import LONG, PARTS, SHORT, WITH_RECORDS, OpenRequest, OpenRequests
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.answers import AnswerSpace
 from flowshare.server.runtime.turns import Turns
@@ -247,9 +247,8 @@ class ListenerSocket(asyncio.Protocol):
 
     def _allow_longer(self) -> None:
         limits = self._limits
-        self._frames.allow_longer(
-            {ApiKey.PRODUCE: limits.request_bytes_max, ApiKey.SYNC_GROUP: limits.sync_request_bytes_max}
-        )
+        longer = dict.fromkeys(WITH_RECORDS, limits.request_bytes_max)
+        self._frames.allow_longer({**longer, ApiKey.SYNC_GROUP: limits.sync_request_bytes_max})
 
     def _limit_unread(self, transport: asyncio.Transport) -> None:
         high = self._limits.connection_answer_bytes_max
@@ -343,7 +342,7 @@ class ListenerSocket(asyncio.Protocol):
         if not endpoint.serves(start.version):
             self._finish(exchange, refusal(start.correlation_id))
             return True
-        long = len(frame) > LONG and endpoint.name != PRODUCE
+        long = len(frame) > LONG and endpoint.key not in WITH_RECORDS
         client_id: str | None = None
         request: Any = None
         try:
@@ -403,7 +402,7 @@ class ListenerSocket(asyncio.Protocol):
         try:
             answer = await endpoint.answer(call)
             if answer is not None and not self._lost:
-                if exchange.space.built > LONG or (exchange.size > LONG and endpoint.name != PRODUCE):
+                if exchange.space.built > LONG or (exchange.size > LONG and endpoint.key not in WITH_RECORDS):
                     async with self._listener.beside:
                         frame = await asyncio.to_thread(endpoint.write, correlation_id, call.version, answer)
                 else:

@@ -100,6 +100,13 @@ class InProcess:
         self._waiters: set[Waiter] = set()
         self._heard: list[Callable[[str], object]] = []
 
+    def answers(self, request: type[Any]) -> bool:
+        """Whether the server has what answers requests of a class."""
+        try:
+            return self._handlers[request] is not None
+        except KeyError:
+            return False
+
     async def send(self, request: Request[R]) -> R:
         """Answer of the server. Raises ConnectionError when the connection is or gets closed."""
         if self.closed:

@@ -18,11 +18,13 @@ from flowshare.log.base import (
     InvalidTopic,
     InvalidTopicConfig,
     LogError,
+    NotAllowed,
     NotLed,
     OffsetOutOfRange,
     ProducerRefused,
     RecordsTooLarge,
     TopicExists,
+    Undecided,
     UnknownTopic,
 )
 from flowshare.protocol.errors import ErrorCode, error_code
@@ -36,6 +38,8 @@ LOG_ERRORS: Final[dict[type[LogError], ErrorCode]] = {
     InvalidTopic: ErrorCode.INVALID_TOPIC_EXCEPTION,
     InvalidTopicConfig: ErrorCode.INVALID_CONFIG,
     NotLed: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    Undecided: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    NotAllowed: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
     CorruptBatches: ErrorCode.CORRUPT_MESSAGE,
     InvalidRecord: ErrorCode.INVALID_RECORD,

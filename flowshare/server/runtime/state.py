@@ -6,6 +6,7 @@ A share-partition has one snapshot and the updates made after it, each under its
     s/ …                                                                                  0x01 <number, 8 bytes> update
     s/ …                                                                                  0x02             generation
     s/ …                                                                 0x03 <SHA-256 of a key, 16 bytes> parked key
+    s/ …                                                                 0x04 …      a settle (`slots.prepared`)
 
 Every 500 updates (share.coordinator.snapshot.update.records.per.snapshot) a snapshot is written and the updates it
 replaces are deleted in the same atomic write, so that a reader never sees one without the other.
@@ -37,6 +38,8 @@ UPDATE: Final = b"\x01"
 GENERATION: Final = b"\x02"
 """Of a group with an order: the number of the last load, 8 bytes. It outlives a reset of the offsets."""
 PARKED: Final = b"\x03"
+FOREIGN: Final = b"\x04"
+"""What a storage that settles apart notes beside the state; it goes with it."""
 _PARKED: Final = struct.Struct(">B7q")
 """Format version, the fields of `ParkedKey`; the key follows."""
 GROUP_ID_BYTES_MAX: Final = 1_024
@@ -96,8 +99,13 @@ class StoredState(NamedTuple):
 
 async def read_state(store: StateStore, key: ShareKey) -> StoredState | None:
     """State of a share-partition; None if it was never initialised. Raises: StateCorrupt."""
+    return stored_in(await store.scan(key.prefix), key)
+
+
+def stored_in(entries: Sequence[tuple[bytes, bytes]], key: ShareKey) -> StoredState | None:
+    """State of a share-partition in all entries under its prefix, in the order of their keys. Raises: StateCorrupt."""
     prefix = key.prefix
-    entries = await store.scan(prefix)
+    entries = [entry for entry in entries if not entry[0].startswith(prefix + FOREIGN)]
     if not entries:
         return None
     if entries[0][0] != prefix + SNAPSHOT:
@@ -159,7 +167,8 @@ class Journal:
     """
 
     def __init__(self, key: ShareKey, stored: StoredState, *, updates_max: int) -> None:
-        self._prefix = key.prefix
+        self.prefix = self._prefix = key.prefix
+        """Start of all store keys of the share-partition."""
         self._state_epoch = stored.state.state_epoch
         self.leader_epoch = stored.state.leader_epoch
         self._first = stored.first_number
@@ -168,6 +177,11 @@ class Journal:
         self._planned_first = self._first
         self._planned_snapshot = False
         self.snapshot_due = False
+
+    @staticmethod
+    def following(key: ShareKey, stored: StoredState, update: PartitionUpdate) -> list[Write]:
+        """The writes of one update more, of a share-partition that nobody has loaded."""
+        return [(key.prefix + UPDATE + _NUMBER.pack(stored.next_number), encode_update(update))]
 
     def plan(self, update: PartitionUpdate | None, partition: SharePartition) -> list[Write]:
         """The writes for `update` (of steps of which none is applied to the state that a snapshot shows)."""
@@ -183,6 +197,10 @@ class Journal:
         if update is not None:
             writes.append((self._update_key(self._next), encode_update(update)))
         return writes
+
+    def undone(self) -> None:
+        """The last planned writes were refused before anything was stored."""
+        self.snapshot_due |= self._planned_snapshot
 
     def done(self, update: PartitionUpdate | None) -> None:
         """The last planned writes are durable."""

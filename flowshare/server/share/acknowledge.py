@@ -109,7 +109,7 @@ class Acknowledger:
             self._partitions.check_led(key)
             raise UnknownTopicOrPartition(f"{topic.name}-{at.partition} is not loaded for group {group_id}")
         now_ms = self._clock.steady_ms()
-        durable, refused = owner.acknowledge(member_id, [_batch(ack, now_ms) for ack in acks])
+        durable, refused = owner.acknowledge(member_id, [batch_of(ack, now_ms) for ack in acks])
         if refused is None:
             return Pending(OK, durable)
         return Pending(Result(message=failure(refused.error)[1], refused=refused.ranges), durable)
@@ -234,7 +234,8 @@ class ShareAcknowledging(Family):
         )
 
 
-def _batch(ack: AckBatch, now_ms: int) -> AcknowledgeBatch:
+def batch_of(ack: AckBatch, now_ms: int) -> AcknowledgeBatch:
+    """An acknowledgement in the core's words."""
     first, last, types, delay_ms, unrun, joined, attempt = ack
     not_before_ms = now_ms + delay_ms if delay_ms > 0 else 0
     return AcknowledgeBatch(first, last, types, not_before_ms, unrun, joined, attempt)

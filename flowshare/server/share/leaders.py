@@ -7,10 +7,13 @@ own durable before the block begins, and gives none.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
-from flowshare.log.base import UnknownTopic
+from flowshare.core_errors import StateCorrupt
+from flowshare.log.base import StorageDamaged, UnknownTopic
+from flowshare.server.runtime.settled import follow_settled
 from flowshare.server.runtime.state import GENERATION, ShareKey, delete_state, initial_writes
 
 if TYPE_CHECKING:
@@ -169,6 +172,9 @@ class LocalLeaders:
         await self._partitions.settled(states)
         with self._partitions.held(states):
             await self._partitions.drop(states)
+            for key in states:  # else what is decided later would be taken for a part of the new state
+                with contextlib.suppress(StateCorrupt, StorageDamaged):
+                    await follow_settled(self._store, key)
             known = tuple(key for key in states if self._partitions.knows(key))
             writes = dict(await delete_state(self._store, known))
             for key, state in states.items():

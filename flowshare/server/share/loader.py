@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from flowshare.protocol.key_hash import name_hash
+from flowshare.server.runtime.settled import follow_settled
 from flowshare.server.runtime.state import (
     Journal,
     ShareKey,
@@ -81,6 +82,7 @@ class Loader:
 
         Raises: StateCorrupt, LogError
         """
+        await follow_settled(self._storage, key)
         stored = await read_state(self._storage, key)
         if stored is None or stored.state.start_offset == UNRESOLVED:
             epoch = 0 if stored is None else stored.state.state_epoch

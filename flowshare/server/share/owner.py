@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from flowshare.clock import Clock
-    from flowshare.log.base import ReadResult, StateStore
+    from flowshare.log.base import CheckedOutput, ReadResult, Storage
     from flowshare.server.runtime.state import Journal, ShareKey, Write
     from flowshare.server.runtime.waiting import Waiter
     from flowshare.server.share.opened_log import OpenedLog
@@ -123,7 +123,7 @@ class PartitionOwner:
         partition: SharePartition,
         journal: Journal,
         log: PartitionLog,
-        store: StateStore,
+        store: Storage,
         clock: Clock,
         stats: Stats,
         config: GroupConfig,
@@ -166,7 +166,15 @@ class PartitionOwner:
         """Where there is an order."""
         if opened is not None:
             self.parked = ParkedKeys(key, partition, opened, clock, parked or {}, generation, self._where)
-        self._writer = StateWriter(partition, journal=journal, store=store, clock=clock, stats=stats, where=self._where)
+        self._writer = StateWriter(
+            partition,
+            journal=journal,
+            store=store,
+            clock=clock,
+            stats=stats,
+            where=self._where,
+            changed=self._settled_apart,
+        )
         self._task: asyncio.Task[None] | None = None
         self.guard = LogGuard(
             kafka,
@@ -234,6 +242,26 @@ class PartitionOwner:
         if decision.update is None:
             self._stats.count_acks(batches)
             return Acknowledged(None, decision.refused)
+        return Acknowledged(self._decided(decision, batches), decision.refused)
+
+    def settle(
+        self, member_id: str, batches: Sequence[AcknowledgeBatch], outputs: Sequence[CheckedOutput]
+    ) -> asyncio.Future[None]:
+        """Decide accepts and rejects that are durable with their outputs, in one step, or not at all.
+
+        Raises: as `acknowledge`; what is returned: OutputRefused, too. The records then stay acquired, and nothing is
+        written.
+        """
+        self._check_open()
+        if self._writer.full:
+            raise StorageError(f"{QUEUE_MAX} steps wait to be written for share-partition {self.key}; try again later")
+        decision = self.partition.settle(member_id, batches, now_ms=self._clock.steady_ms())
+        return self._decided(decision, batches, outputs)
+
+    def _decided(
+        self, decision: Decision, batches: Sequence[AcknowledgeBatch], outputs: Sequence[CheckedOutput] = ()
+    ) -> asyncio.Future[None]:
+        """Have a decision written, with what it means for parked keys."""
         if self.parked is not None:
             self.parked.came_back_unrun(batches, decision)
         if self.parked and (changes := self.parked.settled_by(decision)):
@@ -243,13 +271,21 @@ class PartitionOwner:
                 batches=batches,
                 beside=self.parked.writes(changes),
                 done=partial(self._follow_parked, decision, changes),
+                outputs=outputs,
             )
         else:
-            durable = self._writer.add(decision.update, decision=decision, batches=batches)
+            durable = self._writer.add(decision.update, decision=decision, batches=batches, outputs=outputs)
         self._alarm.ring()
         if self._opened is not None:
             self.look()  # the next of its keys are free, to leave with the same write
-        return Acknowledged(durable, decision.refused)
+        return durable
+
+    async def all_known(self) -> None:
+        """Wait until of all that was acknowledged or settled up to now it is known whether it is durable.
+
+        Raises: NotDecided.
+        """
+        await self._writer.all_known()
 
     async def take(self, want: Want) -> Taken:
         """Acquire what there is for a member, at most `want`'s limits, without waiting for more.
@@ -805,8 +841,10 @@ class PartitionOwner:
                 self._expire()
                 if self._writer.due(closing=self.closed):
                     await self._write()
-                elif self.closed:
+                elif self.closed and self._writer.idle:
                     return
+                elif self.closed:
+                    await self._writer.decided()
                 else:
                     await self._sleep()
         except Exception as error:
@@ -814,6 +852,11 @@ class PartitionOwner:
             self.closed = True
             self._writer.give_up(error)
             self._queue.wake_all()
+
+    def _settled_apart(self) -> None:
+        """A settle that was carried out beside the queue has ended: there is something to write, or free."""
+        self._alarm.ring()
+        self.nudge()
 
     async def _write(self) -> None:
         begun_ms = self._clock.steady_ms()

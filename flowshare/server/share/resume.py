@@ -3,7 +3,8 @@
 The new leader has read from the store what each member had acquired. Of that the member knows all but what was in an
 answer that died with the old leader: that goes back at once, unrun, instead of waiting for its lock to lapse. So does,
 as a delivery that counts, what the member let go of because there was no leader for the lock's time. What a worker of a
-fleet does not lead it names, so that the member asks who does: silence would mean that nothing is held.
+fleet does not lead, or cannot tell of while a settle is not decided, it names, so that the member asks anew: silence
+would mean that nothing is held.
 
 Of a topic that the caller may not read nothing is told and nothing is let go: what is locked there lapses.
 """
@@ -15,7 +16,7 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from flowshare.core_errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
-from flowshare.log.base import NotLed
+from flowshare.log.base import NotDecided, NotLed
 from flowshare.protocol.messages import HeldRanges, ShareResumeRequest, ShareResumeResponse, TopicPartition
 from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import Refused
@@ -63,7 +64,7 @@ class ShareResuming(Family):
                 *(self._resume(group_id, member_id, part) for part in parts), return_exceptions=True
             )
             for part, answer in zip(parts, found, strict=True):
-                if isinstance(answer, NotLed):
+                if isinstance(answer, NotLed | NotDecided):  # asked for again, and nothing else waits for it
                     elsewhere.append(TopicPartition(part.topic_id, part.partition))
                 elif isinstance(answer, UnknownTopicId | UnknownTopicOrPartition):
                     continue  # deleted: nothing of it is anybody's
@@ -92,6 +93,7 @@ class ShareResuming(Family):
         if not self._partitions.knows(key):
             return HeldRanges(told.topic_id, told.partition)
         owner = await self._partitions.open(key)
+        await owner.all_known()  # what is said to be held is taken for not written, and sent again (SG-19.4)
         held = merged((run.first, run.last) for run in owner.partition.in_flight() if run.member_id == member_id)
         stray = minus(held, told.ranges)
         unseen = minus(stray, told.lapsed)

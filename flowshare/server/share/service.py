@@ -26,6 +26,7 @@ from flowshare.server.share.loader import Loader
 from flowshare.server.share.partitions import Partitions
 from flowshare.server.share.resume import ShareResuming
 from flowshare.server.share.sessions import Sessions
+from flowshare.server.share.settle import ShareSettling
 from flowshare.server.share.stats import Stats
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class ShareService:
         """
         self.config = config
         self.clock = clock
+        self._storage = storage
         self.stats = Stats()
         self.topics = TopicIndex(storage)
         self._budget = budget or StateBudget(config.coordinator_state_bytes)
@@ -239,6 +241,14 @@ class ShareService:
                 duties=self.duties,
             ),
             ShareAcknowledging(acknowledger=acknowledger, sessions=self.sessions, stats=self.stats, duties=self.duties),
+            ShareSettling(
+                storage=self._storage,
+                partitions=self.partitions,
+                topics=self.topics,
+                clock=self.clock,
+                stats=self.stats,
+                duties=self.duties,
+            ),
             ShareResuming(self.partitions, self.topics, self.sessions.resumed),
         )
 

@@ -21,6 +21,7 @@ from flowshare.protocol.messages import (
 )
 from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import refusing
+from flowshare.server.runtime.settled import follow_settled
 from flowshare.server.runtime.state import (
     GROUP_ID_BYTES_MAX,
     ShareKey,
@@ -115,6 +116,7 @@ class ShareStateApis(Family):
         with self._partitions.held((key,)):
             # Whoever served it writes its last when it is dropped; what is decided comes after that.
             await self._partitions.drop((key,))
+            await follow_settled(self._store, key)
             entry = await self._entry(key)
             state = step(entry)
             writes = dict(await delete_state(self._store, (key,)))

@@ -22,11 +22,12 @@ class Stats:
     """What happened since the server was started.
 
     acks: acknowledged records by type; lock_timeouts: acquisition locks that lapsed; fetches, failed_fetches,
-    acknowledges, failed_acknowledges: requests; records_acquired, redeliveries: records handed out, and those among
-    them that had been handed out before; parked_timeouts: fetches that ended at their wait limit; loads,
-    failed_loads: share-partitions read from the store; state_writes, failed_state_writes: writes to the store;
-    dead_letters, failed_dead_letters: records copied to a dead-letter topic, or given up; log_cuts: how often a log was
-    found to have lost acquired records with a leader of Kafka's; records_lost: how many offsets that were.
+    acknowledges, failed_acknowledges, settles, failed_settles: requests; records_acquired, redeliveries: records
+    handed out, and those among them that had been handed out before; parked_timeouts: fetches that ended at their
+    wait limit; loads, failed_loads: share-partitions read from the store; state_writes, failed_state_writes: writes
+    to the store; dead_letters, failed_dead_letters: records copied to a dead-letter topic, or given up; log_cuts:
+    how often a log was found to have lost acquired records with a leader of Kafka's; records_lost: how many offsets
+    that were.
     """
 
     acks: Counter[str] = field(default_factory=Counter[str])
@@ -35,6 +36,8 @@ class Stats:
     failed_fetches: int = 0
     acknowledges: int = 0
     failed_acknowledges: int = 0
+    settles: int = 0
+    failed_settles: int = 0
     records_acquired: int = 0
     redeliveries: int = 0
     parked_timeouts: int = 0

@@ -12,14 +12,15 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.core_errors import InvalidRecordState
-from flowshare.log.base import LogError, StorageError
+from flowshare.log.base import LogError, NotDecided, OutputRefused, SettlesApart, StorageError
 from flowshare.server.runtime.state import cut, merge
+from flowshare.server.share.settle_apart import ApartSettles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from flowshare.clock import Clock
-    from flowshare.log.base import StateStore
+    from flowshare.log.base import CheckedOutput, Storage
     from flowshare.server.runtime.state import Journal, Write
     from flowshare.server.share.stats import Stats
     from flowshare.share.partition import Decision, SharePartition
@@ -31,13 +32,17 @@ QUEUE_MAX: Final = 10_000
 """Steps waiting to be written; each covers records of its own, so that the limits on records are met before this."""
 RETRY_FIRST_MS: Final = 1_000
 RETRY_LAST_MS: Final = 30_000
+KNOWN_S: Final = 3.0
+"""How long whoever asks what a member holds waits for what is being settled; members wait 6 s for the answer."""
+BEFORE_REFUSED: Final = "an output of what was settled before it was refused; try again"
 LOST: Final = "the records were lost with the log's end while they were being acknowledged"
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """A step that waits to be written. Without a decision it is applied already and stays so.
 
-    beside: what is written with it. done: called when it is durable.
+    beside: what is written with it. done: called when it is durable. outputs: of what it settles, written in one step
+    with it or not at all.
     """
 
     update: PartitionUpdate | None
@@ -46,6 +51,18 @@ class _Step(NamedTuple):
     batches: Sequence[AcknowledgeBatch] = ()
     beside: Sequence[Write] = ()
     done: Callable[[], object] | None = None
+    outputs: Sequence[CheckedOutput] = ()
+
+    def succeed(self) -> None:
+        """It is durable."""
+        if self.settled is not None and not self.settled.done():
+            self.settled.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """It is not, or that is not known."""
+        if self.settled is not None and not self.settled.done():
+            self.settled.set_exception(error)
+            self.settled.exception()  # seen: whoever asked may be gone, and asyncio would report it
 
 
 class StateWriter:
@@ -56,22 +73,39 @@ class StateWriter:
         partition: SharePartition,
         *,
         journal: Journal,
-        store: StateStore,
+        store: Storage,
         clock: Clock,
         stats: Stats,
         where: str,
+        changed: Callable[[], object] = lambda: None,
     ) -> None:
+        """changed: told when something is queued, or free, by what was carried out beside the queue."""
         self._partition = partition
         self._journal = journal
         self._store = store
         self._clock = clock
         self._stats = stats
         self._where = where
-        self._queue: list[_Step] = []
+        self._queue: list[Step] = []
         self._owed: dict[bytes, bytes | None] = {}
         """What is to be written beside the state of steps that stay, and could not be."""
         self._writing = False
+        self._undecided: set[asyncio.Future[None]] = set()
+        """Of decisions of which it is not known yet whether they are durable."""
         self._retry_ms = RETRY_FIRST_MS
+        self._apart: ApartSettles | None = None
+        if isinstance(store, SettlesApart):
+            self._apart = ApartSettles(
+                store,
+                journal.prefix,
+                partition,
+                clock=clock,
+                stats=stats,
+                before=self._before,
+                keep=self.keep,
+                lost=self._show_all,
+                changed=changed,
+            )
         self.retry_at_ms: int | None = None
         """When what a failed write left out is written again."""
 
@@ -83,7 +117,8 @@ class StateWriter:
     @property
     def idle(self) -> bool:
         """Whether everything is written."""
-        return not self._queue and not self._writing and self.retry_at_ms is None
+        written = not self._queue and not self._writing and self.retry_at_ms is None
+        return written and (self._apart is None or self._apart.idle)
 
     def due(self, *, closing: bool) -> bool:
         """Whether there is something to write now; an owner that closes waits for no back-off."""
@@ -99,19 +134,28 @@ class StateWriter:
         batches: Sequence[AcknowledgeBatch] = (),
         beside: Sequence[Write] = (),
         done: Callable[[], object] | None = None,
+        outputs: Sequence[CheckedOutput] = (),
     ) -> asyncio.Future[None]:
-        """Queue a step; the future is done when it is durable and raises StorageError when it could not be written.
+        """Queue a step; the future is done when it is durable and raises StorageError when it could not be written,
+        OutputRefused when some of its outputs cannot be.
 
-        beside: further writes, made in one piece with it or not at all. done: called just after the decision is
-        committed.
+        beside, outputs: further writes, made in one piece with it or not at all. done: called just after the decision
+        is committed.
         """
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Step(update, decision, settled, batches, beside, done))
+        if decision is not None:
+            self._undecided.add(settled)
+            settled.add_done_callback(self._undecided.discard)
+        step = Step(update, decision, settled, batches, beside, done, outputs)
+        if outputs and self._apart is not None:
+            self._apart.begin(step)
+        else:
+            self._queue.append(step)
         return settled
 
     def keep(self, update: PartitionUpdate | None, beside: Sequence[Write] = ()) -> None:
         """Queue a step that is applied and that nobody waits for; both are written until they are durable."""
-        self._queue.append(_Step(update, None, None, (), beside))
+        self._queue.append(Step(update, None, None, (), beside))
 
     def cut(self, end: int, update: PartitionUpdate) -> None:
         """The log was cut at `end`, by which the state has changed as `update` says; the next write tells all of it."""
@@ -124,13 +168,10 @@ class StateWriter:
     async def write(self, *, closing: bool) -> bool:
         """Write all that is queued and settle it; whether it is durable now."""
         steps, self._queue = self._queue, []
-        updates = [step.update for step in steps if step.update is not None]
-        update = merge(updates) if updates else None
-        beside = {**self._owed, **dict(write for step in steps for write in step.beside)}
         self._stats.state_writes += 1
         self._writing = True
         try:
-            await self._store.write([*self._journal.plan(update, self._partition), *beside.items()])
+            steps, update = await self._written(steps)
         except LogError as error:
             self._not_written(steps, error, closing=closing)
             return False
@@ -144,26 +185,100 @@ class StateWriter:
         self.retry_at_ms = None
         self._retry_ms = RETRY_FIRST_MS
         for step in steps:
-            if step.decision is not None:
-                self._partition.commit(step.decision)
-                self._stats.count_acks(step.batches)
-            if step.done is not None:
-                step.done()
-            if step.settled is None or step.settled.done():
-                continue
-            if step.decision is not None and step.decision.lost:
-                step.settled.set_exception(InvalidRecordState(LOST))
-                step.settled.exception()  # seen, as in `_fail`
-            else:
-                step.settled.set_result(None)
+            self._settle(step)
         return True
+
+    async def _written(self, steps: list[Step]) -> tuple[list[Step], PartitionUpdate | None]:
+        """Write these, but for those of which outputs are refused, which fail. Returns the others, and their update.
+        State and outputs are one write (SG-19.5).
+
+        Raises: LogError: nothing is written, and all of `steps` that have not failed yet are to.
+        """
+        while True:
+            updates = [step.update for step in steps if step.update is not None]
+            update = merge(updates) if updates else None
+            beside = {**self._owed, **dict(write for step in steps for write in step.beside)}
+            writes = [*self._journal.plan(update, self._partition), *beside.items()]
+            outputs = [output for step in steps for output in step.outputs]
+            try:
+                if outputs:
+                    await self._store.settle(outputs, writes)
+                else:
+                    await self._store.write(writes)
+            except OutputRefused as error:
+                self._journal.undone()
+                left = self._without_refused(steps, error)
+                if len(left) == len(steps):
+                    raise StorageError(f"outputs that nobody sent are refused: {error}") from error
+                steps[:] = left
+                continue
+            return steps, update
+
+    def _without_refused(self, steps: list[Step], error: OutputRefused) -> list[Step]:
+        """The steps without those of which outputs are refused, which fail, each told which of its own."""
+        left: list[Step] = []
+        begin = 0
+        for step in steps:
+            end = begin + len(step.outputs)
+            places = {index - begin: why for index, why in error.places.items() if begin <= index < end}
+            begin = end
+            if not places:
+                left.append(step)
+                continue
+            self._fail([step], OutputRefused(places))
+        if len(left) < len(steps) and self._partition.ordered:
+            # What follows in a chain is settled in order, and the next of a key is handed out after it, or not at all.
+            behind, self._queue = self._queue, [step for step in self._queue if step.settled is None]
+            waited_for = [step for step in (*left, *behind) if step.settled is not None]
+            self._fail(waited_for, StorageError(BEFORE_REFUSED))
+            return [step for step in left if step.settled is None]
+        return left
+
+    def _settle(self, step: Step) -> None:
+        """It is durable."""
+        if step.decision is not None:
+            self._partition.commit(step.decision)
+            self._stats.count_acks(step.batches)
+        if step.done is not None:
+            step.done()
+        if step.decision is not None and step.decision.lost:
+            step.fail(InvalidRecordState(LOST))
+        else:
+            step.succeed()
+
+    async def all_known(self) -> None:
+        """Wait until each decision up to now is durable, or known not to be; with a limit where one may take as long as
+        coordinators of transactions do. Raises: NotDecided."""
+        if not self._undecided:
+            return
+        known = asyncio.wait(tuple(self._undecided))
+        if self._apart is None:
+            await known
+            return
+        try:
+            await self._clock.wait_for(known, KNOWN_S)
+        except TimeoutError:
+            raise NotDecided(f"whether settles are written is not known yet {self._where}") from None
+
+    async def decided(self) -> None:
+        """Wait for what is carried out beside the queue, with a limit; what follows from it is queued then."""
+        if self._apart is not None and not self._apart.idle:
+            await self._apart.close()
+
+    def _before(self) -> Awaitable[None] | None:
+        """Durable when all that is queued now is; None: it is."""
+        return self.add(None) if self._queue or self._writing or self.retry_at_ms is not None else None
+
+    def _show_all(self) -> None:
+        """The next write has to show the whole state."""
+        self._journal.snapshot_due = True
 
     def give_up(self, error: Exception) -> None:
         """Nothing will be written any more: fail what is queued."""
         steps, self._queue = self._queue, []
         self._fail(steps, StorageError(f"{type(error).__name__}: {error}"))
 
-    def _not_written(self, steps: list[_Step], error: LogError, *, closing: bool) -> None:
+    def _not_written(self, steps: list[Step], error: LogError, *, closing: bool) -> None:
         logger.error("share-partition state could not be written: %s %s", error, self._where)
         self._stats.failed_state_writes += 1
         if self._partition.ordered:  # a chain is settled in order, or not at all
@@ -178,11 +293,12 @@ class StateWriter:
         self.retry_at_ms = self._clock.steady_ms() + self._retry_ms
         self._retry_ms = min(self._retry_ms * 2, RETRY_LAST_MS)
 
-    def _fail(self, steps: list[_Step], error: LogError) -> None:
+    def _fail(self, steps: list[Step], error: LogError) -> None:
         for step in steps:
-            if step.decision is not None:
+            now_ms = self._clock.steady_ms()
+            if step.decision is not None and self._partition.abort(step.decision, now_ms=now_ms) is not None:
                 # What the abort changed beyond the decision is in memory and goes out with the next snapshot.
-                self._partition.abort(step.decision, now_ms=self._clock.steady_ms())
+                self._journal.snapshot_due = True
             if step.settled is not None and not step.settled.done():
                 step.settled.set_exception(error)
                 step.settled.exception()  # seen: whoever asked may be gone, and asyncio would report it

@@ -101,6 +101,31 @@ MUTANTS = (
         "                self._highest[tp] = max(last, self._highest.get(tp, -1))\n",
         "",
     ),
+    Mutant(
+        "of a settle that is refused nothing is held",
+        "share_session",
+        "custody.not_held(ack.tp, ack.batches, ack.since, refused)",
+        "custody.ended(ack.tp, ack.batches, ack.since, renewed=False)",
+    ),
+    Mutant(
+        "what is settled stays in hand",
+        "share_session",
+        "custody.ended(ack.tp, ack.batches, ack.since, renewed=False)\n        elif code is",
+        "pass\n        elif code is",
+    ),
+    Mutant(
+        "a settle that waited for a leader goes without its outputs",
+        "core",
+        "elif ack.outputs is not None:",
+        "elif ack.tries < 0:",
+    ),
+    Mutant(
+        "a settle is sent where the partition is not at home",
+        "core",
+        "node = self._where_to(ack, now_s)\n        if node is not None:\n            node.settle(ack, now_s)",
+        "node = self._where_to(ack, now_s) or next(iter(self.nodes.values()))\n"
+        "        if node.connected:\n            node.settle(ack, now_s)",
+    ),
 )
 
 

@@ -8,10 +8,15 @@ In every other seed processes of members die as well, and what they had under wa
 same id begins, hears of leaders and its assignment late and in any order, adopts a part of what the dead one worked on
 (as much as that wrote down), and acknowledges it without a number.
 
+In every third seed flowshare's members settle as well: some records, with an output for each that is accepted, which a
+node may take seconds to write. What was not written when another one leads is never written.
+
 Judged all the time:
 - what arrives is held, and none of it is worked on already; what a member works on and holds is never handed back, nor
   what is written down for its next process where servers keep what members hold;
 - an acknowledgement is applied to the delivery that it is about, once at most, and has one outcome, which is true;
+- a settle is applied as a whole or not at all, and each output is written once where its record is accepted by it, else
+  never;
 - epochs are in order; a serial node has one request of a session under way;
 In the end every record is accepted, and what members believe to hold is what the servers believe: what a dead process
 did not write down went back before its lock was over.
@@ -22,6 +27,7 @@ from __future__ import annotations
 import heapq
 import random
 import uuid
+from collections import Counter
 from itertools import count, groupby
 
 from flowshare.client.net.topology import NOBODY, Topology
@@ -29,7 +35,7 @@ from flowshare.client.session import core as c
 from flowshare.client.session.custody import Generations
 from flowshare.client.session.share_session import Plan
 from flowshare.client.settings import LinkSettings
-from flowshare.core_errors import CoreError, InvalidShareSessionEpoch, ShareSessionNotFound
+from flowshare.core_errors import CoreError, InvalidRecordState, InvalidShareSessionEpoch, ShareSessionNotFound
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.runtime.failures import failure
@@ -39,7 +45,8 @@ from flowshare.share.session import ShareSessions
 from flowshare.share.types import AcknowledgeBatch, AcquireMode, Limits, LogBatch
 
 TOPIC = uuid.UUID(int=7)
-ACCEPT, RELEASE, RENEW = 1, 2, 4
+OUT = uuid.UUID(int=8)
+ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 NOT_LED = ErrorCode.NOT_LEADER_OR_FOLLOWER
 LIMITS = Limits(lock_duration_ms=300_000, delivery_count_max=1_000)
 KINDS = ("server", "brokers", "fleet")
@@ -64,6 +71,8 @@ class Path:
         self.leader, self.epoch, self.end = leader, 1, 0
         self.core = SharePartition(start_offset=0, limits=LIMITS)
         self.delivery = {}
+        self.writing = []
+        """Settles that take their time: by which share-partition, and until when."""
 
     def held_by(self, member_id):
         return {
@@ -104,6 +113,7 @@ class Node:
             m.ShareFetchRequest: self.fetch,
             m.ShareAcknowledgeRequest: self.acknowledge,
             m.ShareResumeRequest: self.resume,
+            m.ShareSettleRequest: self.settle,
         }[type(request)](line, number, request)
         if answer is not None:
             self.world.answer(line, number, answer)
@@ -215,6 +225,45 @@ class Node:
             self.release(closed)
         return m.ShareAcknowledgeResponse(lock_timeout_ms=LIMITS.lock_duration_ms, partitions=tuple(told))
 
+    def settle(self, line, number, request):
+        """Now, or after what a transaction takes; meanwhile the records are being written."""
+        path = self.world.paths[request.partition]
+        if not self.leads(request.partition):
+            return self.does_not_lead(request.partition)
+        batches = [AcknowledgeBatch(one.first, one.last, one.types, attempt=one.attempt) for one in request.acks]
+        core = path.core
+        try:
+            decision = core.settle(line.member.core.member_id, batches, now_ms=self.world.now_ms)
+        except InvalidRecordState as error:
+            self.world.refused_to(request.partition, request.acks, offsets_of(error.ranges))
+            return m.ShareSettleResponse(error=ErrorCode.INVALID_RECORD_STATE, refused=error.ranges)
+
+        def write():
+            if not self.leads(request.partition) or path.core is not core:
+                core.abort(decision, now_ms=self.world.now_ms)
+                return self.does_not_lead(request.partition)
+            for one in request.acks:
+                self.world.applied(line.member, request.partition, one)
+            self.world.wrote(request.partition, request.outputs)
+            core.commit(decision)
+            self.world.stir()
+            return m.ShareSettleResponse(lock_timeout_ms=LIMITS.lock_duration_ms)
+
+        def written():
+            answer = write()
+            if self.up:
+                self.world.answer(line, number, answer)
+
+        if self.world.settling.random() < 0.5:
+            return write()
+        until_s = self.world.now_s + self.world.settling.choice((0.01, 0.5, 4.0))
+        path.writing.append((core, until_s))
+        self.world.at(until_s, written)
+        return None
+
+    def does_not_lead(self, partition):
+        return m.ShareSettleResponse(error=NOT_LED, current_leader=self.hint(partition))
+
     def release(self, closed):
         for _, partition in closed.partitions:
             if self.leads(partition):
@@ -222,7 +271,13 @@ class Node:
         self.world.stir()
 
     def resume(self, line, number, request):
-        del number
+        """What is being written is somebody's when it is known whether it was."""
+        paths = [self.world.paths[part.partition] for part in request.partitions]
+        writing = [until_s for path in paths for core, until_s in path.writing if core is path.core]
+        if self.up and any(until_s >= self.world.now_s for until_s in writing):
+            again_s = max(writing) + 0.001
+            self.world.at(again_s, lambda: line.real.open and self.up and self.handle(line, number, request))
+            return None
         if self.world.random.random() < self.world.trouble / 4:
             return m.ShareResumeResponse(error=ErrorCode.COORDINATOR_NOT_AVAILABLE, message="loading")
         kept, elsewhere = [], []
@@ -252,12 +307,14 @@ class Node:
 
 class Ack:
     """One acknowledgement of the application, by its number: about which deliveries, whether applied, its outcome.
-    `adopted`: it is about what an earlier process acquired."""
+    `adopted`: it is about what an earlier process acquired. `settles`: it is a settle's."""
 
-    def __init__(self, member, partition, deliveries, kind, *, adopted):
+    def __init__(self, member, partition, deliveries, kind, *, adopted, settles):
         self.member, self.partition, self.deliveries, self.kind = member, partition, deliveries, kind
-        self.adopted = adopted
+        self.adopted, self.settles = adopted, settles
         self.applied, self.told = False, None
+        self.outputs = set()
+        """Of which records it has some."""
 
 
 class Member:
@@ -290,8 +347,13 @@ class Member:
         self.doubts = 1 if written is None else 8
         """How often it releases and renews: what takes another one's place gives more back."""
         self.working = {at: (None, *found[1:]) for at, found in (written or {}).items()}
+        self.attempts = {}
         self.acking = {}
         """What is being acknowledged, and in which delivery."""
+        self.twice = Counter()
+        """How often it is beside that."""
+        self.settles = []
+        """What is settled and has no outcome."""
         self.ticking_s = None
         self.asked = False
         self.sent = 0
@@ -472,6 +534,7 @@ class Member:
                     assert anew or not self.holds(part.partition, old[0]), f"{at} is told twice"
                     assert offset in held, f"{at} is told and not held"
                     self.working[at] = part.generation, number, epoch
+                    self.attempts[at] = run.delivery_count
 
     def works_on(self, partition, offset):
         found = self.working.get((partition, offset))
@@ -497,23 +560,61 @@ class Member:
         for partition, offset in chosen:
             generation = self.working[partition, offset][0]
             calls.setdefault(generation, {}).setdefault(partition, []).append(offset)
+        settles = kind == ACCEPT and self.world.settles and self.world.settling.random() < 0.7
         for generation, parts in calls.items():
-            acks = {}
-            for partition, offsets in parts.items():
-                batches = []
-                for first, last in runs(offsets):
-                    deliveries = {offset: self.working[partition, offset][1] for offset in range(first, last + 1)}
-                    self.acking.update({(partition, offset): delivery for offset, delivery in deliveries.items()})
-                    number = next(self.world.numbers)
-                    self.world.acks[number] = Ack(self, partition, deliveries, kind, adopted=generation is None)
-                    batches.append(m.AckBatch(first, last, bytes((kind,)), number))
-                acks[m.TopicPartition(TOPIC, partition)] = batches
-            if kind == RELEASE:  # it may come again before the answer does
+            if settles:
                 for partition, offsets in parts.items():
-                    for offset in offsets:
-                        del self.working[partition, offset]
-            self.core.acknowledge(acks, generation, self.world.now_s, asker=self, tells_late=choose() < 0.5)
-            self.act()
+                    self.settle(partition, offsets, generation)
+            else:
+                self.say_of(parts, generation, kind)
+
+    def say_of(self, parts, generation, kind):
+        """Acknowledge these offsets by partition."""
+        acks = {}
+        for partition, offsets in parts.items():
+            numbered = self.numbered(partition, offsets, kind, adopted=generation is None)
+            batches = [m.AckBatch(first, last, bytes((kind,)), number) for first, last, number in numbered]
+            acks[m.TopicPartition(TOPIC, partition)] = batches
+            if kind == RELEASE:  # it may come again before the answer does
+                for offset in offsets:
+                    del self.working[partition, offset]
+        late = self.world.random.random() < 0.5
+        self.core.acknowledge(acks, generation, self.world.now_s, asker=self, tells_late=late)
+        self.act()
+
+    def numbered(self, partition, offsets, kind, *, adopted, settles=False):
+        """What is acknowledged as ranges: first, last, and the number of the `Ack` about it."""
+        for first, last in runs(offsets):
+            deliveries = {offset: self.working[partition, offset][1] for offset in range(first, last + 1)}
+            self.acking.update({(partition, offset): delivery for offset, delivery in deliveries.items()})
+            number = next(self.world.numbers)
+            ack = self.world.acks[number] = Ack(self, partition, deliveries, kind, adopted=adopted, settles=settles)
+            if settles:
+                self.settles.append(ack)
+            yield first, last, number
+
+    def settle(self, partition, offsets, generation):
+        """Accept and reject these, with an output for each that is accepted; now and then also one that is being
+        settled already."""
+        random_, told, outputs = self.world.settling, [], []
+        under_way = [one for ack in self.settles if ack.partition == partition for one in ack.deliveries.items()]
+        works = {one: self.working.get((partition, one), (None, 0))[:2] for one, _ in under_way if one not in offsets}
+        twice = [one for one, delivery in under_way if works.get(one) == (generation, delivery)]
+        if twice and random_.random() < 0.3:
+            offsets = [*offsets, random_.choice(twice)]
+            self.twice[partition, offsets[-1]] += 1
+        for first, last, number in self.numbered(partition, offsets, ACCEPT, adopted=generation is None, settles=True):
+            kinds = random_.choices((ACCEPT, REJECT), (9, 1), k=last - first + 1)
+            attempts = {self.attempts.get((partition, offset), 0) for offset in range(first, last + 1)}
+            attempt = attempts.pop() if len(attempts) == 1 and generation is not None else 0
+            told.append(m.AckBatch(first, last, bytes(kinds), number, attempt=attempt))
+            for offset, kind in enumerate(kinds, first):
+                if kind == ACCEPT:
+                    self.world.acks[number].outputs.add(offset)
+                    outputs.append(m.SettleOutput("out", OUT, partition, b"%d %d" % (offset, number)))
+        tp, now_s, late = m.TopicPartition(TOPIC, partition), self.world.now_s, random_.random() < 0.5
+        self.core.settle(tp, told, tuple(outputs), generation, now_s, asker=self, tells_late=late)
+        self.act()
 
     def do_answered(self, one):
         for result in one.results:
@@ -527,6 +628,8 @@ class Member:
             ack = self.world.acks[batch.delay_ms]
             assert ack.told is None, "an outcome is told twice"
             ack.told = result
+            if ack.settles:
+                self.settles.remove(ack)
             unknown = "outcome unknown" in (result.message or "")
             if result.error is ErrorCode.NONE:
                 assert ack.applied or ack.kind == RENEW, "confirmed, and not written"
@@ -534,9 +637,13 @@ class Member:
                 assert not ack.applied, f"refused, and written: {result}"
             for offset, delivery in ack.deliveries.items():
                 at = result.partition, offset
-                if self.acking.get(at) == delivery:
+                if self.twice[at]:
+                    self.twice[at] -= 1
+                elif self.acking.get(at) == delivery:
                     del self.acking[at]
                 over = ack.kind == ACCEPT and result.error is not NOT_LED
+                if ack.settles and result.error is ErrorCode.INVALID_RECORD_STATE:
+                    over = offset in offsets_of(result.refused)  # the rest is held, and settled another time
                 over |= ack.adopted and result.error is ErrorCode.INVALID_RECORD_STATE  # the dead one may have ended it
                 if over and self.working.get(at, (0, None, 0))[1] == delivery:
                     del self.working[at]
@@ -549,8 +656,13 @@ class World:
         self.seed, self.random = seed, random.Random(f"{kind} {seed}")
         self.fates = random.Random(f"fates {kind} {seed}")
         """Which processes die, and what becomes of the next ones."""
+        self.settling = random.Random(f"settles {kind} {seed}")
+        """What is settled, and how long that takes."""
         self.mortal = seed % 2 == 0
         self.kind, self.keeps = kind, kind != "brokers"
+        self.settles = self.keeps and seed % 3 == 0
+        self.written = {}
+        """Partition and offset of a record that has an output -> the number of what accepted it."""
         self.keeps_time = self.random.random() < 0.5
         self.now_s, self.queue, self.order = 0.0, [], count()
         self.numbers, self.deliveries = count(1), count(1)
@@ -730,13 +842,25 @@ class World:
         ack.applied = True
         wrong = now.difference(ack.deliveries.values())
         lost = ack.adopted and not member.holds(partition, None)  # nobody can know it for what was acquired since
+        # What was settled twice at a time, and refused the second time, came back for the same attempt.
+        lost |= ack.settles and self.refused.issuperset(set(ack.deliveries.values()).difference(now))
         assert not self.keeps or not wrong or lost, "it counts for another delivery"
         self.misled |= wrong
 
-    def refused_to(self, partition, batches):
+    def wrote(self, partition, outputs):
+        for output in outputs:
+            offset, number = map(int, output.records.split())
+            assert (partition, offset) not in self.written, "the output of a record is written twice"
+            self.written[partition, offset] = number
+
+    def refused_to(self, partition, batches, only=None):
+        """only: offsets of those that are refused, where they are told."""
         for one in batches:
             if not one.unrun:
-                self.refused.update(self.acks[one.delay_ms].deliveries.values())
+                deliveries = self.acks[one.delay_ms].deliveries
+                self.refused.update(
+                    delivery for offset, delivery in deliveries.items() if only is None or offset in only
+                )
 
     def stir(self):
         self.after(0.0, lambda: [node.look() for node in self.nodes.values()])
@@ -923,7 +1047,7 @@ class World:
         for _ in range(int(CALM_S / 0.5)):
             self.step(0, 0.5)
         for member in self.members:
-            assert member.core.settled, "an acknowledgement has no outcome"
+            assert member.core.all_told, "an acknowledgement has no outcome"
             for node in member.core.nodes.values():
                 session = self.node_of(node.node_id).sessions.get("g", member.core.member_id)
                 assert session is not None or not node.wanted, "a session is not opened anew"
@@ -941,6 +1065,13 @@ class World:
                 assert not extra, f"{member.core.member_id} believes to hold {extra} of {partition}"
         unsaid = [number for number, ack in self.acks.items() if ack.told is None and not ack.member.dead]
         assert not unsaid, f"no outcome was told of {unsaid}"
+        accepted = {
+            (ack.partition, offset): number
+            for number, ack in self.acks.items()
+            if ack.applied
+            for offset in ack.outputs
+        }
+        assert self.written == accepted, "an output of nothing that was accepted, or none of what was"
 
     def end(self):
         """Everything is accepted, soon; then everybody closes."""

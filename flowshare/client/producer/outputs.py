@@ -1,0 +1,121 @@
+"""The outputs of one settle as record batches: records of many owners, packed by partition. No I/O.
+
+Each output knows whose records it has, so that whoever is to blame when it is refused can be found.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+from flowshare.client.errors import RecordTooLarge, ServerError
+from flowshare.client.producer.message import BATCH_OVERHEAD, Message, partition_for, size_of
+from flowshare.protocol.batches import BatchBuilder
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import SettleOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flowshare.client.producer.channel import TopicPlace
+    from flowshare.client.settings import ProducerSettings
+
+T = TypeVar("T")
+BATCH_BYTES: Final = 1_000_000
+"""Of a batch before compression, where topics take that much."""
+
+
+class OutputFor(NamedTuple, Generic[T]):
+    """One output, and whose records are in it."""
+
+    output: SettleOutput
+    owners: Sequence[T]
+    records: int
+
+
+class _Open(Generic[T]):
+    """A batch that is being filled."""
+
+    __slots__ = ("builder", "owners")
+
+    def __init__(self, builder: BatchBuilder) -> None:
+        self.builder = builder
+        self.owners: dict[T, None] = {}
+
+
+class OutputBatches(Generic[T]):
+    """Packs records into outputs. Owners are told apart by their hashes.
+
+    topics: places of all topics that will be named. batch_bytes: how large batches for a topic may be, where that was
+    found to be less than BATCH_BYTES. spread: the partition of records without a key or a partition, another one with
+    each settle.
+    """
+
+    def __init__(
+        self,
+        topics: Mapping[str, TopicPlace],
+        *,
+        settings: ProducerSettings,
+        batch_bytes: Mapping[str, int],
+        now_ms: int,
+        spread: int,
+    ) -> None:
+        self._topics = topics
+        self._settings = settings
+        self._batch_bytes = batch_bytes
+        self._now_ms = now_ms
+        self._spread = spread
+        self._open: dict[tuple[str, int], _Open[T]] = {}
+        self._built: list[OutputFor[T]] = []
+        self.bytes = 0
+        """Of all records so far, about, and from above."""
+
+    @property
+    def count(self) -> int:
+        """How many outputs there are."""
+        return len(self._open) + len(self._built)
+
+    def check(self, topic: str, message: Message) -> int:
+        """The bytes that a record takes. Raises: RecordTooLarge, TypeError; ServerError: no such partition."""
+        size = size_of(message, topic, self._settings.max_request_size)
+        place = self._topics[topic]
+        if message.partition is not None and not 0 <= message.partition < place.partitions:
+            text = f"there is no partition {message.partition}, the topic has {place.partitions}"
+            raise ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text, about=f"topic {topic}")
+        return size
+
+    def add(self, owner: T, topic: str, message: Message, size: int) -> None:
+        """Take in a record of which `check` said the size. Raises: RecordTooLarge."""
+        value, key, headers, timestamp, partition = message
+        place = self._topics[topic]
+        if partition is None:
+            partition = self._spread % place.partitions if key is None else partition_for(key, place.partitions)
+        moment_ms = self._now_ms if timestamp is None else round(timestamp * 1000)
+        at = topic, partition
+        one = self._open.get(at) or self._begin(at)
+        if not one.builder.add(key, value, headers, timestamp_ms=moment_ms):
+            self._finish(at)
+            one = self._begin(at)
+            if not one.builder.add(key, value, headers, timestamp_ms=moment_ms):
+                raise RecordTooLarge(f"a record of {size} bytes for {topic} fits into no batch")
+        one.owners[owner] = None
+        self.bytes += size
+
+    def build(self) -> list[OutputFor[T]]:
+        """All of them, in order of their partitions' batches; nothing can be added any more."""
+        for at in list(self._open):
+            self._finish(at)
+        return self._built
+
+    def _begin(self, at: tuple[str, int]) -> _Open[T]:
+        size = self._batch_bytes.get(at[0], BATCH_BYTES)
+        builder = BatchBuilder(size_max=max(BATCH_OVERHEAD + 1, size), compression=self._settings.compression)
+        one = self._open[at] = _Open[T](builder)
+        return one
+
+    def _finish(self, at: tuple[str, int]) -> None:
+        one = self._open.pop(at)
+        topic_id = self._topics[at[0]].topic_id
+        if topic_id is None:
+            raise ServerError(ErrorCode.UNSUPPORTED_VERSION, "the broker tells no topic ids", about=f"topic {at[0]}")
+        output = SettleOutput(*at[:1], topic_id, at[1], one.builder.build())
+        self._built.append(OutputFor(output, tuple(one.owners), one.builder.count))

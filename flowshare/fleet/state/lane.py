@@ -1,0 +1,351 @@
+"""`Lane`: one transactional id under which a slot's leader writes outputs, and the ledger that counts its transactions.
+
+It carries there and back; what the answers mean for settles says `slots.prepared`, and `outputs` acts on it. A lane is
+taken over before it is used, and after everything whose outcome is not as it should be: InitProducerId shuts out what
+may still be on its way under the old epoch, completes what was decided and aborts what was not. So no transaction is
+ever aborted in another way, and none that its leader gave up can be left hanging.
+
+Coordinators and outputs are asked over connections of their own, because a broker answers those of one connection one
+after another, and an output partition that stands still would keep back how the transaction ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from flowshare.client.errors import ServerError, check
+from flowshare.fleet.state.reading import passes
+from flowshare.log.base import (
+    CorruptBatches,
+    InvalidRecord,
+    InvalidTimestamp,
+    LogError,
+    NotAllowed,
+    RecordsTooLarge,
+    StorageError,
+)
+from flowshare.protocol.batches import DecodeError, renumber
+from flowshare.protocol.batches import check as check_batches
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    OffsetFetchRequest,
+    OffsetToCommit,
+    ProduceRequest,
+    TxnOffsetCommitRequest,
+)
+from flowshare.protocol.messages.transactions import NOBODY, ProducerIdentity
+from flowshare.slots.prepared import LaneBook
+from flowshare.tasks import cancelled
+
+if TYPE_CHECKING:
+    from flowshare.client.net.routing import ClusterConnection
+    from flowshare.clock import Clock
+    from flowshare.log.base import Output
+    from flowshare.protocol.messages import Request
+
+T = TypeVar("T")
+Place = tuple[str, int]
+REFUSED: Final[Mapping[ErrorCode, type[LogError]]] = {
+    ErrorCode.MESSAGE_TOO_LARGE: RecordsTooLarge,
+    ErrorCode.RECORD_LIST_TOO_LARGE: RecordsTooLarge,
+    ErrorCode.INVALID_RECORD: InvalidRecord,
+    ErrorCode.INVALID_TIMESTAMP: InvalidTimestamp,
+    ErrorCode.CORRUPT_MESSAGE: CorruptBatches,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: NotAllowed,
+}
+"""What an output is refused with for good."""
+ABSENT: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+SEQUENCE_MASK: Final = 0x7FFFFFFF
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSettings:
+    """How outputs are written.
+
+    lanes_max: transactions of one slot at a time. joined_max, joined_bytes: settles in one of them, and outputs.
+    output_wait_s: how long a partition may take to take outputs in; rest_s: how long it is left alone after that.
+    answer_s: how long a coordinator, or the slot's own log, may take to answer. queue_s: how long a settle waits for a
+    lane, retries included; decide_s: how long who loads a share-partition waits for what is not decided. lay_down_s:
+    how long a slot that is given away waits for its transactions. retry_backoff, retry_backoff_max: pause before a new
+    try, doubled each time. transaction_timeout_ms: after that brokers abort what nobody ends; low_timeout_ms: where
+    they allow no such time.
+    """
+
+    lanes_max: int = 8
+    joined_max: int = 64
+    joined_bytes: int = 4 << 20
+    output_wait_s: float = 2.0
+    rest_s: float = 5.0
+    answer_s: float = 5.0
+    queue_s: float = 10.0
+    decide_s: float = 5.0
+    lay_down_s: float = 1.0
+    retry_backoff: float = 0.02
+    retry_backoff_max: float = 1.0
+    transaction_timeout_ms: int = 60_000
+    low_timeout_ms: int = 10_000
+
+
+class Piece(NamedTuple):
+    """One record batch of an output. settle, output: whose it is, by their positions; source: the output."""
+
+    place: Place
+    batch: bytes
+    records: int
+    settle: int
+    output: int
+    source: Output
+
+
+class Blamed(LogError):
+    """Some outputs are why a transaction cannot be committed. final: they are refused for good; rest: else, whether
+    their partitions gave no answer."""
+
+    def __init__(self, errors: Mapping[Piece, LogError], *, final: bool, rest: bool = False) -> None:
+        super().__init__("; ".join(str(error) for error in errors.values()))
+        self.errors = errors
+        self.final = final
+        self.rest = rest
+
+
+def pieces_of(output: Output, index: int) -> list[Piece]:
+    """The batches of an output, of which a broker takes one at a time. Raises: CorruptBatches."""
+    try:
+        headers = check_batches(output.records)
+    except DecodeError as error:
+        raise CorruptBatches(str(error)) from error
+    place = output.topic, output.partition
+    return [
+        Piece(place, output.records[one.position : one.position + one.size], one.record_count, 0, index, output)
+        for one in headers
+    ]
+
+
+class Lane:
+    """One lane of one slot. All methods are called on one event loop, one at a time.
+
+    epoch: of the claim under which the slot is led. connect: opens a connection to the cluster. exists: None, or why
+    what an output was made for is not there (any more); True: the brokers are asked anew.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        topic: str,
+        slot: int,
+        epoch: int,
+        connect: Callable[[str], ClusterConnection],
+        exists: Callable[[Output, bool], Awaitable[LogError | None]],
+        clock: Clock,
+        settings: OutputSettings,
+    ) -> None:
+        self.number = number
+        self.book = LaneBook(number, epoch)
+        self.transactional_id = f"{topic}.{slot}.outputs.{number}"
+        self.ledger = f"{topic}.ledger.{number}"
+        self._topic = topic
+        self._slot = slot
+        self._connect = connect
+        self._exists = exists
+        self._clock = clock
+        self._settings = settings
+        self._coordinators = connect(self.transactional_id)
+        self._brokers = connect(self.transactional_id)
+        self._producer: ProducerIdentity = NOBODY
+        self._sequences: dict[Place, int] = {}
+        self._timeout_ms = settings.transaction_timeout_ms
+        self.places: tuple[Place, ...] = ()
+        """Where the last transaction wrote to."""
+
+    async def close(self) -> None:
+        """End its connections; what is open is left to whoever takes the lane over."""
+        await self._coordinators.close()
+        await self._brokers.close()
+
+    async def hang_up(self) -> None:
+        """End its connections for now; they are opened again when they are needed."""
+        old, self._coordinators = self._coordinators, self._connect(self.transactional_id)
+        await old.close()
+        await self._renew_connection()
+
+    # --- asking -------------------------------------------------------------------------------------------------
+
+    async def _ask(self, request: Request[T]) -> T:
+        """Raises: ServerError, ClientError, OSError (TimeoutError, too)."""
+        answer: Any = await self._clock.wait_for(self._coordinators.send(request), self._settings.answer_s)
+        check(answer.error, answer.message, f"{type(request).__name__} of {self.transactional_id}")
+        return answer  # type: ignore[no-any-return]
+
+    async def take_over(self) -> int:
+        """Shut older producers of the lane out, and have decided what they left; the ledger. Raises: as `_ask`."""
+        self._producer = NOBODY
+        self._sequences.clear()
+        try:
+            answer = await self._ask(self._init())
+        except ServerError as error:
+            if error.code is not ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+                raise
+            self._timeout_ms = self._settings.low_timeout_ms
+            answer = await self._ask(self._init())
+        ledger = await self._read_ledger()
+        self._producer = answer.producer
+        return ledger
+
+    def _init(self) -> InitProducerIdRequest:
+        return InitProducerIdRequest(transactional_id=self.transactional_id, timeout_ms=self._timeout_ms)
+
+    async def _read_ledger(self) -> int:
+        request = OffsetFetchRequest(group_id=self.ledger, partitions=((self._topic, self._slot),), require_stable=True)
+        (found,) = (await self._ask(request)).partitions
+        check(found.error, None, f"reading the ledger {self.ledger}")
+        return found.offset
+
+    # --- one transaction ----------------------------------------------------------------------------------------
+
+    async def send(self, number: int, pieces: Sequence[Piece]) -> None:
+        """Have all that a transaction consists of taken in; `end` comes next, or `take_over`.
+
+        Raises: Blamed; as `_ask`: it cannot be committed, for another reason.
+        """
+        by_place: dict[Place, list[Piece]] = {}
+        for piece in pieces:
+            by_place.setdefault(piece.place, []).append(piece)
+        self.places = tuple(by_place)
+        await together(*([self._write_to(by_place)] if by_place else []), self._count(number))
+
+    async def end(self) -> None:
+        """Commit. Raises: as `_ask`; whether it is committed is not known then."""
+        await self._ask(EndTxnRequest(transactional_id=self.transactional_id, producer=self._producer, committed=True))
+
+    async def _write_to(self, by_place: Mapping[Place, Sequence[Piece]]) -> None:
+        await self._join(by_place)
+        await together(*(self._write_place(place, some) for place, some in by_place.items()))
+
+    async def _join(self, by_place: Mapping[Place, Sequence[Piece]]) -> None:
+        """The partitions are going to be written to."""
+        try:
+            await self._add(tuple(by_place))
+        except ServerError as error:
+            if error.code not in ABSENT and error.code not in REFUSED:
+                raise
+            await self._join_each(by_place)
+
+    async def _join_each(self, by_place: Mapping[Place, Sequence[Piece]]) -> None:
+        """Find out which of them it is that may not be written to: no answer says. Raises: Blamed."""
+        found: dict[Piece, LogError] = {}
+        for place, pieces in by_place.items():
+            try:
+                await self._add((place,))
+            except ServerError as error:
+                found.update({piece: await self._problem(piece, error) for piece in pieces})
+        passing = {piece: problem for piece, problem in found.items() if isinstance(problem, StorageError)}
+        refused = {piece: problem for piece, problem in found.items() if piece not in passing}
+        if found:
+            raise Blamed(refused or passing, final=bool(refused))
+
+    async def _add(self, places: tuple[Place, ...]) -> None:
+        await self._ask(
+            AddPartitionsToTxnRequest(
+                transactional_id=self.transactional_id, producer=self._producer, partitions=places
+            )
+        )
+
+    async def _count(self, number: int) -> None:
+        """Have the ledger say the transaction's number, when it is committed."""
+        producer = self._producer
+        await self._ask(
+            AddOffsetsToTxnRequest(transactional_id=self.transactional_id, producer=producer, group_id=self.ledger)
+        )
+        request = TxnOffsetCommitRequest(
+            transactional_id=self.transactional_id,
+            group_id=self.ledger,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            offsets=(OffsetToCommit(self._topic, self._slot, number),),
+        )
+        answer = await self._clock.wait_for(self._coordinators.send(request), self._settings.answer_s)
+        for result in answer.partitions:
+            check(result.error, None, f"committing to the ledger {self.ledger}")
+
+    async def _write_place(self, place: Place, pieces: Sequence[Piece]) -> None:
+        """Write the outputs of one partition, one batch after another. Raises: Blamed; ServerError, ClientError."""
+        try:
+            await self._clock.wait_for(self._write_all(place, pieces), self._settings.output_wait_s)
+        except TimeoutError:
+            problem = StorageError(
+                f"{place[0]}-{place[1]} took no outputs in for {self._settings.output_wait_s:g} s; it is left alone "
+                f"for {self._settings.rest_s:g} s"
+            )
+            await self._renew_connection()
+            raise Blamed(dict.fromkeys(pieces, problem), final=False, rest=True) from None
+
+    async def _write_all(self, place: Place, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            sequence = self._sequences.get(place, 0)
+            producer_id, epoch = self._producer
+            batch = renumber(piece.batch, (producer_id, epoch, sequence), transactional=True)
+            await self._write(piece, batch)
+            self._sequences[place] = (sequence + piece.records) & SEQUENCE_MASK
+
+    async def _write(self, piece: Piece, batch: bytes) -> None:
+        """Until the broker has it, or says that it will not."""
+        topic, partition = piece.place
+        pause_s = self._settings.retry_backoff
+        request = ProduceRequest(
+            topic=topic, partition=partition, records=batch, transactional_id=self.transactional_id
+        )
+        while not await self._written(piece, request):
+            await self._clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._settings.retry_backoff_max)
+
+    async def _written(self, piece: Piece, request: ProduceRequest) -> bool:
+        """Whether the broker has it; else it may the next time. Raises: as `_write_place`."""
+        where = f"writing to {request.topic}-{request.partition}"
+        try:
+            answer = await self._brokers.send(request)
+            if answer.error is not ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+                check(answer.error, answer.message, where)
+        except OSError as error:
+            logger.info("an output is written again: %s: %s", where, error)
+            return False
+        except ServerError as error:
+            problem = await self._problem(piece, error)
+            if not isinstance(problem, StorageError):
+                raise Blamed({piece: problem}, final=True) from error
+            if not passes(error):
+                raise
+            return False
+        return True
+
+    async def _problem(self, piece: Piece, error: ServerError) -> LogError:
+        """What an error of a partition means for its outputs, for good unless it is a StorageError."""
+        if error.code in ABSENT:
+            return await self._exists(piece.source, True) or StorageError(str(error))
+        return REFUSED.get(error.code, StorageError)(str(error))
+
+    async def _renew_connection(self) -> None:
+        """What stands still on the old one keeps nothing else back."""
+        old, self._brokers = self._brokers, self._connect(self.transactional_id)
+        await old.close()
+
+
+async def together(*parts: Awaitable[object]) -> None:
+    """Until all are done, or the first has failed: the others are ended then. Raises: what that one raised."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        await cancelled(*tasks)

@@ -1,0 +1,286 @@
+"""ShareSettle on the wire: flowshare's own API, key 32501, told of in ApiVersions where a server can settle.
+
+A request header (v2) and a body, an answer header (v1) and a body; there is one version, 0. Numbers are big-endian,
+texts and counts are Kafka's compact ones. The records of all outputs lie at the end, one behind the other, so that
+nothing is done to them but to be copied once.
+
+    request   group id, member id, topic id, int32 partition,
+              acks: count, each int64 first, int64 last, int32 attempt, int8 flags (1: unrun), int32 number of types,
+              then the types of all of them, int8 each,
+              topics that are written to: count, each name, id,
+              outputs: count, each int32 place of its topic, int32 partition, int32 bytes of records,
+              the records
+    answer    int16 error, message, int32 lock time,
+              refused ranges: count, each int64 first, int64 last,
+              refused outputs: count, each int32 place, int16 error, message,
+              int32 leader, int32 leader epoch,
+              nodes: count, each int32 id, host, int32 port
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from flowshare.protocol.compact import I32, I32_MAX, FrameReader, count, framed, head, text
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.headers import DecodeError
+from flowshare.protocol.kafka import ApiKey
+from flowshare.protocol.messages.share import (
+    AckBatch,
+    RefusedOutput,
+    SettleOutput,
+    ShareSettleRequest,
+    ShareSettleResponse,
+)
+from flowshare.share.types import AcknowledgeType
+
+VERSION: Final = 0
+OUTPUTS_MAX: Final = 5_000
+"""Outputs of one settle."""
+OFFSETS_MAX: Final = 10_000
+"""Offsets that one settle is about, and ranges that an answer refuses."""
+TYPES: Final = bytes((AcknowledgeType.ACCEPT, AcknowledgeType.REJECT))
+"""What a settle may say of a record."""
+NO_ID: Final = uuid.UUID(int=0)
+
+_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_UNRUN: Final = 1
+_ACK: Final = struct.Struct(">qqiBi")
+_OUTPUT: Final = struct.Struct(">iii")
+_RANGE: Final = struct.Struct(">qq")
+_START: Final = struct.Struct(">iBh")
+"""What an answer begins with: correlation id, no tags, error."""
+_REFUSED: Final = struct.Struct(">ih")
+_LEADER: Final = struct.Struct(">ii")
+_TOPIC_BYTES_MIN: Final = 18
+_REFUSED_BYTES_MIN: Final = 7
+_NODE_BYTES_MIN: Final = 9
+
+
+def problem(acks: Sequence[AckBatch], outputs: Sequence[SettleOutput]) -> str | None:
+    """Why there can be no such settle; None: there can."""
+    return _problem_of_acks(acks) or _problem_of_outputs(outputs)
+
+
+def _problem_of_acks(acks: Sequence[AckBatch]) -> str | None:
+    if not acks:
+        return "it settles no record"
+    offsets, before = 0, -1
+    for ack in acks:
+        first, last = ack.first, ack.last
+        if not before < first <= last:
+            return f"offsets {first} to {last} are no range behind {before}"
+        before = last
+        offsets += last - first + 1
+        if offsets > OFFSETS_MAX:
+            return f"it is about more than {OFFSETS_MAX} offsets"
+        if len(ack.types) not in (1, last - first + 1):
+            return f"offsets {first} to {last} have {len(ack.types)} types"
+        if ack.types.strip(TYPES) or ack.delay_ms:
+            return f"offsets {first} to {last} are not all accepted or rejected"
+        if not 0 <= ack.attempt <= I32_MAX:
+            return f"offsets {first} to {last} are of attempt {ack.attempt}"
+    return None
+
+
+def _problem_of_outputs(outputs: Sequence[SettleOutput]) -> str | None:
+    if len(outputs) > OUTPUTS_MAX:
+        return f"it has more than {OUTPUTS_MAX} outputs"
+    for name, topic_id in {(output.topic, output.topic_id): None for output in outputs}:
+        if not is_topic(name) or topic_id == NO_ID:
+            return f"topic {name!r} with id {topic_id} cannot be written to"
+    for index, output in enumerate(outputs):
+        if output.partition < 0 or not output.records:
+            return f"output {index} to partition {output.partition} has {len(output.records)} bytes"
+    return None
+
+
+def is_topic(name: str) -> bool:
+    """Whether a topic may have this name, by Kafka's rules."""
+    return _NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def encode_settle(correlation_id: int, client_id: str, request: ShareSettleRequest, version: int) -> bytes:
+    """The frame of a request, its length included. Raises: ValueError (no server takes it)."""
+    wrong = problem(request.acks, request.outputs)
+    if wrong is not None:
+        raise ValueError(f"a settle cannot be written: {wrong}")
+    topics = {(one.topic, one.topic_id): 0 for one in request.outputs}
+    topics = {named: place for place, named in enumerate(topics)}
+    pieces = [
+        head(ApiKey.FLOWSHARE_SETTLE, version, correlation_id, client_id),
+        text(request.group_id),
+        text(request.member_id),
+        request.topic_id.bytes,
+        I32.pack(request.partition),
+        count(len(request.acks)),
+    ]
+    for first, last, types, _, unrun, _, attempt in request.acks:
+        pieces.append(_ACK.pack(first, last, attempt, _UNRUN if unrun else 0, len(types)))
+    pieces += [ack.types for ack in request.acks]
+    pieces.append(count(len(topics)))
+    for name, topic_id in topics:
+        pieces += (text(name), topic_id.bytes)
+    pieces.append(count(len(request.outputs)))
+    for name, topic_id, partition, records in request.outputs:
+        pieces.append(_OUTPUT.pack(topics[name, topic_id], partition, len(records)))
+    pieces += [output.records for output in request.outputs]
+    return framed(pieces)
+
+
+def decode_settle(frame: bytes, position: int, version: int) -> ShareSettleRequest:
+    """The request whose body begins at `position`. Raises: DecodeError."""
+    del version  # there is one
+    reader = FrameReader(frame, position)
+    group_id, member_id = _named(reader, "group"), _named(reader, "member")
+    topic_id, (partition,) = reader.uuid(), reader.unpack(I32)
+    if topic_id == NO_ID or partition < 0:
+        raise DecodeError(f"a settle of partition {partition} of the topic with id {topic_id}")
+    acks = _read_acks(reader)
+    wrong = _problem_of_acks(acks)
+    if wrong is not None:
+        raise DecodeError(f"a settle cannot be read: {wrong}")
+    return ShareSettleRequest(
+        group_id=group_id,
+        member_id=member_id,
+        topic_id=topic_id,
+        partition=partition,
+        acks=acks,
+        outputs=_read_outputs(reader),
+    )
+
+
+def _named(reader: FrameReader, what: str) -> str:
+    found = reader.text()
+    if not found:
+        raise DecodeError(f"a settle without the id of its {what}")
+    return found
+
+
+def _read_acks(reader: FrameReader) -> tuple[AckBatch, ...]:
+    number = reader.count(_ACK.size)
+    if number > OFFSETS_MAX:
+        raise DecodeError(f"a settle has {number} ranges of offsets; {OFFSETS_MAX} are taken")
+    heads = tuple(_ACK.iter_unpack(reader.take(number * _ACK.size)))
+    if any(size < 0 for *_, size in heads):
+        raise DecodeError("a settle has a range with less than no type")
+    types, at = reader.take(sum(size for *_, size in heads)), 0
+    acks: list[AckBatch] = []
+    for first, last, attempt, flags, size in heads:
+        if flags & ~_UNRUN:
+            raise DecodeError(f"offsets {first} to {last} of a settle have the flags {flags}")
+        acks.append(AckBatch(first, last, types[at : at + size], 0, flags == _UNRUN, attempt=attempt))
+        at += size
+    return tuple(acks)
+
+
+def _read_outputs(reader: FrameReader) -> tuple[SettleOutput, ...]:
+    topics = _read_topics(reader)
+    number = reader.count(_OUTPUT.size)
+    if number > OUTPUTS_MAX:
+        raise DecodeError(f"a settle has {number} outputs; {OUTPUTS_MAX} are taken")
+    heads: tuple[tuple[int, int, int], ...] = tuple(_OUTPUT.iter_unpack(reader.take(number * _OUTPUT.size)))
+    outputs: list[SettleOutput] = []
+    for place, partition, size in heads:
+        if not (0 <= place < len(topics) and partition >= 0 and size > 0):
+            raise DecodeError(f"a settle has an output of {size} bytes to partition {partition} of its topic {place}")
+        name, topic_id = topics[int(place)]
+        outputs.append(SettleOutput(name, topic_id, partition, reader.take(size)))
+    if reader.position != reader.end:
+        raise DecodeError(f"{reader.end - reader.position} bytes of a settle belong to no output")
+    if len({place for place, _, _ in heads}) != len(topics):
+        raise DecodeError("a settle names a topic that it does not write to")
+    return tuple(outputs)
+
+
+def _read_topics(reader: FrameReader) -> list[tuple[str, uuid.UUID]]:
+    number = reader.count(_TOPIC_BYTES_MIN)
+    if number > OUTPUTS_MAX:
+        raise DecodeError(f"a settle has {number} topics; {OUTPUTS_MAX} are taken")
+    topics: list[tuple[str, uuid.UUID]] = []
+    for _ in range(number):
+        name, topic_id = reader.text(), reader.uuid()
+        if name is None or not is_topic(name) or topic_id == NO_ID:
+            raise DecodeError(f"a settle writes to the topic {name!r} with id {topic_id}")
+        topics.append((name, topic_id))
+    if len(set(topics)) < number:
+        raise DecodeError("a settle names a topic twice")
+    return topics
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def encode_settled(correlation_id: int, version: int, answer: ShareSettleResponse) -> bytes:
+    """The frame of an answer, its length included."""
+    del version
+    pieces = [
+        _START.pack(correlation_id, 0, answer.error),
+        text(answer.message),
+        I32.pack(answer.lock_timeout_ms),
+        count(len(answer.refused)),
+    ]
+    pieces += [_RANGE.pack(first, last) for first, last in answer.refused]
+    pieces.append(count(len(answer.outputs)))
+    for place, error, message in answer.outputs:
+        pieces += (_REFUSED.pack(place, error), text(message))
+    pieces += (_LEADER.pack(*answer.current_leader), count(len(answer.node_endpoints)))
+    for node_id, (host, port) in answer.node_endpoints.items():
+        pieces += (I32.pack(node_id), text(host), I32.pack(port))
+    return framed(pieces)
+
+
+def decode_settled(frame: bytes) -> ShareSettleResponse:
+    """The answer in a frame without its length. Raises: DecodeError."""
+    reader = FrameReader(frame, 0)
+    _, _, error = reader.unpack(_START)
+    message, (lock_timeout_ms,) = reader.text(), reader.unpack(I32)
+    refused = tuple(_ranges(reader))
+    outputs = tuple(_refused_outputs(reader))
+    node, epoch = reader.unpack(_LEADER)
+    endpoints = _nodes(reader)
+    if reader.position != reader.end:
+        raise DecodeError(f"the answer to a settle has {reader.end - reader.position} bytes too many")
+    return ShareSettleResponse(
+        error=ErrorCode.known(error),
+        message=message,
+        lock_timeout_ms=lock_timeout_ms,
+        refused=refused,
+        outputs=outputs,
+        current_leader=(node, epoch),
+        node_endpoints=endpoints,
+    )
+
+
+def _ranges(reader: FrameReader) -> Iterable[tuple[int, int]]:
+    before = -1
+    for first, last in _RANGE.iter_unpack(reader.take(reader.count(_RANGE.size) * _RANGE.size)):
+        if not before < first <= last:
+            raise DecodeError(f"the answer to a settle refuses {first} to {last} behind {before}")
+        before = last
+        yield first, last
+
+
+def _refused_outputs(reader: FrameReader) -> Iterable[RefusedOutput]:
+    for _ in range(reader.count(_REFUSED_BYTES_MIN)):
+        place, error = reader.unpack(_REFUSED)
+        if not 0 <= place < OUTPUTS_MAX:
+            raise DecodeError(f"the answer to a settle refuses output {place}")
+        yield RefusedOutput(place, ErrorCode.known(error), reader.text())
+
+
+def _nodes(reader: FrameReader) -> Mapping[int, tuple[str, int]]:
+    found: dict[int, tuple[str, int]] = {}
+    for _ in range(reader.count(_NODE_BYTES_MIN)):
+        (node_id,), host, (port,) = reader.unpack(I32), reader.text(), reader.unpack(I32)
+        if not host:
+            raise DecodeError(f"the answer to a settle names no host of node {node_id}")
+        found[node_id] = host, port
+    return found

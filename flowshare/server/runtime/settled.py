@@ -1,0 +1,72 @@
+"""What follows from settles that were decided apart from the state (`log.base.SettlesApart`), when nobody made it yet.
+
+An update is made where the records are still acquired in the delivery that was settled. That is where nobody has: while
+a settle is under way its records are stored as acquired, and who settled it writes what follows from it before they can
+be anything else. So an update that is found a second time changes nothing, and one of a log that was cut and begins
+anew does not touch other records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from flowshare.log.base import SettlesApart
+from flowshare.server.runtime.state import Journal, ShareKey, Write, key_of, stored_in
+from flowshare.share.records import decode_update, encode_update
+from flowshare.share.types import PartitionUpdate, RecordState, StateRun
+
+if TYPE_CHECKING:
+    from flowshare.log.base import StateStore
+    from flowshare.share.partition import Decision
+
+
+def encode_settled(decision: Decision) -> bytes:
+    """What becomes of a decision's records, as it is stored until the state has it."""
+    return encode_update(PartitionUpdate(start_offset=-1, delivery_complete_count=-1, runs=tuple(decision.changes)))
+
+
+async def follow_settled(store: StateStore, key: ShareKey) -> None:
+    """Have the state of a share-partition say all that was decided, before it is read. Raises: LogError."""
+    if isinstance(store, SettlesApart):
+        await store.decided(key.prefix)
+
+
+def settled_writes(
+    entries: Sequence[tuple[bytes, bytes]], settles: Iterable[tuple[bytes, Sequence[Write]]]
+) -> list[Write]:
+    """The writes by which a share-partition's state, which is `entries`, follows settles: an update each, and what is
+    to be written with it. Raises: StateCorrupt."""
+    if not entries:
+        return []
+    key = key_of(entries[0][0])
+    stored = stored_in(entries, key)
+    if stored is None:
+        return []
+    acquired = [run for run in stored.state.runs if run.state is RecordState.ACQUIRED]
+    runs: list[StateRun] = []
+    writes: list[Write] = []
+    for update, beside in settles:
+        made = list(_common(acquired, sorted(decode_update(update).runs)))
+        runs += made
+        writes += beside if made else ()
+    if not runs:
+        return []
+    state = stored.state
+    whole = PartitionUpdate(
+        start_offset=state.start_offset, delivery_complete_count=state.delivery_complete_count, runs=tuple(sorted(runs))
+    )
+    return [*Journal.following(key, stored, whole), *writes]
+
+
+def _common(acquired: Sequence[StateRun], changes: Sequence[StateRun]) -> Iterator[StateRun]:
+    """Where both are, in the same delivery; both ascend."""
+    at = 0
+    for change in changes:
+        while at < len(acquired) and acquired[at].last < change.first:
+            at += 1
+        for run in acquired[at:]:
+            if run.first > change.last:
+                break
+            if run.delivery_count == change.delivery_count:
+                yield change._replace(first=max(run.first, change.first), last=min(run.last, change.last))
