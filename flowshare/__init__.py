@@ -18,6 +18,7 @@ _MODULES = {
     "flowshare.agents.faust.models": "Record",
     "flowshare.agents.handler.batch": "Batch BatchRecord Records",
     "flowshare.agents.handler.delivery": "Delivery Fence current_delivery",
+    "flowshare.agents.handler.once": "Once",
     "flowshare.agents.handler.order": "Header",
     "flowshare.agents.handler.outcomes": "Reject Release",
     "flowshare.agents.handler.retry": "Retry exponential",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from flowshare.agents.handler.delivery import Delivery as Delivery
     from flowshare.agents.handler.delivery import Fence as Fence
     from flowshare.agents.handler.delivery import current_delivery as current_delivery
+    from flowshare.agents.handler.once import Once as Once
     from flowshare.agents.handler.order import Header as Header
     from flowshare.agents.handler.outcomes import Reject as Reject
     from flowshare.agents.handler.outcomes import Release as Release

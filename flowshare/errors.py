@@ -7,6 +7,7 @@
           AnnotationError         a handler's signature is refused (also a TypeError)
         UndecodableValue          a record's value does not fit the handler's annotation (also a ValueError)
         Unencodable               a value cannot be turned into bytes for a topic (also a TypeError)
+        Overtaken                 `fs.Once`: a later delivery of the record's key has written already
       AppNotFound                 `module:app` leads to no App
       PagesError                  health pages and metrics cannot be served
       BadPages                    options of pages are refused (also a ValueError)
@@ -63,7 +64,9 @@ class FlowshareError(Exception):
 
 
 _MODULES = {
-    "flowshare.agents.handler.errors": "AgentError UsageError OptionError AnnotationError UndecodableValue Unencodable",
+    "flowshare.agents.handler.errors": (
+        "AgentError UsageError OptionError AnnotationError UndecodableValue Unencodable Overtaken"
+    ),
     "flowshare.agents.app.loading": "AppNotFound",
     "flowshare.agents.pages.site": "PagesError",
     "flowshare.agents.pages.gate": "BadPages",
@@ -99,6 +102,7 @@ if TYPE_CHECKING:
     from flowshare.agents.handler.errors import AgentError as AgentError
     from flowshare.agents.handler.errors import AnnotationError as AnnotationError
     from flowshare.agents.handler.errors import OptionError as OptionError
+    from flowshare.agents.handler.errors import Overtaken as Overtaken
     from flowshare.agents.handler.errors import UndecodableValue as UndecodableValue
     from flowshare.agents.handler.errors import Unencodable as Unencodable
     from flowshare.agents.handler.errors import UsageError as UsageError

@@ -19,6 +19,8 @@ class Seen:
     out: list[SentRecord]
     elapsed_s: float
     stats: dict[str, float]
+    records: Callable[[str], list[SentRecord]]
+    """What lies in a topic."""
 
     @property
     def outcomes(self) -> list[str]:
@@ -65,6 +67,8 @@ def run_app(
             agent = app.share_agents["agent"]
             dead = bus.dead_letters(agent) if agent.dead_letter_topic else []
             runtime = app.host.runtimes["agent"]
-            return Seen(report["agent"], dead, bus.records("out"), bus.clock.monotonic() - began_s, runtime.stats())
+            return Seen(
+                report["agent"], dead, bus.records("out"), bus.clock.monotonic() - began_s, runtime.stats(), bus.records
+            )
 
     return fs.testing.run(main())

@@ -49,6 +49,7 @@ def test_a_topic_as_sink_is_one_that_is_produced_to(app):
         ({"sink": 3}, "sink takes fs.Folder"),
         ({"sink": []}, "leave sink out"),
         ({"sink": fs.Produce("out", "twice")}, "delivery takes at_least_once or exactly_once"),
+        ({"exactly_once": True}, "exactly_once is for agents"),
         ({"sink": [fs.Produce("out", "exactly_once"), "more"]}, "give each topic a pipeline of its own"),
         ({"sink": fs.Produce("out", "exactly_once"), "output_mode": "complete"}, "append or update, not complete"),
         ({"sink": "out", "trigger": "now and then"}, 'trigger takes text such as "10 seconds"'),

@@ -143,8 +143,8 @@ def test_an_order_goes_through_all_agents_of_the_agents_page_into_the_table(tmp_
 
 
 @pytest.mark.slow
-def test_the_fence_of_the_agents_page_keeps_no_delivery_out_that_is_the_last_one(tmp_path: Path) -> None:
-    """Its handler is a `def`: many run at a time, on threads."""
+def test_the_fence_of_the_agents_page_keeps_no_delivery_out_and_its_points_are_given_once(tmp_path: Path) -> None:
+    """Its handlers are `def`s: many run at a time, on threads."""
     lay_out(ROOT / "docs/agents.md", tmp_path)
 
     printed = run_script(
@@ -161,22 +161,24 @@ def test_the_fence_of_the_agents_page_keeps_no_delivery_out_that_is_the_last_one
                         *(paid.send(key=f"c{n}", value=page.Order(str(number), f"c{n}", 5.0)) for n in range(CUSTOMERS))
                     )
                 admin = page.app.host.admin
-                group = page.app.share_agents["note"].group
-                while (await page.app.host.service.call(lambda: admin.group_offsets(group)))[0].lag:
-                    await asyncio.sleep(0.05)
-                topics = await page.app.host.service.call(admin.list_topics)
                 dead = 0
-                for topic in (one.name for one in topics if one.name == group + ".dlq"):
-                    dead = (await page.app.host.service.call(lambda: admin.offsets(topic, 0))).high_watermark
+                for group in (page.app.share_agents[name].group for name in ("note", "give_points")):
+                    while (await page.app.host.service.call(lambda: admin.group_offsets(group)))[0].lag:
+                        await asyncio.sleep(0.05)
+                    topics = await page.app.host.service.call(admin.list_topics)
+                    for topic in (one.name for one in topics if one.name == group + ".dlq"):
+                        dead += (await page.app.host.service.call(lambda: admin.offsets(topic, 0))).high_watermark
             with page.customers() as db:
                 print(dead, db.execute("SELECT count(*), min(last_order), max(last_order) FROM customer").fetchone())
+            with page.shop() as db:
+                print(db.execute("SELECT count(*), min(total), max(total) FROM points").fetchone())
 
         asyncio.run(main())
         """,
         tmp_path,
     )
 
-    assert printed == ["0 (16, '29', '29')"]
+    assert printed == ["0 (16, '29', '29')", "(16, 150.0, 150.0)"]
 
 
 @pytest.mark.slow

@@ -57,6 +57,11 @@ class PipelineOptions:
     @classmethod
     def parse(cls, pipeline: str, given: Mapping[str, Any]) -> PipelineOptions:
         """Check and complete what a user gave. Raises: OptionError, naming the pipeline."""
+        if "exactly_once" in given:
+            raise OptionError(
+                f"pipeline {pipeline}: exactly_once is for agents, which accept record by record; of a pipeline "
+                'each batch is there once with sink=fs.Produce(topic, delivery="exactly_once"), or in a folder or table'
+            )
         refuse_unknown(f"pipeline {pipeline}:", given, [one.name for one in fields(cls)])
         checked = dict(given)
         try:

@@ -41,6 +41,8 @@ def line(agent: ShareAgent) -> str:
         parts.append("in order of key" if options.order == BY_KEY else f"in order of {options.key_order}")
     if options.after_dead_letter == PARK:
         parts.append("parks a key after a dead letter")
+    if options.exactly_once:
+        parts.append("outputs exactly once")
     return " · ".join(parts)
 
 

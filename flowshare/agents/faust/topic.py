@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import faust
 
 from flowshare.agents.faust.models import decoder_for, encode_for
-from flowshare.agents.handler.delivery import EventualResult
+from flowshare.agents.handler.delivery import EventualResult, refuse_outside
 from flowshare.agents.handler.errors import UsageError
 from flowshare.agents.handler.send import Headers, ProducerRecord, encode_headers, produce
 from flowshare.agents.handler.tracing import current_headers
@@ -151,6 +151,7 @@ class Topic(faust.Topic, Generic[V]):
         headers: Headers | None,
         faust_only: dict[str, Any],
     ) -> ProducerRecord:
+        refuse_outside(self.get_topic_name())
         for name, given in faust_only.items():
             if given is not None and name not in ("force", "schema", "key_serializer", "value_serializer"):
                 raise UsageError(f"topic {self.get_topic_name()}: send has no option {name!r}")

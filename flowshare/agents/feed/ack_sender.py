@@ -171,6 +171,11 @@ class AckSender:
         self._at(key).others.append(ack)
         self._add(key, ack.size)
 
+    def count(self, acks: Sequence[AckRange], result: AckResult) -> None:
+        """Something was sent another way, and this became of it: it counts, and is told, as the rest."""
+        self.unconfirmed += sum(ack.size for ack in acks)
+        self._confirm((ack, result) for ack in acks)
+
     def ride(self) -> None:
         """A fetch is asked for right after this: send what was gathered, so that it rides on that."""
         self._send(rides=True)

@@ -5,6 +5,8 @@
     dead                -> dead letter, confirmed        -> REJECT; not confirmed -> RELEASE with a delay
     dead, no topic      -> an error log                  -> REJECT
 
+With `exactly_once` outputs and dead letters are settled with their records instead (`settler`).
+
 On the service loop. What waits for the producer is bounded by what the agent holds.
 """
 
@@ -15,18 +17,20 @@ import logging
 import random as random_module
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.feed.ack_sender import AckSender
 from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT, RELEASE
 from flowshare.agents.feed.dead_letter import dead_letter, without_record, without_trace
 from flowshare.agents.feed.delays import Delays, too_large
+from flowshare.agents.feed.settler import Decided, Ending, Records, Settler, Unit
 from flowshare.agents.handler.chunk import Chunk
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.agents.handler.send import ProducerRecord, SendGroup
 from flowshare.agents.handler.texts import REASON_MAX, clip, named, of_user, place_of, said
 from flowshare.client.errors import BufferFull
-from flowshare.protocol.decoding import DecodedRecord
+from flowshare.protocol.decoding import DecodedRecord, RawRecord
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
@@ -58,9 +62,11 @@ class Completion:
         acks: AckSender,
         random: random_module.Random,
         stats: AgentStats,
-        on_decided: Callable[[Chunk, DecodedRecord, str, float], None],
+        on_decided: Callable[[Chunk, DecodedRecord | RawRecord, str, float], None],
+        on_settled: Decided,
     ) -> None:
-        """on_decided: called with each record whose acknowledgement is queued, its reason and its delay."""
+        """on_decided: called with each record whose acknowledgement is queued, its reason and its delay. on_settled:
+        with those that were settled with outputs, and the reason."""
         self._agent = agent
         self._clock = clock
         self._producer = producer
@@ -74,6 +80,20 @@ class Completion:
         """Why dead letters cannot be produced now."""
         self.delays: Delays | None = None
         """What delays releases where the server does not."""
+        self.settler: Settler | None = None
+        """What settles outputs with their records, with `exactly_once`."""
+        if agent.options.exactly_once:
+            self.settler = Settler(
+                agent.name,
+                clock=clock,
+                producer=producer,
+                acks=acks,
+                stats=stats,
+                on_decided=on_settled,
+            )
+        self._accepted = Ending(ACCEPT, "accepted", self._outputs_failed, self._give_back)
+        self._gathering: dict[SendGroup, list[tuple[Chunk, DecodedRecord | RawRecord, Sequence[ProducerRecord]]]] = {}
+        """Batches' accepted records that are settled with the batch's result, while not all of them have come."""
 
     def own_delays(self) -> Delays:
         """Delay releases here from now on, instead of leaving it to the server."""
@@ -85,11 +105,13 @@ class Completion:
         )
         return self.delays
 
-    def complete(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
+    def complete(self, chunk: Chunk, raw: DecodedRecord | RawRecord, outcome: Outcome) -> None:
         """Do what the outcome asks for."""
+        if outcome.kind is OutcomeKind.ACCEPT:
+            self._accept(chunk, raw, outcome)
+            return
+        record = chunk.whole(raw)
         match outcome.kind:
-            case OutcomeKind.ACCEPT:
-                self._accept(chunk, record, outcome)
             case OutcomeKind.RELEASE:
                 counter = "unrun" if outcome.unrun else "released"
                 self._release(chunk, record, outcome.reason, outcome.delay_s, counter, unrun=outcome.unrun)
@@ -107,29 +129,70 @@ class Completion:
         pump, self._pump = self._pump, None
         self._outbox.clear()
         await cancelled(pump)
+        if self.settler is not None:
+            await self.settler.stop()
 
     # --- accept -------------------------------------------------------------------------------------------------
 
-    def _accept(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
-        group = outcome.sends
-        if group is None:
+    def _accept(self, chunk: Chunk, record: DecodedRecord | RawRecord, outcome: Outcome) -> None:
+        if not outcome.has_outputs:
             self._ack(chunk, record, ACCEPT, "accepted")
-            return
+        elif self.settler is not None:
+            self._settle(self.settler, chunk, record, outcome)
+        else:
+            groups = [SendGroup(outcome.outputs)] if outcome.outputs else []
+            if outcome.shared is not None:
+                groups.append(outcome.shared)
+            self._confirm(groups, lambda error: self._confirmed(chunk, record, error))
 
-        def confirmed(error: BaseException | None) -> None:
-            if error is None:
-                self._ack(chunk, record, ACCEPT, "accepted")
-            else:
-                self._send_failed(chunk, record, error)
+    def _confirmed(self, chunk: Chunk, record: DecodedRecord | RawRecord, error: BaseException | None) -> None:
+        """All outputs are confirmed, or one is not."""
+        if error is None:
+            self._ack(chunk, record, ACCEPT, "accepted")
+        else:
+            self._send_failed(chunk, chunk.whole(record), error)
 
-        if group.started and group.missing == 0:
-            confirmed(group.error)
+    def _confirm(self, groups: Sequence[SendGroup], done: Done) -> None:
+        """Produce what is not on its way yet; `done` is called once, when all of it is confirmed or refused."""
+        missing = [group for group in groups if not group.started or group.missing]
+
+        def confirmed(_: BaseException | None) -> None:
+            missing.pop()
+            if not missing:
+                done(next((group.error for group in groups if group.error is not None), None))
+
+        if not missing:
+            missing.append(groups[0])
+            confirmed(None)
             return
-        group.waiting.append(confirmed)
-        if not group.started:
-            group.started = True
-            for one in group.produces:
-                self._produce(one, lambda error: self._sent(group, error))
+        for group in tuple(missing):
+            group.waiting.append(confirmed)
+            if not group.started:
+                group.started = True
+                for one in group.produces:
+                    self._produce(one, partial(self._sent, group))
+
+    def _settle(self, settler: Settler, chunk: Chunk, record: DecodedRecord | RawRecord, outcome: Outcome) -> None:
+        """Accept it in one step with its outputs; with a batch's result when all of the batch's have come."""
+        group = outcome.shared
+        if group is None:
+            settler.add(Unit(((chunk, record),), outcome.outputs, self._accepted))
+            return
+        gathered = self._gathering.setdefault(group, [])
+        gathered.append((chunk, record, outcome.outputs))
+        if len(gathered) >= group.records:
+            del self._gathering[group]
+            own = [one for _, _, outputs in gathered for one in outputs]
+            records = [(each, one) for each, one, _ in gathered]
+            settler.add(Unit(records, (*group.produces, *own), self._accepted))
+
+    def _outputs_failed(self, records: Records, error: BaseException) -> None:
+        for chunk, record in records:
+            self._send_failed(chunk, chunk.whole(record), error)
+
+    def _give_back(self, records: Records) -> None:
+        for chunk, record in records:
+            self._release(chunk, chunk.whole(record), "another record of its batch was lost", 0.0, "released")
 
     def _sent(self, group: SendGroup, error: BaseException | None) -> None:
         group.missing -= 1
@@ -205,7 +268,8 @@ class Completion:
             def sent(error: BaseException | None) -> None:
                 if error is None:
                     self.dead_letter_trouble = None
-                    self._ack(chunk, record, REJECT, "dead_lettered", outcome.reason, unrun=outcome.unrun)
+                    if self.settler is None:
+                        self._ack(chunk, record, REJECT, "dead_lettered", outcome.reason, unrun=outcome.unrun)
                 elif smaller and too_large(error):
                     if smaller[0] is without_record:
                         logger.error(
@@ -219,7 +283,19 @@ class Completion:
                 else:
                     self._dead_letter_failed(chunk, record, outcome, error)
 
-            self._produce(one, sent)
+            if self.settler is None:
+                self._produce(one, sent)
+                return
+            ending = Ending(
+                REJECT,
+                "dead_lettered",
+                failed=lambda _, error: sent(error),
+                given_back=self._give_back,
+                done=lambda: sent(None),
+                reason=outcome.reason,
+                unrun=outcome.unrun,
+            )
+            self.settler.add(Unit([(chunk, record)], (one,), ending))
 
         send(letter, (without_trace, without_record))
 
@@ -246,7 +322,7 @@ class Completion:
     def _ack(
         self,
         chunk: Chunk,
-        record: DecodedRecord,
+        record: DecodedRecord | RawRecord,
         types: bytes,
         counter: str,
         reason: str = "",

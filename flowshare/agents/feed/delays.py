@@ -206,7 +206,7 @@ class Delays:
 def too_large(error: BaseException) -> bool:
     """Whether a record was refused for its size, so that no other try can succeed."""
     return isinstance(error, RecordTooLarge) or (
-        isinstance(error, ServerError) and error.code is ErrorCode.MESSAGE_TOO_LARGE
+        isinstance(error, ServerError) and error.code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
     )
 
 
@@ -263,6 +263,7 @@ class RetryTopicReader:
             generation=part.generation,
             arrived=now,
             origins=origins,
+            group=self._agent.group,
         )
         chunk.attempts = {offset: chunk.attempt(offset) for offset in origins}
         return chunk

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.feed.ack_sender import GATHER_S, AckSender
@@ -29,7 +29,7 @@ from flowshare.agents.handler.retry_headers import retry_topic
 from flowshare.client.errors import ClientError
 from flowshare.client.session.member import ShareMember
 from flowshare.client.session.ranges import number_of
-from flowshare.protocol.decoding import ANSWER_BYTES_MAX, DecodedRecord
+from flowshare.protocol.decoding import ANSWER_BYTES_MAX, DecodedRecord, RawRecord
 from flowshare.share.types import AcquiredRange
 from flowshare.tasks import cancelled
 
@@ -93,6 +93,7 @@ class Feeder:
             random=environment.random,
             stats=stats,
             on_decided=self._decided,
+            on_settled=self._settled,
         )
         self._capabilities = capabilities
         self._delays = None if capabilities.delayed_release else self._completion.own_delays()
@@ -126,6 +127,7 @@ class Feeder:
             if isinstance(self._prefetch, KeyPrefetch)
             else FetchSize(self._prefetch, *held, self._delays)
         )
+        self._fetch_size.settler = self._completion.settler
         self._bucket = None if options.rate_limit is None else TokenBucket(options.rate_limit, now)
         self._locks = LockKeeper(
             agent, pool=pool, held=self._held, acks=self._acks, prefetch=self._prefetch, clock=clock
@@ -214,6 +216,9 @@ class Feeder:
             await group.start()
         self._held.follow(member)
         self._acks.start(member)
+        if self._completion.settler is not None:
+            assert isinstance(member, ShareMember), "brokers settle nothing"
+            self._completion.settler.start(member)
         self._locks.start(member)
         self._standstill.start(member)
         self._stall.start(member)
@@ -412,7 +417,7 @@ class Feeder:
                 if accepted:
                     self._accepted(chunk, accepted)
                 if isinstance(self._fetch_size, KeyFetchSize):
-                    self._fetch_size.ended(len(accepted), sum(outcome.sends is not None for _, outcome in others))
+                    self._fetch_size.ended(len(accepted), sum(outcome.has_outputs for _, outcome in others))
                 for record, outcome in others:
                     self._completion.complete(chunk, record, outcome)
         finally:
@@ -431,14 +436,25 @@ class Feeder:
             for attempt, some in chunk.counted(offsets):
                 self._acks.accept((chunk.tp, chunk.generation), some, attempt)
 
-    def _decided(self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float) -> None:
+    def _settled(self, chunk: Chunk, records: Sequence[DecodedRecord | RawRecord], reason: str) -> None:
+        """Records were settled with their outputs, or it is known that they are not."""
+        offsets = [record.offset for record in records]
+        self._held.decided(chunk, offsets)
+        if chunk.lost:
+            self._held.without_lost(chunk, offsets)
+        if self._reporter is not None:
+            for record in records:
+                if record.offset not in chunk.lost:
+                    self._reporter.note(chunk.tp, record.offset, chunk.attempt(record.offset), reason)
+
+    def _decided(self, chunk: Chunk, record: DecodedRecord | RawRecord, reason: str, delay_s: float) -> None:
         """A record's acknowledgement is about to be queued."""
         offset = record.offset
         self._held.decided(chunk, [offset])
         if offset in chunk.lost:
             self._held.without_lost(chunk, [offset])
         elif self._reporter is not None:
-            self._reporter.note(chunk.tp, offset, record.delivery_count, reason, delay_s)
+            self._reporter.note(chunk.tp, offset, chunk.attempt(offset), reason, delay_s)
 
     def _look_soon(self) -> None:
         """Less is held: think of the next fetch when all that is known now was seen to."""

@@ -55,6 +55,20 @@ def check_asked(agent: ShareAgent, offered: Capabilities) -> None:
             "to several workers at once: let the workers lead (share=workers, or share=auto, which chooses them), or "
             "leave order out"
         )
+    if options.exactly_once and not offered.settling:
+        raise UsageError(
+            f"agent {agent.name}: exactly_once=True cannot be kept, as {_why_unsettled(offered)}, or leave "
+            "exactly_once out and make the effects idempotent (delivery.id, fs.Once)"
+        )
+
+
+def _why_unsettled(offered: Capabilities) -> str:
+    if offered.key_order:  # the workers lead, and that is not enough
+        return "these brokers are older than Kafka 3.7 and may leave a transaction open (KIP-890): use newer ones"
+    return (
+        "Kafka's brokers accept records in no step with what is produced (KIP-1289): let the workers lead "
+        "(share=workers, or share=auto, which chooses them)"
+    )
 
 
 def asked_of(agents: Iterable[ShareAgent]) -> GroupNeeds:
@@ -68,6 +82,8 @@ def asked_of(agents: Iterable[ShareAgent]) -> GroupNeeds:
             words.append(f"an order of new records and redeliveries (priority={agent.options.priority!r})")
         if agent.options.order is not None:
             words.append(f"an order by key (order={agent.options.order!r})")
+        if agent.options.exactly_once:
+            words.append("outputs in one step with their inputs (exactly_once=True)")
     return groups
 
 

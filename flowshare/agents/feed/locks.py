@@ -169,7 +169,7 @@ class HeldRecords:
 
     def lose(self, chunk: Chunk, offsets: list[int]) -> None:
         """The locks of these are gone: what runs is discarded when it ends, what waits is dropped."""
-        lost = set(offsets) - set(chunk.settled)
+        lost = set(offsets) - set(chunk.settled) - chunk.settling
         if not lost:
             return
         logger.warning(
@@ -238,6 +238,13 @@ class HeldRecords:
         self.freed()
         if chunk.remaining == 0:
             self.live.pop(chunk, None)
+            if chunk.sends:
+                logger.error(
+                    "agent=%s record=%s: its delivery sent something (delivery.send) after the handler had ended, and "
+                    "that is not produced: await what sends before the handler returns",
+                    chunk.agent,
+                    chunk.at(next(iter(chunk.sends))),
+                )
         if self.outstanding == 0:
             self._empty.set()
 
@@ -302,7 +309,7 @@ class LockKeeper:
 
         async def renew() -> None:
             # In an order nothing runs past the chunk's deadline, so that all of it is renewed together.
-            offsets = [offset] if chunk.fence is None else chunk.unfinished()
+            offsets = [offset] if chunk.fence is None else chunk.renewable()
             lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), chunk.counted_runs(offsets))
             gone = _offsets_in(lost)
             if chunk.fence is not None:
@@ -352,7 +359,7 @@ class LockKeeper:
         spare_s = self._lock_s() * LAPSE_LEFT
         for chunk in [chunk for chunk in self._held.live if chunk.deadline - spare_s <= now]:
             self._held.lose(chunk, chunk.unfinished())
-        return min([TICK_S, *(chunk.deadline - spare_s - now for chunk in self._held.live if chunk.unfinished())])
+        return min([TICK_S, *(chunk.deadline - spare_s - now for chunk in self._held.live if chunk.renewable())])
 
     def _look_for_stuck_handlers(self, now: float) -> None:
         """Records that wait while no runner gets free, or while nobody takes them (the loop is blocked), go back."""
@@ -399,7 +406,7 @@ class LockKeeper:
         """Renew what one partition gave under one number; whether of each lock is known what became of it."""
         held: list[tuple[Chunk, list[int]]] = []
         for chunk in chunks:
-            offsets = [offset for offset in chunk.unfinished() if (id(chunk), offset) not in abandoned]
+            offsets = [offset for offset in chunk.renewable() if (id(chunk), offset) not in abandoned]
             if offsets:
                 held.append((chunk, offsets))
         if not held:

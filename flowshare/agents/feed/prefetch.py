@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flowshare.agents.feed.locks import HeldRecords
     from flowshare.agents.feed.members import Member
     from flowshare.agents.feed.reader import Reader
+    from flowshare.agents.feed.settler import Settler
     from flowshare.agents.feed.stalls import StallWatch
     from flowshare.agents.handler.agent import ShareAgent
     from flowshare.agents.handler.rate_limit import TokenBucket
@@ -261,7 +262,7 @@ class GroupSize:
 class FetchSize:
     """How many records the next fetch asks for beside what is held; on the service loop."""
 
-    __slots__ = ("_acks", "_delays", "_held", "_prefetch", "_reader", "group", "paused")
+    __slots__ = ("_acks", "_delays", "_held", "_prefetch", "_reader", "group", "paused", "settler")
 
     def __init__(
         self, prefetch: Prefetch, held: HeldRecords, acks: AckSender, reader: Reader, delays: Delays | None
@@ -274,6 +275,8 @@ class FetchSize:
         self._delays = delays
         self.group: GroupSize | None = None
         """Who shares the record locks; None where servers count what each member holds."""
+        self.settler: Settler | None = None
+        """What settles records with their outputs: they are held, and no handler waits for them."""
         self.paused = False
         """Whether nothing is asked for. Set by any thread."""
 
@@ -287,6 +290,8 @@ class FetchSize:
         # Ahead of the handlers it is not worth asking for a few; for some that have nothing to do it is.
         least = 1 if held + unread < min(target, self._prefetch.at_once) else max(1, target // 4)
         if self.paused or count < least or self._acks.unconfirmed >= UNCONFIRMED_MAX:
+            return 0
+        if self.settler is not None and self.settler.full:
             return 0
         return count if self.group is None else min(count, self.group.fetch_locks)
 
@@ -305,9 +310,13 @@ class FetchSize:
     def _target(self) -> tuple[int, int]:
         """How many records to hold, and how many are held that handlers wait for."""
         if self.group is None or self._delays is None:
-            return self._prefetch.target, self._held.outstanding
+            return self._prefetch.target, self._held.outstanding - self._settling
         self._delays.locks = self.group.locks
         return min(self._prefetch.target, self.group.locks), self._held.outstanding - self._delays.waiting
+
+    @property
+    def _settling(self) -> int:
+        return 0 if self.settler is None else self.settler.records
 
 
 class KeyFetchSize(FetchSize):
@@ -356,7 +365,7 @@ class KeyFetchSize(FetchSize):
         self._uncut = max(1.0, min(self._chain, (self._uncut + plain / GROWTH) / 2 ** min(cut, 10)))
 
     def _target(self) -> tuple[int, int]:
-        return self._prefetch.target, self._held.outstanding - self._held.followers
+        return self._prefetch.target, self._held.outstanding - self._held.followers - self._settling
 
 
 class Prefetcher:

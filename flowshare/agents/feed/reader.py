@@ -158,6 +158,8 @@ class Reader:
             arrived=now,
             unread=unread,
             fence=part.fence,
+            exactly_once=self._agent.options.exactly_once,
+            group=self._agent.group,
         )
 
     def _lazy(self, part: Fetched) -> LazyRecords | None:

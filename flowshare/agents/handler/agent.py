@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, get_args, get_origin, get_type_hints
 
 from flowshare.agents.handler.batch import Records
@@ -12,9 +13,9 @@ from flowshare.agents.handler.delivery import Delivery
 from flowshare.agents.handler.errors import AnnotationError, OptionError, UndecodableValue, UsageError
 from flowshare.agents.handler.middleware import Middleware, check
 from flowshare.agents.handler.options import AgentOptions
-from flowshare.agents.handler.send import ProducerRecord, Send, is_topic, produce, topic_name
+from flowshare.agents.handler.send import ProducerRecord, Send, is_topic, topic_name
 from flowshare.agents.handler.texts import said
-from flowshare.agents.handler.values import Decoder, check_topic_type, decoder, describe, explain
+from flowshare.agents.handler.values import Decoder, check_topic_type, decoder, describe, encode, explain
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,7 @@ class ShareAgent:
             for name, channel in zip(self.topics, self.channels, strict=True)
         }
         self._check_outputs()
+        self._sink_encoders = [(topic_name(sink), _value_encoder(sink)) for sink in self.options.sink]
         self._warned = False
         self.__doc__ = fun.__doc__
         self.__name__ = getattr(fun, "__name__", name)
@@ -222,7 +224,12 @@ class ShareAgent:
         if not self.options.sink:
             self._warn_of_lost_value(result)
             return ()
-        return tuple(produce(sink, result, extra_headers=headers) for sink in self.options.sink)
+        return tuple(
+            [
+                ProducerRecord(name, encode_value(result), None, headers, None, None)
+                for name, encode_value in self._sink_encoders
+            ]
+        )
 
     def _warn_of_lost_value(self, value: Any) -> None:
         if not self._warned:
@@ -251,6 +258,7 @@ class ShareAgent:
             "lock_duration": options.lock_duration,
             "dead_letter": self.dead_letter_topic,
             "sinks": list(self.sinks),
+            "exactly_once": options.exactly_once,
             "drain_timeout": options.drain_timeout,
             "rate_limit": None if options.rate_limit is None else options.rate_limit.per_s,
         }
@@ -291,6 +299,11 @@ class ShareAgent:
             raise OptionError(
                 f"agent {self.name}: its dead-letter topic {self.dead_letter_topic!r} is one that it reads"
             )
+
+
+def _value_encoder(sink: Any) -> Callable[[Any], bytes | None]:
+    """How a returned value goes to a sink."""
+    return encode if isinstance(sink, str) else partial(sink.encode, "value")
 
 
 def _key_decoder(agent: str, topic: str, channel: Any) -> Decoder | None:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from flowshare.agents.handler.chains import Chains
 from flowshare.agents.handler.outcomes import Outcome
 from flowshare.agents.handler.retry_headers import RetryOrigin
+from flowshare.agents.handler.send import ProducerRecord
 from flowshare.agents.handler.values import Decoder
 from flowshare.protocol.decoding import DecodedRecord, RawRecord, whole
 from flowshare.protocol.headers import DecodeError
@@ -69,16 +70,21 @@ class Chunk:
         "deadline",
         "decode",
         "decode_key",
+        "exactly_once",
         "fence",
         "generation",
+        "group",
         "lost",
+        "order",
         "others",
         "partition",
         "plain_bytes",
         "records",
         "remaining",
         "runs",
+        "sends",
         "settled",
+        "settling",
         "topic",
         "topic_id",
         "tp",
@@ -99,14 +105,18 @@ class Chunk:
         unread: Unread | None = None,
         decode_key: Decoder | None = None,
         fence: tuple[int, int] | None = None,
+        group: str = "",
+        exactly_once: bool = False,
     ) -> None:
-        """decode, decode_key: of values and keys; None: they are bytes. fence: as `Fetched.fence`.
+        """decode, decode_key: of values and keys; None: they are bytes. fence: as `Fetched.fence`. group: that acquired
+        it; empty: named as the agent. exactly_once: its outputs are settled with it.
 
         origins: for records of a retry topic, by their offsets in it; all from one partition, `topic`'s. unread:
         instead of records.
         """
         first = next(iter(origins.values())) if origins else None
         self.agent = agent
+        self.group = group or agent
         self.topic = topic
         self.tp = tp
         """Where it was acquired; `topic`, `topic_id` and `partition` are where it comes from."""
@@ -116,12 +126,17 @@ class Chunk:
         self.decode = decode
         self.decode_key = decode_key
         self.fence = fence
+        self.exactly_once = exactly_once
+        self.order: KeyOrder | None = None
+        """What orders its records; None: nothing does."""
         self.records = [record for raws, _ in records for record in raws]
         self.records.reverse()
         self.chains: Chains | None = None
         """What waits for a record before it; None: nothing does."""
         self.accepted: list[int] = []
-        self.others: list[tuple[DecodedRecord, Outcome]] = []
+        self.others: list[tuple[DecodedRecord | RawRecord, Outcome]] = []
+        self.sends: dict[int, list[ProducerRecord]] = {}
+        """What handlers at work have sent by their deliveries, by offset: it goes out when they end in an accept."""
         self.plain_bytes = 0
         """Of the batches that `records` were read from, without compression."""
         self.deadline = deadline
@@ -133,6 +148,8 @@ class Chunk:
         self.remaining = len(self.records)
         self.settled: list[int] = []
         self.lost: set[int] = set()
+        self.settling: set[int] = set()
+        """Offsets on their way with their outputs: whoever leads keeps them until that is decided."""
         self._count = records[0][1] if records else 0
         self._unread: list[Unread] = []
         if unread is not None:
@@ -146,6 +163,7 @@ class Chunk:
 
     def keep_order(self, order: KeyOrder) -> None:
         """Of the records of each key all but the first wait from now on. For a chunk that nobody else has yet."""
+        self.order = order
         chains = Chains(self.records[::-1], order.hashes_of)
         if chains.waiting:
             self.chains = chains
@@ -239,9 +257,22 @@ class Chunk:
             raise ValueError("null")
         return raw
 
-    def whole(self, record: RawRecord) -> DecodedRecord:
+    def whole(self, record: RawRecord | DecodedRecord) -> DecodedRecord:
         """One of the chunk's records with all its fields."""
+        if isinstance(record, DecodedRecord):
+            return record
         return whole((record,), self.attempt(record.offset))[0]
+
+    @property
+    def settles_with(self) -> tuple[TopicPartition, int]:
+        """What can be settled in one step has the same."""
+        return self.tp, self.generation
+
+    def renewable(self) -> list[int]:
+        """Offsets whose locks are to be renewed, in order: not what is being settled, which cannot lapse."""
+        if not self.settling:
+            return self.unfinished()
+        return [offset for offset in self.unfinished() if offset not in self.settling]
 
     def unfinished(self) -> list[int]:
         """Offsets that are held and not settled, in order."""

@@ -9,8 +9,9 @@ from contextvars import ContextVar
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from flowshare.agents.handler.chunk import Chunk
-from flowshare.agents.handler.errors import UndecodableValue
+from flowshare.agents.handler.errors import UndecodableValue, UsageError
 from flowshare.agents.handler.retry_headers import PREFIX as RETRY_PREFIX
+from flowshare.agents.handler.send import Headers, produce
 from flowshare.agents.handler.texts import said
 from flowshare.protocol.decoding import RawRecord
 from flowshare.protocol.private import REPLAY_HEADER
@@ -74,6 +75,11 @@ class Delivery:
     def agent(self) -> str:
         """Name of the agent."""
         return self._chunk.agent
+
+    @property
+    def group(self) -> str:
+        """Name of the agent's share group."""
+        return self._chunk.group
 
     @property
     def topic(self) -> str:
@@ -147,6 +153,15 @@ class Delivery:
         return Fence(generation, self._record.offset + shift)
 
     @property
+    def order_key(self) -> bytes | None:
+        """What `order` orders this record by, as bytes: its key, or that header of `fs.Header`; fences are of it.
+
+        None: the agent has no `order`, or the record nothing to be ordered by.
+        """
+        order = self._chunk.order
+        return None if order is None else order.key_of(self._record)
+
+    @property
     def id(self) -> str:
         """`topic id:partition:offset`: the same for every attempt and for no other record; the idempotency key."""
         return f"{self._chunk.topic_id}:{self._chunk.partition}:{self._chunk.place(self._record.offset)}"
@@ -162,8 +177,48 @@ class Delivery:
             return EventualResult(done)
         return EventualResult(self._renew(self._chunk, self._record.offset))
 
+    def send(
+        self,
+        topic: Any,
+        value: Any = None,
+        *,
+        key: Any = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: float | None = None,
+    ) -> None:
+        """Produce a record if the handler ends in an accept, as a returned `fs.Send` is: confirmed before that, or with
+        `exactly_once` in one step with it. Of a handler that fails, rejects or releases nothing is sent.
+
+        topic: a topic of the app or a name; the rest as of `fs.Send`. Call it while the handler runs, on any thread.
+        Raises: Unencodable.
+        """
+        from flowshare.agents.handler.tracing import current_headers
+
+        one = produce(
+            topic,
+            value,
+            key,
+            headers=headers,
+            partition=partition,
+            timestamp=timestamp,
+            extra_headers=current_headers(),
+        )
+        self._chunk.sends.setdefault(self._record.offset, []).append(one)
+
     def __repr__(self) -> str:
         return f"<Delivery {self.topic}-{self.partition}@{self.offset} attempt {self.attempt}>"
+
+
+def refuse_outside(topic: str) -> None:
+    """What is produced by itself is no part of a settle. Raises: UsageError in a handler whose outputs are to be."""
+    held = current.get()
+    if held is not None and held[0].exactly_once:
+        raise UsageError(
+            f"agent {held[0].agent} has exactly_once=True, and what is sent to topic {topic!r} by the topic itself is "
+            f"there also when the record is handled again: return fs.Send({topic!r}, value), or call "
+            f"fs.current_delivery().send({topic!r}, value)"
+        )
 
 
 def current_delivery() -> Delivery | None:

@@ -32,6 +32,10 @@ class Unencodable(AgentError, TypeError):
     """A value cannot be turned into bytes for a topic."""
 
 
+class Overtaken(AgentError):
+    """A later delivery of a record's key has written already, so nothing of this one may be written (`fs.Once`)."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A sentence with the nearest known name, or with all of them when none is near."""
     names = sorted(known)

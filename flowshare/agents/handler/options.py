@@ -42,6 +42,7 @@ class AgentArguments(TypedDict, total=False):
     priority: str | None
     order: Any
     after_dead_letter: str
+    exactly_once: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,9 @@ class AgentOptions:
     after_dead_letter: with `order`, what becomes of a key of which a record became a dead letter. `continue`: it goes
         on. `park`: its later records follow into the dead letters unrun, in order, until `flowshare dlq replay` sends
         them all again.
+    exactly_once: outputs (what the handler returns or sends by its delivery, its dead letter) are written in one step
+        with the record's accept or reject, so that each is there once whoever is killed. Without it they are confirmed
+        before, and a crash in between repeats them.
     """
 
     group: str | None = None
@@ -93,6 +97,7 @@ class AgentOptions:
     priority: str | None = None
     order: Order = None
     after_dead_letter: str = "continue"
+    exactly_once: bool = False
 
     @classmethod
     def parse(cls, agent: str, given: Mapping[str, Any]) -> AgentOptions:
@@ -155,7 +160,7 @@ class AgentOptions:
     def chain(self) -> int:
         """Records of one key to fetch in a row; one with outputs ends a chain, as they are confirmed first, and without
         renewals the later ones would begin when their locks are nearly over."""
-        return CHAIN if self.renew and not self.sink else 1
+        return CHAIN if self.renew and not self.sink and not self.exactly_once else 1
 
     @property
     def begins_before_s(self) -> float:
@@ -235,6 +240,7 @@ _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "max_in_flight": lambda value: None if value is None else count(value, "max_in_flight"),
     "priority": _fits(lambda value: value in (None, *PRIORITIES), "priority takes 'redeliveries', 'new' or 'mixed'"),
     "order": parse_order,
+    "exactly_once": _fits(lambda value: isinstance(value, bool), "exactly_once takes True or False"),
     "after_dead_letter": _fits(
         lambda value: value in ("continue", PARK), "after_dead_letter takes 'continue' or 'park'"
     ),

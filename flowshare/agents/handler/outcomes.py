@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flowshare.agents.handler.errors import UndecodableValue
+from flowshare.agents.handler.errors import Overtaken, UndecodableValue
 from flowshare.agents.handler.retry import Seconds, seconds
-from flowshare.agents.handler.send import SendGroup
+from flowshare.agents.handler.send import ProducerRecord, SendGroup
 from flowshare.agents.handler.texts import named, said
 
 if TYPE_CHECKING:
@@ -49,16 +49,23 @@ class OutcomeKind(enum.Enum):
 class Outcome(NamedTuple):
     """One delivery's outcome, other than a plain accept. Made on the handler's side, settled on the service loop.
 
-    told: the log has it already, of another record of its batch. unrun: it was never begun.
+    told: the log has it already, of another record of its batch. unrun: it was never begun. outputs: what was returned,
+    and sent by this record's delivery. shared: what a batch returned, for all its records together.
     """
 
     kind: OutcomeKind
     error: BaseException | None = None
     reason: str = ""
     delay_s: float = 0.0
-    sends: SendGroup | None = None
+    outputs: tuple[ProducerRecord, ...] = ()
     told: bool = False
     unrun: bool = False
+    shared: SendGroup | None = None
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether something is to be produced before, or with, its acknowledgement."""
+        return bool(self.outputs) or self.shared is not None
 
 
 def given_up(result: Any) -> Release | Reject | None:
@@ -69,6 +76,8 @@ def given_up(result: Any) -> Release | Reject | None:
 
 
 CANCELLED = "the handler was cancelled"
+OVERTAKEN_DELAY_S = 1.0
+"""Should the record be this member's all the same, it comes again until the server's delivery limit; not at once."""
 
 
 def of_exception(agent: ShareAgent, error: BaseException, attempt: int, *, ending: bool = False) -> Outcome:
@@ -86,6 +95,8 @@ def _of_kind(agent: ShareAgent, error: BaseException, attempt: int, ending: bool
         return Outcome(OutcomeKind.RELEASE, None, "Release", error.delay_s)
     if isinstance(error, Reject):
         return Outcome(OutcomeKind.DEAD, None, said(error.reason))
+    if isinstance(error, Overtaken):  # never a dead letter: the record is another handler's by now
+        return Outcome(OutcomeKind.RELEASE, None, named(error), OVERTAKEN_DELAY_S)
     if isinstance(error, UndecodableValue):
         return Outcome(OutcomeKind.DEAD, error, f"undecodable: {said(error)}")
     if isinstance(error, agent.options.reject):
@@ -118,4 +129,4 @@ def of_result(agent: ShareAgent, result: Any, attempt: int, headers: tuple[tuple
         sends = agent.outputs(result, headers)
     except BaseException as error:  # noqa: BLE001 - an output that cannot be encoded is the handler's fault
         return of_exception(agent, error, attempt)
-    return Outcome(OutcomeKind.ACCEPT, sends=SendGroup(sends) if sends else None)
+    return Outcome(OutcomeKind.ACCEPT, outputs=sends)

@@ -42,11 +42,13 @@ class SendGroup:
     One group may stand behind several records (a batch's result). The mutable parts are the service loop's.
     """
 
-    __slots__ = ("error", "missing", "produces", "started", "waiting")
+    __slots__ = ("error", "missing", "produces", "records", "started", "waiting")
 
     def __init__(self, produces: tuple[ProducerRecord, ...]) -> None:
         self.produces = produces
         self.missing = len(produces)
+        self.records = 1
+        """How many records it stands behind."""
         self.started = False
         self.error: BaseException | None = None
         self.waiting: list[Callable[[BaseException | None], None]] = []

@@ -384,6 +384,10 @@ def _kind(value: Any) -> str:
     return "array" if isinstance(value, list) else type(value).__name__
 
 
+_JSON: Final = (dict, list)
+"""What is nothing else than JSON, and most of what is sent."""
+
+
 # --- encoding ---------------------------------------------------------------------------------------------------------
 
 
@@ -394,6 +398,8 @@ def encode(value: Any) -> bytes | None:
     """
     if value is None or type(value) is bytes:
         return value
+    if type(value) in _JSON:
+        return _json(value)
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, (bytearray, memoryview)):
@@ -402,6 +408,10 @@ def encode(value: Any) -> bytes | None:
         raise Unencodable(f"{value} cannot be sent: JSON has no such number; send None, or a str")
     if is_model(type(value)):
         return bytes_of(value.dumps(serializer=value._options.serializer or "json"))  # noqa: SLF001 - faust's only door
+    return _json(value)
+
+
+def _json(value: Any) -> bytes:
     try:
         return orjson.dumps(value, default=_other, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError as error:

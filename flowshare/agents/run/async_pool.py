@@ -165,7 +165,7 @@ class TaskPool(TaskBasedPool):
                 if self._failed(runner, held, error):
                     break
             else:
-                if result is None:
+                if result is None and not chunk.sends:
                     if not chunk.accepted:
                         mark(chunk)
                     chunk.accepted.append(record.offset)

@@ -81,21 +81,56 @@ class BatchPool(TaskBasedPool):
             self.queue.popleft()
         if not self.queue:
             return None
-        count = 0
+        eldest = self.queue[0]
+        if eldest.exactly_once:  # a share-partition with full batches all the time holds up no other's
+            eldest = min(self.queue, key=lambda chunk: chunk.arrived)
+        due_s = eldest.arrived + self._batch.within_s - self.clock.monotonic()
+        if due_s > 0:
+            return 0.0 if self._has_full_batch() else due_s
+        if eldest is not self.queue[0]:
+            self._bring_forward(eldest)
+        return due_s
+
+    def _has_full_batch(self) -> bool:
+        counts: dict[Any, int] = {}
         for chunk in self.queue:
-            count += self.startable(chunk)
+            apart = chunk.settles_with if chunk.exactly_once else None
+            count = counts[apart] = counts.get(apart, 0) + self.startable(chunk)
             if count >= self._batch.size:
-                return 0.0
-        return self.queue[0].arrived + self._batch.within_s - self.clock.monotonic()
+                if apart is not None and self.queue[0].settles_with != apart:
+                    self._bring_forward(chunk)
+                return True
+        return False
+
+    def _bring_forward(self, chunk: Chunk) -> None:
+        """It is next; whoever waits longer keeps its place behind it."""
+        self.queue.remove(chunk)
+        self.queue.appendleft(chunk)
 
     def startable(self, chunk: Chunk) -> int:
         """Records of this chunk that a batch could take."""
         return chunk.waiting
 
+    def next_chunk(self, taken: list[Held]) -> bool:
+        """Bring a chunk to the front that a batch with these records goes on with; whether there is one.
+
+        With exactly-once outcomes a batch's output is settled in one step with all its records: they are of one
+        share-partition.
+        """
+        if not self.queue or not taken or not taken[0][0].exactly_once:
+            return bool(self.queue)
+        wanted = taken[0][0].settles_with
+        for at, chunk in enumerate(self.queue):
+            if chunk.settles_with == wanted:
+                if at:
+                    self._bring_forward(chunk)
+                return True
+        return False
+
     def take(self) -> list[Held]:
         """The records of a batch, which are begun now."""
         taken: list[Held] = []
-        while self.queue and len(taken) < self._batch.size:
+        while len(taken) < self._batch.size and self.next_chunk(taken):
             chunk = self.queue[0]
             try:
                 taken.append((chunk, chunk.records.pop()))
@@ -177,6 +212,8 @@ class BatchPool(TaskBasedPool):
     def settle(self, held: list[Held], said: Sequence[Said], accepted: Outcome, error: BaseException | None) -> None:
         """Finish these: as the handler said of each, else with the error, else as `accepted`."""
         logged: Outcome | None = None
+        if accepted.shared is not None:
+            accepted.shared.records = sum(decided is None for decided in said) if error is None else 0
         for (chunk, record), decided in zip(held, said, strict=True):
             if decided is not None:
                 outcome = self.failed(chunk, record, decided)
@@ -194,7 +231,7 @@ class BatchPool(TaskBasedPool):
         if instead is not None:
             return _ACCEPT, instead
         sends = self.agent.outputs(result, current_headers())
-        return (Outcome(OutcomeKind.ACCEPT, sends=SendGroup(sends)) if sends else _ACCEPT), None
+        return (Outcome(OutcomeKind.ACCEPT, shared=SendGroup(sends)) if sends else _ACCEPT), None
 
 
 def _carried(call: Callable[[], Any]) -> Any:

@@ -98,8 +98,9 @@ class InOrder(Pool):
 
     def finish(self, chunk: Chunk, record: RawRecord, outcome: Outcome) -> None:
         """Record an outcome, and let the next of its key go on after a plain accept."""
+        sent = record.offset in chunk.sends
         super().finish(chunk, record, outcome)
-        if outcome.kind is OutcomeKind.ACCEPT and not outcome.sends:
+        if outcome.kind is OutcomeKind.ACCEPT and not (outcome.has_outputs or sent):
             self.go_on(chunk, record)
 
     def go_on(self, chunk: Chunk, record: RawRecord) -> None:
@@ -125,7 +126,7 @@ class OrderedTaskPool(InOrder, TaskPool):
                 raise _Lapsed
             result = await call(held)
             chains = chunk.chains
-            if result is None and chains is not None and chains.leads(record.offset):
+            if result is None and chains is not None and not chunk.sends and chains.leads(record.offset):
                 self.go_on(chunk, record)  # noted before anybody else has a turn
             return result
 
@@ -176,7 +177,7 @@ class OrderedBatchPool(InOrder, BatchPool):
     def take(self) -> list[Held]:
         """The records of a batch: behind each what follows it in its key."""
         taken: list[Held] = []
-        while self.queue and len(taken) < self._batch.size:
+        while len(taken) < self._batch.size and self.next_chunk(taken):
             chunk = self.queue[0]
             try:
                 first = chunk.records.pop()
@@ -237,7 +238,7 @@ class OrderedBatchPool(InOrder, BatchPool):
                 continue
             if one is not None or error is not None:
                 stopped.at(chunk, record)
-            elif accepted.sends is not None:
+            elif accepted.shared is not None or record.offset in chunk.sends:
                 waits[chunk, key] = record
             left.append((chunk, record))
             left_said.append(one)
@@ -276,7 +277,9 @@ class _Stopped:
         return True
 
     def withdraw(self) -> None:
-        """What was remembered goes back with the record before it."""
+        """What was remembered goes back with the record before it, and what was sent by it goes nowhere."""
         for (chunk, _), (offset, records) in self._behind.items():
             assert chunk.chains is not None
+            for record in records:
+                chunk.sends.pop(record.offset, None)
             chunk.chains.withdraw(offset, records)

@@ -48,7 +48,7 @@ HAND_OVER_S: Final = 0.005
 HAND_OVER_RECORDS: Final = 1_000
 """So many finished records are handed over at once: the next fetch may wait for the room."""
 _LOOK_S: Final = 0.001
-FinishedWork = list[tuple[Chunk, list[int], list[tuple[DecodedRecord, Outcome]]]]
+FinishedWork = list[tuple[Chunk, list[int], list[tuple[DecodedRecord | RawRecord, Outcome]]]]
 """Finished work: chunk, accepted offsets, other outcomes."""
 
 
@@ -285,11 +285,15 @@ class Pool(abc.ABC):
 
     def finish(self, chunk: Chunk, record: RawRecord, outcome: Outcome) -> None:
         """Record an outcome other than the plain accept, which the workers do themselves."""
+        if chunk.sends and (sent := chunk.sends.pop(record.offset, None)) and outcome.kind is OutcomeKind.ACCEPT:
+            outcome = outcome._replace(outputs=(*outcome.outputs, *sent))
         self.mark(chunk)
-        if outcome.kind is OutcomeKind.ACCEPT and not outcome.sends:
-            chunk.accepted.append(record.offset)
-        else:
+        if outcome.kind is not OutcomeKind.ACCEPT:
             chunk.others.append((chunk.whole(record), outcome))
+        elif outcome.has_outputs:
+            chunk.others.append((record, outcome))  # what is accepted is hardly ever asked for more than its offset
+        else:
+            chunk.accepted.append(record.offset)
 
     def value(self, chunk: Chunk, record: RawRecord) -> tuple[Any] | None:
         """The record's value as its handler gets it; None: there is none, and what becomes of the record is decided."""

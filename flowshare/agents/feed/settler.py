@@ -1,0 +1,572 @@
+"""Exactly-once outcomes: what is accepted or rejected goes to its leader in one step with its outputs (SG-19).
+
+What is settled together is a *unit*: one record and its outputs, or a batch's accepted records and its result. Units of
+one partition and number (`Key`) gather while a settle of them is under way; then all of them leave in one, within
+bounds. Invariants:
+
+1. The outputs of a unit are only ever sent with the accept (reject) of all its records, and never otherwise.
+2. A unit is in one place: it waits, is under way, or has ended. What is under way ends by its answer, once.
+3. It is sent again only after an answer that says that nothing of it was written.
+4. Each wait has an end: a unit whose outputs are refused for a reason that may pass is tried for `delivery_timeout` and
+   then goes the way of outputs that cannot be produced.
+5. What is under way is not renewed (its leader keeps it); what waits is.
+
+    state      event                                              next
+    waits      its key has nothing under way, its time has come   under way
+    waits      one of its records is lost                         ended: the others go back
+    under way  written                                            ended: accepted (dead-lettered)
+    under way  some of its records are not held any more          ended: lost; the others of a batch go back
+    under way  nothing written, for another unit's sake           waits
+    under way  its topic is not known there                       waits for it to be looked up, once; then failed
+    under way  a batch with its records is too large              waits for smaller ones; alone in it: failed
+    under way  an output with its records is refused              waits to be settled alone; alone already: failed
+    under way  the server cannot do it now                        waits, longer each time; after its time: failed
+    under way  no answer, or its outcome is not known             ended: unknown; it comes again if it was not written
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from flowshare.agents.feed.acknowledgements import ACCEPT, LOST, NOT_DONE, AckRange, Key
+from flowshare.agents.handler.chunk import runs
+from flowshare.client.errors import ClientError, DeliveryTimeout, RecordTooLarge, ServerError
+from flowshare.client.producer.message import Message
+from flowshare.client.producer.outputs import BATCH_BYTES, OutputBatches, OutputFor
+from flowshare.protocol.errors import ErrorCode
+from flowshare.tasks import cancelled
+
+if TYPE_CHECKING:
+    from flowshare.agents.feed.ack_sender import AckSender
+    from flowshare.agents.handler.chunk import Chunk
+    from flowshare.agents.handler.send import ProducerRecord
+    from flowshare.agents.run.stats import AgentStats
+    from flowshare.client.producer.channel import TopicPlace
+    from flowshare.client.producer.producer import Producer
+    from flowshare.client.session.member import ShareMember
+    from flowshare.client.session.ranges import AckResult
+    from flowshare.clock import Clock, TimerHandle
+    from flowshare.protocol.decoding import DecodedRecord, RawRecord
+    from flowshare.protocol.messages import AckBatch, RefusedOutput
+
+logger = logging.getLogger("flowshare.agents")
+
+SETTLE_RECORDS_MAX: Final = 5_000
+RECORDS_MAX: Final = 50_000
+"""Records that handlers have ended and that are not settled."""
+SETTLE_BYTES_MAX: Final = 1024 * 1024
+"""Of the outputs of one settle; a single unit may have more."""
+UNIT_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Of the outputs of one unit: they cross the socket, and are written, in one piece."""
+PLACES_MAX: Final = 4_000
+"""Outputs of one settle; one unit has no more partitions than that."""
+BATCH_BYTES_MIN: Final = 1_024
+"""A batch that is refused though it is no larger is not made smaller: each of its owners is settled alone."""
+BACKOFF_FIRST_S: Final = 0.05
+BACKOFF_MAX_S: Final = 5.0
+TWICE: Final = "its lock had lapsed, and the record was acquired again before its outputs were written"
+GONE: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
+
+Records = Sequence[tuple["Chunk", "DecodedRecord | RawRecord"]]
+
+
+class Ending(NamedTuple):
+    """How units end. failed: called when their outputs cannot be written, with the records and why; it decides then.
+    given_back: called instead when some of the records are lost, with those that are not. done: when it is written."""
+
+    types: bytes
+    counter: str
+    failed: Callable[[Records, BaseException], None]
+    given_back: Callable[[Records], object]
+    done: Callable[[], object] | None = None
+    reason: str = ""
+    unrun: bool = False
+
+
+class Trouble:
+    """What a unit has been through. alone: it is settled by itself. looked_up: its topics were looked up anew."""
+
+    __slots__ = ("alone", "due_s", "looked_up", "tries")
+
+    def __init__(self) -> None:
+        self.alone = False
+        self.looked_up = False
+        self.tries = 0
+        self.due_s = 0.0
+
+
+class Unit:
+    """What is settled together. until_s: until then it is tried."""
+
+    __slots__ = ("ending", "outputs", "records", "trouble", "until_s")
+
+    def __init__(self, records: Records, outputs: Sequence[ProducerRecord], ending: Ending) -> None:
+        self.records = records
+        self.outputs = outputs
+        self.ending = ending
+        self.until_s = 0.0
+        self.trouble: Trouble | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is settled by itself."""
+        return self.trouble is not None and self.trouble.alone
+
+    def in_trouble(self) -> Trouble:
+        """What it has been through, from now on."""
+        self.trouble = self.trouble or Trouble()
+        return self.trouble
+
+    @property
+    def key(self) -> Key:
+        """Where it is settled."""
+        return self.records[0][0].settles_with
+
+    def has_lost(self) -> bool:
+        """Whether one of its records is others' by now."""
+        for chunk, record in self.records:  # noqa: SIM110 - as a generator it takes a tenth of all that settling does
+            if chunk.lost and record.offset in chunk.lost:
+                return True
+        return False
+
+    def offsets(self) -> Iterable[int]:
+        """Of all its records."""
+        return (record.offset for _, record in self.records)
+
+
+class _Waiting:
+    """What waits of one key. Under way: at most one settle."""
+
+    __slots__ = ("under_way", "units")
+
+    def __init__(self) -> None:
+        self.units: deque[Unit] = deque()
+        self.under_way = False
+
+
+Built = list[OutputFor[Unit]]
+Decided = Callable[["Chunk", "Sequence[DecodedRecord | RawRecord]", str], None]
+
+
+class Settler:
+    """Settles the units of one agent; on the service loop."""
+
+    def __init__(
+        self,
+        agent: str,
+        *,
+        clock: Clock,
+        producer: Producer,
+        acks: AckSender,
+        stats: AgentStats,
+        on_decided: Decided,
+    ) -> None:
+        """on_decided: called with the records of units that have ended, before their outcome is counted."""
+        self._agent = agent
+        self._clock = clock
+        self._producer = producer
+        self._acks = acks
+        self._stats = stats
+        self._on_decided = on_decided
+        self._member: ShareMember | None = None
+        self._waiting: dict[Key, _Waiting] = {}
+        self._batch_bytes: dict[str, int] = {}
+        self._settles = 0
+        self.records = 0
+        """Of the units that have not ended: no handler waits for these."""
+        self._bytes = 0
+        self._turn_due = False
+        self._timer: TimerHandle | None = None
+        self._lookups: dict[str, asyncio.Task[None]] = {}
+        self._stopped = False
+
+    def start(self, member: ShareMember) -> None:
+        """Settle over this member."""
+        self._member = member
+        self._soon()
+
+    async def stop(self) -> None:
+        """End; what waits is left to the closing of the session."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await cancelled(*self._lookups.values())
+
+    @property
+    def full(self) -> bool:
+        """Whether so much has not ended that nothing more is to be fetched."""
+        return self.records >= RECORDS_MAX or self._bytes >= self._producer.settings.buffer_memory
+
+    def add(self, unit: Unit) -> None:
+        """Settle this; what else comes in this turn of the loop goes with it."""
+        self._count(unit, 1)
+        unit.until_s = self._clock.monotonic() + self._producer.settings.delivery_timeout
+        self._at(unit.key).units.append(unit)
+        self._soon()
+
+    def _count(self, unit: Unit, sign: int) -> None:
+        self.records += sign * len(unit.records)
+        self._bytes += sign * sum([len(one.value) for one in unit.outputs if one.value is not None])
+
+    def _at(self, key: Key) -> _Waiting:
+        found = self._waiting.get(key)
+        if found is None:
+            found = self._waiting[key] = _Waiting()
+        return found
+
+    def _soon(self) -> None:
+        if not self._turn_due and self._member is not None and not self._stopped:
+            self._turn_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        if self._stopped:
+            return
+        due_s: float | None = None
+        for key, waiting in list(self._waiting.items()):
+            if waiting.under_way:
+                continue
+            if not waiting.units:
+                del self._waiting[key]
+                continue
+            later_s = self._begin(key, waiting)
+            if later_s is not None:
+                due_s = later_s if due_s is None else min(due_s, later_s)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due_s is not None:
+            self._timer = self._clock.call_later(max(0.0, due_s - self._clock.monotonic()), self._soon)
+
+    # --- sending ------------------------------------------------------------------------------------------------
+
+    def _begin(self, key: Key, waiting: _Waiting) -> float | None:
+        """Send what can be; when there is something to send next, if that is known."""
+        batches = OutputBatches[Unit](
+            _Known(self._producer),
+            settings=self._producer.settings,
+            batch_bytes=self._batch_bytes,
+            now_ms=self._clock.now_ms(),
+            spread=self._settles,
+        )
+        units, due_s = self._pick(waiting, batches)
+        if not units:
+            return due_s
+        offsets = sorted([record.offset for unit in units for _, record in unit.records])
+        if len(set(offsets)) < len(offsets):
+            self._blame(units, ClientError(TWICE), waiting)
+            self._soon()
+            return None
+        self._settles += 1
+        built = batches.build()
+        acks = self._acks_of(units, offsets)
+        for unit in units:
+            for chunk, record in unit.records:
+                chunk.settling.add(record.offset)
+        waiting.under_way = True
+        told = partial(self._told, key, units, built, acks)
+        assert self._member is not None
+        self._stats.acknowledgements += 1
+        outputs = [one.output for one in built]
+        batches_of = _batches_of(acks)
+        try:
+            self._member.begin_settle(key[0], batches_of, outputs, told, generation=key[1])
+        except Exception as error:
+            logger.exception("agent=%s: a settle could not be sent", self._agent)
+            self._over(waiting, units)
+            self._blame(units, ClientError(f"a settle could not be sent: {error!r}"), waiting)
+            self._soon()
+        return None
+
+    def _pick(self, waiting: _Waiting, batches: OutputBatches[Unit]) -> tuple[list[Unit], float | None]:
+        """Units that are sent now, their outputs packed; when the next one is due, where none can be."""
+        now_s = self._clock.monotonic()
+        units: list[Unit] = []
+        later: list[Unit] = []
+        due_s: float | None = None
+        records = 0
+        topics: set[str] = set()
+        while waiting.units:
+            unit = waiting.units.popleft()
+            if unit.has_lost():
+                self._lost(unit, ())
+                continue
+            if unit.trouble is not None and unit.trouble.due_s > now_s:
+                later.append(unit)
+                due_s = unit.trouble.due_s if due_s is None else min(due_s, unit.trouble.due_s)
+                continue
+            if not self._know(unit, topics):
+                later.append(unit)
+                continue
+            full = records + len(unit.records) > SETTLE_RECORDS_MAX or batches.count + len(unit.outputs) > PLACES_MAX
+            if units and (unit.alone or units[0].alone or full or batches.bytes >= SETTLE_BYTES_MAX):
+                waiting.units.appendleft(unit)
+                break
+            if self._packed(unit, batches):
+                units.append(unit)
+                records += len(unit.records)
+        waiting.units.extendleft(reversed(later))
+        return units, due_s
+
+    def _packed(self, unit: Unit, batches: OutputBatches[Unit]) -> bool:
+        """Whether its outputs are among the batches; else they cannot be, and it has failed."""
+        try:
+            sized = [(one.topic, message := _message(one), batches.check(one.topic, message)) for one in unit.outputs]
+            size = sum(size for _, _, size in sized)
+            if size > UNIT_BYTES_MAX or len(sized) > PLACES_MAX:
+                raise RecordTooLarge(
+                    f"{len(sized)} outputs of {size} bytes are more than are settled in one step ({PLACES_MAX}, "
+                    f"{UNIT_BYTES_MAX} bytes): send less for one record, or make batches smaller"
+                )
+            for topic, message, one_size in sized:
+                batches.add(unit, topic, message, one_size)
+        except (ClientError, TypeError) as error:
+            self._failed(unit, error)
+            return False
+        return True
+
+    def _know(self, unit: Unit, known: set[str]) -> bool:
+        """Whether all of its topics are known; those that are not are looked up. known: topics that were found to be,
+        grows."""
+        unknown: set[str] = set()
+        for one in unit.outputs:
+            if one.topic not in known:
+                (unknown if self._producer.known_topic(one.topic) is None else known).add(one.topic)
+        for topic in unknown:
+            if topic not in self._lookups:
+                task = asyncio.create_task(self._look_up(topic), name=f"topic {topic} of {self._agent}")
+                self._lookups[topic] = task
+        return not unknown
+
+    async def _look_up(self, topic: str) -> None:
+        error: BaseException | None = None
+        try:
+            await self._producer.topic(topic)
+        except (ClientError, OSError) as caught:
+            error = caught
+        finally:
+            del self._lookups[topic]
+        if error is not None:
+            for waiting in list(self._waiting.values()):
+                units, waiting.units = waiting.units, deque[Unit]()
+                for unit in units:
+                    if any(one.topic == topic for one in unit.outputs):
+                        self._failed(unit, error)
+                    else:
+                        waiting.units.append(unit)
+        self._soon()
+
+    def _acks_of(self, units: list[Unit], offsets: list[int]) -> list[AckRange]:
+        """What is said of all of them, ascending, neighbours with the same to say as one. offsets: theirs, sorted."""
+        if all(unit.ending is units[0].ending for unit in units) and units[0].records[0][0].fence is None:
+            ending = units[0].ending
+            return [
+                AckRange(first, last, ending.types, 0, ending.unrun, ending.counter) for first, last in runs(offsets)
+            ]
+        said: list[tuple[int, bytes, bool, str, int]] = []
+        for unit in units:
+            ending = unit.ending
+            for chunk, record in unit.records:
+                attempt = 0 if chunk.fence is None else _attempt_of(chunk, record.offset)
+                said.append((record.offset, ending.types, ending.unrun, ending.counter, attempt))
+        said.sort()
+        acks: list[AckRange] = []
+        last: tuple[bytes, bool, str, int] | None = None
+        first = before = -1
+        for offset, *what in said:
+            same = tuple(what)
+            if same == last and offset == before + 1:
+                before = offset
+                continue
+            if last is not None:
+                acks.append(AckRange(first, before, last[0], 0, last[1], last[2], last[3]))
+            last, first, before = same, offset, offset  # type: ignore[assignment]
+        if last is not None:
+            acks.append(AckRange(first, before, last[0], 0, last[1], last[2], last[3]))
+        return acks
+
+    # --- answers ------------------------------------------------------------------------------------------------
+
+    def _told(self, key: Key, units: list[Unit], built: Built, acks: list[AckRange], results: list[AckResult]) -> None:
+        """What became of a settle. Must not raise."""
+        waiting = self._at(key)
+        self._over(waiting, units)
+        [result] = results
+        code = result.error
+        if code is ErrorCode.NONE:
+            self._written(units, acks, result)
+        elif code is ErrorCode.INVALID_RECORD_STATE:
+            self._not_held(units, acks, result, waiting)
+        elif result.outputs:
+            self._refused(units, built, result.outputs, waiting)
+        elif code in NOT_DONE:
+            error = ServerError(code, result.message, about=f"settling {result.topic}-{result.partition}")
+            self._back_off(units, error, waiting)
+        elif code is ErrorCode.NETWORK_EXCEPTION or code is ErrorCode.UNKNOWN_SERVER_ERROR or code in LOST:
+            self._ended(units, acks, result)
+        else:
+            error = ServerError(code, result.message, about=f"settling {result.topic}-{result.partition}")
+            self._blame(units, error, waiting)
+        self._soon()
+
+    def _over(self, waiting: _Waiting, units: list[Unit]) -> None:
+        waiting.under_way = False
+        for unit in units:
+            for chunk, record in unit.records:
+                chunk.settling.discard(record.offset)
+
+    def _written(self, units: list[Unit], acks: list[AckRange], result: AckResult) -> None:
+        for unit in units:
+            if unit.ending.types == ACCEPT:
+                self._stats.sent += len(unit.outputs)
+            if unit.ending.done is not None:
+                unit.ending.done()
+        self._ended(units, acks, result)
+
+    def _ended(self, units: list[Unit], acks: list[AckRange], result: AckResult) -> None:
+        """They have their outcome; it counts as what it is."""
+        ended: dict[tuple[Chunk, str], list[DecodedRecord | RawRecord]] = {}
+        for unit in units:
+            self._count(unit, -1)
+            for chunk, record in unit.records:
+                ended.setdefault((chunk, unit.ending.reason), []).append(record)
+        for (chunk, reason), records in ended.items():
+            self._on_decided(chunk, records, reason)
+        self._acks.count(acks, result._replace(refused=(), outputs=()))
+
+    def _not_held(self, units: list[Unit], acks: list[AckRange], result: AckResult, waiting: _Waiting) -> None:
+        """Nothing was written, as some of it was not this member's."""
+        refused = result.refused or tuple((ack.first, ack.last) for ack in acks)
+        gone = {offset for first, last in refused for offset in range(first, last + 1)}
+        left = [unit for unit in units if gone.isdisjoint(unit.offsets())]
+        for unit in units:
+            if not gone.isdisjoint(unit.offsets()):
+                self._lost(unit, gone, result)
+        if len(left) == len(units):  # it says something else than what was asked: no second time
+            self._ended(units, acks, result)
+            return
+        waiting.units.extendleft(reversed(left))
+
+    def _lost(self, unit: Unit, gone: Iterable[int], result: AckResult | None = None) -> None:
+        """Some of its records are others' by now: what a batch made of all of them is void, and the rest goes back."""
+        self._count(unit, -1)
+        offsets, ending = set(gone), unit.ending
+        kept: list[tuple[Chunk, DecodedRecord | RawRecord]] = []
+        for chunk, record in unit.records:
+            if record.offset not in offsets and record.offset not in chunk.lost:
+                kept.append((chunk, record))
+                continue
+            known = record.offset in chunk.lost
+            self._on_decided(chunk, [record], ending.reason)
+            if result is not None and not known:
+                attempt = _attempt_of(chunk, record.offset)
+                ack = AckRange(record.offset, record.offset, ending.types, 0, ending.unrun, ending.counter, attempt)
+                self._acks.count([ack], result._replace(refused=(), outputs=()))
+        if kept:
+            ending.given_back(kept)
+
+    def _refused(self, units: list[Unit], built: Built, refused: Sequence[RefusedOutput], waiting: _Waiting) -> None:
+        """Nothing was written, as some outputs cannot be: those who sent them are looked into, the others go again."""
+        first: dict[Unit, tuple[OutputFor[Unit], ServerError]] = {}
+        for one in refused:
+            if 0 <= one.place < len(built):
+                output = built[one.place]
+                error = ServerError(one.error, one.message, about=f"an output for {output.output.topic}")
+                for unit in output.owners:
+                    first.setdefault(unit, (output, error))
+        if not first:
+            self._blame(units, ServerError(ErrorCode.INVALID_REQUEST, "outputs were refused, none is named"), waiting)
+            return
+        again = [unit for unit in units if unit not in first]
+        for unit, (output, error) in first.items():
+            if self._goes_again(unit, output, error):
+                again.append(unit)
+        order = {unit: at for at, unit in enumerate(units)}
+        waiting.units.extendleft(sorted(again, key=order.__getitem__, reverse=True))
+
+    def _goes_again(self, unit: Unit, output: OutputFor[Unit], error: ServerError) -> bool:
+        """Whether a unit of which an output was refused is tried once more; else it has failed."""
+        topic = output.output.topic
+        if error.code in NOT_DONE:
+            return self._waits(unit, error)
+        if error.code in GONE:
+            self._producer.forget_topic(topic)
+            trouble = unit.in_trouble()
+            again, trouble.looked_up = not trouble.looked_up, True
+        elif error.code in TOO_LARGE and output.records > 1 and len(output.output.records) > BATCH_BYTES_MIN:
+            smaller = len(output.output.records) // 2  # by the batch, not once for each of its owners
+            self._batch_bytes[topic] = min(smaller, self._batch_bytes.get(topic, BATCH_BYTES))
+            again = True
+        else:
+            trouble = unit.in_trouble()
+            again, trouble.alone = not trouble.alone and len(output.owners) > 1, True
+        if not again:
+            self._failed(unit, error)
+        return again
+
+    def _waits(self, unit: Unit, error: BaseException) -> bool:
+        """Whether it is tried again later; else its time is over, and it has failed."""
+        now_s = self._clock.monotonic()
+        if now_s >= unit.until_s:
+            self._failed(unit, DeliveryTimeout(f"outputs could not be written in time: {error}"))
+            return False
+        trouble = unit.in_trouble()
+        trouble.tries += 1
+        trouble.due_s = now_s + min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(trouble.tries - 1, 10))
+        return True
+
+    def _back_off(self, units: list[Unit], error: BaseException, waiting: _Waiting) -> None:
+        waiting.units.extendleft(reversed([unit for unit in units if self._waits(unit, error)]))
+
+    def _blame(self, units: list[Unit], error: ClientError, waiting: _Waiting) -> None:
+        """A settle was refused, or could not be sent, for no output of its own: each unit by itself, then it has
+        failed."""
+        if len(units) == 1:
+            self._failed(units[0], error)
+            return
+        for unit in units:
+            unit.in_trouble().alone = True
+        waiting.units.extendleft(reversed(units))
+
+    def _failed(self, unit: Unit, error: BaseException) -> None:
+        self._count(unit, -1)
+        try:
+            unit.ending.failed(unit.records, error)
+        except Exception:
+            logger.exception("agent=%s: what follows a failed output failed", self._agent)
+
+
+class _Known(dict[str, "TopicPlace"]):
+    """Topics as the producer knows them; asked for those only that it does."""
+
+    def __init__(self, producer: Producer) -> None:
+        super().__init__()
+        self._producer = producer
+
+    def __missing__(self, topic: str) -> TopicPlace:
+        place = self._producer.known_topic(topic)
+        if place is None:
+            raise ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, about=f"topic {topic}")
+        self[topic] = place
+        return place
+
+
+def _attempt_of(chunk: Chunk, offset: int) -> int:
+    """What an acknowledgement says of it."""
+    [(attempt, _)] = chunk.counted([offset])
+    return attempt
+
+
+def _message(one: ProducerRecord) -> Message:
+    return Message(one.value, one.key, one.headers, one.timestamp, one.partition)
+
+
+def _batches_of(acks: list[AckRange]) -> list[AckBatch]:
+    return [ack.batch() for ack in acks]
