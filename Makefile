@@ -61,10 +61,11 @@ mutants: setup  ## plants known bugs one at a time; each must be caught
 	@$(BIN)/python -m tests.client.session.mutants
 
 bench: setup  ## figures, printed
-	@for b in core server log agent order beyond; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+	@for b in core server log agent order beyond once; do $(BIN)/python benchmarks/$$b.py || exit 1; done
 
-bench-peers: setup  ## figures beside other clients on a real Kafka, which it starts; needs Java and Maven, 40 minutes
+bench-peers: setup  ## figures beside other clients on a real Kafka, which it starts; needs Java and Maven, 60 minutes
 	@for b in peers native latency; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+	@$(BIN)/python benchmarks/once.py --on workers
 
 bench-scale: setup  ## fleets of up to 1,000 workers on virtual time: balance, moves, requests, bytes (docs/scale.md)
 	@$(BIN)/python benchmarks/fleet_scale.py
@@ -73,6 +74,8 @@ chaos: setup  ## faults of all kinds under load, judged from outside: embedded, 
 	@$(BIN)/python benchmarks/chaos.py --kills 20
 	@$(BIN)/python -m tests.chaos.run --runs $(or $(RUNS),20) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.order --runs $(or $(RUNS),20) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.chaos.order --once --runs $(or $(ONCE_RUNS),3) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.chaos.once --kills $(or $(KILLS),5) --records $(or $(RECORDS),50000) --step-kills 2 --step-records 8000 $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.failover
 	@$(BIN)/python -m tests.chaos.spark $(if $(SEED),--seed $(SEED))
 

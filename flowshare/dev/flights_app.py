@@ -56,6 +56,7 @@ delays = app.topic("flights.delays", value_type=Delay)
     concurrency=64,
     retry=fs.Retry(max_attempts=5, delay=fs.exponential(0.5, cap=5, jitter=True), on=(TimeoutError,)),
     sink=[delays],
+    exactly_once=True,
 )
 async def classify(flight: Flight, delivery: fs.Delivery) -> Delay:
     """Say how late a flight left; one that never left is rejected, so it ends in the dead letters."""
@@ -86,7 +87,8 @@ async def classify(flight: Flight, delivery: fs.Delivery) -> Delay:
 def by_hour(delays: DataFrame) -> DataFrame:
     """Per carrier and hour: flights, mean and 90th percentile of the delay, share of late departures.
 
-    A result can be there twice (at least once), so flights are collected by id before they are counted.
+    Flights are collected by id before they are counted: so one is counted once also where the agent above has no
+    exactly_once, and a result can be there twice.
     """
     delays.createOrReplaceTempView("delays")
     return delays.sparkSession.sql(

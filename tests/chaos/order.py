@@ -1,12 +1,14 @@
 """Chaos of groups in order by key: workers as processes, faults by seed, judged by their handlers' own journals.
 
     python -m tests.chaos.order [--backend embedded|workers] [--seed N] [--runs 1] [--records 50000] [--keep FOLDER]
+                                [--once [exactly_once|at_least_once]]
 
 Each run has a topic, a group and three workers of its own, on one embedded path or as a fleet on a real Kafka. A third
 of the records is there when they begin, the rest comes while every kind of fault is done once, in an order of the
 seed's, and then more of them until nearly all have ended. One attempt in ten fails and is tried again soon, one record
 in twenty is planned for the dead letters, one in twenty has no key. What is judged, and what a journal can prove, is in
-`tests.chaos.order_judge`. Exit code 0: no run had a violation.
+`tests.chaos.order_judge`. With --once the agents have outputs, which are read when all has come to rest and judged by
+`tests.chaos.once_judge`. Exit code 0: no run had a violation.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from tests.chaos.cluster import MortalKafka
 from tests.chaos.faults import Faults, PathFaults, ProcessFaults
 from tests.chaos.judge import Fault
 from tests.chaos.leadership import Leadership
-from tests.chaos.order_journal import NO_KEY, NUMBER_SIZE, STILL, OrderJournals, keys_of, poisoned
+from tests.chaos.once_judge import AT_LEAST_ONCE, EXACTLY_ONCE, OnceVerdict, Planned, judge_outputs, output_topics
+from tests.chaos.once_reader import letters_in, outputs_in
+from tests.chaos.order_journal import NO_KEY, NUMBER_SIZE, STILL, OrderJournals, fails, keys_of, poisoned
 from tests.chaos.order_judge import STILL_PART, Verdict, judge, turns_in
 from tests.chaos.order_judge import Processes as Known
 from tests.chaos.proxy import Wires
-from tests.chaos.traffic import Feed, lag, values_in
+from tests.chaos.traffic import Feed, lag, make_topics, values_in
 from tests.chaos.workers import STOP_S, Process, Processes, Workers
 
 PLACES = 5
@@ -41,6 +45,7 @@ WORKERS = 3
 SLOTS = 8
 APP = "tests.chaos.order_app:app"
 PROGRESS_S = 60.0
+OUTPUT_PARTITIONS = 4
 FINISH_S = 300.0
 FAULTS_PART = 0.5
 """Of the records, or until every kind was done: what follows is to show that all of it ends. A seed more shows more
@@ -99,6 +104,8 @@ class Plan:
     kinds: tuple[str, ...] = ()
     more: bool = True
     """Whether further faults follow until nearly all records have ended."""
+    once: str = ""
+    """What the agents promise of their outputs; empty: they have none."""
 
 
 class Run:
@@ -121,6 +128,7 @@ class Run:
             "SHORT_S": str(min(0.05, plan.load_s * 24 / plan.records)),
             "LONG": str(min(0.01, 500 / plan.records)),
             "LONG_S": "2",
+            "ONCE": plan.once,
         }
         self.workers: Processes
         self.leadership: Leadership | None = None
@@ -163,6 +171,8 @@ class Run:
             self.leadership.start()
         try:
             self.feed.make_topic(self.plan.partitions)
+            if self.plan.once:
+                make_topics(self.url, output_topics(self.topic), OUTPUT_PARTITIONS)
             self.feed.up_to = self.plan.records // 3
             self.feed.start()
             _wait(lambda: self._fed() and self.feed.sent >= self.feed.up_to, PROGRESS_S, "the first records are sent")
@@ -257,16 +267,38 @@ class Run:
         self.faults += self._leaderless()
         processes = Known(self.faults, lock_s=plan.lock_s, ended={**ended, **self.guests_ended})
         turns = turns_in(self.journals.lines(), processes)
-        values = values_in(self.url, f"{self.topic}.work.dlq")
+        letters = self._letters()
         found = judge(
             turns,
             processes,
             records=plan.records,
             rejected=lambda number: poisoned(plan.seed, number),
-            letters=[int((value or b"-1")[:NUMBER_SIZE]) for value in values],
+            letters=letters,
         )
-        self._print(found, len(values))
-        return found.violations + (self.left != 0)
+        self._print(found, len(letters))
+        return found.violations + (self.left != 0) + self._outputs(letters)
+
+    def _letters(self) -> list[int]:
+        """Ids in the dead letters."""
+        topic = f"{self.topic}.work.dlq"
+        if self.plan.once:
+            return letters_in(self.url, topic)
+        return [int((value or b"-1")[:NUMBER_SIZE]) for value in values_in(self.url, topic)]
+
+    def _outputs(self, letters: Sequence[int]) -> int:
+        """Print what came of the outputs; the number of violations."""
+        plan = self.plan
+        if not plan.once:
+            return 0
+        planned = Planned(plan.records, lambda number: poisoned(plan.seed, number), lambda *one: fails(plan.seed, *one))
+        topics = {topic: outputs_in(self.url, topic) for topic in output_topics(self.topic)}
+        found = judge_outputs(topics, letters, planned, ordered=True)
+        print(f"outputs {plan.once}  " + "  ".join(f"{len(placed)} in {topic}" for topic, placed in topics.items()))
+        print(f"{found}  violations {found.violations}", flush=True)
+        for name in OnceVerdict.NAMES:
+            for one in getattr(found, name)[:SHOWN]:
+                print(f"  {name}: {one}")
+        return found.violations
 
     def _leaderless(self) -> list[Fault]:
         """The times in which nobody's accepts were settled and nobody's locks renewed for so long that some lapsed."""
@@ -356,11 +388,19 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=50_000)
     parser.add_argument("--kinds", default="", help="Kinds of faults, separated by commas; all without it.")
     parser.add_argument("--keep", type=Path, help="Where logs and journals stay.")
+    parser.add_argument("--once", nargs="?", const=EXACTLY_ONCE, default="", choices=[EXACTLY_ONCE, AT_LEAST_ONCE])
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     kinds = tuple(options.kinds.split(",")) if options.kinds else ()
     plans = [
-        Plan(seed=seed + number, backend=backend, records=options.records, kinds=kinds, more=not kinds)
+        Plan(
+            seed=seed + number,
+            backend=backend,
+            records=options.records,
+            kinds=kinds,
+            more=not kinds,
+            once=options.once,
+        )
         for backend in ([options.backend] if options.backend else ["embedded", "workers"])
         for number in range(options.runs)
     ]

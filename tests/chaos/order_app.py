@@ -1,4 +1,7 @@
-"""The app of the workers in `tests.chaos.order`, whose handlers write what they do before they do it.
+"""The app of the workers in `tests.chaos.order` and `.once`, whose handlers write what they do before they do it.
+
+With ONCE its agent has outputs: one that is sent by the delivery as soon as the handler begins, so that attempts that
+fail, reject or are cancelled have sent something, and one that is returned.
 
 `python -m tests.chaos.order_app SECONDS`: members of the same group that join and leave, one each 0 to 500 ms.
 """
@@ -14,8 +17,11 @@ import sys
 import threading
 import time
 from contextlib import AsyncExitStack
+from typing import Any
 
 import flowshare as fs
+from tests.chaos import once_steps
+from tests.chaos.once_judge import EXACTLY_ONCE, Output, output_topics
 from tests.chaos.order_journal import (
     ACCEPTED,
     BEGUN,
@@ -34,9 +40,12 @@ from tests.chaos.order_journal import (
 ENV = os.environ.get
 TOPIC, SEED, HANDLERS = ENV("TOPIC", "orders"), int(ENV("SEED", "0")), ENV("HANDLERS", "tasks")
 SHORT_S, LONG, LONG_S = float(ENV("SHORT_S", "0")), float(ENV("LONG", "0")), float(ENV("LONG_S", "1"))
+ONCE = ENV("ONCE", "")
+"""What the agent promises of its outputs; empty: it has none."""
+RETURNED, SENT = output_topics(TOPIC)
 AT_ONCE = 0.3
 """So many return without ever waiting."""
-ATTEMPTS = 15
+ATTEMPTS = int(ENV("ATTEMPTS", "15"))
 STILL_S = 0.3
 PULSE_S = 0.05
 MEMBERS_MAX = 4
@@ -101,10 +110,25 @@ def ends(number: int, attempt: int) -> Exception | None:
     return fs.Reject("planned") if poisoned(SEED, number) else None
 
 
-async def work(value: bytes, delivery: fs.Delivery) -> None:
+def outputs(delivery: fs.Delivery, number: int) -> Any:
+    """Send one output, and return what the handler is to return for the other; None without ONCE."""
+    if not ONCE:
+        return None
+    key = delivery.key
+    told = Output(number, delivery.attempt, delivery.partition, delivery.offset, NO_KEY if key is None else int(key))
+    value = told.encode()
+    sender: Any = fs.current_delivery()
+    if not hasattr(sender, "send"):
+        return [fs.Send(RETURNED, value), fs.Send(SENT, value, key=key)]
+    sender.send(SENT, value, key=key)
+    return value if number % 2 else fs.Send(RETURNED, value, key=key)
+
+
+async def work(value: bytes, delivery: fs.Delivery) -> Any:
     """The handler as a task."""
     number = int(value[:NUMBER_SIZE])
     note(BEGUN, delivery, number)
+    result = outputs(delivery, number)
     try:
         if length_s := takes_s():
             await asyncio.sleep(length_s)
@@ -112,15 +136,18 @@ async def work(value: bytes, delivery: fs.Delivery) -> None:
         note(CANCELLED, delivery, number)
         raise
     end(delivery, number)
+    return result
 
 
-def work_in_thread(value: bytes, delivery: fs.Delivery) -> None:
+def work_in_thread(value: bytes, delivery: fs.Delivery) -> Any:
     """The handler in a thread."""
     number = int(value[:NUMBER_SIZE])
     note(BEGUN, delivery, number)
+    result = outputs(delivery, number)
     if length_s := takes_s():
         time.sleep(length_s)
     end(delivery, number)
+    return result
 
 
 def end(delivery: fs.Delivery, number: int) -> None:
@@ -136,6 +163,9 @@ def end(delivery: fs.Delivery, number: int) -> None:
 def make(app_id: str) -> fs.App:
     """An app whose agent is a member of the group."""
     made = fs.App(app_id, broker=ENV("URL", "memory://"))
+    more: Any = {"sink": [RETURNED]} if ONCE else {}
+    if ONCE == EXACTLY_ONCE:
+        more["exactly_once"] = True
     made.share_agent(
         made.topic(TOPIC, value_type=bytes),
         group=f"{TOPIC}.work",
@@ -144,6 +174,7 @@ def make(app_id: str) -> fs.App:
         lock_duration=float(ENV("LOCK_S", "3")),
         retry=fs.Retry(max_attempts=ATTEMPTS, delay=fs.exponential(0.01, cap=0.1)),
         drain_timeout=10,
+        **more,
     )(work_in_thread if HANDLERS == "threads" else work)
     return made
 
@@ -168,6 +199,7 @@ async def come_and_go(length_s: float) -> None:
 
 logging.getLogger("flowshare.agents").addFilter(unsaid)
 threading.Thread(target=pulse, name="pulse", daemon=True).start()
+once_steps.patch()
 app = make("chaos")
 
 if __name__ == "__main__":

@@ -96,6 +96,19 @@ async def opened(url: str) -> AsyncIterator[Backend]:
         await backend.close()
 
 
+def make_topics(url: str, topics: Sequence[str], partitions: int) -> None:
+    """Returns when they are made."""
+
+    async def make() -> None:
+        async with opened(url) as backend:
+            admin = ShareAdmin(lambda: backend.connect("feed"), clock=LoopClock())
+            for topic in topics:
+                await admin.create_topic(topic, partitions=partitions)
+            await admin.close()
+
+    asyncio.run(make())
+
+
 class Feed(threading.Thread):
     """Produces messages in their order, up to where it may; each time it is allowed more, it connects anew."""
 
@@ -109,14 +122,7 @@ class Feed(threading.Thread):
 
     def make_topic(self, partitions: int) -> None:
         """Returns when it is made."""
-
-        async def make() -> None:
-            async with opened(self._url) as backend:
-                admin = ShareAdmin(lambda: backend.connect("feed"), clock=LoopClock())
-                await admin.create_topic(self._topic, partitions=partitions)
-                await admin.close()
-
-        asyncio.run(make())
+        make_topics(self._url, [self._topic], partitions)
 
     def stop(self) -> None:
         """Produce no more."""

@@ -90,10 +90,11 @@ class Server:
 
 
 class FlowshareProcess:
-    """A `flowshare serve` of its own."""
+    """A `flowshare serve` of its own. data: the directory in `folder` that it serves."""
 
-    def __init__(self, folder: Path, *, port: int = 0) -> None:
+    def __init__(self, folder: Path, *, port: int = 0, data: str = "log") -> None:
         self._folder = folder
+        self._data = folder / data
         self._log = folder / "serve.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._listen = f"127.0.0.1:{port}"
@@ -104,7 +105,7 @@ class FlowshareProcess:
         acls = self._folder / "acls"
         acls.touch()
         command = [sys.executable, "-m", "flowshare.cli", "serve", "--listen", self._listen]
-        command += ["--data", str(self._folder / "log"), "--acls", str(acls), "--super-user", "User:ANONYMOUS"]
+        command += ["--data", str(self._data), "--acls", str(acls), "--super-user", "User:ANONYMOUS"]
         command += [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
         with self._log.open("wb") as file:
             self._process = subprocess.Popen(

@@ -36,6 +36,7 @@ TOOLS = {
     "kafka-share-groups": "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
     "kafka-topics": "org.apache.kafka.tools.TopicCommand",
     "share-client": "ShareClient",
+    "committed-client": "CommittedReader",
     "transaction-client": "TransactionClient",
 }
 ANSWER_LIMIT_S = 90

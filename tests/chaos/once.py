@@ -1,0 +1,309 @@
+"""The proof that outputs are there once: whoever is killed, wherever in a settle, judged from the topics alone.
+
+    python -m tests.chaos.once [--place embedded,fleet1,fleet2] [--kills 30] [--records 200000]
+                               [--step-kills 5] [--step-records 20000] [--steps random,…] [--victims member,…]
+                               [--seed N] [--promise exactly_once|at_least_once] [--keep FOLDER]
+
+A row is a world of its own (`tests.chaos.once_world`), agents by key with two outputs of each record, a tenth of the
+attempts failing and a twentieth of the records rejected (`tests.chaos.order_app`). In the rows `random` somebody is
+killed while records are on their way, `--kills` times; in the others `--step-kills` times when a process has come to
+the named step of a settle (`tests.chaos.once_steps`), and stands there. A member, the leader (at a step: who stands
+there), the broker, or all at once. When all has come to rest, the topics are read and `tests.chaos.once_judge` says
+what is wrong. Exit code 1: something is, in any row. With at_least_once it is meant to be: that shows the judge works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flowshare.client.producer.producer import Message
+from tests.chaos import once_steps
+from tests.chaos.once_judge import (
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
+    OnceVerdict,
+    Planned,
+    judge_outputs,
+    output_topics,
+)
+from tests.chaos.once_reader import letters_in, outputs_in
+from tests.chaos.once_world import PLACES, VICTIMS, Brokers, World
+from tests.chaos.order_journal import ACCEPTED, NO_KEY, NUMBER_SIZE, REJECTED, OrderJournals, fails, keys_of, poisoned
+from tests.chaos.traffic import Feed, lag, make_topics
+
+RANDOM = "random"
+PARTITIONS, OUTPUT_PARTITIONS = 6, 4
+PER_KEY, SKEW = 200, 0.3
+PROGRESS_S, REACH_S, FINISH_S = 120.0, 60.0, 300.0
+LOOK_S = 0.02
+SHOWN = 5
+ATTEMPTS = 60
+"""A record may be in hand at each kill, and none is to end in the dead letters for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One row. step: RANDOM, or where a process stands when the victim is killed."""
+
+    place: str
+    step: str
+    victim: str
+    kills: int
+    records: int
+    seed: int
+    promise: str = EXACTLY_ONCE
+
+    @property
+    def backend(self) -> str:
+        """As `once_steps` calls it."""
+        return "embedded" if self.place == "embedded" else "workers"
+
+    @property
+    def title(self) -> str:
+        """Its name in the table."""
+        return f"{self.place:<9} {self.step:<40} {self.victim:<7}"
+
+
+@dataclass(slots=True)
+class Row:
+    """What came of a plan. trouble: what kept it from its end. again: records whose handler ended in what settles them
+    more than once: their outputs would be there twice without the promise."""
+
+    plan: Plan
+    verdict: OnceVerdict = field(default_factory=OnceVerdict)
+    kills: int = 0
+    again: int = 0
+    left: int = -1
+    seconds: float = 0.0
+    trouble: list[str] = field(default_factory=list)
+
+    @property
+    def violations(self) -> int:
+        """How many."""
+        return self.verdict.violations + (self.left != 0) + len(self.trouble)
+
+    def __str__(self) -> str:
+        counts = "".join(f"{len(getattr(self.verdict, name)):>14}" for name in OnceVerdict.NAMES)
+        begun = f"{self.plan.title}{self.kills:>6}{self.plan.records:>9}{self.again:>7}"
+        return f"{begun}{counts}{self.left:>6}{self.seconds:>7.0f}"
+
+
+HEAD = f"{'place':<9} {'step':<40} {'victim':<7}{'kills':>6}{'records':>9}{'again':>7}" + "".join(
+    f"{name.replace('_', ' '):>14}" for name in OnceVerdict.NAMES
+)
+
+
+class Proof:
+    """One row being made."""
+
+    def __init__(self, plan: Plan, folder: Path, brokers: Brokers | None) -> None:
+        self.plan = plan
+        self.row = Row(plan)
+        self.dice = random.Random(plan.seed)
+        self.topic = f"once-{uuid.uuid4().hex[:8]}"
+        self.steps = once_steps.Steps(folder / "steps")
+        environment = {
+            "TOPIC": self.topic,
+            "SEED": str(plan.seed),
+            "HANDLERS": self.dice.choice(["tasks", "threads"]),
+            "CONCURRENCY": "32",
+            "LOCK_S": "3",
+            "SHORT_S": "0.002",
+            "ATTEMPTS": str(ATTEMPTS),
+            "ONCE": plan.promise,
+        }
+        if plan.step != RANDOM:
+            environment |= {
+                "STEP": plan.step,
+                "STEP_BACKEND": plan.backend,
+                "STEP_FOLDER": str(folder / "steps"),
+            }
+        self.world = World(folder, brokers, topic=self.topic, environment=environment, dice=self.dice)
+        keys = keys_of(plan.seed, max(50, plan.records // PER_KEY), plan.records, SKEW)
+        self.feed = Feed(self.world.url, self.topic, [_message(*one) for one in enumerate(keys)])
+        self.journals = OrderJournals(self.world.workers.journals)
+
+    def go(self) -> Row:
+        """From the first record to the verdict."""
+        began = time.monotonic()
+        try:
+            self._run()
+        except AssertionError as error:
+            self.row.trouble.append(str(error))
+        finally:
+            self.world.workers.end()
+            self.feed.stop()
+        try:
+            self._judge()
+        except AssertionError as error:
+            self.row.trouble.append(str(error))
+        self.row.kills, self.row.again = self.world.killed, self._again()
+        self.row.seconds = time.monotonic() - began
+        return self.row
+
+    def _run(self) -> None:
+        plan = self.plan
+        make_topics(self.world.url, [self.topic], PARTITIONS)
+        make_topics(self.world.url, output_topics(self.topic), OUTPUT_PARTITIONS)
+        self.feed.start()
+        self.world.start()
+        piece = plan.records // (plan.kills + 1)
+        for _ in range(plan.kills):
+            self._feed(piece)
+            # Some of the piece has ended and most of it is on its way: the kill meets what is being settled.
+            self._wait_decided(len(self.journals.decided) + round(piece * self.dice.uniform(0.02, 0.4)))
+            self._hit()
+            self.world.back()
+        self._feed(plan.records)
+        self._wait(lambda: self._decided() >= plan.records, FINISH_S, "all records end")
+        self._wait(self._finished, FINISH_S, "the group has finished all records")
+        self.world.stop()
+
+    def _hit(self) -> None:
+        if self.plan.step == RANDOM:
+            self.world.hit(self.plan.victim)
+            return
+        self.steps.arm()
+        try:
+            self._wait(lambda: self.steps.reached() is not None, REACH_S, f"somebody comes to: {self.plan.step}")
+            self.world.hit(self.plan.victim, self.steps.reached())
+        finally:
+            self.steps.disarm()
+            self.steps.release()
+
+    def _feed(self, more: int) -> None:
+        self.feed.up_to = min(self.plan.records, self.feed.up_to + more)
+
+    def _decided(self) -> int:
+        assert self.feed.error is None, f"records could not be sent: {self.feed.error!r}"
+        self.journals.go_on()
+        return len(self.journals.decided)
+
+    def _wait_decided(self, count: int) -> None:
+        wanted = min(count, self.feed.up_to)
+        self._wait(lambda: self._decided() >= wanted, PROGRESS_S, f"{wanted} records end")
+
+    def _finished(self) -> bool:
+        self.row.left = lag(self.world.url, self.topic)
+        return self.row.left == 0
+
+    def _wait(self, good: Callable[[], bool], limit_s: float, what: str) -> None:
+        until = time.monotonic() + limit_s
+        while not good():
+            self.world.workers.check()
+            assert time.monotonic() < until, f"not within {limit_s:.0f} s: {what}"
+            time.sleep(LOOK_S)
+
+    def _again(self) -> int:
+        self.journals.go_on()
+        ends = Counter(line[5] for line in self.journals.lines() if line[0] in (ACCEPTED, REJECTED))
+        return sum(count > 1 for count in ends.values())
+
+    def _judge(self) -> None:
+        plan, url = self.plan, self.world.url
+        planned = Planned(plan.records, lambda number: poisoned(plan.seed, number), lambda *one: fails(plan.seed, *one))
+        topics = {topic: outputs_in(url, topic) for topic in output_topics(self.topic)}
+        letters = letters_in(url, f"{self.topic}.work.dlq")
+        self.row.verdict = judge_outputs(topics, letters, planned, ordered=True)
+
+
+def _message(number: int, key: int) -> Message:
+    return Message(b"%0*d" % (NUMBER_SIZE, number) + b"." * 90, key=None if key == NO_KEY else b"%d" % key)
+
+
+def prove(plans: Sequence[Plan], folder: Path) -> list[Row]:
+    """All rows, those of one place on the same brokers; each is printed when it is done."""
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        running: dict[str, Brokers] = {}
+        for number, plan in enumerate(plans, 1):
+            if plan.backend == "workers" and plan.place not in running:
+                brokers = running[plan.place] = Brokers(folder, 1 if plan.place == "fleet1" else 2)
+                stack.callback(brokers.end)
+                brokers.start()
+            print(f"row {number} of {len(plans)}, seed {plan.seed}: {plan.title}", flush=True)
+            place = folder / f"row-{number}"
+            place.mkdir(parents=True)
+            row = Proof(plan, place, running.get(plan.place)).go()
+            rows.append(row)
+            print(f"  {row.verdict}  again {row.again}  lag {row.left}  violations {row.violations}", flush=True)
+            for text in row.trouble:
+                print(f"  trouble: {text}", flush=True)
+            for name in OnceVerdict.NAMES:
+                for one in getattr(row.verdict, name)[:SHOWN]:
+                    print(f"  {name}: {one}", flush=True)
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    """All rows."""
+    return "\n".join([f"{HEAD}{'lag':>6}{'s':>7}", *map(str, rows)])
+
+
+def plans_of(options: argparse.Namespace, seed: int) -> list[Plan]:
+    """The rows that are asked for."""
+    plans: list[Plan] = []
+    for place in options.place:
+        backend = "embedded" if place == "embedded" else "workers"
+        for step in [RANDOM, *once_steps.steps(backend, options.promise)]:
+            if options.steps and step not in options.steps:
+                continue
+            at_random = step == RANDOM
+            plans += [
+                Plan(
+                    place=place,
+                    step=step,
+                    victim=victim,
+                    kills=options.kills if at_random else options.step_kills,
+                    records=options.records if at_random else options.step_records,
+                    seed=seed + len(plans) + number,
+                    promise=options.promise,
+                )
+                for number, victim in enumerate(VICTIMS[place])
+                if not options.victims or victim in options.victims
+            ]
+    return plans
+
+
+def _listed(text: str) -> list[str]:
+    return [one.strip() for one in text.split(",") if one.strip()]
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--place", type=_listed, default=list(PLACES))
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--records", type=int, default=200_000)
+    parser.add_argument("--step-kills", type=int, default=5)
+    parser.add_argument("--step-records", type=int, default=20_000)
+    parser.add_argument("--steps", type=_listed, default=[], help="Names, 'random' among them; all without it.")
+    parser.add_argument("--victims", type=_listed, default=[])
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--promise", choices=[EXACTLY_ONCE, AT_LEAST_ONCE], default=EXACTLY_ONCE)
+    parser.add_argument("--keep", type=Path, help="Where logs and journals stay.")
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    plans = plans_of(options, seed)
+    if not plans:
+        parser.error("no row is of that place, step and victim")
+    print(f"seed {seed}  rows {len(plans)}  {options.promise}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="flowshare-once-") as folder:
+        rows = prove(plans, options.keep or Path(folder))
+    violations = sum(row.violations for row in rows)
+    print(f"\n{table(rows)}\nseed {seed}  violations {violations}")
+    sys.exit(violations != 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Short rows of `tests.chaos.once` and a short run of `tests.chaos.order` with outputs, judged as the long ones are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import flowshare as fs
+from tests.chaos import once_steps
+from tests.chaos.once import RANDOM, Plan, Row, prove, table
+from tests.chaos.once_judge import AT_LEAST_ONCE, EXACTLY_ONCE, OnceVerdict
+from tests.chaos.once_world import ALL, BROKER, LEADER, MEMBER
+from tests.chaos.order import Plan as OrderPlan
+from tests.chaos.order import chaos
+
+SEED, RECORDS = 41, 3_000
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+feature = pytest.mark.skipif(not hasattr(fs.Delivery, "send"), reason="agents have no exactly_once here")
+
+
+def plan(place: str, step: str, victim: str, *, promise: str = EXACTLY_ONCE, kills: int = 2) -> Plan:
+    return Plan(place=place, step=step, victim=victim, kills=kills, records=RECORDS, seed=SEED, promise=promise)
+
+
+def violations(rows: list[Row]) -> dict[str, int]:
+    """By row, with what would be needed to look into it."""
+    return {f"{row.plan}: {row.trouble}": row.violations for row in rows if row.violations}
+
+
+def test_outputs_on_a_path_are_there_twice_without_the_promise_when_the_leader_dies_before_its_answer_leaves(
+    tmp_path: Path,
+) -> None:
+    (row,) = prove([plan("embedded", once_steps.ANSWER, LEADER, promise=AT_LEAST_ONCE)], tmp_path)
+
+    assert row.trouble == []
+    assert row.kills == 2
+    assert row.verdict.lost == row.verdict.of_no_accept == []
+    assert row.verdict.twice
+
+
+@feature
+@pytest.mark.parametrize("victim", [MEMBER, LEADER, ALL])
+def test_outputs_on_a_path_are_there_once_whoever_is_killed_at_any_step(tmp_path: Path, victim: str) -> None:
+    steps = [RANDOM, *once_steps.steps("embedded", EXACTLY_ONCE)]
+
+    assert violations(prove([plan("embedded", step, victim) for step in steps], tmp_path)) == {}
+
+
+@feature
+@pytest.mark.java
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize("victim", [MEMBER, LEADER, BROKER, ALL])
+def test_outputs_of_a_fleet_are_there_once_whoever_is_killed_at_any_step(tmp_path: Path, victim: str) -> None:
+    steps = [RANDOM, *once_steps.steps("workers", EXACTLY_ONCE)]
+
+    assert violations(prove([plan("fleet1", step, victim, kills=1) for step in steps], tmp_path)) == {}
+
+
+@feature
+@pytest.mark.java
+def test_outputs_of_a_fleet_on_two_brokers_are_there_once_when_one_of_them_dies(tmp_path: Path) -> None:
+    assert violations(prove([plan("fleet2", RANDOM, BROKER)], tmp_path)) == {}
+
+
+@feature
+@pytest.mark.parametrize("backend", ["embedded", pytest.param("workers", marks=pytest.mark.java)])
+def test_outputs_are_there_once_and_in_order_through_every_kind_of_fault(tmp_path: Path, backend: str) -> None:
+    one = OrderPlan(seed=SEED, backend=backend, records=6_000, more=False, once=EXACTLY_ONCE)
+
+    assert chaos([one], tmp_path) == 0, f"seed {SEED}"
+
+
+def test_the_table_has_a_line_for_each_row_and_a_row_that_did_not_come_to_its_end_is_a_violation() -> None:
+    right = Row(plan("embedded", RANDOM, LEADER), kills=2, left=0)
+    stuck = Row(plan("fleet1", once_steps.DECIDE, ALL), trouble=["it hangs"], left=7)
+    wrong = Row(plan("embedded", RANDOM, ALL), OnceVerdict(twice=["id 3 in sent"]), left=0)
+
+    assert [row.violations for row in (right, stuck, wrong)] == [0, 2, 1]
+    lines = table([right, stuck, wrong]).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert lines[2].split()[:3] == ["fleet1", "before", "decide"]
