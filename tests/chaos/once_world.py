@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from flowshare.dev.broker import DevBroker, Wanted, start
@@ -34,6 +34,7 @@ MEMBERS_ONLY = 1
 SLOTS = 8
 BACK_S = 60.0
 LOOK_S = 0.05
+REAP_S = 10.0
 
 
 class Brokers:
@@ -59,6 +60,7 @@ class Brokers:
     def start(self) -> None:
         """Raises: DevFailure."""
         self._broker = start(self._wanted, tied=True, how="jars")
+        self._children = list(self._broker.children)
         self._commands = [
             Path(f"/proc/{one.pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0") for one in self._broker.processes
         ]
@@ -70,6 +72,13 @@ class Brokers:
         self._down = list(nodes if every else nodes[-1:])
         for number in self._down:
             self._broker.processes[number].end(0)
+        self._reap({self._broker.processes[number].pid for number in self._down})
+
+    def _reap(self, pids: Collection[int]) -> None:
+        """Hear the end of those that were killed, which nobody else does."""
+        for child in [child for child in self._children if child.pid in pids]:
+            child.wait(REAP_S)
+            self._children.remove(child)
 
     def back(self) -> None:
         """Those that were killed come again. Raises: AssertionError."""
@@ -109,8 +118,7 @@ class Brokers:
         if self._broker is not None:
             for one in self._broker.processes:
                 one.end(0)
-        for child in self._children:
-            child.poll()
+        self._reap({child.pid for child in self._children})
 
 
 class Fleet(Processes):

@@ -16,7 +16,6 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from confluent_kafka import Producer
 
-import flowshare as fs
 from tests.chaos.once_judge import EXACTLY_ONCE, Output, output_topics
 from tests.chaos.once_reader import read_committed
 from tests.chaos.once_steps import OUTPUTS_WRITTEN, WRITTEN, Steps
@@ -31,7 +30,6 @@ from tests.waiting import blocking_until
 pytestmark = [
     pytest.mark.java,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not hasattr(fs.Delivery, "send"), reason="agents have no exactly_once here"),
 ]
 SEED, RECORDS = 11, 400
 PARTITIONS, OUTPUT_PARTITIONS = 4, 3
