@@ -156,14 +156,16 @@ class Completion:
         """Produce what is not on its way yet; `done` is called once, when all of it is confirmed or refused."""
         missing = [group for group in groups if not group.started or group.missing]
 
+        def ended() -> None:
+            done(next((group.error for group in groups if group.error is not None), None))
+
         def confirmed(_: BaseException | None) -> None:
             missing.pop()
             if not missing:
-                done(next((group.error for group in groups if group.error is not None), None))
+                ended()
 
         if not missing:
-            missing.append(groups[0])
-            confirmed(None)
+            ended()
             return
         for group in tuple(missing):
             group.waiting.append(confirmed)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from flowshare.client.session.ranges import AckResult
     from flowshare.clock import Clock, TimerHandle
     from flowshare.protocol.decoding import DecodedRecord, RawRecord
-    from flowshare.protocol.messages import AckBatch, RefusedOutput
+    from flowshare.protocol.messages import RefusedOutput
 
 logger = logging.getLogger("flowshare.agents")
 
@@ -275,9 +275,8 @@ class Settler:
         assert self._member is not None
         self._stats.acknowledgements += 1
         outputs = [one.output for one in built]
-        batches_of = _batches_of(acks)
         try:
-            self._member.begin_settle(key[0], batches_of, outputs, told, generation=key[1])
+            self._member.begin_settle(key[0], [ack.batch() for ack in acks], outputs, told, generation=key[1])
         except Exception as error:
             logger.exception("agent=%s: a settle could not be sent", self._agent)
             self._over(waiting, units)
@@ -566,7 +565,3 @@ def _attempt_of(chunk: Chunk, offset: int) -> int:
 
 def _message(one: ProducerRecord) -> Message:
     return Message(one.value, one.key, one.headers, one.timestamp, one.partition)
-
-
-def _batches_of(acks: list[AckRange]) -> list[AckBatch]:
-    return [ack.batch() for ack in acks]
