@@ -16,6 +16,8 @@ from flowshare.backend.base import NATIVE
 from flowshare.client.admin.admin import BatchFacts
 from flowshare.clock import LoopClock
 from flowshare.protocol.messages import ConfigEntry, SharePartitionOffsets
+from flowshare.server.share.stats import Stats
+from flowshare.web import metrics
 from flowshare.web.server import KEPT_S, PageCache, WebServer
 
 
@@ -404,3 +406,9 @@ async def status_and_text(address, page, method="GET", headers=None):
         session.request(method, f"http://{address}{page}") as answer,
     ):
         return answer.status, await answer.text()
+
+
+def test_each_counter_of_a_leader_that_is_told_is_one_that_is_kept() -> None:
+    of_fleets = {key for key in metrics.COUNTERS if key.startswith(("slots_", "output_"))}
+
+    assert metrics.COUNTERS.keys() - of_fleets <= Stats().copy().keys()
