@@ -30,7 +30,12 @@ Rows lie among the share-partition's own state, so that they go with it when it 
 
     <the share-partition's keys begin so> 0x04 <lane, 1 byte> <number, 8 bytes> <settle, 2 bytes>
     value    format version, 1: it is marked decided (1 byte each); length of the update (4 bytes), update, writes
-    y/ <slot, 4 bytes>                                                            how many lanes were used ever (1 byte)
+    y/ <slot, 4 bytes> <lane, 1 byte>                                                          a lane that was used ever
+    value    format version (1 byte); of each partition that its last transactions wrote to: length of the topic's name
+             (2 bytes), name, partition (4 bytes)
+
+Those partitions are for whoever takes the lane over: a coordinator that was killed may have called a transaction ended
+without telling them so (KAFKA-20734), and then they are told anew.
 """
 
 from __future__ import annotations
@@ -53,7 +58,9 @@ NO_NUMBER: Final = -1
 """Of a ledger in which nothing was committed yet."""
 SETTLES_MAX: Final = 1 << 16
 _PLACE: Final = struct.Struct(">BQH")
-_SLOT: Final = struct.Struct(">I")
+_LANE: Final = struct.Struct(">IB")
+_LENGTH: Final = struct.Struct(">H")
+_PARTITION: Final = struct.Struct(">i")
 _VALUE: Final = struct.Struct(">BBI")
 
 
@@ -155,19 +162,44 @@ def places_in(entries: Iterable[tuple[bytes, bytes]]) -> list[Row]:
     return found
 
 
-def lanes_entry(slot: int, lanes: int) -> tuple[bytes, bytes]:
-    """The entry that says how many lanes of a slot were used."""
-    return LANES_PREFIX + _SLOT.pack(slot), bytes((lanes,))
+def lane_entry(slot: int, lane: int, written: Iterable[tuple[str, int]] = ()) -> tuple[bytes, bytes]:
+    """The entry of a lane. written: topics and partitions of its last transactions."""
+    parts = [bytes((VERSION,))]
+    for topic, partition in written:
+        name = topic.encode()
+        parts += (_LENGTH.pack(len(name)), name, _PARTITION.pack(partition))
+    return LANES_PREFIX + _LANE.pack(slot, lane), b"".join(parts)
 
 
-def lanes_in(entries: Iterable[tuple[bytes, bytes]]) -> int:
-    """How many lanes the entries of one slot say. Raises: SlotCorrupt."""
-    for key, value in entries:
-        if key.startswith(LANES_PREFIX):
-            if len(value) != 1:
-                raise SlotCorrupt("the number of a slot's lanes cannot be read")
-            return value[0]
-    return 0
+def lanes_in(entries: Iterable[tuple[bytes, bytes]]) -> dict[int, tuple[tuple[str, int], ...]]:
+    """The lanes that the entries of one slot name, and where their last transactions wrote to. Raises: SlotCorrupt."""
+    return {_lane_of(key): _written_in(value) for key, value in entries if key.startswith(LANES_PREFIX)}
+
+
+def _lane_of(key: bytes) -> int:
+    try:
+        _, lane = _LANE.unpack(key[len(LANES_PREFIX) :])
+    except struct.error:
+        raise SlotCorrupt(f"the key of a lane cannot be read: {key!r}") from None
+    return int(lane)
+
+
+def _written_in(value: bytes) -> tuple[tuple[str, int], ...]:
+    written: list[tuple[str, int]] = []
+    at = 1
+    try:
+        while at < len(value):
+            (length,) = _LENGTH.unpack_from(value, at)
+            at += _LENGTH.size
+            topic = value[at : at + length].decode()
+            (partition,) = _PARTITION.unpack_from(value, at + length)
+            written.append((topic, partition))
+            at += length + _PARTITION.size
+    except (struct.error, UnicodeDecodeError):
+        raise SlotCorrupt("where a lane's last transactions wrote to cannot be read") from None
+    if value[:1] != bytes((VERSION,)):
+        raise SlotCorrupt("where a lane's last transactions wrote to has a format that is not known")
+    return tuple(written)
 
 
 # --- decisions ----------------------------------------------------------------------------------------------------

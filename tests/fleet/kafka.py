@@ -26,7 +26,7 @@ HOST, PORT = "kafka", 9092
 
 
 class FakeKafka:
-    """One broker. Faults: `cut`, `lose`, `hold`, `drop_answers`, `refuse`, `refuse_after`."""
+    """One broker. Faults: `cut`, `lose`, `hold`, `drop_answers`, `refuse`, `refuse_after`, `forget_markers`."""
 
     def __init__(self, clock, *, classic=None, transactions=None):
         self.clock = clock
@@ -119,6 +119,23 @@ class FakeKafka:
     def refuse_after(self, kind, error, count=1):
         """The next ones of this class are carried out and answered with an error."""
         self._refused_after.setdefault(kind, []).extend([error] * count)
+
+    def forget_markers(self, *, kept=()):
+        """The next end of a transaction is called done, but reaches no partition (except those that are kept, as
+        (topic, number)), and no group: as brokers do whose partitions have no leader just then (KAFKA-20734)."""
+        coordinator = self.server._transactions
+        mark, settle = type(coordinator)._mark, coordinator._settle
+
+        async def some(ended, place, left, *, committed):
+            if place in kept:
+                await mark(coordinator, ended, place, left, committed=committed)
+            left.discard(place)
+
+        async def no_group(*_):
+            del coordinator._mark
+            coordinator._settle = settle
+
+        coordinator._mark, coordinator._settle = some, no_group
 
     async def _wait(self, connection, request, held):
         try:

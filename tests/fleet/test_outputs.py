@@ -29,7 +29,7 @@ from flowshare.server.runtime.state import ShareKey
 from flowshare.server.share.leaders import LocalLeaders
 from flowshare.share.records import encode_update
 from flowshare.share.types import PartitionState, PartitionUpdate
-from flowshare.slots.prepared import Prepared, Row, lanes_entry
+from flowshare.slots.prepared import Prepared, Row, lane_entry
 from flowshare.transactions.coordinator import TransactionConfig
 from tests.fleet.outputs_world import OUTPUT, Leader, on_outputs
 from tests.fleet.slots import TOPIC
@@ -167,10 +167,11 @@ def test_a_leader_that_dies_before_it_commits_has_settled_nothing(late):
         await world.asked(m.EndTxnRequest)
         assert world.held_up()
         await leader.kill()
+        go_on = world.kafka.hold_later_ones_no_more(m.EndTxnRequest)
 
         second = await world.leader("b")
         await world.until(lambda: not world.held_up())
-        world.kafka.release(m.EndTxnRequest)
+        go_on.set()
         taken = await second.take(6)
         await world.clock.sleep(1)  # what came late was carried out
         assert taken[0] == 2
@@ -322,10 +323,11 @@ def test_a_zombie_commits_nothing_and_takes_nothing_from_its_successor():
         world.kafka.hold(m.EndTxnRequest)
         late = zombie.settle(0, b"late")
         await world.asked(m.EndTxnRequest)
+        go_on = world.kafka.hold_later_ones_no_more(m.EndTxnRequest)
 
         second = await world.leader("b")
         taken = await second.take()
-        world.kafka.release(m.EndTxnRequest)
+        go_on.set()
         await second.settle(0, b"out-0")
         with pytest.raises(LogError):
             await late
@@ -347,10 +349,10 @@ def test_a_zombie_does_not_take_what_a_later_leader_has_committed_for_its_own():
         world.kafka.hold(m.EndTxnRequest)
         late = zombie.settle(0, b"late")
         await world.asked(m.EndTxnRequest)
+        go_on = world.kafka.hold_later_ones_no_more(m.EndTxnRequest)
         await (await world.leader("b")).kill()
         third = await world.leader("c")
         await third.take()
-        go_on = world.kafka.hold_later_ones_no_more(m.EndTxnRequest)
         await third.settle(0, b"out-0")
 
         go_on.set()
@@ -792,7 +794,7 @@ def test_a_row_that_cannot_be_read_stops_its_own_share_partition_alone():
     async def scenario(world):
         leader = await world.leader("a")
         await leader.slot.write([(Row(leader.key.prefix, 2, 1).key, b"damaged")])
-        await leader.slot.write([(lanes_entry(0, 1)[0], b"damaged, too")])
+        await leader.slot.write([(lane_entry(0, 0)[0], b"damaged, too")])
         await leader.storage.lay_down(0)
         await leader.owner.close()
         await leader.slot.hand_over("b")

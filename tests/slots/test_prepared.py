@@ -18,7 +18,7 @@ from flowshare.slots.prepared import (
     decode_row,
     encode_row,
     fate,
-    lanes_entry,
+    lane_entry,
     lanes_in,
     last_number,
     row_of,
@@ -81,11 +81,28 @@ def test_a_row_of_a_newer_release_is_not_guessed_at():
         decode_row(row(1).key, b"\2" + bytes(20))
 
 
-def test_the_number_of_lanes_is_kept_by_slot():
-    assert lanes_in([lanes_entry(3, 5), (b"g/a", b"1")]) == 5
-    assert lanes_in([(b"g/a", b"1")]) == 0
+def test_a_lane_is_kept_with_where_it_wrote_to():
+    written = (("paid", 0), ("gebühren", 7))
+    entries = [lane_entry(3, 0), (b"g/a", b"1"), lane_entry(3, 5, written)]
+
+    assert lanes_in(entries) == {0: (), 5: written}
+    assert lanes_in([(b"g/a", b"1")]) == {}
+
+
+@pytest.mark.parametrize("spoil", [lambda key, value: (key, b""), lambda key, value: (key, b"\2" + value[1:])])
+def test_a_lane_that_cannot_be_read_is_told(spoil):
     with pytest.raises(SlotCorrupt):
-        lanes_in([(lanes_entry(3, 5)[0], b"")])
+        lanes_in([spoil(*lane_entry(3, 5, [("paid", 0)]))])
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_a_lane_that_is_cut_short_is_told(size):
+    key, value = lane_entry(3, 5, [("paid", 0)])
+
+    with pytest.raises(SlotCorrupt):
+        lanes_in([(key, value[:-size])])
+    with pytest.raises(SlotCorrupt):
+        lanes_in([(key[:-1], value)])
 
 
 # --- what became of a settle --------------------------------------------------------------------------------------

@@ -134,6 +134,19 @@ class ClusterConnection:
         else:
             told(finished)
 
+    async def to_coordinator(self, request: Any, key: str, kind: CoordinatorKind = "group") -> Any:
+        """Answer of the broker that coordinates a group or a transactional id, whatever is asked. Raises: as `send`."""
+
+        async def wrong() -> None:
+            self.cluster.forget_coordinator(key, kind)
+
+        find, signs = partial(self.cluster.coordinator, key, kind), NO_COORDINATOR if kind == "group" else NOT_YET
+        try:
+            return await self._until_right(request, find, wrong, signs, f"coordinator of {kind} {key}")
+        except OSError:
+            await wrong()  # the next request asks who it is: one that is not reached may be another one by now
+            raise
+
     async def reach(self) -> NodeConnection:
         """The connection to a broker that any will do for, opened if need be. Raises: NotConnected, ClientError."""
         return await self._node(next(iter(self._nodes), NOBODY))
@@ -153,7 +166,7 @@ class ClusterConnection:
         key = None if route.key is None else route.key(request)
         match route.to:
             case To.COORDINATOR if key is not None:
-                return await self._to_coordinator(request, key, route.kind)
+                return await self.to_coordinator(request, key, route.kind)
             case To.COORDINATORS:
                 return await self._to_each_group(request)
             case To.LEADER:
@@ -175,17 +188,6 @@ class ClusterConnection:
                 if isinstance(answer, messages.MetadataResponse):
                     self.cluster.topology.apply(answer)
                 return answer
-
-    async def _to_coordinator(self, request: Any, key: str, kind: CoordinatorKind = "group") -> Any:
-        async def wrong() -> None:
-            self.cluster.forget_coordinator(key, kind)
-
-        find, signs = partial(self.cluster.coordinator, key, kind), NO_COORDINATOR if kind == "group" else NOT_YET
-        try:
-            return await self._until_right(request, find, wrong, signs, f"coordinator of {kind} {key}")
-        except OSError:
-            await wrong()  # the next request asks who it is: one that is not reached may be another one by now
-            raise
 
     async def _to_leader(self, request: Any, topic: str, partition: int) -> Any:
         find, wrong = partial(self.cluster.leader, topic, partition), partial(self.cluster.look_for, (topic,))
@@ -263,7 +265,7 @@ class ClusterConnection:
     async def _to_each_group(self, request: messages.DeleteGroupsRequest) -> messages.DeleteGroupsResponse:
         found: list[messages.GroupResult] = []
         for group_id in request.group_ids:
-            answer = await self._to_coordinator(replace(request, group_ids=(group_id,)), group_id)
+            answer = await self.to_coordinator(replace(request, group_ids=(group_id,)), group_id)
             found += answer.groups
         return messages.DeleteGroupsResponse(groups=tuple(found))
 
@@ -412,7 +414,7 @@ def _errors(answer: Any) -> set[ErrorCode]:
     """Errors of an answer, its own and those of its first parts (a request for one group or partition has one)."""
     found = {getattr(answer, "error", ErrorCode.NONE)}
     for parts in (getattr(answer, "groups", ()), getattr(answer, "partitions", ())):
-        found.update(part.error for part in parts[:1])
+        found.update(getattr(part, "error", ErrorCode.NONE) for part in parts[:1])
     return found
 
 

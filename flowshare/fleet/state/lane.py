@@ -3,7 +3,9 @@
 It carries there and back; what the answers mean for settles says `slots.prepared`, and `outputs` acts on it. A lane is
 taken over before it is used, and after everything whose outcome is not as it should be: InitProducerId shuts out what
 may still be on its way under the old epoch, completes what was decided and aborts what was not. So no transaction is
-ever aborted in another way, and none that its leader gave up can be left hanging.
+ever aborted in another way, and none that its leader gave up can be left hanging. What coordinators of Kafka 4.1 and
+newer forget of that, an empty transaction makes good (`Lane._end_again`); what it cannot know is how a transaction
+ended whose successor died, too, between InitProducerId and that.
 
 Coordinators and outputs are asked over connections of their own, because a broker answers those of one connection one
 after another, and an output partition that stands still would keep back how the transaction ends.
@@ -13,11 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from flowshare.client.errors import ServerError, check
+from flowshare.client.errors import NotConnected, ServerError, check
+from flowshare.client.net.topology import NOBODY as NOT_LED
 from flowshare.fleet.state.reading import passes
 from flowshare.log.base import (
     CorruptBatches,
@@ -34,8 +38,10 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
+    DescribeTransactionRequest,
     EndTxnRequest,
     InitProducerIdRequest,
+    MetadataRequest,
     OffsetFetchRequest,
     OffsetToCommit,
     ProduceRequest,
@@ -49,7 +55,7 @@ if TYPE_CHECKING:
     from flowshare.client.net.routing import ClusterConnection
     from flowshare.clock import Clock
     from flowshare.log.base import Output
-    from flowshare.protocol.messages import Request
+    from flowshare.protocol.messages import MetadataResponse, Request
 
 T = TypeVar("T")
 Place = tuple[str, int]
@@ -62,8 +68,16 @@ REFUSED: Final[Mapping[ErrorCode, type[LogError]]] = {
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: NotAllowed,
 }
 """What an output is refused with for good."""
+FENCED: Final = frozenset(
+    {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING}
+)
+"""Another producer of the transactional id came, or its coordinator has aborted what took too long."""
 ABSENT: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 SEQUENCE_MASK: Final = 0x7FFFFFFF
+COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
+"""States of a transactional id whose last transaction is committed, in Kafka's words."""
+ABORTED: Final = frozenset({"Ongoing", "PrepareEpochFence", "PrepareAbort", "CompleteAbort"})
+"""The same of one that is aborted, an open one by whoever takes the id over."""
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +149,8 @@ class Lane:
     """One lane of one slot. All methods are called on one event loop, one at a time.
 
     epoch: of the claim under which the slot is led. connect: opens a connection to the cluster. exists: None, or why
-    what an output was made for is not there (any more); True: the brokers are asked anew.
+    what an output was made for is not there (any more); True: the brokers are asked anew. written: where its last
+    transactions wrote to, under whoever led the slot then.
     """
 
     def __init__(
@@ -149,6 +164,7 @@ class Lane:
         exists: Callable[[Output, bool], Awaitable[LogError | None]],
         clock: Clock,
         settings: OutputSettings,
+        written: Iterable[Place] = (),
     ) -> None:
         self.number = number
         self.book = LaneBook(number, epoch)
@@ -160,13 +176,20 @@ class Lane:
         self._exists = exists
         self._clock = clock
         self._settings = settings
-        self._coordinators = connect(self.transactional_id)
-        self._brokers = connect(self.transactional_id)
+        self.shaken = False
+        """Whether a broker was lost since the lane was taken over: it may have ended a transaction by halves."""
+        self.on_shaken: Callable[[], None] = _nothing
+        """Called then."""
+        self._coordinators = self._connected()
+        self._brokers = self._connected()
         self._producer: ProducerIdentity = NOBODY
+        self._left: bool | None = None
+        """Whether the last transaction before the take-over that is under way is committed; None: nothing to tell."""
         self._sequences: dict[Place, int] = {}
         self._timeout_ms = settings.transaction_timeout_ms
-        self.places: tuple[Place, ...] = ()
-        """Where the last transaction wrote to."""
+        self.places: tuple[Place, ...] = tuple(written)
+        """Where its last transactions wrote to: the one before may not be ended everywhere when one begins."""
+        self._last = self.places
 
     async def close(self) -> None:
         """End its connections; what is open is left to whoever takes the lane over."""
@@ -175,9 +198,18 @@ class Lane:
 
     async def hang_up(self) -> None:
         """End its connections for now; they are opened again when they are needed."""
-        old, self._coordinators = self._coordinators, self._connect(self.transactional_id)
+        old, self._coordinators = self._coordinators, self._connected()
         await old.close()
         await self._renew_connection()
+
+    def _connected(self) -> ClusterConnection:
+        def lost() -> None:
+            self.shaken = True
+            self.on_shaken()
+
+        connection = self._connect(self.transactional_id)
+        connection.on_lost(lost)
+        return connection
 
     # --- asking -------------------------------------------------------------------------------------------------
 
@@ -187,23 +219,113 @@ class Lane:
         check(answer.error, answer.message, f"{type(request).__name__} of {self.transactional_id}")
         return answer  # type: ignore[no-any-return]
 
-    async def take_over(self) -> int:
-        """Shut older producers of the lane out, and have decided what they left; the ledger. Raises: as `_ask`."""
-        self._producer = NOBODY
+    def begin_anew(self) -> None:
+        """It is not known any more how far its last transaction came: `take_over` is next."""
+        self._producer, self._left = NOBODY, None
         self._sequences.clear()
+
+    async def take_over(self) -> int:
+        """Shut older producers of the lane out, and have decided what they left; the ledger.
+
+        Called again until it succeeds, it goes on where it was. Raises: as `_ask`.
+        """
         try:
-            answer = await self._ask(self._init())
+            if self._producer == NOBODY:
+                self.shaken = False
+                self._producer = await self._fence()
+            if self._left is None:
+                return await self._read_ledger()
+            return await self._end_again(committed=self._left)
+        except ServerError as error:
+            if error.code in FENCED:
+                self.begin_anew()
+            raise
+
+    async def _fence(self) -> ProducerIdentity:
+        """Be the lane's producer, and know whether the last transaction before is committed."""
+        state = await self._state()
+        if state in COMMITTED or state in ABORTED:
+            self._left = state in COMMITTED
+        try:
+            return (await self._ask(self._init())).producer
         except ServerError as error:
             if error.code is not ErrorCode.INVALID_TRANSACTION_TIMEOUT:
                 raise
-            self._timeout_ms = self._settings.low_timeout_ms
-            answer = await self._ask(self._init())
-        ledger = await self._read_ledger()
-        self._producer = answer.producer
-        return ledger
+        self._timeout_ms = self._settings.low_timeout_ms
+        return (await self._ask(self._init())).producer
+
+    async def _state(self) -> str:
+        """That of the transactional id, in Kafka's words; empty without one."""
+        try:
+            answer = await self._ask(DescribeTransactionRequest(transactional_id=self.transactional_id))
+        except ServerError as error:
+            if error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                raise
+            return ""
+        return answer.state
 
     def _init(self) -> InitProducerIdRequest:
         return InitProducerIdRequest(transactional_id=self.transactional_id, timeout_ms=self._timeout_ms)
+
+    async def _end_again(self, *, committed: bool) -> int:
+        """Tell all partitions of the last transaction, and the ledger's, how it ended; the ledger.
+
+        Coordinators of Kafka 4.1 and later pass over partitions that have no leader at the moment, such as all of a
+        single broker that was killed, and call the transaction ended: readers of committed records stand still there
+        (KAFKA-20734). An empty transaction of the same producer ends what is open there, if they have leaders all the
+        time. Where it was ended it changes nothing.
+        """
+        leaders = await self._leaders()
+        try:
+            if self.places:
+                await self._add(self.places)
+        except ServerError as error:
+            if error.code not in ABSENT and error.code not in REFUSED:
+                raise
+            await self._add_each(self.places)
+        await self._add_ledger()
+        await self._end(committed=committed)
+        await self._clock.wait_for(self._carried_out(), self._settings.answer_s)
+        ledger = await self._read_ledger()
+        if leaders != await self._leaders():
+            raise NotConnected("partitions that outputs went to have new leaders")
+        self._left = None
+        return ledger
+
+    async def _carried_out(self) -> None:
+        """Wait until the coordinator has told, or passed over, all that the last transaction was of."""
+        pause_s = self._settings.retry_backoff
+        while (await self._state()).startswith("Prepare"):
+            await self._clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._settings.retry_backoff_max)
+
+    async def _leaders(self) -> Mapping[Place, tuple[int, int]]:
+        """Node and epoch of the leaders of all places, as the lane's coordinator knows them. Raises: NotConnected."""
+        topics = tuple(sorted({topic for topic, _ in self.places}))
+        if not topics:
+            return {}
+        asked = self._coordinators.to_coordinator(MetadataRequest(topics=topics), self.transactional_id, "transaction")
+        answer: MetadataResponse = await self._clock.wait_for(asked, self._settings.answer_s)
+        found = {
+            (topic.name, partition): (leader, epoch)
+            for topic in answer.topics
+            for partition, (leader, epoch) in enumerate(zip_longest(topic.leaders, topic.leader_epochs, fillvalue=-1))
+        }
+        leaders = {place: found[place] for place in self.places if place in found}
+        for (topic, partition), (leader, _) in leaders.items():
+            if leader == NOT_LED:
+                raise NotConnected(f"{topic}-{partition}, where outputs went, has no leader")
+        return leaders
+
+    async def _add_each(self, places: Iterable[Place]) -> None:
+        """Those that are there, and that may be written to."""
+        for place in places:
+            try:
+                await self._add((place,))
+            except ServerError as error:
+                if error.code not in ABSENT and error.code not in REFUSED:
+                    raise
+                logger.info("%s-%d is not told how its last transaction ended: %s", *place, error)
 
     async def _read_ledger(self) -> int:
         request = OffsetFetchRequest(group_id=self.ledger, partitions=((self._topic, self._slot),), require_stable=True)
@@ -213,6 +335,12 @@ class Lane:
 
     # --- one transaction ----------------------------------------------------------------------------------------
 
+    def will_write(self, pieces: Iterable[Piece]) -> tuple[Place, ...]:
+        """The next transaction consists of these; its `places` from now on."""
+        last, self._last = self._last, tuple(dict.fromkeys(piece.place for piece in pieces))
+        self.places = tuple(dict.fromkeys([*last, *self._last]))
+        return self.places
+
     async def send(self, number: int, pieces: Sequence[Piece]) -> None:
         """Have all that a transaction consists of taken in; `end` comes next, or `take_over`.
 
@@ -221,12 +349,15 @@ class Lane:
         by_place: dict[Place, list[Piece]] = {}
         for piece in pieces:
             by_place.setdefault(piece.place, []).append(piece)
-        self.places = tuple(by_place)
         await together(*([self._write_to(by_place)] if by_place else []), self._count(number))
 
     async def end(self) -> None:
         """Commit. Raises: as `_ask`; whether it is committed is not known then."""
-        await self._ask(EndTxnRequest(transactional_id=self.transactional_id, producer=self._producer, committed=True))
+        await self._end(committed=True)
+
+    async def _end(self, *, committed: bool) -> None:
+        request = EndTxnRequest(transactional_id=self.transactional_id, producer=self._producer, committed=committed)
+        await self._ask(request)
 
     async def _write_to(self, by_place: Mapping[Place, Sequence[Piece]]) -> None:
         await self._join(by_place)
@@ -264,9 +395,7 @@ class Lane:
     async def _count(self, number: int) -> None:
         """Have the ledger say the transaction's number, when it is committed."""
         producer = self._producer
-        await self._ask(
-            AddOffsetsToTxnRequest(transactional_id=self.transactional_id, producer=producer, group_id=self.ledger)
-        )
+        await self._add_ledger()
         request = TxnOffsetCommitRequest(
             transactional_id=self.transactional_id,
             group_id=self.ledger,
@@ -277,6 +406,13 @@ class Lane:
         answer = await self._clock.wait_for(self._coordinators.send(request), self._settings.answer_s)
         for result in answer.partitions:
             check(result.error, None, f"committing to the ledger {self.ledger}")
+
+    async def _add_ledger(self) -> None:
+        await self._ask(
+            AddOffsetsToTxnRequest(
+                transactional_id=self.transactional_id, producer=self._producer, group_id=self.ledger
+            )
+        )
 
     async def _write_place(self, place: Place, pieces: Sequence[Piece]) -> None:
         """Write the outputs of one partition, one batch after another. Raises: Blamed; ServerError, ClientError."""
@@ -336,8 +472,12 @@ class Lane:
 
     async def _renew_connection(self) -> None:
         """What stands still on the old one keeps nothing else back."""
-        old, self._brokers = self._brokers, self._connect(self.transactional_id)
+        old, self._brokers = self._brokers, self._connected()
         await old.close()
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 async def together(*parts: Awaitable[object]) -> None:

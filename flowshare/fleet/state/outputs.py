@@ -3,6 +3,7 @@
     lane     event                                       next      effect
     TAKING   it was taken over, its ledger read          READY     what was under way in it is known
     READY    settles wait                                SENDING   their rows are written, their outputs sent
+    READY    a broker is lost                            TAKING    its last transaction may have ended by halves
     SENDING  all of that is confirmed                    ENDING    its transaction is asked to be committed
     SENDING  anything else                               TAKING    aborted by that: who is not to blame comes again
     ENDING   it is committed                             READY     its settles are decided
@@ -50,7 +51,7 @@ from flowshare.slots.prepared import (
     Row,
     encode_row,
     fate,
-    lanes_entry,
+    lane_entry,
     lanes_in,
     places_in,
     rows_in,
@@ -184,8 +185,10 @@ class _Settle:
 class _Used:
     """A lane, with what is under way in it."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, noted: tuple[Place, ...] | None) -> None:
         self.lane = lane
+        self.noted = noted
+        """Where the log says that its last transactions wrote to; None: it has nothing of the lane."""
         self.state = _State.TAKING
         self.ended_s = float("-inf")
         """When its last transaction ended. For milliseconds after that a coordinator takes no other one."""
@@ -206,10 +209,8 @@ class SlotOutputs:
         self._settings = ways.settings
         self._counts = ways.counts
         self._lanes: list[_Used] = []
-        self._noted = 0
-        """How many lanes the log knows of."""
         self._inherited = 0
-        """How many of them others used before."""
+        """How many lanes others used before."""
         self._queue: deque[_Settle] = deque()
         self._flying: Counter[bytes] = Counter()
         """Settles under way by their share-partitions."""
@@ -224,17 +225,17 @@ class SlotOutputs:
         """The slot was claimed: shut out who led before, in all lanes that were ever used."""
         entries = self._slot.scan(b"")
         rows = places_in(entries)
-        self._noted = max([self._lanes_in(entries), *(row.lane + 1 for row in rows)])
-        self._inherited = self._noted
-        for lane in range(self._noted):
-            self._take_lane([row for row in rows if row.lane == lane])
+        noted = self._noted_in(entries)
+        self._inherited = max([-1, *noted, *(row.lane for row in rows)]) + 1
+        for lane in range(self._inherited):
+            self._take_lane([row for row in rows if row.lane == lane], noted.get(lane))
 
-    def _lanes_in(self, entries: Sequence[tuple[bytes, bytes]]) -> int:
+    def _noted_in(self, entries: Sequence[tuple[bytes, bytes]]) -> Mapping[int, tuple[Place, ...]]:
         try:
             return lanes_in(entries)
         except SlotError as error:
             logger.error("slot %d: %s; as many are taken over as there can be", self._slot.slot, error)  # noqa: TRY400
-            return self._settings.lanes_max
+            return dict.fromkeys(range(self._settings.lanes_max), ())
 
     async def close(self) -> None:
         """Take nothing more, and wait for what is under way, with a limit; the rest is left to who leads next."""
@@ -407,8 +408,8 @@ class SlotOutputs:
 
     # --- lanes --------------------------------------------------------------------------------------------------
 
-    def _take_lane(self, inherited: Sequence[Row] = ()) -> None:
-        """One lane more. inherited: its rows, of who led before."""
+    def _take_lane(self, inherited: Sequence[Row] = (), noted: tuple[Place, ...] | None = None) -> None:
+        """One lane more. inherited: its rows, of who led before. noted: what the log says of it, None: nothing."""
         ways = self._ways
         lane = Lane(
             len(self._lanes),
@@ -419,8 +420,10 @@ class SlotOutputs:
             exists=ways.exists,
             clock=ways.clock,
             settings=ways.settings,
+            written=noted or (),
         )
-        used = _Used(lane)
+        used = _Used(lane, noted)
+        lane.on_shaken = lambda: self._take_again(used)
         self._lanes.append(used)
         self._run(used, self._begin(used, inherited))
 
@@ -446,26 +449,26 @@ class SlotOutputs:
     async def _begin(self, used: _Used, inherited: Sequence[Row]) -> None:
         """Take a lane for the first time. One that was never used is noted before it is, so that it is found."""
         lane = used.lane
-        if lane.number >= self._noted:
-            await self._note(lane.number + 1)
+        if used.noted is None:
+            await self._note(used)
         await self._take(used, inherited)
         self._mark(inherited)
         if lane.number < self._inherited:
             await lane.hang_up()  # of all slots that are taken over at once few lanes are used soon
         self._free(used)
 
-    async def _note(self, lanes: int) -> None:
-        """Have the log say how many lanes were used. Raises: NotLed."""
+    async def _note(self, used: _Used) -> None:
+        """Have the log say that a lane is used. Raises: NotLed."""
         failures = 0
         while True:
             try:
-                await self._slot.write([lanes_entry(self._slot.slot, lanes)])
+                await self._slot.write([lane_entry(self._slot.slot, used.lane.number)])
                 break
             except StorageError as error:
                 logger.info("slot %d gets no further lane yet: %s", self._slot.slot, error)
             failures += 1
             await self._clock.sleep(backoff_s(failures, self._settings.retry_backoff, self._settings.retry_backoff_max))
-        self._noted = max(self._noted, lanes)
+        used.noted = ()
 
     def _mark(self, inherited: Sequence[Row]) -> None:
         """Note what a ledger says of rows that others left: groups' offsets do not outlast everything."""
@@ -483,6 +486,7 @@ class SlotOutputs:
         rows: those that others left in it.
         """
         lane, failures, told_s = used.lane, 0, 0.0
+        lane.begin_anew()
         while True:
             try:
                 ledger = await lane.take_over()
@@ -507,6 +511,17 @@ class SlotOutputs:
         book.taken_over(rows, ledger)
         return found
 
+    def _take_again(self, used: _Used) -> None:
+        """Take a lane over whose last transaction a broker may have ended by halves, unless it is in use."""
+
+        async def taken() -> None:
+            await self._take(used)
+            self._free(used)
+
+        if used.state is _State.READY and not self._closed:
+            used.state = _State.TAKING
+            self._run(used, taken())
+
     def _tell_trouble(self, lane: Lane, error: Exception) -> None:
         places = ", ".join(f"{topic}-{partition}" for topic, partition in lane.places) or "none that is known of"
         logger.warning(
@@ -523,6 +538,8 @@ class SlotOutputs:
         """A lane has nothing under way."""
         used.state = _State.READY
         self._tell()
+        if used.lane.shaken:
+            self._take_again(used)
         self._pump()
 
     # --- one transaction ----------------------------------------------------------------------------------------
@@ -560,8 +577,12 @@ class SlotOutputs:
     async def _prepare(self, used: _Used, begun: Begun) -> None:
         """All that has to be confirmed before the transaction may be committed. Raises: whatever speaks against it."""
         pieces = [piece._replace(settle=at) for at, settle in enumerate(used.settles) for piece in settle.pieces]
-        row = self._slot.write(begun.entries)
-        await self._clock.wait_for(together(row, used.lane.send(begun.number, pieces)), self._settings.answer_s)
+        lane = used.lane
+        written = lane.will_write(pieces)
+        noted = [] if written == used.noted else [lane_entry(self._slot.slot, lane.number, written)]
+        row = self._slot.write([*noted, *begun.entries])
+        await self._clock.wait_for(together(row, lane.send(begun.number, pieces)), self._settings.answer_s)
+        used.noted = written
 
     async def _end(self, used: _Used, begun: Begun) -> list[_Settle]:
         """Commit, and find out whether it is; what comes again."""
