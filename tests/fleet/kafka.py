@@ -10,6 +10,7 @@ from flowshare.client.errors import NotConnected
 from flowshare.client.net.cluster import Cluster
 from flowshare.groups.types import ClassicConfig
 from flowshare.log import keys
+from flowshare.log.base import StorageError
 from flowshare.log.memory import MemoryStorage
 from flowshare.log.partition import walk
 from flowshare.log.store import StoreStep
@@ -42,6 +43,8 @@ class FakeKafka:
         self.asked: Counter[type] = Counter()
         self.down = False
         self.epochs = Epochs(self.storage)
+        self.unmarked: set[tuple[str, int]] = set()
+        """Partitions in which no transaction can be ended now, as (topic, number)."""
         self._held: dict[type, asyncio.Event] = {}
         self._dropped: Counter[type] = Counter()
         self._refused: dict[type, list] = {}
@@ -50,6 +53,14 @@ class FakeKafka:
         self._ghosts: set[asyncio.Task] = set()
 
     async def __aenter__(self):
+        control = self.storage.append_control
+
+        async def append_control(topic, partition, *ending, committed):
+            if (topic, partition) in self.unmarked:
+                raise StorageError("that partition's broker gives no answer")
+            await control(topic, partition, *ending, committed=committed)
+
+        self.storage.append_control = append_control
         await self.server.start()
         return self
 

@@ -31,7 +31,7 @@ from flowshare.share.records import encode_update
 from flowshare.share.types import PartitionState, PartitionUpdate
 from flowshare.slots.prepared import Prepared, Row, lane_entry
 from flowshare.transactions.coordinator import TransactionConfig
-from tests.fleet.outputs_world import OUTPUT, Leader, on_outputs
+from tests.fleet.outputs_world import OUTPUT, Leader, on_outputs, records
 from tests.fleet.slots import TOPIC
 
 NOTHING = encode_update(PartitionUpdate(start_offset=-1, delivery_complete_count=-1))
@@ -498,6 +498,56 @@ def test_a_partition_that_gives_no_answer_rests_and_others_go_on():
     on_outputs(scenario)
 
 
+async def written(leader, value, partition):
+    """Outputs of a settle that changes nothing."""
+    topic_id = leader.world.kafka.storage.topics()[OUTPUT].topic_id
+    output = Output(OUTPUT, topic_id, partition, records(value))
+    await leader.storage.settle_apart(leader.key.prefix, NOTHING, (), [output])
+
+
+def test_a_partition_that_gives_no_answer_for_minutes_takes_a_few_lanes_and_nothing_of_its_neighbours():
+    async def scenario(world):
+        leader = await world.leader("a")
+        world.still.add((OUTPUT, 1))
+        world.kafka.unmarked.add((OUTPUT, 1))  # what is open there cannot be aborted there either
+        slowest_s = 0.0
+        for number in range(90):
+            stuck = asyncio.ensure_future(written(leader, b"stuck", 1))
+            await world.clock.sleep(1)
+            begun_s = world.clock.monotonic()
+            await written(leader, b"out-%d" % number, 0)
+            slowest_s = max(slowest_s, world.clock.monotonic() - begun_s)
+            await asyncio.wait([stuck])
+            with pytest.raises(OutputRefused):
+                await stuck
+
+        assert slowest_s < 0.1
+        assert len(leader.outputs._lanes) <= 4
+        assert await world.visible() == [b"out-%d" % number for number in range(90)]
+        world.still.clear()
+        world.kafka.unmarked.clear()
+        await world.until(lambda: all(used.state.name == "READY" for used in leader.outputs._lanes))
+        await world.clock.sleep(6)
+        await written(leader, b"at last", 1)
+        assert await world.visible(partition=1) == [b"at last"]
+
+    on_outputs(scenario)
+
+
+def test_when_many_lanes_cannot_be_used_others_take_their_place():
+    async def scenario(world):
+        leader = await world.leader("a", settings=OutputSettings(lanes_max=2, stuck_max=3, queue_s=60))
+        await leader.take(3)
+        world.still.update(f"{TOPIC}.0.outputs.{lane}" for lane in range(3))
+
+        await leader.settle(0, b"out-0")
+
+        assert await world.visible() == [b"out-0"]
+        assert 4 <= len(leader.outputs._lanes) <= 5
+
+    on_outputs(scenario)
+
+
 def test_a_coordinator_that_gives_no_answer_keeps_back_its_own_lane_alone():
     async def scenario(world):
         leader = await world.leader("a")
@@ -518,7 +568,7 @@ def test_a_coordinator_that_gives_no_answer_keeps_back_its_own_lane_alone():
 
 def test_when_all_lanes_stand_still_settles_are_refused_after_a_while():
     async def scenario(world):
-        leader = await world.leader("a", settings=OutputSettings(lanes_max=2, queue_s=5))
+        leader = await world.leader("a", settings=OutputSettings(lanes_max=2, stuck_max=0, queue_s=5))
         await leader.take(3)
         world.still.update(f"{TOPIC}.0.outputs.{lane}" for lane in range(2))
         begun_s = world.clock.monotonic()

@@ -86,7 +86,8 @@ logger = logging.getLogger(__name__)
 class OutputSettings:
     """How outputs are written.
 
-    lanes_max: transactions of one slot at a time. joined_max, joined_bytes: settles in one of them, and outputs.
+    lanes_max: transactions of one slot at a time. stuck_max: lanes beside them whose coordinators, or partitions, keep
+    them from being used. joined_max, joined_bytes: settles in one of them, and outputs.
     output_wait_s: how long a partition may take to take outputs in; rest_s: how long it is left alone after that.
     answer_s: how long a coordinator, or the slot's own log, may take to answer. queue_s: how long a settle waits for a
     lane, retries included; decide_s: how long who loads a share-partition waits for what is not decided. lay_down_s:
@@ -96,6 +97,7 @@ class OutputSettings:
     """
 
     lanes_max: int = 8
+    stuck_max: int = 24
     joined_max: int = 64
     joined_bytes: int = 4 << 20
     output_wait_s: float = 2.0
@@ -190,6 +192,8 @@ class Lane:
         self.places: tuple[Place, ...] = tuple(written)
         """Where its last transactions wrote to: the one before may not be ended everywhere when one begins."""
         self._last = self.places
+        self.waits_for: set[Place] = set()
+        """Partitions that keep the lane from being used, as far as that is known."""
 
     async def close(self) -> None:
         """End its connections; what is open is left to whoever takes the lane over."""
@@ -312,9 +316,10 @@ class Lane:
             for partition, (leader, epoch) in enumerate(zip_longest(topic.leaders, topic.leader_epochs, fillvalue=-1))
         }
         leaders = {place: found[place] for place in self.places if place in found}
-        for (topic, partition), (leader, _) in leaders.items():
-            if leader == NOT_LED:
-                raise NotConnected(f"{topic}-{partition}, where outputs went, has no leader")
+        if not_led := {place for place, (leader, _) in leaders.items() if leader == NOT_LED}:
+            self.waits_for |= not_led
+            names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(not_led))
+            raise NotConnected(f"partitions that outputs went to have no leader: {names}")
         return leaders
 
     async def _add_each(self, places: Iterable[Place]) -> None:

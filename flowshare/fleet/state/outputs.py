@@ -12,7 +12,8 @@
 
 What waits goes to the first lane that is READY, as much of it as one transaction takes; while there is none another one
 is taken, up to a limit. A lane whose coordinator is not reached keeps back nothing but its own settles: others have
-others. An output partition that takes nothing in is left alone for a while (`Resting`), by all slots of a process.
+others. An output partition that takes nothing in is left alone for a while (`Resting`), by all slots of a process; and
+by a slot as long as one of its lanes cannot be used for it, so that one partition does not take lane after lane.
 Whoever waits too long for a lane is refused.
 
 `slots.prepared` says what a row in the log means, and why nothing of this can be lost or come twice.
@@ -354,10 +355,11 @@ class SlotOutputs:
             raise problem
 
     def _rests(self, settle: _Settle) -> OutputRefused | None:
+        waited_for = {place for one in self._lanes if one.state is _State.TAKING for place in one.lane.waits_for}
         resting: dict[int, LogError] = {
             piece.output: StorageError(f"{piece.place[0]}-{piece.place[1]} takes no outputs in now; try again later")
             for piece in settle.pieces
-            if self._ways.resting.has(piece.place)
+            if self._ways.resting.has(piece.place) or piece.place in waited_for
         }
         return OutputRefused(resting) if resting else None
 
@@ -381,7 +383,7 @@ class SlotOutputs:
             used = min(ready, key=lambda one: one.ended_s, default=None)
             if used is None:
                 soon = any(one.state is _State.TAKING and not one.troubled for one in self._lanes)
-                if not soon and len(self._lanes) < self._settings.lanes_max:
+                if not soon and self._may_have_more():
                     self._take_lane()
                 return
             settles = self._next_settles()
@@ -389,6 +391,10 @@ class SlotOutputs:
                 used.state, used.settles = _State.SENDING, settles
                 self._flying.update(settle.share for settle in settles)
                 self._run(used, self._use(used))
+
+    def _may_have_more(self) -> bool:
+        stuck = sum(one.troubled for one in self._lanes)
+        return len(self._lanes) - min(stuck, self._settings.stuck_max) < self._settings.lanes_max
 
     def _next_settles(self) -> list[_Settle]:
         """As many of those that wait as one transaction takes; whoever is gone waits no more."""
@@ -502,6 +508,7 @@ class SlotOutputs:
             pause_s = backoff_s(failures, self._settings.retry_backoff, self._settings.retry_backoff_max)
             await self._clock.sleep(pause_s)
         used.troubled = False
+        lane.waits_for.clear()
         book, found = lane.book, None
         if book.under_way is not None:
             found = fate(book.under_way.number, ledger)
@@ -554,6 +561,8 @@ class SlotOutputs:
             book.undone()
             used.state = _State.TAKING
             self._counts.aborted += 1
+            if isinstance(error, Blamed) and error.rest:
+                used.lane.waits_for.update(piece.place for piece in error.errors)
             self._landed(used, self._failed(settles, error))
             await self._take(used)
         else:
