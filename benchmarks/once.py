@@ -134,10 +134,10 @@ class Stamps:
 
 
 class KafkaReader:
-    """A plain consumer of committed records, on a thread of its own."""
+    """A plain consumer of committed records, on a thread of its own. at_end: only of those that come from now on."""
 
-    def __init__(self, bootstrap: str, topic: str, stamps: Stamps) -> None:
-        from confluent_kafka import Consumer, TopicPartition
+    def __init__(self, bootstrap: str, topic: str, stamps: Stamps, *, at_end: bool = False) -> None:
+        from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
         self._consumer = Consumer(
             {
@@ -147,7 +147,7 @@ class KafkaReader:
                 "fetch.wait.max.ms": 100,
             }
         )
-        self._consumer.assign([TopicPartition(topic, 0, 0)])
+        self._consumer.assign([TopicPartition(topic, 0, OFFSET_END if at_end else 0)])
         self._stamps = stamps
         threading.Thread(target=self._run, daemon=True).start()
 

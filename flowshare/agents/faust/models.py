@@ -27,6 +27,8 @@ from flowshare.agents.handler.values import Decoder, converter, decoder, describ
 __all__ = ["Record", "Registry", "check_declared", "decoder_for", "encode_for"]
 
 _PLAIN: Final = (bytes, str, int, bool)
+_OPTIONS: Final = {"key": ("key_type", "key_serializer"), "value": ("value_type", "value_serializer")}
+"""What a topic says of its keys and values."""
 """Types whose values fit them, where no serializer comes between."""
 _FAUSTS = (int, float, str, bytes)
 
@@ -108,7 +110,10 @@ def encode_for(topic: Any, what: str, given: Any, serializer: Any = None) -> byt
 
     serializer: in place of the topic's own. Raises: Unencodable: it does not fit; OptionError: no such serializer.
     """
-    typ, declared = getattr(topic, f"{what}_type", None), getattr(topic, f"{what}_serializer", None)
+    of_type, of_serializer = _OPTIONS[what]
+    typ, declared = getattr(topic, of_type, None), getattr(topic, of_serializer, None)
+    if serializer is None and declared is None and type(given) is bytes and _decoder_of(typ, None) is None:
+        return given
     if serializer is not None:
         check_serializer(topic.get_topic_name(), what, serializer)
     used = declared if serializer is None else serializer

@@ -221,15 +221,11 @@ class ShareAgent:
             return (result.encode(headers),)
         if type(result) in (list, tuple) and result and all(isinstance(one, Send) for one in result):
             return tuple(one.encode(headers) for one in result)
-        if not self.options.sink:
+        if not self._sink_encoders:
             self._warn_of_lost_value(result)
             return ()
-        return tuple(
-            [
-                ProducerRecord(name, encode_value(result), None, headers, None, None)
-                for name, encode_value in self._sink_encoders
-            ]
-        )
+        sinks = self._sink_encoders
+        return tuple([ProducerRecord(name, in_bytes(result), None, headers, None, None) for name, in_bytes in sinks])
 
     def _warn_of_lost_value(self, value: Any) -> None:
         if not self._warned:

@@ -7,7 +7,7 @@ there what is produced and acknowledged for it.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.agents.handler.errors import Overtaken, UndecodableValue
 from flowshare.agents.handler.retry import Seconds, seconds
@@ -68,6 +68,10 @@ class Outcome(NamedTuple):
         return bool(self.outputs) or self.shared is not None
 
 
+_VALUES: Final = frozenset({bytes, str, dict, list, tuple})
+"""What handlers return most, and is never an outcome."""
+
+
 def given_up(result: Any) -> Release | Reject | None:
     """What a handler returned instead of a value; the bare class is what `raise` would make of it."""
     if isinstance(result, type) and issubclass(result, (Release, Reject)):
@@ -123,10 +127,10 @@ def of_result(agent: ShareAgent, result: Any, attempt: int, headers: tuple[tuple
     headers: trace context to put into produced records.
     """
     try:
-        instead = given_up(result)
+        instead = None if type(result) in _VALUES else given_up(result)
         if instead is not None:
             return of_exception(agent, instead, attempt)
         sends = agent.outputs(result, headers)
     except BaseException as error:  # noqa: BLE001 - an output that cannot be encoded is the handler's fault
         return of_exception(agent, error, attempt)
-    return Outcome(OutcomeKind.ACCEPT, outputs=sends)
+    return Outcome(OutcomeKind.ACCEPT, None, "", 0.0, sends)

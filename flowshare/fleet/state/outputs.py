@@ -531,14 +531,18 @@ class SlotOutputs:
 
     def _tell_trouble(self, lane: Lane, error: Exception) -> None:
         places = ", ".join(f"{topic}-{partition}" for topic, partition in lane.places) or "none that is known of"
+        if lane.waits_for:
+            topic, _ = min(lane.waits_for)
+            look = f"leaders and replicas of these partitions: kafka-topics.sh --describe --topic {topic}"
+        else:
+            look = f"the coordinator: kafka-transactions.sh describe --transactional-id {lane.transactional_id}"
         logger.warning(
             "transactional id %s is taken over later: %s; until then readers of committed records may wait where its "
-            "last outputs went (%s). If that lasts, look at the coordinator: kafka-transactions.sh describe "
-            "--transactional-id %s",
+            "last outputs went (%s). If that lasts, look at %s",
             lane.transactional_id,
             error,
             places,
-            lane.transactional_id,
+            look,
         )
 
     def _free(self, used: _Used) -> None:
