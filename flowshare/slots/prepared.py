@@ -30,12 +30,20 @@ Rows lie among the share-partition's own state, so that they go with it when it 
 
     <the share-partition's keys begin so> 0x04 <lane, 1 byte> <number, 8 bytes> <settle, 2 bytes>
     value    format version, 1: it is marked decided (1 byte each); length of the update (4 bytes), update, writes
-    y/ <slot, 4 bytes> <lane, 1 byte>                                                          a lane that was used ever
-    value    format version (1 byte); of each partition that its last transactions wrote to: length of the topic's name
-             (2 bytes), name, partition (4 bytes)
+    y/ <slot, 4 bytes> <lane, 1 byte>                                     the note of a lane that was used (`LaneNote`)
+    value    format version, how it ended (1 byte each); how many partitions `before` has (2 bytes); of each partition,
+             of `before` first: length of the topic's name (2 bytes), name, partition (4 bytes)
 
-Those partitions are for whoever takes the lane over: a coordinator that was killed may have called a transaction ended
-without telling them so (KAFKA-20734), and then they are told anew.
+A coordinator may call a transaction ended without telling its partitions so (KAFKA-20734). Whoever takes the lane over
+tells them again, by empty transactions of the same producer with the same end. The note is what he needs for that:
+
+    note                 coordinator says          is told
+    it has an end        open                      what a predecessor was telling is ended first, as he meant to
+    it has an end        anything                  `before`: committed; `last`: that end
+    it has none          committed, aborted        the same, with this end, which is noted before the producer is fenced
+    it has none          open                      aborted: what the coordinator names; all else of the note: committed
+
+The note has no end from when a transaction begins until somebody takes the lane over, and none when all is told.
 """
 
 from __future__ import annotations
@@ -54,13 +62,19 @@ PREPARED: Final = b"\x04"
 VERSION: Final = 1
 EPOCH_BITS: Final = 32
 """A number is above all of older claims of the slot: so many bits count what one leader does."""
+Place = tuple[str, int]
+LEDGER: Final[Place] = ("", 0)
+"""In a lane's note: its ledger."""
 NO_NUMBER: Final = -1
 """Of a ledger in which nothing was committed yet."""
 SETTLES_MAX: Final = 1 << 16
 _PLACE: Final = struct.Struct(">BQH")
 _LANE: Final = struct.Struct(">IB")
+_NOTE: Final = struct.Struct(">BBH")
 _LENGTH: Final = struct.Struct(">H")
 _PARTITION: Final = struct.Struct(">i")
+_ENDS: Final = (None, False, True)
+"""How a lane's last transaction ended, by its number in a note."""
 _VALUE: Final = struct.Struct(">BBI")
 
 
@@ -76,6 +90,48 @@ class Row(NamedTuple):
     def key(self) -> bytes:
         """Its state key."""
         return self.share + PREPARED + _PLACE.pack(self.lane, self.number, self.settle)
+
+
+class LaneNote(NamedTuple):
+    """Where the last transactions of a lane went, topics and partitions, `LEDGER` for its ledger.
+
+    last: of the last one; before: of the one before it, if that was committed and may not have been told everywhere.
+    committed: how the last one ended, once somebody who takes the lane over knows that; else None.
+    """
+
+    before: tuple[Place, ...] = ()
+    last: tuple[Place, ...] = ()
+    committed: bool | None = None
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """All partitions of outputs."""
+        return tuple(dict.fromkeys([place for place in (*self.before, *self.last) if place != LEDGER]))
+
+    def begun(self, places: Iterable[Place]) -> LaneNote:
+        """The next transaction writes to these."""
+        return LaneNote(self.last, (*sorted(set(places)), LEDGER))
+
+    def left_open(self, places: Iterable[Place]) -> LaneNote:
+        """The last one is open, has these partitions so far, and is aborted.
+
+        Brokers name no partition of offsets to who may not describe their topic, so the ledger is always taken for its.
+        """
+        last = (*(place for place in places if place != LEDGER), LEDGER)
+        before = tuple(place for place in dict.fromkeys([*self.before, *self.last]) if place not in last)
+        return LaneNote(before, last, committed=False)
+
+    def ends(self) -> list[tuple[tuple[Place, ...], bool]]:
+        """What is to be told to whom, one after the other: places, and whether they are committed."""
+        assert self.committed is not None, "how it ended is known"
+        before = tuple(place for place in self.before if place not in self.last)
+        ends = [((*before, *self.last), True)] if self.committed else [(before, True), (self.last, False)]
+        return [(places, end) for places, end in ends if places]
+
+    def being_ended(self, places: Iterable[Place]) -> bool:
+        """Whether who told these partitions, and did not come to the end, meant to commit."""
+        of = set(places)
+        return next((end for some, end in self.ends() if not of.isdisjoint(some)), bool(self.committed))
 
 
 class Prepared(NamedTuple):
@@ -162,21 +218,19 @@ def places_in(entries: Iterable[tuple[bytes, bytes]]) -> list[Row]:
     return found
 
 
-def lane_entry(slot: int, lane: int, written: Iterable[tuple[str, int]] = ()) -> tuple[bytes, bytes]:
-    """The entry of a lane. written: topics and partitions of its last transactions."""
-    parts = [bytes((VERSION,))]
-    for topic, partition in written:
+def lane_entry(slot: int, lane: int, note: LaneNote) -> tuple[bytes, bytes]:
+    """The entry of a lane."""
+    parts = [_NOTE.pack(VERSION, _ENDS.index(note.committed), len(note.before))]
+    for topic, partition in (*note.before, *note.last):
         name = topic.encode()
         parts += (_LENGTH.pack(len(name)), name, _PARTITION.pack(partition))
     return LANES_PREFIX + _LANE.pack(slot, lane), b"".join(parts)
 
 
-def lanes_in(entries: Iterable[tuple[bytes, bytes]]) -> dict[int, tuple[tuple[str, int], ...]]:
-    """The lanes that the entries of one slot name, and where their last transactions wrote to. Raises: SlotCorrupt."""
-    return {_lane_of(key): _written_in(value) for key, value in entries if key.startswith(LANES_PREFIX)}
-
-
-def _lane_of(key: bytes) -> int:
+def lane_of(key: bytes) -> int | None:
+    """The lane whose note a state key has; None: it is no lane's. Raises: SlotCorrupt."""
+    if not key.startswith(LANES_PREFIX):
+        return None
     try:
         _, lane = _LANE.unpack(key[len(LANES_PREFIX) :])
     except struct.error:
@@ -184,22 +238,23 @@ def _lane_of(key: bytes) -> int:
     return int(lane)
 
 
-def _written_in(value: bytes) -> tuple[tuple[str, int], ...]:
-    written: list[tuple[str, int]] = []
-    at = 1
+def decode_note(value: bytes) -> LaneNote:
+    """The note of a lane. Raises: SlotCorrupt."""
+    places: list[Place] = []
     try:
+        version, end, before = _NOTE.unpack_from(value)
+        at = _NOTE.size
         while at < len(value):
             (length,) = _LENGTH.unpack_from(value, at)
             at += _LENGTH.size
-            topic = value[at : at + length].decode()
             (partition,) = _PARTITION.unpack_from(value, at + length)
-            written.append((topic, partition))
+            places.append((value[at : at + length].decode(), partition))
             at += length + _PARTITION.size
     except (struct.error, UnicodeDecodeError):
-        raise SlotCorrupt("where a lane's last transactions wrote to cannot be read") from None
-    if value[:1] != bytes((VERSION,)):
-        raise SlotCorrupt("where a lane's last transactions wrote to has a format that is not known")
-    return tuple(written)
+        raise SlotCorrupt("the note of a lane cannot be read") from None
+    if version != VERSION or end >= len(_ENDS) or before > len(places):
+        raise SlotCorrupt("the note of a lane has a format that is not known")
+    return LaneNote(tuple(places[:before]), tuple(places[before:]), _ENDS[end])
 
 
 # --- decisions ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.server.net.listener import Listener
 from flowshare.server.server import Server
 from flowshare.share.config import ServerConfig
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -82,6 +83,37 @@ async def test_a_transactional_id_keeps_its_producer_id_and_raises_its_epoch(uni
 async def test_a_transactional_id_keeps_its_producer_id_and_raises_its_epoch_at_kafka(broker, unique):
     async with connected(broker) as kafka:
         await producer_ids(kafka, unique("slot"))
+
+
+async def described(kafka, name, topic):
+    """A transactional id before it has a transaction, with an open one, and after that."""
+    asked = m.DescribeTransactionRequest(transactional_id=name)
+    assert (await kafka.send(asked)).error is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+    producer = (await kafka.send(m.InitProducerIdRequest(transactional_id=name, timeout_ms=9_000))).producer
+    none_yet = await kafka.send(asked)
+    await kafka.send(m.CreateTopicRequest(name=topic, partitions=2))
+    places = ((topic, 0), (topic, 1))
+    await kafka.send(m.AddPartitionsToTxnRequest(transactional_id=name, producer=producer, partitions=places))
+    open_now = await kafka.send(asked)
+    await kafka.send(m.EndTxnRequest(transactional_id=name, producer=producer, committed=True))
+    ended = await until(lambda: kafka.send(asked), good=lambda answer: answer.state == "CompleteCommit")
+
+    assert (none_yet.state, none_yet.partitions, none_yet.timeout_ms) == ("Empty", (), 9_000)
+    assert none_yet.started_ms == -1
+    assert (open_now.state, set(open_now.partitions), open_now.producer) == ("Ongoing", set(places), producer)
+    assert open_now.started_ms > 0
+    assert ended.partitions == ()
+
+
+async def test_a_transaction_is_described(unique):
+    async with connected() as kafka:
+        await described(kafka, unique("slot"), unique("paid"))
+
+
+@pytest.mark.java
+async def test_a_transaction_is_described_at_kafka(kafka, unique):
+    async with connected(kafka.bootstrap) as connection:
+        await described(connection, unique("slot"), unique("paid"))
 
 
 # --- classic groups -----------------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ from flowshare.server.share.owner import PartitionOwner, Want
 from flowshare.server.share.partition_log import PartitionLog
 from flowshare.server.share.stats import Stats
 from flowshare.share.config import GroupConfig
-from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode
+from flowshare.share.records import encode_update
+from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode, PartitionUpdate
 from flowshare.slots.prepared import rows_in
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
@@ -35,6 +36,8 @@ from tests.fleet.slots import TOPIC, Process, fleet
 GROUP, MEMBER = "g", "m"
 INPUT, OUTPUT = "input", "output"
 QUICK = OutputSettings(queue_s=20.0)
+ONE = OutputSettings(lanes_max=1, queue_s=20.0)
+NOTHING = encode_update(PartitionUpdate(start_offset=-1, delivery_complete_count=-1))
 NEVER = -1
 STEPS = (
     m.ProduceRequest,
@@ -66,6 +69,16 @@ async def committed_in(kafka, topic, partition=0):
         if not header.is_control and header.base_offset not in gone
     ]
     return [record.value for one in found for record in decode_all(one)]
+
+
+def out(world, value, partition=0, topic=OUTPUT):
+    """An output of one record."""
+    return Output(topic, world.kafka.storage.topics()[topic].topic_id, partition, records(value))
+
+
+async def written(leader, *outputs):
+    """Outputs of a settle that changes nothing."""
+    await leader.storage.settle_apart(leader.key.prefix, NOTHING, (), list(outputs))
 
 
 class Leader:

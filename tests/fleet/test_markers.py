@@ -12,7 +12,7 @@ import pytest
 
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
-from tests.fleet.outputs_world import OUTPUT, committed_in, on_outputs
+from tests.fleet.outputs_world import ONE, OUTPUT, Leader, committed_in, on_outputs, out, written
 
 OTHER = (OUTPUT, 1)
 
@@ -85,10 +85,11 @@ def test_a_lane_whose_broker_was_lost_tells_how_its_last_transaction_ended_befor
         await leader.settle(0, b"first")
         await world.kafka.cut()
 
-        world.kafka.refuse(m.ProduceRequest, ErrorCode.MESSAGE_TOO_LARGE)
-        refused = leader.settle(1, b"too large")  # it is aborted, and takes nothing that was committed with it
+        world.forbidden.add((m.ProduceRequest, OUTPUT))
+        refused = leader.settle(1, b"not allowed")  # it is aborted, and takes nothing that was committed with it
         await asyncio.wait([refused])
         assert refused.exception() is not None
+        world.forbidden.clear()
         await leader.settle(2, b"third")
         await leader.owner.close()
 
@@ -134,5 +135,206 @@ def test_a_take_over_whose_connection_breaks_goes_on_where_it_was(kind, carried_
         assert 0 not in await second.take(6)
         assert await world.visible() == [b"first"]
         assert second.rows() == []
+
+    on_outputs(scenario)
+
+
+def test_a_broker_that_is_lost_while_a_transaction_begins_costs_nothing_of_the_one_before():
+    """It waits for its coordinator meanwhile, and then it is refused."""
+
+    async def scenario(world):
+        leader = await world.leader("a", settings=ONE)
+        await leader.take(3)
+        world.kafka.forget_markers()
+        await leader.settle(0, b"first")
+        world.kafka.refuse(m.AddPartitionsToTxnRequest, ErrorCode.CONCURRENT_TRANSACTIONS, 5)
+        refused = leader.settle(1, b"too large")
+        await world.until(lambda: leader.outputs._lanes[0].state.name == "SENDING")
+        await world.asked(m.AddPartitionsToTxnRequest, world.kafka.asked[m.AddPartitionsToTxnRequest] + 2)
+        await world.kafka.cut()
+        world.refused[m.ProduceRequest] = ErrorCode.MESSAGE_TOO_LARGE
+        await asyncio.wait([refused])
+        await leader.owner.close()
+        assert await world.visible() == [b"first"]
+
+    on_outputs(scenario)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_transaction_that_is_aborted_takes_nothing_of_the_one_before_it_elsewhere(lost):
+    async def scenario(world):
+        leader = await world.leader("a", settings=ONE)
+        await leader.take(3)
+        world.kafka.forget_markers()
+        await leader.settle(0, b"first")
+        world.kafka.hold(m.AddPartitionsToTxnRequest)
+        refused = leader.settle(1, b"too large", partition=1)
+        await world.until(lambda: leader.outputs._lanes[0].state.name == "SENDING")
+        if lost:
+            leader.outputs._lanes[0].lane._brokers._on_lost()
+        world.forbidden.add((m.ProduceRequest, OUTPUT))
+        world.kafka.release(m.AddPartitionsToTxnRequest)
+        await asyncio.wait([refused])
+        await world.clock.sleep(1)
+        await leader.owner.close()
+        assert await world.visible() == [b"first"]
+
+    on_outputs(scenario)
+
+
+def test_a_transaction_that_a_successor_aborts_takes_nothing_of_the_one_before_it_elsewhere():
+    async def scenario(world):
+        first = await world.leader("a", settings=ONE)
+        await first.take(2)
+        world.kafka.forget_markers()
+        await first.settle(0, b"first")
+        first.dies(after=m.TxnOffsetCommitRequest)
+        first.settle(1, b"second", partition=1)
+        await world.until(lambda: first.dead)
+        await world.leader("b", settings=ONE)
+        assert await world.visible() == [b"first"]
+
+    on_outputs(scenario)
+
+
+def test_outputs_of_an_open_transaction_that_the_log_does_not_name_stay_away():
+    """The leader and the broker die when the partition has the output, and the slot's log not yet the note."""
+
+    async def scenario(world):
+        first = await world.leader("a", settings=ONE)
+        await first.take(2)
+        write = first.slot.write
+
+        def lost(entries):
+            entries = list(entries)
+            if any(key.startswith(b"y/") for key, _ in entries):
+                return asyncio.get_running_loop().create_future()
+            return write(entries)
+
+        await written(first, out(world, b"zero", 1))
+        first.slot.write = lost
+        first.settle(0, b"first")
+        await world.until(lambda: world.kafka.storage.offsets(OUTPUT, 0).high_watermark > 0)
+        world.kafka.forget_markers()
+        await first.kill()
+        second = await world.leader("b", settings=ONE)
+        await world.clock.sleep(5)
+        held = world.held_up()
+        assert 0 in await second.take(1)
+        await second.settle(0, b"second")
+        await second.owner.close()
+        assert await world.visible() == [b"second"]
+        assert not held
+
+    on_outputs(scenario)
+
+
+def test_a_transaction_that_is_committed_while_a_successor_fences_its_leader_is_told_so():
+    async def scenario(world):
+        first = await world.leader("a", settings=ONE)
+        await first.take()
+        world.kafka.hold(m.EndTxnRequest)
+        first.settle(0, b"first")
+        await world.asked(m.EndTxnRequest)
+        go_on = world.kafka.hold_later_ones_no_more(m.EndTxnRequest)
+        coordinator = world.kafka.server._transactions
+
+        async def passed(ended, place, left, *, committed):  # the output's partition alone is passed over
+            left.discard(place)
+            del coordinator._mark
+
+        coordinator._mark = passed
+        fence, waits = asyncio.Event(), asyncio.Event()
+        real = world.kafka.carry_out
+
+        async def carry_out(connection, request):
+            if isinstance(request, m.InitProducerIdRequest) and ".outputs." in (request.transactional_id or ""):
+                waits.set()
+                await fence.wait()
+            return await real(connection, request)
+
+        world.kafka.carry_out = carry_out
+        second = Leader(world, "b", settings=ONE)
+        world.leaders.append(second)
+        await second.lead()
+        await waits.wait()
+        go_on.set()
+        await world.clock.sleep(0.1)
+        await first.kill()
+        fence.set()
+        await second.load()
+        taken = await second.take(6)
+        assert (0 in taken) != (await world.visible() == [b"first"])
+
+    on_outputs(scenario)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_how_a_transaction_ended_is_known_to_who_comes_after_a_successor_that_could_not_tell_it(committed):
+    async def scenario(world):
+        first = await world.leader("a")
+        await first.take()
+        await dies_with_its_broker(world, first, after=m.EndTxnRequest if committed else m.TxnOffsetCommitRequest)
+        world.kafka.not_led.add((OUTPUT, 0))
+        second = Leader(world, "b")
+        world.leaders.append(second)
+        await second.lead()
+        await world.clock.sleep(3)  # it has fenced, and waits for the leader
+        await second.storage.lay_down(0)  # graceful: the slot moves
+        await second.slot.hand_over("c")
+        world.kafka.not_led.clear()
+        third = Leader(world, "c")
+        world.leaders.append(third)
+        await third.lead()
+        await asyncio.wait_for(third.load(), 60)
+        assert not world.held_up()
+        assert await world.visible() == ([b"first"] if committed else [])
+
+    on_outputs(scenario)
+
+
+def test_who_lost_the_slot_and_takes_its_lane_again_keeps_nothing_from_being_told():
+    async def scenario(world):
+        first = await world.leader("a", settings=ONE)
+        await first.take()
+        world.kafka.forget_markers()
+        await first.settle(0, b"first")
+        assert world.held_up()
+        world.kafka.hold(m.AddPartitionsToTxnRequest)
+        second = Leader(world, "b", settings=ONE)
+        world.leaders.append(second)
+        asked = world.kafka.asked[m.AddPartitionsToTxnRequest]
+        await second.lead()
+        await world.asked(m.AddPartitionsToTxnRequest, asked + 1)  # it has fenced and knows: committed
+        for connection in list(first.connections):
+            await connection.break_off()
+        await world.clock.sleep(0.5)
+        await first.kill()
+        world.kafka.release(m.AddPartitionsToTxnRequest)
+        await world.clock.sleep(30)
+        assert await world.visible() == [b"first"]
+
+    on_outputs(scenario)
+
+
+def test_who_lost_the_slot_and_takes_its_lane_again_aborts_nothing_that_is_being_told():
+    async def scenario(world):
+        first = await world.leader("a", settings=ONE)
+        await first.take()
+        world.kafka.forget_markers()
+        await first.settle(0, b"first")
+        world.kafka.hold(m.EndTxnRequest)
+        second = Leader(world, "b", settings=ONE)
+        world.leaders.append(second)
+        asked = world.kafka.asked[m.EndTxnRequest]
+        await second.lead()
+        await world.asked(m.EndTxnRequest, asked + 1)
+        for connection in list(first.connections):
+            await connection.break_off()
+        await world.clock.sleep(0.5)
+        await first.kill()
+        world.kafka.release(m.EndTxnRequest)
+        await world.clock.sleep(30)
+        assert await world.visible() == [b"first"]
 
     on_outputs(scenario)

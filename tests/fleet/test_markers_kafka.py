@@ -14,7 +14,7 @@ from flowshare.client.errors import ClientError
 from flowshare.client.net.cluster import Cluster
 from flowshare.client.net.topology import NOBODY
 from flowshare.clock import LoopClock
-from flowshare.fleet.state.lane import Lane, OutputSettings, pieces_of
+from flowshare.fleet.state.lane import EMPTY, Lane, OutputSettings, pieces_of
 from flowshare.log.base import Output
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
@@ -32,6 +32,10 @@ async def is_there(output, anew):
     """As `Lane` asks whether what an output was made for is there."""
 
 
+async def kept(note):
+    """As if the slot's log had taken it in."""
+
+
 class Kafka:
     """What the test asks of two brokers, one of which is to be killed."""
 
@@ -40,7 +44,7 @@ class Kafka:
         self.cluster = cluster
         self.connection = cluster.connect("test")
 
-    def lane(self, topic, slot, written=()):
+    def lane(self, topic, slot, note=EMPTY):
         """The first lane of a slot, of another process each time."""
         return Lane(
             0,
@@ -51,7 +55,8 @@ class Kafka:
             exists=is_there,
             clock=self.cluster.clock,
             settings=OutputSettings(),
-            written=written,
+            keep=kept,
+            note=note,
         )
 
     async def leader(self, place):
@@ -112,7 +117,7 @@ async def test_a_partition_that_had_no_leader_when_its_transaction_was_committed
         first = kafka.lane(*slot)
         await first.take_over()
         pieces = pieces_of(Output(*place[:1], None, place[1], records(b"out")), 0)
-        written = first.will_write(pieces)
+        note = first.will_write(pieces)
         await first.send(1, pieces)
         brokers.kill(every=False)
         await until(lambda: kafka.leader(place), good=lambda on: on == NOBODY)
@@ -121,7 +126,7 @@ async def test_a_partition_that_had_no_leader_when_its_transaction_was_committed
         brokers.back()
         await until(lambda: kafka.leader(place), good=lambda on: on != NOBODY)
 
-        second = kafka.lane(*slot, written)
+        second = kafka.lane(*slot, note)
         assert await until(partial(taken_over, second), good=lambda ledger: ledger is not None) == 1
         await second.close()
         end = await kafka.end(place, committed=False)

@@ -27,14 +27,11 @@ from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.runtime.state import ShareKey
 from flowshare.server.share.leaders import LocalLeaders
-from flowshare.share.records import encode_update
-from flowshare.share.types import PartitionState, PartitionUpdate
-from flowshare.slots.prepared import Prepared, Row, lane_entry
+from flowshare.share.types import PartitionState
+from flowshare.slots.prepared import LaneNote, Prepared, Row, lane_entry
 from flowshare.transactions.coordinator import TransactionConfig
-from tests.fleet.outputs_world import OUTPUT, Leader, on_outputs, records
+from tests.fleet.outputs_world import NOTHING, OUTPUT, Leader, on_outputs, out, written
 from tests.fleet.slots import TOPIC
-
-NOTHING = encode_update(PartitionUpdate(start_offset=-1, delivery_complete_count=-1))
 
 
 def test_a_settle_writes_outputs_and_state():
@@ -498,13 +495,6 @@ def test_a_partition_that_gives_no_answer_rests_and_others_go_on():
     on_outputs(scenario)
 
 
-async def written(leader, value, partition):
-    """Outputs of a settle that changes nothing."""
-    topic_id = leader.world.kafka.storage.topics()[OUTPUT].topic_id
-    output = Output(OUTPUT, topic_id, partition, records(value))
-    await leader.storage.settle_apart(leader.key.prefix, NOTHING, (), [output])
-
-
 def test_a_partition_that_gives_no_answer_for_minutes_takes_a_few_lanes_and_nothing_of_its_neighbours():
     async def scenario(world):
         leader = await world.leader("a")
@@ -512,10 +502,10 @@ def test_a_partition_that_gives_no_answer_for_minutes_takes_a_few_lanes_and_noth
         world.kafka.unmarked.add((OUTPUT, 1))  # what is open there cannot be aborted there either
         slowest_s = 0.0
         for number in range(90):
-            stuck = asyncio.ensure_future(written(leader, b"stuck", 1))
+            stuck = asyncio.ensure_future(written(leader, out(world, b"stuck", 1)))
             await world.clock.sleep(1)
             begun_s = world.clock.monotonic()
-            await written(leader, b"out-%d" % number, 0)
+            await written(leader, out(world, b"out-%d" % number))
             slowest_s = max(slowest_s, world.clock.monotonic() - begun_s)
             await asyncio.wait([stuck])
             with pytest.raises(OutputRefused):
@@ -528,7 +518,7 @@ def test_a_partition_that_gives_no_answer_for_minutes_takes_a_few_lanes_and_noth
         world.kafka.unmarked.clear()
         await world.until(lambda: all(used.state.name == "READY" for used in leader.outputs._lanes))
         await world.clock.sleep(6)
-        await written(leader, b"at last", 1)
+        await written(leader, out(world, b"at last", 1))
         assert await world.visible(partition=1) == [b"at last"]
 
     on_outputs(scenario)
@@ -844,7 +834,7 @@ def test_a_row_that_cannot_be_read_stops_its_own_share_partition_alone():
     async def scenario(world):
         leader = await world.leader("a")
         await leader.slot.write([(Row(leader.key.prefix, 2, 1).key, b"damaged")])
-        await leader.slot.write([(lane_entry(0, 0)[0], b"damaged, too")])
+        await leader.slot.write([(lane_entry(0, 0, LaneNote())[0], b"damaged, too")])
         await leader.storage.lay_down(0)
         await leader.owner.close()
         await leader.slot.hand_over("b")

@@ -8,18 +8,21 @@ import pytest
 
 from flowshare.slots.errors import NewerFormat, SlotCorrupt
 from flowshare.slots.prepared import (
+    LEDGER,
     PREPARED,
     Fate,
     Kept,
     LaneBook,
+    LaneNote,
     Prepared,
     Row,
     decide,
+    decode_note,
     decode_row,
     encode_row,
     fate,
     lane_entry,
-    lanes_in,
+    lane_of,
     last_number,
     row_of,
     rows_in,
@@ -81,28 +84,67 @@ def test_a_row_of_a_newer_release_is_not_guessed_at():
         decode_row(row(1).key, b"\2" + bytes(20))
 
 
-def test_a_lane_is_kept_with_where_it_wrote_to():
-    written = (("paid", 0), ("gebühren", 7))
-    entries = [lane_entry(3, 0), (b"g/a", b"1"), lane_entry(3, 5, written)]
-
-    assert lanes_in(entries) == {0: (), 5: written}
-    assert lanes_in([(b"g/a", b"1")]) == {}
+NOTE = LaneNote((("paid", 0), LEDGER), (("gebühren", 7), ("paid", 1), LEDGER), committed=False)
 
 
-@pytest.mark.parametrize("spoil", [lambda key, value: (key, b""), lambda key, value: (key, b"\2" + value[1:])])
-def test_a_lane_that_cannot_be_read_is_told(spoil):
+@pytest.mark.parametrize("note", [LaneNote(), NOTE, NOTE._replace(committed=True), NOTE._replace(committed=None)])
+def test_the_note_of_a_lane_is_read_as_it_was_written(note):
+    key, value = lane_entry(3, 5, note)
+
+    assert lane_of(key) == 5
+    assert decode_note(value) == note
+    assert lane_of(b"g/a") is None
+
+
+@pytest.mark.parametrize("head", [b"", b"\1", b"\2\0\0\0", b"\1\3\0\0", b"\1\0\0\7"])
+def test_a_note_that_cannot_be_read_is_told(head):
     with pytest.raises(SlotCorrupt):
-        lanes_in([spoil(*lane_entry(3, 5, [("paid", 0)]))])
+        decode_note(head + lane_entry(3, 5, NOTE)[1][4:])
 
 
-@pytest.mark.parametrize("size", range(1, 10))
-def test_a_lane_that_is_cut_short_is_told(size):
-    key, value = lane_entry(3, 5, [("paid", 0)])
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 6])
+def test_a_note_that_is_cut_short_is_told(size):
+    key, value = lane_entry(3, 5, LaneNote(last=(("p", 0),)))
 
     with pytest.raises(SlotCorrupt):
-        lanes_in([(key, value[:-size])])
+        decode_note(value[:-size])
     with pytest.raises(SlotCorrupt):
-        lanes_in([(key[:-1], value)])
+        lane_of(key[:-1])
+
+
+A, B, C = ("a", 0), ("b", 0), ("c", 0)
+
+
+@pytest.mark.parametrize(
+    ("note", "ends"),
+    [
+        (LaneNote(committed=True), []),
+        (LaneNote((A, LEDGER), (B, LEDGER), committed=True), [((A, B, LEDGER), True)]),
+        (LaneNote((A, LEDGER), (B, LEDGER), committed=False), [((A,), True), ((B, LEDGER), False)]),
+        (LaneNote((A, LEDGER), (A, LEDGER), committed=False), [((A, LEDGER), False)]),
+        (LaneNote((A, LEDGER), (), committed=False), [((A, LEDGER), True)]),
+    ],
+)
+def test_the_last_transaction_is_told_its_own_end_and_the_one_before_that_it_is_committed(note, ends):
+    assert note.ends() == ends
+
+
+def test_a_transaction_that_is_found_open_has_what_its_coordinator_names_and_all_else_is_of_the_one_before():
+    noted = LaneNote().begun([A]).begun([C, B])
+    assert noted == LaneNote((A, LEDGER), (B, C, LEDGER))
+
+    assert noted.left_open([C, LEDGER]) == LaneNote((A, B), (C, LEDGER), committed=False)
+    assert noted.left_open([B]) == LaneNote((A, C), (B, LEDGER), committed=False)
+    assert noted.places == (A, B, C)
+
+
+def test_what_a_predecessor_was_telling_is_ended_as_he_meant_to():
+    note = LaneNote((A, LEDGER), (B, LEDGER), committed=False)
+
+    assert note.being_ended([A])
+    assert not note.being_ended([B, LEDGER])
+    assert not note.being_ended([LEDGER])
+    assert note._replace(committed=True).being_ended([])
 
 
 # --- what became of a settle --------------------------------------------------------------------------------------

@@ -1,19 +1,22 @@
 """Answers that are computed from more than one field of the wire: metadata, settings, offsets of many partitions,
-acknowledgements; and the codecs of share groups, which stand in `protocol.share_codec`
+transactions; and the codecs of share groups, which stand in `protocol.share_codec`
 and `protocol.settle_codec`."""
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 from flowshare.client.wire.base import LEFT_OUT, Codecs, Write, by_kio, endpoints, text
-from flowshare.protocol.compact import grouped
+from flowshare.protocol.compact import I32, FrameReader, grouped
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import module, write_request
 from flowshare.protocol.messages import (
     ConfigEntry,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
+    DescribeTransactionRequest,
+    DescribeTransactionResponse,
     ListOffsetsResponse,
     ManyOffsetsRequest,
     ManyOffsetsResponse,
@@ -25,12 +28,16 @@ from flowshare.protocol.messages import (
     TopicMetadata,
 )
 from flowshare.protocol.messages.base import NOT_ASKED
+from flowshare.protocol.messages.transactions import ProducerIdentity
 from flowshare.protocol.settle_codec import decode_settled, encode_settle
 from flowshare.protocol.share_codec import decode_acknowledged, decode_fetched, encode_acknowledge, encode_fetch
 from flowshare.protocol.translation import known_error
 
 OWN: Final = {"topic": {1}, "broker": {2, 3, 4}, "group": {8}}
 """The sources of settings that mean "set on this very thing"; all others are defaults to it."""
+_I16: Final = struct.Struct(">h")
+_TRANSACTION: Final = struct.Struct(">iqqh")
+_DESCRIBED_BYTES_MIN: Final = _I16.size + _TRANSACTION.size
 NO_REPLICA: Final = -1
 CLUSTER_APART_FROM: Final = 11
 """The version of Metadata from which what one may do with the cluster is no longer asked here."""
@@ -144,7 +151,43 @@ def _many_answer(answer: Any, request: ManyOffsetsRequest) -> ManyOffsetsRespons
     return ManyOffsetsResponse(offsets=tuple(told.get(at, missing) for at in request.partitions))
 
 
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+def _transaction(frame: bytes, request: DescribeTransactionRequest, _version: int) -> DescribeTransactionResponse:
+    """Version 0. By hand, as brokers give -1 for when a transaction began that is not open, which kio refuses."""
+    reader = FrameReader(frame, I32.size)
+    reader.tags()
+    reader.unpack(I32)
+    found = [_described(reader) for _ in range(reader.count(_DESCRIBED_BYTES_MIN))]
+    reader.tags()
+    answer = next((one for name, one in found if name == request.transactional_id), None)
+    return answer or DescribeTransactionResponse(error=ErrorCode.UNKNOWN_SERVER_ERROR, message=LEFT_OUT)
+
+
+def _described(reader: FrameReader) -> tuple[str | None, DescribeTransactionResponse]:
+    (error,) = reader.unpack(_I16)
+    name, state = reader.text(), reader.text()
+    timeout_ms, started_ms, producer_id, epoch = reader.unpack(_TRANSACTION)
+    places: list[tuple[str, int]] = []
+    for _ in range(reader.count(1)):
+        topic = reader.text() or ""
+        partitions = reader.count(I32.size)
+        places += ((topic, partition) for (partition,) in I32.iter_unpack(reader.take(partitions * I32.size)))
+        reader.tags()
+    reader.tags()
+    return name, DescribeTransactionResponse(
+        error=ErrorCode.known(error),
+        state=state or "",
+        timeout_ms=timeout_ms,
+        started_ms=started_ms,
+        producer=ProducerIdentity(producer_id, epoch),
+        partitions=tuple(places),
+    )
+
+
 CODECS: Final[Codecs] = {
+    DescribeTransactionRequest: (None, _transaction),
     MetadataRequest: (_by_kio(_metadata), by_kio("metadata", _metadata_answer)),
     DescribeConfigsRequest: (None, by_kio("describe_configs", _settings)),
     ManyOffsetsRequest: (_by_kio(_many), by_kio("list_offsets", _many_answer)),

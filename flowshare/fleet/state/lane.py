@@ -4,8 +4,7 @@ It carries there and back; what the answers mean for settles says `slots.prepare
 taken over before it is used, and after everything whose outcome is not as it should be: InitProducerId shuts out what
 may still be on its way under the old epoch, completes what was decided and aborts what was not. So no transaction is
 ever aborted in another way, and none that its leader gave up can be left hanging. What coordinators of Kafka 4.1 and
-newer forget of that, an empty transaction makes good (`Lane._end_again`); what it cannot know is how a transaction
-ended whose successor died, too, between InitProducerId and that.
+newer forget of that, empty transactions make good (`Lane._tell_ends`).
 
 Coordinators and outputs are asked over connections of their own, because a broker answers those of one connection one
 after another, and an output partition that stands still would keep back how the transaction ends.
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from flowshare.client.errors import NotConnected, ServerError, check
+from flowshare.client.errors import ClientError, NotConnected, ServerError, Unsupported, check
 from flowshare.client.net.topology import NOBODY as NOT_LED
 from flowshare.fleet.state.reading import passes
 from flowshare.log.base import (
@@ -39,6 +38,7 @@ from flowshare.protocol.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     DescribeTransactionRequest,
+    DescribeTransactionResponse,
     EndTxnRequest,
     InitProducerIdRequest,
     MetadataRequest,
@@ -48,7 +48,7 @@ from flowshare.protocol.messages import (
     TxnOffsetCommitRequest,
 )
 from flowshare.protocol.messages.transactions import NOBODY, ProducerIdentity
-from flowshare.slots.prepared import LaneBook
+from flowshare.slots.prepared import LEDGER, LaneBook, LaneNote, Place
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import MetadataResponse, Request
 
 T = TypeVar("T")
-Place = tuple[str, int]
 REFUSED: Final[Mapping[ErrorCode, type[LogError]]] = {
     ErrorCode.MESSAGE_TOO_LARGE: RecordsTooLarge,
     ErrorCode.RECORD_LIST_TOO_LARGE: RecordsTooLarge,
@@ -76,8 +75,16 @@ ABSENT: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNO
 SEQUENCE_MASK: Final = 0x7FFFFFFF
 COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
 """States of a transactional id whose last transaction is committed, in Kafka's words."""
-ABORTED: Final = frozenset({"Ongoing", "PrepareEpochFence", "PrepareAbort", "CompleteAbort"})
-"""The same of one that is aborted, an open one by whoever takes the id over."""
+ABORTED: Final = frozenset({"PrepareEpochFence", "PrepareAbort", "CompleteAbort"})
+"""The same of one that is aborted."""
+OPEN: Final = "Ongoing"
+PREPARED: Final = "Prepare"
+"""States begin so while what is decided is told to the partitions."""
+OFFSETS: Final = "__consumer_offsets"
+"""Where groups' offsets lie, ledgers too."""
+EMPTY: Final = LaneNote()
+SLOW_S: Final = 1.0
+"""A transaction that takes so long to begin waits for the one before to be told: it may not be told everywhere."""
 
 logger = logging.getLogger(__name__)
 
@@ -151,8 +158,8 @@ class Lane:
     """One lane of one slot. All methods are called on one event loop, one at a time.
 
     epoch: of the claim under which the slot is led. connect: opens a connection to the cluster. exists: None, or why
-    what an output was made for is not there (any more); True: the brokers are asked anew. written: where its last
-    transactions wrote to, under whoever led the slot then.
+    what an output was made for is not there (any more); True: the brokers are asked anew. keep: has the slot's log
+    say this of the lane, and raises StorageError, NotLed. note: what it says.
     """
 
     def __init__(
@@ -166,7 +173,8 @@ class Lane:
         exists: Callable[[Output, bool], Awaitable[LogError | None]],
         clock: Clock,
         settings: OutputSettings,
-        written: Iterable[Place] = (),
+        keep: Callable[[LaneNote], Awaitable[None]],
+        note: LaneNote = EMPTY,
     ) -> None:
         self.number = number
         self.book = LaneBook(number, epoch)
@@ -185,13 +193,11 @@ class Lane:
         self._coordinators = self._connected()
         self._brokers = self._connected()
         self._producer: ProducerIdentity = NOBODY
-        self._left: bool | None = None
-        """Whether the last transaction before the take-over that is under way is committed; None: nothing to tell."""
         self._sequences: dict[Place, int] = {}
         self._timeout_ms = settings.transaction_timeout_ms
-        self.places: tuple[Place, ...] = tuple(written)
-        """Where its last transactions wrote to: the one before may not be ended everywhere when one begins."""
-        self._last = self.places
+        self._keep = keep
+        self.note = note
+        """Where its last transactions went, and how the last one ended."""
         self.waits_for: set[Place] = set()
         """Partitions that keep the lane from being used, as far as that is known."""
 
@@ -225,31 +231,48 @@ class Lane:
 
     def begin_anew(self) -> None:
         """It is not known any more how far its last transaction came: `take_over` is next."""
-        self._producer, self._left = NOBODY, None
+        self._producer = NOBODY
         self._sequences.clear()
 
     async def take_over(self) -> int:
         """Shut older producers of the lane out, and have decided what they left; the ledger.
 
-        Called again until it succeeds, it goes on where it was. Raises: as `_ask`.
+        Called again until it succeeds, it goes on where it was. Raises: as `_ask`; StorageError, NotLed.
         """
         try:
             if self._producer == NOBODY:
                 self.shaken = False
                 self._producer = await self._fence()
-            if self._left is None:
+            if self.note.committed is None:
                 return await self._read_ledger()
-            return await self._end_again(committed=self._left)
+            return await self._tell_ends()
         except ServerError as error:
             if error.code in FENCED:
                 self.begin_anew()
             raise
 
     async def _fence(self) -> ProducerIdentity:
-        """Be the lane's producer, and know whether the last transaction before is committed."""
-        state = await self._state()
-        if state in COMMITTED or state in ABORTED:
-            self._left = state in COMMITTED
+        """Be the lane's producer; the note says how its last transaction ended, if there was one."""
+        found = await self._describe()
+        before: int | None = None
+        if self.note.committed is not None:
+            if found.state == OPEN:
+                await self._end(committed=self.note.being_ended(_places(found)), producer=found.producer)
+        elif found.state == OPEN:
+            before = await self._read_ledger(stable=False)
+            self.note = self.note.left_open(_places(found))
+        elif self.note != EMPTY and (found.state in COMMITTED or found.state in ABORTED):
+            self.note = self.note._replace(committed=found.state in COMMITTED)
+        if self.note != EMPTY:
+            await self._keep(self.note)
+        producer = await self._new_producer()
+        if before is not None and await self._read_ledger(stable=False) != before:
+            # It was committed after all, between the question and this.
+            self.note = self.note._replace(committed=True)
+            await self._keep(self.note)
+        return producer
+
+    async def _new_producer(self) -> ProducerIdentity:
         try:
             return (await self._ask(self._init())).producer
         except ServerError as error:
@@ -258,21 +281,26 @@ class Lane:
         self._timeout_ms = self._settings.low_timeout_ms
         return (await self._ask(self._init())).producer
 
-    async def _state(self) -> str:
-        """That of the transactional id, in Kafka's words; empty without one."""
+    async def _describe(self) -> DescribeTransactionResponse:
+        """What its coordinator knows of the transactional id; without a state: nothing."""
         try:
-            answer = await self._ask(DescribeTransactionRequest(transactional_id=self.transactional_id))
-        except ServerError as error:
-            if error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
-                raise
-            return ""
-        return answer.state
+            found = await self._ask(DescribeTransactionRequest(transactional_id=self.transactional_id))
+        except Unsupported:
+            return DescribeTransactionResponse()  # brokers before 3.0 tell all partitions
+        except (OSError, ClientError) as error:
+            if isinstance(error, ServerError) and error.code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                return DescribeTransactionResponse()
+            self.waits_for.clear()  # it is the coordinator that is waited for
+            raise
+        if found.state.startswith(PREPARED):
+            self.waits_for = {place for place in _places(found) if place != LEDGER}
+        return found
 
     def _init(self) -> InitProducerIdRequest:
         return InitProducerIdRequest(transactional_id=self.transactional_id, timeout_ms=self._timeout_ms)
 
-    async def _end_again(self, *, committed: bool) -> int:
-        """Tell all partitions of the last transaction, and the ledger's, how it ended; the ledger.
+    async def _tell_ends(self) -> int:
+        """Tell all partitions of the last transactions, and the ledger's, how those ended; the ledger.
 
         Coordinators of Kafka 4.1 and later pass over partitions that have no leader at the moment, such as all of a
         single broker that was killed, and call the transaction ended: readers of committed records stand still there
@@ -280,47 +308,33 @@ class Lane:
         time. Where it was ended it changes nothing.
         """
         leaders = await self._leaders()
-        try:
-            if self.places:
-                await self._add(self.places)
-        except ServerError as error:
-            if error.code not in ABSENT and error.code not in REFUSED:
-                raise
-            await self._add_each(self.places)
-        await self._add_ledger()
-        await self._end(committed=committed)
-        await self._clock.wait_for(self._carried_out(), self._settings.answer_s)
+        for places, committed in self.note.ends():
+            await self._end_empty(places, committed=committed)
         ledger = await self._read_ledger()
         if leaders != await self._leaders():
             raise NotConnected("partitions that outputs went to have new leaders")
-        self._left = None
+        await self._keep(EMPTY)
+        self.note = EMPTY
         return ledger
 
-    async def _carried_out(self) -> None:
-        """Wait until the coordinator has told, or passed over, all that the last transaction was of."""
-        pause_s = self._settings.retry_backoff
-        while (await self._state()).startswith("Prepare"):
-            await self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, self._settings.retry_backoff_max)
-
-    async def _leaders(self) -> Mapping[Place, tuple[int, int]]:
-        """Node and epoch of the leaders of all places, as the lane's coordinator knows them. Raises: NotConnected."""
-        topics = tuple(sorted({topic for topic, _ in self.places}))
-        if not topics:
-            return {}
-        asked = self._coordinators.to_coordinator(MetadataRequest(topics=topics), self.transactional_id, "transaction")
-        answer: MetadataResponse = await self._clock.wait_for(asked, self._settings.answer_s)
-        found = {
-            (topic.name, partition): (leader, epoch)
-            for topic in answer.topics
-            for partition, (leader, epoch) in enumerate(zip_longest(topic.leaders, topic.leader_epochs, fillvalue=-1))
-        }
-        leaders = {place: found[place] for place in self.places if place in found}
-        if not_led := {place for place, (leader, _) in leaders.items() if leader == NOT_LED}:
-            self.waits_for |= not_led
-            names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(not_led))
-            raise NotConnected(f"partitions that outputs went to have no leader: {names}")
-        return leaders
+    async def _end_empty(self, places: Sequence[Place], *, committed: bool) -> None:
+        """A transaction that has these partitions, and nothing in them."""
+        outputs = tuple(place for place in places if place != LEDGER)
+        try:
+            if outputs:
+                await self._add(outputs)
+        except ServerError as error:
+            if error.code not in ABSENT and error.code not in REFUSED:
+                raise
+            await self._add_each(outputs)
+        if LEDGER in places:
+            await self._add_ledger()
+        try:
+            await self._end(committed=committed)
+        except ServerError as error:
+            if error.code is not ErrorCode.INVALID_TXN_STATE:  # all of them are gone: there is nothing to end
+                raise
+        await self._clock.wait_for(self._carried_out(), self._settings.answer_s)
 
     async def _add_each(self, places: Iterable[Place]) -> None:
         """Those that are there, and that may be written to."""
@@ -332,19 +346,48 @@ class Lane:
                     raise
                 logger.info("%s-%d is not told how its last transaction ended: %s", *place, error)
 
-    async def _read_ledger(self) -> int:
-        request = OffsetFetchRequest(group_id=self.ledger, partitions=((self._topic, self._slot),), require_stable=True)
+    async def _carried_out(self) -> None:
+        """Wait until the coordinator has told, or passed over, all that the last transaction was of."""
+        pause_s = self._settings.retry_backoff
+        while (await self._describe()).state.startswith(PREPARED):
+            await self._clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._settings.retry_backoff_max)
+
+    async def _leaders(self) -> Mapping[Place, tuple[int, int]]:
+        """Node and epoch of the leaders of all places, as the lane's coordinator knows them. Raises: NotConnected."""
+        places = self.note.places
+        topics = tuple(sorted({topic for topic, _ in places}))
+        if not topics:
+            return {}
+        self.waits_for = set()
+        asked = self._coordinators.to_coordinator(MetadataRequest(topics=topics), self.transactional_id, "transaction")
+        answer: MetadataResponse = await self._clock.wait_for(asked, self._settings.answer_s)
+        found = {
+            (topic.name, partition): (leader, epoch)
+            for topic in answer.topics
+            for partition, (leader, epoch) in enumerate(zip_longest(topic.leaders, topic.leader_epochs, fillvalue=-1))
+        }
+        leaders = {place: found[place] for place in places if place in found}
+        if not_led := {place for place, (leader, _) in leaders.items() if leader == NOT_LED}:
+            self.waits_for = not_led
+            names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(not_led))
+            raise NotConnected(f"partitions that outputs went to have no leader: {names}")
+        return leaders
+
+    async def _read_ledger(self, *, stable: bool = True) -> int:
+        """stable: not before all is told to it."""
+        where = ((self._topic, self._slot),)
+        request = OffsetFetchRequest(group_id=self.ledger, partitions=where, require_stable=stable)
         (found,) = (await self._ask(request)).partitions
         check(found.error, None, f"reading the ledger {self.ledger}")
         return found.offset
 
     # --- one transaction ----------------------------------------------------------------------------------------
 
-    def will_write(self, pieces: Iterable[Piece]) -> tuple[Place, ...]:
-        """The next transaction consists of these; its `places` from now on."""
-        last, self._last = self._last, tuple(dict.fromkeys(piece.place for piece in pieces))
-        self.places = tuple(dict.fromkeys([*last, *self._last]))
-        return self.places
+    def will_write(self, pieces: Iterable[Piece]) -> LaneNote:
+        """The next transaction consists of these; what is to be noted before it is ended."""
+        self.note = self.note.begun(piece.place for piece in pieces)
+        return self.note
 
     async def send(self, number: int, pieces: Sequence[Piece]) -> None:
         """Have all that a transaction consists of taken in; `end` comes next, or `take_over`.
@@ -354,19 +397,25 @@ class Lane:
         by_place: dict[Place, list[Piece]] = {}
         for piece in pieces:
             by_place.setdefault(piece.place, []).append(piece)
-        await together(*([self._write_to(by_place)] if by_place else []), self._count(number))
+        began_s = self._clock.monotonic()
+        await together(*([self._join(by_place)] if by_place else []), self._add_ledger())
+        if self.shaken or self._clock.monotonic() - began_s > SLOW_S:
+            # The one before, which is committed, may not be told everywhere. Nothing of this one is written: committed
+            # as empty as it is, it ends the one before as that ended. Its number is not in the ledger.
+            self.shaken = True
+            await self._end(committed=True)
+            raise NotConnected("a broker was lost that may not have told how the transaction before ended")
+        writes = [self._write_place(place, some) for place, some in by_place.items()]
+        await together(*writes, self._count(number))
 
     async def end(self) -> None:
         """Commit. Raises: as `_ask`; whether it is committed is not known then."""
         await self._end(committed=True)
 
-    async def _end(self, *, committed: bool) -> None:
-        request = EndTxnRequest(transactional_id=self.transactional_id, producer=self._producer, committed=committed)
-        await self._ask(request)
-
-    async def _write_to(self, by_place: Mapping[Place, Sequence[Piece]]) -> None:
-        await self._join(by_place)
-        await together(*(self._write_place(place, some) for place, some in by_place.items()))
+    async def _end(self, *, committed: bool, producer: ProducerIdentity | None = None) -> None:
+        """End the transaction of this producer, or of another one."""
+        whose = self._producer if producer is None else producer
+        await self._ask(EndTxnRequest(transactional_id=self.transactional_id, producer=whose, committed=committed))
 
     async def _join(self, by_place: Mapping[Place, Sequence[Piece]]) -> None:
         """The partitions are going to be written to."""
@@ -400,7 +449,6 @@ class Lane:
     async def _count(self, number: int) -> None:
         """Have the ledger say the transaction's number, when it is committed."""
         producer = self._producer
-        await self._add_ledger()
         request = TxnOffsetCommitRequest(
             transactional_id=self.transactional_id,
             group_id=self.ledger,
@@ -479,6 +527,11 @@ class Lane:
         """What stands still on the old one keeps nothing else back."""
         old, self._brokers = self._brokers, self._connected()
         await old.close()
+
+
+def _places(found: DescribeTransactionResponse) -> list[Place]:
+    """The partitions of an open transaction."""
+    return [LEDGER if topic == OFFSETS else (topic, partition) for topic, partition in found.partitions]
 
 
 def _nothing() -> None:

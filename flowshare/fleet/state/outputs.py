@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.clock import backoff_s
-from flowshare.fleet.state.lane import Blamed, Lane, OutputSettings, Piece, Place, pieces_of, together
+from flowshare.fleet.state.lane import EMPTY, Blamed, Lane, OutputSettings, Piece, pieces_of, together
 from flowshare.log.base import (
     CorruptBatches,
     LogError,
@@ -45,15 +45,19 @@ from flowshare.log.base import (
 from flowshare.protocol.kafka import ApiKey
 from flowshare.slots.errors import SlotError
 from flowshare.slots.prepared import (
+    LEDGER,
     PREPARED,
     Fate,
     Kept,
+    LaneNote,
+    Place,
     Prepared,
     Row,
+    decode_note,
     encode_row,
     fate,
     lane_entry,
-    lanes_in,
+    lane_of,
     places_in,
     rows_in,
 )
@@ -186,10 +190,10 @@ class _Settle:
 class _Used:
     """A lane, with what is under way in it."""
 
-    def __init__(self, lane: Lane, noted: tuple[Place, ...] | None) -> None:
+    def __init__(self, lane: Lane, noted: LaneNote | None) -> None:
         self.lane = lane
         self.noted = noted
-        """Where the log says that its last transactions wrote to; None: it has nothing of the lane."""
+        """What the log says of it; None: nothing, or nobody knows."""
         self.state = _State.TAKING
         self.ended_s = float("-inf")
         """When its last transaction ended. For milliseconds after that a coordinator takes no other one."""
@@ -231,12 +235,19 @@ class SlotOutputs:
         for lane in range(self._inherited):
             self._take_lane([row for row in rows if row.lane == lane], noted.get(lane))
 
-    def _noted_in(self, entries: Sequence[tuple[bytes, bytes]]) -> Mapping[int, tuple[Place, ...]]:
-        try:
-            return lanes_in(entries)
-        except SlotError as error:
-            logger.error("slot %d: %s; as many are taken over as there can be", self._slot.slot, error)  # noqa: TRY400
-            return dict.fromkeys(range(self._settings.lanes_max), ())
+    def _noted_in(self, entries: Sequence[tuple[bytes, bytes]]) -> Mapping[int, LaneNote]:
+        """What the log says of lanes; where that cannot be read, of all that there may be."""
+        noted: dict[int, LaneNote] = {}
+        for key, value in entries:
+            try:
+                lane = lane_of(key)
+                if lane is not None:
+                    noted[lane] = decode_note(value)
+            except SlotError as error:
+                logger.error("slot %d: %s; all lanes are taken over", self._slot.slot, error)  # noqa: TRY400
+                for lane in range(self._settings.lanes_max + self._settings.stuck_max):
+                    noted.setdefault(lane, LaneNote(last=(LEDGER,)))
+        return noted
 
     async def close(self) -> None:
         """Take nothing more, and wait for what is under way, with a limit; the rest is left to who leads next."""
@@ -355,7 +366,7 @@ class SlotOutputs:
             raise problem
 
     def _rests(self, settle: _Settle) -> OutputRefused | None:
-        waited_for = {place for one in self._lanes if one.state is _State.TAKING for place in one.lane.waits_for}
+        waited_for = {place for one in self._lanes for place in one.lane.waits_for}
         resting: dict[int, LogError] = {
             piece.output: StorageError(f"{piece.place[0]}-{piece.place[1]} takes no outputs in now; try again later")
             for piece in settle.pieces
@@ -378,7 +389,7 @@ class SlotOutputs:
 
     def _pump(self) -> None:
         """Give what waits to lanes that are free."""
-        while self._queue and not self._closed:
+        while self._queue and not self._closed and self._busy < self._settings.lanes_max:
             ready = [one for one in self._lanes if one.state is _State.READY]
             used = min(ready, key=lambda one: one.ended_s, default=None)
             if used is None:
@@ -391,6 +402,10 @@ class SlotOutputs:
                 used.state, used.settles = _State.SENDING, settles
                 self._flying.update(settle.share for settle in settles)
                 self._run(used, self._use(used))
+
+    @property
+    def _busy(self) -> int:
+        return sum(bool(one.settles) and not one.troubled for one in self._lanes)
 
     def _may_have_more(self) -> bool:
         stuck = sum(one.troubled for one in self._lanes)
@@ -414,7 +429,7 @@ class SlotOutputs:
 
     # --- lanes --------------------------------------------------------------------------------------------------
 
-    def _take_lane(self, inherited: Sequence[Row] = (), noted: tuple[Place, ...] | None = None) -> None:
+    def _take_lane(self, inherited: Sequence[Row] = (), noted: LaneNote | None = None) -> None:
         """One lane more. inherited: its rows, of who led before. noted: what the log says of it, None: nothing."""
         ways = self._ways
         lane = Lane(
@@ -426,7 +441,8 @@ class SlotOutputs:
             exists=ways.exists,
             clock=ways.clock,
             settings=ways.settings,
-            written=noted or (),
+            keep=lambda note: self._keep(used, note),
+            note=noted or EMPTY,
         )
         used = _Used(lane, noted)
         lane.on_shaken = lambda: self._take_again(used)
@@ -449,6 +465,7 @@ class SlotOutputs:
     def _lost(self, used: _Used, error: Exception) -> None:
         """The lane is not ours any more, or nobody knows what became of it."""
         used.troubled = True
+        used.lane.waits_for.clear()
         for settle in used.settles:
             settle.fail(Undecided(str(error)))
 
@@ -466,15 +483,20 @@ class SlotOutputs:
     async def _note(self, used: _Used) -> None:
         """Have the log say that a lane is used. Raises: NotLed."""
         failures = 0
-        while True:
+        while used.noted is None:
             try:
-                await self._slot.write([lane_entry(self._slot.slot, used.lane.number)])
-                break
+                await self._keep(used, EMPTY)
             except StorageError as error:
                 logger.info("slot %d gets no further lane yet: %s", self._slot.slot, error)
-            failures += 1
-            await self._clock.sleep(backoff_s(failures, self._settings.retry_backoff, self._settings.retry_backoff_max))
-        used.noted = ()
+                failures += 1
+                pause_s = backoff_s(failures, self._settings.retry_backoff, self._settings.retry_backoff_max)
+                await self._clock.sleep(pause_s)
+
+    async def _keep(self, used: _Used, note: LaneNote) -> None:
+        """Have the log say this of a lane. Raises: StorageError, NotLed."""
+        used.noted = None
+        await self._slot.write([lane_entry(self._slot.slot, used.lane.number, note)])
+        used.noted = note
 
     def _mark(self, inherited: Sequence[Row]) -> None:
         """Note what a ledger says of rows that others left: groups' offsets do not outlast everything."""
@@ -497,7 +519,7 @@ class SlotOutputs:
             try:
                 ledger = await lane.take_over()
                 break
-            except (OSError, ClientError) as error:
+            except (OSError, ClientError, StorageError) as error:
                 failures += 1
                 used.troubled, self._problem = True, str(error) or "its coordinator does not answer"
                 self._pump()
@@ -523,6 +545,7 @@ class SlotOutputs:
 
         async def taken() -> None:
             await self._take(used)
+            await used.lane.hang_up()  # nothing is in doubt: a connection that is closed for being idle says nothing
             self._free(used)
 
         if used.state is _State.READY and not self._closed:
@@ -530,7 +553,7 @@ class SlotOutputs:
             self._run(used, taken())
 
     def _tell_trouble(self, lane: Lane, error: Exception) -> None:
-        places = ", ".join(f"{topic}-{partition}" for topic, partition in lane.places) or "none that is known of"
+        places = ", ".join(f"{topic}-{partition}" for topic, partition in lane.note.places) or "none that is known of"
         if lane.waits_for:
             topic, _ = min(lane.waits_for)
             look = f"leaders and replicas of these partitions: kafka-topics.sh --describe --topic {topic}"
@@ -591,11 +614,12 @@ class SlotOutputs:
         """All that has to be confirmed before the transaction may be committed. Raises: whatever speaks against it."""
         pieces = [piece._replace(settle=at) for at, settle in enumerate(used.settles) for piece in settle.pieces]
         lane = used.lane
-        written = lane.will_write(pieces)
-        noted = [] if written == used.noted else [lane_entry(self._slot.slot, lane.number, written)]
+        known, note = used.noted, lane.will_write(pieces)
+        used.noted = None
+        noted = [] if note == known else [lane_entry(self._slot.slot, lane.number, note)]
         row = self._slot.write([*noted, *begun.entries])
         await self._clock.wait_for(together(row, lane.send(begun.number, pieces)), self._settings.answer_s)
-        used.noted = written
+        used.noted = note
 
     async def _end(self, used: _Used, begun: Begun) -> list[_Settle]:
         """Commit, and find out whether it is; what comes again."""
