@@ -120,7 +120,8 @@ def _broker(app: App) -> list[Finding]:
                 Finding("ok", f"process {entry.pid} works on it already, health at http://{entry.address}")
                 for entry in running_workers(path)
             ]
-        return findings + run(url, lambda session: _log(session, app))
+        asked = asked_of(app.share_agents.values())
+        return findings + run(url, lambda session: _log(session, app), asked=asked)
     except Exception as error:  # noqa: BLE001 - what would refuse the start is what we are here to say
         return [Finding("error", explain(error))]
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.backend import open_backend, parse_broker
+from flowshare.backend.base import NOTHING_ASKED
 from flowshare.cli.output import Failure
 from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
-    from flowshare.backend.base import Backend
+    from flowshare.backend.base import Backend, GroupNeeds
     from flowshare.backend.fleet import WorkersBackend
     from flowshare.backend.url import BrokerUrl
     from flowshare.client.admin.admin import ShareAdmin
@@ -102,13 +103,13 @@ def serving(backend: Backend) -> Any:
 
 @asynccontextmanager
 async def open_session(
-    url: str | BrokerUrl, *, create: bool = False, groups: bool = False
+    url: str | BrokerUrl, *, create: bool = False, groups: bool = False, asked: GroupNeeds = NOTHING_ASKED
 ) -> AsyncIterator[CommandSession]:
     """Open the log at `url`: an embedded path beside the workers that run on it, or alone when there are none.
 
     create: make an embedded path, or a fleet, that does not exist; without it that is a Failure, as it would be a
     typing mistake. groups: it is about groups: where workers lead them and none runs, this process leads meanwhile.
-    Raises: Failure, and what the backend refuses with (StorageHeld names the holder).
+    asked: what an app's groups ask for, by which `share=auto` chooses. Raises: Failure, and what the backend refuses with (StorageHeld names the holder).
     """
     from flowshare.client.admin.admin import ShareAdmin
 
@@ -117,7 +118,7 @@ async def open_session(
     if path is not None and not create and not path.exists():
         raise Failure(f"nothing is stored at {path} yet; a worker, or `flowshare topics create`, makes it")
     clock = LoopClock()
-    backend = open_backend(broker, clock=clock, listen=False, patience_s=PATIENCE_S)
+    backend = open_backend(broker, clock=clock, listen=False, patience_s=PATIENCE_S, asked=asked)
     await backend.start()
     if groups and not getattr(serving(backend), "led", True):
         await backend.close()
@@ -130,12 +131,17 @@ async def open_session(
 
 
 def run(
-    url: str, function: Callable[[CommandSession], Awaitable[T]], *, create: bool = False, groups: bool = False
+    url: str,
+    function: Callable[[CommandSession], Awaitable[T]],
+    *,
+    create: bool = False,
+    groups: bool = False,
+    asked: GroupNeeds = NOTHING_ASKED,
 ) -> T:
     """Open the log as `open_session` does, await `function(session)`, close the log."""
 
     async def call() -> T:
-        async with open_session(url, create=create, groups=groups) as session:
+        async with open_session(url, create=create, groups=groups, asked=asked) as session:
             return await function(session)
 
     return asyncio.run(call())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import flowshare as fs
-from flowshare.agents.handler.errors import AnnotationError, UsageError
+from flowshare.agents.handler.errors import AnnotationError, Unencodable, UsageError
 from tests.agents.agents_kit import run_agent
 
 
@@ -353,3 +353,15 @@ def test_middleware_that_gives_something_to_await_stands_around_an_async_handler
 
     assert seen.outcomes == ["accepted"]
     assert ran == ["object", "decorated", "decorated"]
+
+
+@pytest.mark.parametrize("name", ["__flowshare_state.shop", "__consumer_offsets", "__mine"])
+def test_a_topic_that_is_not_the_applications_is_not_written_to(name):
+    def handler(value: str) -> str:
+        return value
+
+    for options in ({"sink": [name]}, {"dead_letter": name}):
+        with pytest.raises(UsageError, match="are Kafka's own"):
+            declare(handler, **options)
+    with pytest.raises(Unencodable, match="stops all that is kept there"):
+        fs.Send(name, "value").encode()

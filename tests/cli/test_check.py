@@ -51,3 +51,15 @@ def test_an_apps_name_of_what_topics_are_made_of_is_taken(name):
 def test_a_largest_record_that_is_no_size_is_refused_by_the_options_name(largest):
     with pytest.raises(UsageError, match=r"App\('a'\): producer_max_request_size is a number of bytes from 1 on"):
         _ = fs.App("a", broker="memory://", producer_max_request_size=largest).producer_settings
+
+
+@pytest.mark.java
+@pytest.mark.slow
+def test_what_only_workers_keep_is_no_error_where_share_is_to_be_chosen(kafka, unique):
+    app = fs.App(unique("first"), broker=f"kafka://{kafka.bootstrap}?fleet={unique('new')}")
+
+    @app.share_agent(unique("in"), exactly_once=True, sink=[unique("out")])
+    async def keyed(value: str) -> str:
+        return value
+
+    assert [finding.text for finding in examine(app) if finding.level == "error"] == []

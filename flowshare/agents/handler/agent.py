@@ -10,10 +10,10 @@ from typing import Any, Final, Protocol, get_args, get_origin, get_type_hints
 
 from flowshare.agents.handler.batch import Records
 from flowshare.agents.handler.delivery import Delivery
-from flowshare.agents.handler.errors import AnnotationError, OptionError, UndecodableValue, UsageError
+from flowshare.agents.handler.errors import AnnotationError, OptionError, UndecodableValue, Unencodable, UsageError
 from flowshare.agents.handler.middleware import Middleware, check
 from flowshare.agents.handler.options import AgentOptions
-from flowshare.agents.handler.send import ProducerRecord, Send, is_topic, topic_name
+from flowshare.agents.handler.send import ProducerRecord, Send, is_topic, output_topic, topic_name
 from flowshare.agents.handler.texts import said
 from flowshare.agents.handler.values import Decoder, check_topic_type, decoder, describe, encode, explain
 
@@ -135,7 +135,7 @@ class ShareAgent:
             for name, channel in zip(self.topics, self.channels, strict=True)
         }
         self._check_outputs()
-        self._sink_encoders = [(topic_name(sink), _value_encoder(sink)) for sink in self.options.sink]
+        self._sink_encoders = [(self._output_topic(sink), _value_encoder(sink)) for sink in self.options.sink]
         self._warned = False
         self.__doc__ = fun.__doc__
         self.__name__ = getattr(fun, "__name__", name)
@@ -287,10 +287,19 @@ class ShareAgent:
                 f"topic {_channel_name(self.name, untyped[0])!r} a value_type"
             )
 
+    def _output_topic(self, topic: Any) -> str:
+        """Raises: OptionError."""
+        try:
+            return output_topic(topic)
+        except Unencodable as error:
+            raise OptionError(f"agent {self.name}: {error}") from None
+
     def _check_outputs(self) -> None:
         wanted = self.options.dead_letter
         if wanted is not None and wanted is not True and not (isinstance(wanted, str) or is_topic(wanted)):
             raise OptionError(f"agent {self.name}: dead_letter takes True, a topic, a name or None, not {wanted!r}")
+        if self.dead_letter_topic is not None:
+            self._output_topic(self.dead_letter_topic)
         if self.dead_letter_topic in self.topics:
             raise OptionError(
                 f"agent {self.name}: its dead-letter topic {self.dead_letter_topic!r} is one that it reads"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from flowshare.agents.handler.errors import Unencodable
 from flowshare.agents.handler.texts import shown
 from flowshare.agents.handler.values import encode
 
 T = TypeVar("T")
+RESERVED: Final = "__"
+"""Topics whose names begin so are no application's."""
 Headers = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 
 
@@ -100,7 +102,7 @@ def produce(
     """
     named = isinstance(topic, str)
     return ProducerRecord(
-        topic_name(topic),
+        output_topic(topic),
         encode(value) if named else topic.encode("value", value, value_serializer),
         encode(key) if named else topic.encode("key", key, key_serializer),
         encode_headers(headers, extra_headers),
@@ -121,6 +123,17 @@ def topic_name(topic: Any) -> str:
     if is_topic(topic):
         return str(topic.get_topic_name())
     raise Unencodable(f"{shown(topic)} is not a topic: give a name or what app.topic(…) returned")
+
+
+def output_topic(topic: Any) -> str:
+    """The name of a topic that is written to. Raises: Unencodable: it is none, or not the application's."""
+    name = topic_name(topic)
+    if name.startswith(RESERVED):
+        raise Unencodable(
+            f"topic {name!r} is not written to: names that start with {RESERVED!r} are Kafka's own and flowshare's "
+            "state, and a record that is not theirs stops all that is kept there; send to another topic"
+        )
+    return name
 
 
 def encode_headers(
