@@ -21,9 +21,10 @@ from flowshare.server.runtime.state import ShareKey, read_state
 from flowshare.server.runtime.waiting import Waiter
 from flowshare.server.share.loader import Loader
 from flowshare.server.share.opened_log import OpenedBatches, OpenedLog
-from flowshare.server.share.owner import PartitionOwner, Want
+from flowshare.server.share.owner import PartitionOwner
 from flowshare.server.share.partition_log import PartitionLog
 from flowshare.server.share.stats import Stats
+from flowshare.server.share.wants import Want
 from flowshare.share.config import GroupConfig
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode
 from flowshare.slots.prepared import rows_in

@@ -13,15 +13,16 @@ import asyncio
 import contextlib
 import logging
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.core_errors import CoreError, InvalidRequest, UnknownTopicOrPartition
+from flowshare.core_errors import CoreError, UnknownTopicOrPartition
 from flowshare.log.base import LogError, NotLed, OffsetOutOfRange, StorageError
 from flowshare.server.runtime.waiting import Alarm, WaitQueue
+from flowshare.server.share.ordered_fetch import OrderedFetch
 from flowshare.server.share.parked_keys import ParkedKeys
 from flowshare.server.share.partition_log import LogGuard, cut, overlapping
 from flowshare.server.share.returns import SOON_MS
+from flowshare.server.share.wants import NOTHING, READ_TRIES, Taken
 from flowshare.server.share.writing import QUEUE_MAX, StateWriter
 from flowshare.share.config import PARK
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
@@ -37,51 +38,21 @@ if TYPE_CHECKING:
     from flowshare.server.share.partition_log import CuttableLog, PartitionLog
     from flowshare.server.share.quotas import Quota
     from flowshare.server.share.stats import Stats
+    from flowshare.server.share.wants import Want
     from flowshare.share.acknowledge import Refusal
     from flowshare.share.acquire import Acquisition
-    from flowshare.share.acquire_by_key import Picked
     from flowshare.share.config import GroupConfig
-    from flowshare.share.parking import Change, ParkedKey
+    from flowshare.share.parking import ParkedKey
     from flowshare.share.partition import Decision, SharePartition
-    from flowshare.share.types import AcquiredRange, AcquireMode, BlockedKey, PartitionUpdate
+    from flowshare.share.types import AcquiredRange, BlockedKey, PartitionUpdate
 
 
 logger = logging.getLogger(__name__)
 
-READ_TRIES: Final = 8
-"""How often a fetch reads again because another fetch moved on the cursor while it read."""
-PLACE_ROUNDS: Final = 8
-"""How often a fetch reads on for more keys while there are some to hand out already; the next one goes on."""
-PLACE_ROUNDS_MAX: Final = 10_000
-"""How often at all: more than there are batches in any window."""
-STUCK_KEYS: Final = 5
-"""Keys that are named of those that hold up most records."""
-STUCK_FOR_S: Final = 2.0
-"""How long what was found of them is told again: finding them is a scan of the window."""
-WINDOW_WARN: Final = 0.8
-"""Part of the window that may be taken before it is told which keys hold it open."""
-WARN_AGAIN_S: Final = 60.0
 LATE_MS: Final = 500
 """Who wakes later than that after it was due has not read what was sent to it either."""
-PLACE_FOR: Final = 1_000
-"""Members that wait for keys, for which a fetch reads on at most."""
 CHOOSY_WAKES: Final = 16
 """Fetches woken at once while it depends on the member what it may take: the first in line may be one that may not."""
-
-
-class Want(NamedTuple):
-    """What a fetch wants of one share-partition. `waiter.ended` stops it from acquiring any more."""
-
-    member_id: str
-    mode: AcquireMode
-    records_max: int
-    batch_size: int
-    bytes_max: int
-    with_records: bool
-    waiter: Waiter
-    heads: int = 0
-    """Where there is an order: so many keys may be begun (0: as many as records), and so long is a chain."""
-    chain: int = 1
 
 
 class Acknowledged(NamedTuple):
@@ -90,27 +61,6 @@ class Acknowledged(NamedTuple):
 
     durable: asyncio.Future[None] | None
     refused: Refusal | None
-
-
-class Taken(NamedTuple):
-    """What a fetch got. `durable`: to be awaited before the records leave; raises StorageError.
-
-    fence: where there is an order: the load's generation, and the serial number of the first record; one that is n
-    offsets behind it has one that is n higher. following: of parked keys, which are to become dead letters unrun:
-    offset -> the record that the key was parked for.
-    """
-
-    ranges: tuple[AcquiredRange, ...] = ()
-    records: bytes = b""
-    durable: asyncio.Future[None] | None = None
-    fence: tuple[int, int] | None = None
-    following: Mapping[int, int] = MappingProxyType({})
-    locked_ms: int = 0
-    """When the locks began, on the steady clock."""
-
-
-NOTHING: Final = Taken()
-NOT_WRITTEN: Final = object()
 
 
 class PartitionOwner:
@@ -137,11 +87,6 @@ class PartitionOwner:
         """opened: where the group has an order by key. generation: of this load, see `Taken.fence`. parked: its parked
         keys."""
         self.key = key
-        self._generation = generation
-        self._serial = 0
-        """Of the next record that is acquired; never used again within the generation."""
-        self._opened = opened
-        self._placing = asyncio.Lock()
         self.partition = partition
         self.log = log
         self.config = config
@@ -150,8 +95,6 @@ class PartitionOwner:
         self._laid_down = False
         self.lock_timeouts = 0
         self.redeliveries = 0
-        self._stuck: tuple[float, tuple[BlockedKey, ...]] = (-STUCK_FOR_S, ())
-        self._warn_at_s = 0.0
         self._followed = -1
         """The log start that was followed last: what is held below it stays, and is not looked through again."""
         self.leader_epoch = journal.leader_epoch
@@ -162,10 +105,6 @@ class PartitionOwner:
         self._queue = WaitQueue()
         self._alarm = Alarm(clock)
         self._where = f"group={key.group_id} topic={log.topic} partition={key.partition}"
-        self.parked: ParkedKeys | None = None
-        """Where there is an order."""
-        if opened is not None:
-            self.parked = ParkedKeys(key, partition, opened, clock, parked or {}, generation, self._where)
         self._writer = StateWriter(
             partition,
             journal=journal,
@@ -185,6 +124,33 @@ class PartitionOwner:
             on_doubt=self._forget_read,
             on_sure=self.nudge,
         )
+        self.parked: ParkedKeys | None = None
+        self._ordered: OrderedFetch | None = None
+        """Both where there is an order."""
+        if opened is not None:
+            self.parked = ParkedKeys(
+                key,
+                partition,
+                opened,
+                clock,
+                parked or {},
+                generation,
+                self._where,
+                writer=self._writer,
+                changed=self._set_limits,
+            )
+            self._ordered = OrderedFetch(
+                self,
+                key,
+                partition=partition,
+                opened=opened,
+                parked=self.parked,
+                guard=self.guard,
+                queue=self._queue,
+                clock=clock,
+                generation=generation,
+                where=self._where,
+            )
 
     def start(self) -> None:
         """Begin to write and to keep deadlines."""
@@ -195,8 +161,8 @@ class PartitionOwner:
     def stop(self) -> None:
         """Take no more commands; the task ends when what is queued is written. Parked fetches look elsewhere."""
         self.closed = True
-        if self._opened is not None:
-            self._opened.close()
+        if self._ordered is not None:
+            self._ordered.close()
         self.guard.close()
         self._queue.wake_all()
         self._alarm.ring()
@@ -220,11 +186,8 @@ class PartitionOwner:
         return unused and self._writer.idle
 
     def stuck(self) -> tuple[BlockedKey, ...]:
-        """The keys that hold up most records; as they were up to STUCK_FOR_S ago."""
-        now_s = self._clock.monotonic()
-        if now_s - self._stuck[0] >= STUCK_FOR_S or not self.partition.blocked_count:
-            self._stuck = now_s, self.partition.most_blocked(STUCK_KEYS)
-        return self._stuck[1]
+        """The keys that hold up most records; as they were a moment ago."""
+        return () if self._ordered is None else self._ordered.stuck()
 
     # --- commands: decided at once ------------------------------------------------------------------------------
 
@@ -235,7 +198,7 @@ class PartitionOwner:
         when too much waits to be written. The future that is to be awaited: StorageError, the records then stay
         acquired.
         """
-        self._check_open()
+        self.check_open()
         if self._writer.full:
             raise StorageError(f"{QUEUE_MAX} steps wait to be written for share-partition {self.key}; try again later")
         decision = self.partition.acknowledge(member_id, batches, now_ms=self._clock.steady_ms())
@@ -252,7 +215,7 @@ class PartitionOwner:
         Raises: as `acknowledge`; what is returned: OutputRefused, too. The records then stay acquired, and nothing is
         written.
         """
-        self._check_open()
+        self.check_open()
         if self._writer.full:
             raise StorageError(f"{QUEUE_MAX} steps wait to be written for share-partition {self.key}; try again later")
         decision = self.partition.settle(member_id, batches, now_ms=self._clock.steady_ms())
@@ -270,13 +233,13 @@ class PartitionOwner:
                 decision=decision,
                 batches=batches,
                 beside=self.parked.writes(changes),
-                done=partial(self._follow_parked, decision, changes),
+                done=partial(self.parked.follow, decision, changes),
                 outputs=outputs,
             )
         else:
             durable = self._writer.add(decision.update, decision=decision, batches=batches, outputs=outputs)
         self._alarm.ring()
-        if self._opened is not None:
+        if self._ordered is not None:
             self.look()  # the next of its keys are free, to leave with the same write
         return durable
 
@@ -294,30 +257,29 @@ class PartitionOwner:
 
         Raises: UnknownTopicId, LogError, UnknownTopicOrPartition when no longer served here.
         """
-        if self._opened is not None:
-            return await self._take_ordered(want, self._opened)
+        if self._ordered is not None:
+            return await self._ordered.take(want)
         for _ in range(READ_TRIES):
             if not self.has_work():
                 return NOTHING
             records_max = self.partition.may_acquire(want.member_id, want.records_max, self._clock.steady_ms())
             if records_max <= 0:
-                return self._turned_away()
-            end = self._end()
+                return self.turned_away()
+            end = self.end()
             offset = self.partition.next_fetch_offset(end)
             try:
                 read = await self.log.read(
                     offset,
                     records_max=records_max,
                     bytes_max=want.bytes_max,
-                    committed=self._committed,
+                    committed=self.committed,
                     with_records=want.with_records,
                 )
             except OffsetOutOfRange:
-                if not self.follow_log_start():
-                    self.guard.out_of_range()
+                if not self.out_of_range():
                     return NOTHING
                 continue
-            self._check_open()
+            self.check_open()
             if want.waiter.abandoned or not self.guard.trusts(read.leader_epoch):
                 return NOTHING
             if offset != self.partition.next_fetch_offset(end):
@@ -335,7 +297,7 @@ class PartitionOwner:
         partition = self.partition
         if partition.ordered:
             return enough
-        offset = partition.next_fetch_offset(self._end())
+        offset = partition.next_fetch_offset(self.end())
         if offset < partition.end_offset:
             return enough
         try:
@@ -343,12 +305,12 @@ class PartitionOwner:
                 offset,
                 records_max=partition.limits.record_locks_max,
                 bytes_max=enough,
-                committed=self._committed,
+                committed=self.committed,
             )
         except LogError:
             return enough  # the fetch will meet the error
         # A log gives whole batches up to `enough`: if there is more than it gave, there is enough.
-        end = read.offsets.last_stable if self._committed else read.offsets.high_watermark
+        end = read.offsets.last_stable if self.committed else read.offsets.high_watermark
         more = bool(read.batches) and read.batches[-1].last + 1 < end
         return enough if more else read.size
 
@@ -412,7 +374,7 @@ class PartitionOwner:
         waiting: list[int] = []
         for offset in range(first, last + 1):
             changes = await self.parked.rejected(
-                offset, parks=self.config.after_dead_letter == PARK, committed=self._committed
+                offset, parks=self.config.after_dead_letter == PARK, committed=self.committed
             )
             if self.closed:
                 return waiting
@@ -436,40 +398,14 @@ class PartitionOwner:
 
     async def _change_parked(self, key: bytes, changed: ParkedKey | None) -> ParkedKey | None:
         """It is so when that is durable, and as it was if it cannot be written."""
-        self._check_open()
+        self.check_open()
         if self.parked is None or (known := self.parked.parking.get(key := self.parked.name(key))) is None:
             return None
-        beside = self.parked.writes([(key, changed)])
-        durable = self._writer.add(None, beside=beside, done=partial(self._parked_changed, key, changed))
+        durable = self.parked.change(key, changed)
         self._alarm.ring()
         await durable
         self.nudge()
         return changed or known
-
-    def _parked_changed(self, key: bytes, changed: ParkedKey | None) -> None:
-        """A change is durable; the key may be another by now."""
-        assert self.parked is not None
-        now = self.parked.parking.get(key)
-        if now is not None:
-            self.parked.apply([(key, changed and now._replace(version=changed.version))])
-            self._set_limits()
-        self._store_parked({key: changed})
-
-    def _follow_parked(self, decision: Decision, written: Sequence[Change]) -> None:
-        """A decision over replayed records is durable; a key may have changed since it was made."""
-        assert self.parked is not None
-        changes = self.parked.settled_by(decision)
-        self.parked.apply(changes)
-        self._store_parked({**dict.fromkeys((key for key, _ in changes), NOT_WRITTEN), **dict(written)})
-        self._set_limits()
-
-    def _store_parked(self, stored: Mapping[bytes, object]) -> None:
-        """Have stored what is known of these keys, where that is something else than was written."""
-        assert self.parked is not None
-        known = self.parked.parking.get
-        changes = [(key, known(key)) for key, was in stored.items() if known(key) != was]
-        if changes:
-            self._writer.keep(None, self.parked.writes(changes))
 
     def _set_limits(self) -> None:
         self.partition.limits = self.config.limits(has_parked=bool(self.parked))
@@ -499,7 +435,7 @@ class PartitionOwner:
             return True
         if self._has_records():
             self.partition.may_acquire(member_id, records_max, self._clock.steady_ms())
-            self._turned_away()
+            self.turned_away()
         else:
             self.partition.allowance.dry(member_id)
         return False
@@ -547,8 +483,8 @@ class PartitionOwner:
             self._queue.wake_some(CHOOSY_WAKES)
         elif place is not None:
             self._queue.wake_by(place)
-        elif self._opened is not None:
-            self._queue.wake_poor(self.partition.holders, self.partition.available_count, apart=self._parked_keys)
+        elif self._ordered is not None:
+            self._queue.wake_poor(self.partition.holders, self.partition.available_count, apart=bool(self.parked))
         else:
             self._queue.wake_some(1)
 
@@ -560,23 +496,33 @@ class PartitionOwner:
             self._queue.wake_all()
         self.nudge()
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    # --- what fetches ask, and tell (`ordered_fetch.Served`) ------------------------------------------------------
 
     @property
-    def _committed(self) -> bool:
+    def committed(self) -> bool:
+        """Whether records of open and aborted transactions are left out."""
         return self.config.isolation_level == "read_committed"
 
-    def _end(self) -> int:
+    def end(self) -> int:
         """The offset after the last record that members may get."""
         bounds = self.log.bounds()
-        return bounds.last_stable if self._committed else bounds.high_watermark
+        return bounds.last_stable if self.committed else bounds.high_watermark
 
-    def _has_records(self) -> bool:
+    def check_open(self) -> None:
+        """Raises: UnknownTopicOrPartition, NotLed when it is served here no more."""
+        if self._laid_down:
+            raise NotLed(f"share-partition {self.key} is led elsewhere by now")
         if self.closed:
-            return False
-        return self.partition.has_records(self._end())
+            raise UnknownTopicOrPartition(f"share-partition {self.key} is not loaded")
 
-    def _turned_away(self) -> Taken:
+    def out_of_range(self) -> bool:
+        """The log does not have an offset: follow its start, or have it found out why; whether it is the start."""
+        if self.follow_log_start():
+            return True
+        self.guard.out_of_range()
+        return False
+
+    def turned_away(self) -> Taken:
         """Limits leave nothing for a member now: look again when the group, or who is before it, may have left some."""
         if self.quota is not None:
             self.quota.hold_up(self)
@@ -584,192 +530,45 @@ class PartitionOwner:
             self._alarm.ring()
         return NOTHING
 
-    def _check_open(self) -> None:
-        if self._laid_down:
-            raise NotLed(f"share-partition {self.key} is led elsewhere by now")
-        if self.closed:
-            raise UnknownTopicOrPartition(f"share-partition {self.key} is not loaded")
-
-    # In the order of keys: place until enough is free, pick, read what was picked.
-
-    async def _take_ordered(self, want: Want, opened: OpenedLog) -> Taken:
-        if not want.with_records:
-            raise InvalidRequest(
-                f"group {self.key.group_id} delivers in the order of keys (share.key.order): ranges of offsets without "
-                "their records are not to be had of it; give what reads it a group of its own"
-            )
-        taken = NOTHING
-        want.waiter.at = self._queue
-        try:
-            for _ in range(READ_TRIES):
-                found = await self._take_heads(want, opened)
-                if found is None:
-                    break
-                taken = found
-                if taken.ranges:
-                    break  # else all that was picked was gone, or settled by a replay: there may be others
-        finally:
-            want.waiter.at = None
-        return taken
-
-    async def _take_heads(self, want: Want, opened: OpenedLog) -> Taken | None:
-        """Hand out heads, once; None: there are none. Raises: as `take`."""
-        heads = min(want.heads or want.records_max, want.records_max)
-        self._drop_gone()
-        try:
-            await self._place_enough(want, opened, heads + self._waiting_for_a_key(want, PLACE_FOR))
-        except OffsetOutOfRange:
-            if not self.follow_log_start():
-                self.guard.out_of_range()
-            return None
-        except LogError:
-            if not self.partition.available_count:
-                raise  # else what is free already can be handed out
-        if not self.has_work() or want.waiter.abandoned:
-            return None
-        now_ms = self._clock.steady_ms()
-        heads = self._keys_for(want, heads, now_ms)
-        if not heads:
-            if not self._queue.called:
-                self.look()  # all that is free is theirs who wait, so they are to come
-            return None
-        picked = self.partition.pick(
-            want.member_id,
-            records_max=want.records_max,
-            heads_max=heads,
-            chain=want.chain,
-            now_ms=now_ms,
-            singles=want.heads > 0,
-        )
-        self._alarm.ring()  # a new deadline
-        if not picked.ranges:
-            self._turned_away()
-            return None
-        return await self._read_picked(want, opened, picked, now_ms)
-
-    async def _place_enough(self, want: Want, opened: OpenedLog, enough: int) -> None:
-        """Learn keys until so many are free. Raises: as `take`, OffsetOutOfRange."""
-        for rounds in range(PLACE_ROUNDS_MAX):
-            free = self.partition.available_count
-            if free >= enough or (rounds >= PLACE_ROUNDS and free) or not self.has_work():
-                return
-            if not await self._place_more(want, opened):
-                return
-            await asyncio.sleep(0)  # a backlog of one key is placed to its end: others are to have a turn
-
-    def _keys_for(self, want: Want, heads: int, now_ms: int) -> int:
-        """How many of `heads` keys a fetch may take: one each is left for those who wait and hold nothing.
-
-        A member that holds nothing itself gets one in any case: the others may be kept by what is not seen here. Where
-        a limit says who is served first, that does, and where a suspect's member is looked for, the quarantine.
-        """
-        partition = self.partition
-        if partition.choosy or partition.first_served(now_ms) is not None:
-            return heads
-        free = partition.available_count
-        left = free - self._waiting_for_a_key(want, free)
-        return min(heads, max(left, 0 if want.member_id in partition.holders else 1))
-
-    def _waiting_for_a_key(self, want: Want, most: int) -> int:
-        """How many others wait, or are called, who hold nothing and take what this fetch may; counted up to `most`."""
-        singles = want.heads > 0 if self._parked_keys else None
-        return self._queue.poor(self.partition.holders, want.member_id, most, singles=singles)
-
-    @property
-    def _parked_keys(self) -> bool:
-        """Whether some records go to those only that ask for keys."""
-        return bool(self.parked)
-
-    def _drop_gone(self) -> None:
-        """Archive what came back from its member after retention had taken it: its key waited for that member only."""
-        log_start = self.log.bounds().log_start
-        if self.partition.start_offset < log_start and self.partition.has_free_below(log_start):
-            update = self.partition.move_log_start(log_start)
-            if update is not None:
-                self._writer.keep(update)
-                self._alarm.ring()
-
-    async def _place_more(self, want: Want, opened: OpenedLog) -> bool:
-        """Learn the next keys of the log; whether it is worth going on. Raises: as `take`, OffsetOutOfRange."""
-        offset = self.partition.next_place_offset(self._end())
-        if offset < 0:
-            return False
-        async with self._placing:
-            if offset != self.partition.next_place_offset(self._end()):
-                return True  # somebody else did meanwhile
-            batches, epoch = await opened.keys(offset, committed=self._committed)
-            self._check_open()
-            if want.waiter.abandoned or not self.guard.trusts(epoch):
-                return False
-            if offset != self.partition.next_place_offset(self._end()):
-                return True
-            update = self.partition.place(batches, log_epoch=epoch)
+    def queue(self, update: PartitionUpdate | None) -> None:
+        """Have written what holds already, if anything; there may be a new deadline."""
         if update is not None:
             self._writer.keep(update)
-            self._alarm.ring()
-        if self.partition.window_used >= WINDOW_WARN:
-            self._warn_of_window()
-        return offset != self.partition.next_place_offset(self._end())
+        self._alarm.ring()
 
-    def _warn_of_window(self) -> None:
-        """Tell which keys hold the window open, before it is full and all keys stand still (SG-18.9)."""
-        now_s = self._clock.monotonic()
-        if now_s < self._warn_at_s or not any(one.state != "AVAILABLE" for one in self.stuck()):
-            return  # told a while ago, or a backlog that is only beginning
-        self._warn_at_s = now_s + WARN_AGAIN_S
-        start = self.partition.start_offset
-        keys = ", ".join(f"{one.offset} ({one.blocked} behind it, {one.state.lower()})" for one in self.stuck())
-        logger.warning(
-            "%.0f %% of the window is used: offset %d is not finished, and %d records wait for another one of their "
-            "key; when it is full, no key goes on. Most wait for the offsets %s %s",
-            100 * self.partition.window_used,
-            start,
-            self.partition.blocked_count,
-            keys,
-            self._where,
-        )
+    def handed(
+        self,
+        acquisition: Acquisition,
+        records: bytes,
+        now_ms: int,
+        *,
+        beside: Sequence[Write] = (),
+        durable: bool = False,
+    ) -> Taken:
+        """Count what was acquired, and have it written where that is needed; durable: it is, before the records leave.
 
-    async def _read_picked(self, want: Want, opened: OpenedLog, picked: Picked, now_ms: int) -> Taken | None:
-        """Read what was picked, and hand it out; what the answer has no room for goes back. None: it all went back.
-
-        Raises: as `take`.
+        beside: what is written with it.
         """
-        partition = self.partition
-        try:
-            read = await opened.records(picked.ranges, committed=self._committed, bytes_max=want.bytes_max)
-            assert self.parked is not None
-            kept = picked if read.end < 0 else picked.split(read.end)[0]
-            seen = await self.parked.look(kept, read.marked, committed=self._committed)
-            self._check_open()
-        except OffsetOutOfRange:
-            partition.put_back(picked)
-            if not self.follow_log_start():
-                self.guard.out_of_range()
-            return None
-        except BaseException:
-            partition.put_back(picked)
-            raise
-        if want.waiter.abandoned:
-            partition.put_back(picked)
-            self.nudge()
-            return None
-        if read.end == picked.ranges[0].first or not self.guard.trusts(read.epoch):
-            partition.put_back(picked)  # it cannot be read now, or may be something else by now
-            return None
-        if read.end >= 0:
-            picked, rest = picked.split(read.end)
-            partition.put_back(rest)
-        judged = self.parked.judge(seen)
-        missing = sorted((*read.missing, *judged.settled)) if judged.settled else read.missing
-        acquisition = partition.confirm(want.member_id, picked, missing=missing)
-        if self.parks:
-            self.parked.handed_out(acquisition.ranges, read, judged.following)
-        else:
-            self.parked.forget_held()
-        given = {at for first, last, _ in acquisition.ranges for at in range(first, last + 1)} if judged.changes else ()
-        changes = [change for change in judged.changes if change[1] is not None and change[1].flying in given]
-        taken = self._handed(acquisition, read.records, now_ms, self.parked.apply(changes) if changes else ())
-        return taken._replace(following=judged.following) if judged.following else taken
+        ranges = acquisition.ranges
+        for taken in ranges:
+            count = taken.last - taken.first + 1
+            self._stats.records_acquired += count
+            if taken.delivery_count > 1:
+                self._stats.redeliveries += count
+                self.redeliveries += count
+        written = None
+        update = acquisition.update
+        if update is not None and (durable or self._durable_acquire or update.log_epoch >= 0):
+            written = self._writer.add(update, beside=beside)
+        self._alarm.ring()  # there is something to write, or a new deadline
+        return Taken(ranges, records, written if ranges else None, locked_ms=now_ms)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _has_records(self) -> bool:
+        if self.closed:
+            return False
+        return self.partition.has_records(self.end())
 
     def _acquire(self, want: Want, offset: int, read: ReadResult) -> Taken:
         now_ms = self._clock.steady_ms()
@@ -786,31 +585,7 @@ class PartitionOwner:
         )
         ranges = acquisition.ranges
         records = overlapping(read.records, read.batches, ranges) if want.with_records and ranges else b""
-        return self._handed(acquisition, records, now_ms)
-
-    def _handed(self, acquisition: Acquisition, records: bytes, now_ms: int, beside: Sequence[Write] = ()) -> Taken:
-        ranges = acquisition.ranges
-        for taken in ranges:
-            count = taken.last - taken.first + 1
-            self._stats.records_acquired += count
-            if taken.delivery_count > 1:
-                self._stats.redeliveries += count
-                self.redeliveries += count
-        durable = None
-        update = acquisition.update
-        # Where there is an order, what was finished before is durable before what comes after it leaves.
-        if update is not None and (self._durable_acquire or update.log_epoch >= 0 or self._opened is not None):
-            durable = self._writer.add(update, beside=beside)
-        self._alarm.ring()  # there is something to write, or a new deadline
-        return Taken(ranges, records, durable if ranges else None, self._fence(ranges), locked_ms=now_ms)
-
-    def _fence(self, ranges: Sequence[AcquiredRange]) -> tuple[int, int] | None:
-        """See `Taken.fence` (SG-18.10); for as many serial numbers as the ranges and what is between them are long."""
-        if self._opened is None or not ranges:
-            return None
-        serial = self._serial
-        self._serial += ranges[-1].last - ranges[0].first + 1
-        return self._generation, serial
+        return self.handed(acquisition, records, now_ms)
 
     def _cut(self, end: int, epoch: int) -> None:
         if self.closed:
@@ -826,8 +601,8 @@ class PartitionOwner:
             self._alarm.ring()
 
     def _forget_read(self) -> None:
-        if self._opened is not None:
-            self._opened.forget()
+        if self._ordered is not None:
+            self._ordered.forget()
 
     def _keep(self, update: PartitionUpdate | None, beside: Sequence[Write] = ()) -> None:
         if update is not None:

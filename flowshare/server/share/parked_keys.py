@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.log.base import OffsetOutOfRange
@@ -14,12 +15,14 @@ from flowshare.share.ranges import merged, minus
 from flowshare.share.types import AcknowledgeType, RecordState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    import asyncio
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from flowshare.clock import Clock
     from flowshare.protocol.decoding import DecodedRecord, RawRecord
     from flowshare.server.runtime.state import ShareKey, Write
     from flowshare.server.share.opened_log import OpenedLog, Thinned
+    from flowshare.server.share.writing import StateWriter
     from flowshare.share.acquire_by_key import Picked
     from flowshare.share.parking import Change
     from flowshare.share.partition import Decision, SharePartition
@@ -30,6 +33,7 @@ logger = logging.getLogger(__name__)
 TOLD_AGAIN_S: Final = 60.0
 HELD_MIN: Final = 2_000
 """Records that are remembered before it is looked which of them are settled."""
+NOT_WRITTEN: Final = object()
 _REJECT: Final = int(AcknowledgeType.REJECT)
 
 
@@ -74,12 +78,18 @@ class ParkedKeys:
         parked: Mapping[bytes, ParkedKey],
         generation: int,
         where: str,
+        *,
+        writer: StateWriter,
+        changed: Callable[[], object],
     ) -> None:
+        """changed: told when keys were parked, or let go on."""
         self._key = key
         self._partition = partition
         self._opened = opened
         self._clock = clock
         self._where = where
+        self._writer = writer
+        self._changed = changed
         self._tell_full_s = self._tell_parked_s = self._tell_gone_s = 0.0
         self._held: dict[int, Held] = {}
         """What was handed out: when it is rejected it may have left the log."""
@@ -207,6 +217,32 @@ class ParkedKeys:
         """The changes with what a decision settles, once it is durable: of the replayed records among it."""
         runs = [run for run in decision.changes if run.state.terminal]
         return [change for run in runs for change in self.parking.settled(run.first, run.last)]
+
+    def change(self, key: bytes, changed: ParkedKey | None) -> asyncio.Future[None]:
+        """Have a change written; it is so when that is durable, and as it was if it cannot be written."""
+        return self._writer.add(None, beside=self.writes([(key, changed)]), done=partial(self._written, key, changed))
+
+    def _written(self, key: bytes, changed: ParkedKey | None) -> None:
+        """A change is durable; the key may be another by now."""
+        now = self.parking.get(key)
+        if now is not None:
+            self.apply([(key, changed and now._replace(version=changed.version))])
+            self._changed()
+        self._store({key: changed})
+
+    def follow(self, decision: Decision, written: Sequence[Change]) -> None:
+        """A decision over replayed records is durable; a key may have changed since it was made."""
+        changes = self.settled_by(decision)
+        self.apply(changes)
+        self._store({**dict.fromkeys((key for key, _ in changes), NOT_WRITTEN), **dict(written)})
+        self._changed()
+
+    def _store(self, stored: Mapping[bytes, object]) -> None:
+        """Have stored what is known of these keys, where that is something else than was written."""
+        known = self.parking.get
+        changes = [(key, known(key)) for key, was in stored.items() if known(key) != was]
+        if changes:
+            self._writer.keep(None, self.writes(changes))
 
     async def rejected(self, offset: int, *, parks: bool, committed: bool) -> list[Change] | None:
         """The changes with a record whose dead letter is written; None: no more keys can be parked, it has to wait.
