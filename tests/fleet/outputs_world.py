@@ -192,7 +192,7 @@ class Leader:
         decision = self.owner.partition.acknowledge(MEMBER, batches, now_ms=self.clock.steady_ms())
         durable = self.owner._writer.add(decision.update, decision=decision, batches=batches, outputs=outputs)
         self.owner._alarm.ring()
-        self.owner.look()
+        self.owner.waiting.look()
         return durable
 
     async def accept(self, offset):

@@ -677,7 +677,7 @@ async def test_learning_keys_opens_so_many_bytes_at_once_however_well_they_are_c
             await w.produce(large(number))
         await w.member("m").fetch(at, max_records=1)
         opened = w.server.share.partitions.owners("g")[0]._ordered._opened
-        batches, _ = await opened.keys(0, committed=False)
+        batches, _ = await opened.keys(0)
 
     assert 1 <= len(batches) * 500_000 <= OPENED_BYTES + 500_000
 

@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant(
         "who waits is not woken before the accept is written",
         "server/share/owner",
-        "            self.look()  # the next of its keys are free, to leave with the same write\n",
+        "            self.waiting.look()  # the next of its keys are free, to leave with the same write\n",
         "            pass\n",
     ),
     Mutant(
@@ -312,8 +312,8 @@ MUTANTS = (
     ),
     Mutant(
         "one that may not take a parked key's record is woken for it",
-        OWNER,
-        "apart=bool(self.parked))",
+        "server/share/waiters",
+        "apart=bool(self._parked))",
         "apart=False)",
     ),
     Mutant(

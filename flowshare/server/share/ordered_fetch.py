@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock
     from flowshare.server.runtime.state import ShareKey, Write
-    from flowshare.server.runtime.waiting import WaitQueue
     from flowshare.server.share.opened_log import OpenedLog
     from flowshare.server.share.parked_keys import ParkedKeys
     from flowshare.server.share.partition_log import LogGuard
+    from flowshare.server.share.waiters import Waiters
     from flowshare.server.share.wants import Taken, Want
     from flowshare.share.acquire import Acquisition
     from flowshare.share.acquire_by_key import Picked
@@ -58,41 +58,16 @@ class Served(Protocol):
     """What an ordered fetch asks of the owner of its share-partition."""
 
     @property
-    def committed(self) -> bool:
-        """Whether records of open and aborted transactions are left out."""
-        ...
-
-    @property
     def parks(self) -> bool:
         """Whether what is rejected has something to do with parked keys."""
-        ...
-
-    def end(self) -> int:
-        """The offset after the last record that members may get."""
         ...
 
     def check_open(self) -> None:
         """Raises: UnknownTopicOrPartition, NotLed when it is served here no more."""
         ...
 
-    def has_work(self) -> bool:
-        """Whether a fetch would find something to acquire now, as far as can be told without reading."""
-        ...
-
-    def turned_away(self) -> object:
-        """Limits leave nothing for a member now."""
-        ...
-
     def out_of_range(self) -> bool:
         """The log does not have an offset: follow its start, and if it is not that find out; whether it was that."""
-        ...
-
-    def look(self) -> None:
-        """Something may have become free here: wake who is to be served first."""
-        ...
-
-    def nudge(self) -> None:
-        """`look`, and let others of the group's limits look, too."""
         ...
 
     def queue(self, update: PartitionUpdate | None) -> None:
@@ -124,19 +99,19 @@ class OrderedFetch:
         opened: OpenedLog,
         parked: ParkedKeys,
         guard: LogGuard,
-        queue: WaitQueue,
+        waiting: Waiters,
         clock: Clock,
         generation: int,
         where: str,
     ) -> None:
-        """queue: who waits here. generation: of this load, see `Taken.fence`."""
+        """generation: of this load, see `Taken.fence`."""
         self._owner = owner
         self._key = key
         self._partition = partition
         self._opened = opened
         self._parked = parked
         self._guard = guard
-        self._queue = queue
+        self._waiting = waiting
         self._clock = clock
         self._generation = generation
         self._where = where
@@ -169,7 +144,7 @@ class OrderedFetch:
                 "without their records are not to be had of it; give what reads it a group of its own"
             )
         taken = NOTHING
-        want.waiter.at = self._queue
+        want.waiter.at = self._waiting.queue
         try:
             for _ in range(PICK_TRIES):
                 found = await self._take_heads(want)
@@ -194,13 +169,13 @@ class OrderedFetch:
         except LogError:
             if not self._partition.available_count:
                 raise  # else what is free already can be handed out
-        if not self._owner.has_work() or want.waiter.abandoned:
+        if not self._waiting.has_work() or want.waiter.abandoned:
             return None
         now_ms = self._clock.steady_ms()
         heads = self._keys_for(want, heads, now_ms)
         if not heads:
-            if not self._queue.called:
-                self._owner.look()  # all that is free is theirs who wait, so they are to come
+            if not self._waiting.queue.called:
+                self._waiting.look()  # all that is free is theirs who wait, so they are to come
             return None
         picked = self._partition.pick(
             want.member_id,
@@ -212,7 +187,7 @@ class OrderedFetch:
         )
         self._owner.queue(None)  # a new deadline
         if not picked.ranges:
-            self._owner.turned_away()
+            self._waiting.turned_away()
             return None
         return await self._read_picked(want, picked, now_ms)
 
@@ -230,7 +205,7 @@ class OrderedFetch:
         """Learn keys until so many are free. Raises: as `take`, OffsetOutOfRange."""
         for rounds in range(PLACE_ROUNDS_MAX):
             free = self._partition.available_count
-            if free >= enough or (rounds >= PLACE_ROUNDS and free) or not self._owner.has_work():
+            if free >= enough or (rounds >= PLACE_ROUNDS and free) or not self._waiting.has_work():
                 return
             if not await self._place_more(want):
                 return
@@ -239,24 +214,24 @@ class OrderedFetch:
     async def _place_more(self, want: Want) -> bool:
         """Learn the next keys of the log; whether it is worth going on. Raises: as `take`, OffsetOutOfRange."""
         owner, partition = self._owner, self._partition
-        offset = partition.next_place_offset(owner.end())
+        offset = partition.next_place_offset(self._opened.end())
         if offset < 0:
             return False
         async with self._placing:
-            if offset != partition.next_place_offset(owner.end()):
+            if offset != partition.next_place_offset(self._opened.end()):
                 return True  # somebody else did meanwhile
-            batches, epoch = await self._opened.keys(offset, committed=owner.committed)
+            batches, epoch = await self._opened.keys(offset)
             owner.check_open()
             if want.waiter.abandoned or not self._guard.trusts(epoch):
                 return False
-            if offset != partition.next_place_offset(owner.end()):
+            if offset != partition.next_place_offset(self._opened.end()):
                 return True
             update = partition.place(batches, log_epoch=epoch)
         if update is not None:
             owner.queue(update)
         if partition.window_used >= WINDOW_WARN:
             self._warn_of_window()
-        return offset != partition.next_place_offset(owner.end())
+        return offset != partition.next_place_offset(self._opened.end())
 
     def _warn_of_window(self) -> None:
         """Tell which keys hold the window open, before it is full and all keys stand still (SG-18.9)."""
@@ -294,7 +269,7 @@ class OrderedFetch:
     def _waiting_for_a_key(self, want: Want, most: int) -> int:
         """How many others wait, or are called, who hold nothing and take what this fetch may; counted up to `most`."""
         singles = want.heads > 0 if self._parked else None
-        return self._queue.poor(self._partition.holders, want.member_id, most, singles=singles)
+        return self._waiting.queue.poor(self._partition.holders, want.member_id, most, singles=singles)
 
     # --- read, judge, hand out ----------------------------------------------------------------------------------
 
@@ -305,9 +280,9 @@ class OrderedFetch:
         """
         owner, partition, parked = self._owner, self._partition, self._parked
         try:
-            read = await self._opened.records(picked.ranges, committed=owner.committed, bytes_max=want.bytes_max)
+            read = await self._opened.records(picked.ranges, bytes_max=want.bytes_max)
             kept = picked if read.end < 0 else picked.split(read.end)[0]
-            seen = await parked.look(kept, read.marked, committed=owner.committed)
+            seen = await parked.look(kept, read.marked)
             owner.check_open()
         except OffsetOutOfRange:
             partition.put_back(picked)
@@ -318,7 +293,7 @@ class OrderedFetch:
             raise
         if want.waiter.abandoned:
             partition.put_back(picked)
-            owner.nudge()
+            self._waiting.nudge()
             return None
         if read.end == picked.ranges[0].first or not self._guard.trusts(read.epoch):
             partition.put_back(picked)  # it cannot be read now, or may be something else by now

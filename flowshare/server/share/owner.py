@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.core_errors import CoreError, UnknownTopicOrPartition
 from flowshare.log.base import LogError, NotLed, OffsetOutOfRange, StorageError
-from flowshare.server.runtime.waiting import Alarm, WaitQueue
+from flowshare.server.runtime.waiting import Alarm
 from flowshare.server.share.ordered_fetch import OrderedFetch
 from flowshare.server.share.parked_keys import ParkedKeys
 from flowshare.server.share.partition_log import LogGuard, cut, overlapping
 from flowshare.server.share.returns import SOON_MS
+from flowshare.server.share.waiters import Waiters
 from flowshare.server.share.wants import NOTHING, READ_TRIES, Taken
 from flowshare.server.share.writing import QUEUE_MAX, StateWriter
 from flowshare.share.config import PARK
@@ -33,10 +34,8 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.log.base import CheckedOutput, ReadResult, Storage
     from flowshare.server.runtime.state import Journal, ShareKey, Write
-    from flowshare.server.runtime.waiting import Waiter
     from flowshare.server.share.opened_log import OpenedLog
     from flowshare.server.share.partition_log import CuttableLog, PartitionLog
-    from flowshare.server.share.quotas import Quota
     from flowshare.server.share.stats import Stats
     from flowshare.server.share.wants import Want
     from flowshare.share.acknowledge import Refusal
@@ -51,8 +50,6 @@ logger = logging.getLogger(__name__)
 
 LATE_MS: Final = 500
 """Who wakes later than that after it was due has not read what was sent to it either."""
-CHOOSY_WAKES: Final = 16
-"""Fetches woken at once while it depends on the member what it may take: the first in line may be one that may not."""
 
 
 class Acknowledged(NamedTuple):
@@ -90,7 +87,7 @@ class PartitionOwner:
         self.partition = partition
         self.log = log
         self.config = config
-        self.quota: Quota | None = None
+        self._set_level()
         self.closed = False
         self._laid_down = False
         self.lock_timeouts = 0
@@ -102,7 +99,6 @@ class PartitionOwner:
         self._stats = stats
         self._durable_acquire = durable_acquire
         self._on_archiving = on_archiving
-        self._queue = WaitQueue()
         self._alarm = Alarm(clock)
         self._where = f"group={key.group_id} topic={log.topic} partition={key.partition}"
         self._writer = StateWriter(
@@ -122,11 +118,10 @@ class PartitionOwner:
             clock=clock,
             on_cut=self._cut,
             on_doubt=self._forget_read,
-            on_sure=self.nudge,
+            on_sure=self._sure,
         )
         self.parked: ParkedKeys | None = None
-        self._ordered: OrderedFetch | None = None
-        """Both where there is an order."""
+        """Where there is an order."""
         if opened is not None:
             self.parked = ParkedKeys(
                 key,
@@ -139,18 +134,31 @@ class PartitionOwner:
                 writer=self._writer,
                 changed=self._set_limits,
             )
-            self._ordered = OrderedFetch(
-                self,
-                key,
-                partition=partition,
-                opened=opened,
-                parked=self.parked,
-                guard=self.guard,
-                queue=self._queue,
-                clock=clock,
-                generation=generation,
-                where=self._where,
-            )
+        self.waiting = Waiters(
+            partition,
+            log=log,
+            guard=self.guard,
+            parked=self.parked,
+            writer=self._writer,
+            clock=clock,
+            alarm=self._alarm,
+        )
+        self._ordered = None if opened is None else self._fetch_of(opened, generation)
+
+    def _fetch_of(self, opened: OpenedLog, generation: int) -> OrderedFetch:
+        assert self.parked is not None
+        return OrderedFetch(
+            self,
+            self.key,
+            partition=self.partition,
+            opened=opened,
+            parked=self.parked,
+            guard=self.guard,
+            waiting=self.waiting,
+            clock=self._clock,
+            generation=generation,
+            where=self._where,
+        )
 
     def start(self) -> None:
         """Begin to write and to keep deadlines."""
@@ -164,7 +172,7 @@ class PartitionOwner:
         if self._ordered is not None:
             self._ordered.close()
         self.guard.close()
-        self._queue.wake_all()
+        self.waiting.close()
         self._alarm.ring()
 
     def lay_down(self) -> None:
@@ -182,7 +190,7 @@ class PartitionOwner:
     def idle(self) -> bool:
         """Whether nobody holds records, nobody waits and nothing is left to write."""
         partition = self.partition
-        unused = not partition.acquired_count and len(self._queue) == 0 and not partition.has_archiving
+        unused = not partition.acquired_count and len(self.waiting.queue) == 0 and not partition.has_archiving
         return unused and self._writer.idle
 
     def stuck(self) -> tuple[BlockedKey, ...]:
@@ -240,7 +248,7 @@ class PartitionOwner:
             durable = self._writer.add(decision.update, decision=decision, batches=batches, outputs=outputs)
         self._alarm.ring()
         if self._ordered is not None:
-            self.look()  # the next of its keys are free, to leave with the same write
+            self.waiting.look()  # the next of its keys are free, to leave with the same write
         return durable
 
     async def all_known(self) -> None:
@@ -260,19 +268,19 @@ class PartitionOwner:
         if self._ordered is not None:
             return await self._ordered.take(want)
         for _ in range(READ_TRIES):
-            if not self.has_work():
+            if not self.waiting.has_work():
                 return NOTHING
             records_max = self.partition.may_acquire(want.member_id, want.records_max, self._clock.steady_ms())
             if records_max <= 0:
-                return self.turned_away()
-            end = self.end()
+                self.waiting.turned_away()
+                return NOTHING
+            end = self.log.end()
             offset = self.partition.next_fetch_offset(end)
             try:
                 read = await self.log.read(
                     offset,
                     records_max=records_max,
                     bytes_max=want.bytes_max,
-                    committed=self.committed,
                     with_records=want.with_records,
                 )
             except OffsetOutOfRange:
@@ -297,7 +305,7 @@ class PartitionOwner:
         partition = self.partition
         if partition.ordered:
             return enough
-        offset = partition.next_fetch_offset(self.end())
+        offset = partition.next_fetch_offset(self.log.end())
         if offset < partition.end_offset:
             return enough
         try:
@@ -305,12 +313,11 @@ class PartitionOwner:
                 offset,
                 records_max=partition.limits.record_locks_max,
                 bytes_max=enough,
-                committed=self.committed,
             )
         except LogError:
             return enough  # the fetch will meet the error
         # A log gives whole batches up to `enough`: if there is more than it gave, there is enough.
-        end = read.offsets.last_stable if self.committed else read.offsets.high_watermark
+        end = read.offsets.last_stable if self.log.committed else read.offsets.high_watermark
         more = bool(read.batches) and read.batches[-1].last + 1 < end
         return enough if more else read.size
 
@@ -373,9 +380,7 @@ class PartitionOwner:
         assert self.parked is not None
         waiting: list[int] = []
         for offset in range(first, last + 1):
-            changes = await self.parked.rejected(
-                offset, parks=self.config.after_dead_letter == PARK, committed=self.committed
-            )
+            changes = await self.parked.rejected(offset, parks=self.config.after_dead_letter == PARK)
             if self.closed:
                 return waiting
             if changes is None:
@@ -404,11 +409,14 @@ class PartitionOwner:
         durable = self.parked.change(key, changed)
         self._alarm.ring()
         await durable
-        self.nudge()
+        self.waiting.nudge()
         return changed or known
 
     def _set_limits(self) -> None:
         self.partition.limits = self.config.limits(has_parked=bool(self.parked))
+
+    def _set_level(self) -> None:
+        self.log.committed = self.config.isolation_level == "read_committed"
 
     def placed_otherwise(self, config: GroupConfig) -> bool:
         """Whether keys were learnt of what counts no more under this config, or is to be left out."""
@@ -417,96 +425,21 @@ class PartitionOwner:
     def configure(self, config: GroupConfig) -> None:
         """Follow a changed group config from the next step on."""
         self.config = config
+        self._set_level()
         self._set_limits()
         if self.partition.has_archiving:
             self._on_archiving(self)
-        self.nudge()
-
-    # --- waiting fetches ----------------------------------------------------------------------------------------
-
-    def has_work(self) -> bool:
-        """Whether a fetch would find something to acquire now, as far as can be told without reading."""
-        may = self.guard.sure and not self._writer.full
-        return may and self.partition.can_acquire() and self._has_records()
-
-    def ready(self, member_id: str, records_max: int) -> bool:
-        """`has_work`; a member that only limits keep from `records_max` records has its turn from now on."""
-        if self.has_work():
-            return True
-        if self._has_records():
-            self.partition.may_acquire(member_id, records_max, self._clock.steady_ms())
-            self.turned_away()
-        else:
-            self.partition.allowance.dry(member_id)
-        return False
-
-    def park(self, waiter: Waiter, member_id: str, *, singles: bool = False) -> None:
-        """Wake a member's `waiter` when there may be something for it; singles: records of parked keys, too."""
-        self._queue.park(waiter, member_id, singles=singles)
-
-    def step_aside(self, waiter: Waiter) -> None:
-        """Wake it no more, but the next one if there is something; its fetch goes on."""
-        with contextlib.suppress(CoreError, LogError):  # who looks next meets the error
-            if self.quota is not None and not self.has_work() and self._has_records():
-                self.quota.hold_up(self)  # it would take more than the limit gives
-        self._queue.leave(waiter)
-        self.look()
-
-    def leave(self, waiter: Waiter, member_id: str) -> None:
-        """Wake it no more."""
-        self._queue.leave(waiter)
-        self.partition.allowance.leave(member_id, self._clock.steady_ms())
-
-    def nudge(self) -> None:
-        """Something may have become free: wake the fetch that is to be served first if there is something for it."""
-        self.look()
-        if self.quota is not None:
-            self.quota.pass_on()
-
-    def look(self) -> None:
-        """`nudge`, for this share-partition alone."""
-        if len(self._queue) == 0:
-            return
-        try:
-            work = self.has_work()
-            records = work or self._has_records()
-        except (CoreError, LogError):
-            work = records = True  # the fetch will meet the error and answer with it
-        if not records:
-            self.partition.allowance.dry()
-        elif not work and self.quota is not None:
-            self.quota.hold_up(self)
-        if not work:
-            return
-        place = self.partition.first_served(self._clock.steady_ms())
-        if self.partition.choosy:
-            self._queue.wake_some(CHOOSY_WAKES)
-        elif place is not None:
-            self._queue.wake_by(place)
-        elif self._ordered is not None:
-            self._queue.wake_poor(self.partition.holders, self.partition.available_count, apart=bool(self.parked))
-        else:
-            self._queue.wake_some(1)
+        self.waiting.nudge()
 
     def appended(self) -> None:
         """The log grew, or its start moved."""
         try:
             self.follow_log_start()
         except (CoreError, LogError):
-            self._queue.wake_all()
-        self.nudge()
+            self.waiting.queue.wake_all()
+        self.waiting.nudge()
 
     # --- what fetches ask, and tell (`ordered_fetch.Served`) ------------------------------------------------------
-
-    @property
-    def committed(self) -> bool:
-        """Whether records of open and aborted transactions are left out."""
-        return self.config.isolation_level == "read_committed"
-
-    def end(self) -> int:
-        """The offset after the last record that members may get."""
-        bounds = self.log.bounds()
-        return bounds.last_stable if self.committed else bounds.high_watermark
 
     def check_open(self) -> None:
         """Raises: UnknownTopicOrPartition, NotLed when it is served here no more."""
@@ -521,14 +454,6 @@ class PartitionOwner:
             return True
         self.guard.out_of_range()
         return False
-
-    def turned_away(self) -> Taken:
-        """Limits leave nothing for a member now: look again when the group, or who is before it, may have left some."""
-        if self.quota is not None:
-            self.quota.hold_up(self)
-        if self.partition.allowance.again_ms is not None:
-            self._alarm.ring()
-        return NOTHING
 
     def queue(self, update: PartitionUpdate | None) -> None:
         """Have written what holds already, if anything; there may be a new deadline."""
@@ -565,11 +490,6 @@ class PartitionOwner:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _has_records(self) -> bool:
-        if self.closed:
-            return False
-        return self.partition.has_records(self.end())
-
     def _acquire(self, want: Want, offset: int, read: ReadResult) -> Taken:
         now_ms = self._clock.steady_ms()
         acquisition = self.partition.acquire(
@@ -600,6 +520,9 @@ class PartitionOwner:
                 self._writer.keep(None, self.parked.apply(changes))
             self._alarm.ring()
 
+    def _sure(self) -> None:
+        self.waiting.nudge()
+
     def _forget_read(self) -> None:
         if self._ordered is not None:
             self._ordered.forget()
@@ -608,7 +531,7 @@ class PartitionOwner:
         if update is not None:
             self._writer.keep(update, beside)
         self._alarm.ring()
-        self.nudge()
+        self.waiting.nudge()
 
     async def _run(self) -> None:
         try:
@@ -626,12 +549,12 @@ class PartitionOwner:
             logger.exception("share-partition stopped, it is loaded again at the next fetch %s", self._where)
             self.closed = True
             self._writer.give_up(error)
-            self._queue.wake_all()
+            self.waiting.close()
 
     def _settled_apart(self) -> None:
         """A settle that was carried out beside the queue has ended: there is something to write, or free."""
         self._alarm.ring()
-        self.nudge()
+        self.waiting.nudge()
 
     async def _write(self) -> None:
         begun_ms = self._clock.steady_ms()
@@ -639,7 +562,7 @@ class PartitionOwner:
         now_ms = self._clock.steady_ms()
         if now_ms - begun_ms > LATE_MS:  # what was acquired meanwhile leaves only now, and its locks may be over
             self.partition.put_off(now_ms, SOON_MS)
-        self.nudge()
+        self.waiting.nudge()
         if durable and self.partition.has_archiving:
             self._on_archiving(self)
 

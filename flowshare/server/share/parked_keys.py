@@ -119,7 +119,7 @@ class ParkedKeys:
                 return Mark.of(value, *self._key)
         return None
 
-    async def look(self, picked: Picked, marked: Sequence[int], *, committed: bool) -> list[Seen]:
+    async def look(self, picked: Picked, marked: Sequence[int]) -> list[Seen]:
         """Those of the picked records whose key may be parked; marked: of which it was seen that they may be replayed
         ones. Raises: as `OpenedLog.record`."""
         hashes, opened, partition = self.parking.hashes, self._opened, self._partition
@@ -130,7 +130,7 @@ class ParkedKeys:
         for first, last, _ in picked.ranges:
             for offset in range(first, last + 1):
                 if offset in replayed or (hashes and partition.hash_at(offset) in hashes):
-                    record = await opened.record(offset, committed=committed)
+                    record = await opened.record(offset)
                     key = self._name_of(record)
                     if record is not None and key is not None:
                         found.append(Seen(offset, key, self.mark_of(record)))
@@ -244,7 +244,7 @@ class ParkedKeys:
         if changes:
             self._writer.keep(None, self.writes(changes))
 
-    async def rejected(self, offset: int, *, parks: bool, committed: bool) -> list[Change] | None:
+    async def rejected(self, offset: int, *, parks: bool) -> list[Change] | None:
         """The changes with a record whose dead letter is written; None: no more keys can be parked, it has to wait.
 
         parks: whether a key is parked that is not yet. Not for a record that only followed a key which was let go on
@@ -252,7 +252,7 @@ class ParkedKeys:
         """
         key, mark, follows = self._held.get(offset, NOT_KNOWN)
         if key is None:
-            record = await self._rejected_record(offset, committed=committed)
+            record = await self._rejected_record(offset)
             key, mark = self._name_of(record), None if record is None else self.mark_of(record)
         if key is None or (key not in self and (follows or not parks)):
             return []
@@ -271,10 +271,10 @@ class ParkedKeys:
                 )
             return None
 
-    async def _rejected_record(self, offset: int, *, committed: bool) -> RawRecord | None:
+    async def _rejected_record(self, offset: int) -> RawRecord | None:
         """A rejected record, as it is in the log; None: it is there no more. Raises: as `OpenedLog.record`."""
         try:
-            record = await self._opened.record(offset, committed=committed)
+            record = await self._opened.record(offset)
         except OffsetOutOfRange:
             if offset >= self._opened.log_start:
                 raise
