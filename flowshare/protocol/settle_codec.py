@@ -164,10 +164,15 @@ def _named(reader: FrameReader, what: str) -> str:
     return found
 
 
+def _count(reader: FrameReader, size_min: int, most: int, what: str) -> int:
+    number = reader.count(size_min)
+    if number > most:
+        raise DecodeError(f"a settle has {number} {what}; {most} are taken")
+    return number
+
+
 def _read_acks(reader: FrameReader) -> tuple[AckBatch, ...]:
-    number = reader.count(_ACK.size)
-    if number > OFFSETS_MAX:
-        raise DecodeError(f"a settle has {number} ranges of offsets; {OFFSETS_MAX} are taken")
+    number = _count(reader, _ACK.size, OFFSETS_MAX, "ranges of offsets")
     heads = tuple(_ACK.iter_unpack(reader.take(number * _ACK.size)))
     if any(size < 0 for *_, size in heads):
         raise DecodeError("a settle has a range with less than no type")
@@ -183,9 +188,7 @@ def _read_acks(reader: FrameReader) -> tuple[AckBatch, ...]:
 
 def _read_outputs(reader: FrameReader) -> tuple[SettleOutput, ...]:
     topics = _read_topics(reader)
-    number = reader.count(_OUTPUT.size)
-    if number > OUTPUTS_MAX:
-        raise DecodeError(f"a settle has {number} outputs; {OUTPUTS_MAX} are taken")
+    number = _count(reader, _OUTPUT.size, OUTPUTS_MAX, "outputs")
     heads: tuple[tuple[int, int, int], ...] = tuple(_OUTPUT.iter_unpack(reader.take(number * _OUTPUT.size)))
     outputs: list[SettleOutput] = []
     for place, partition, size in heads:
@@ -201,9 +204,7 @@ def _read_outputs(reader: FrameReader) -> tuple[SettleOutput, ...]:
 
 
 def _read_topics(reader: FrameReader) -> list[tuple[str, uuid.UUID]]:
-    number = reader.count(_TOPIC_BYTES_MIN)
-    if number > OUTPUTS_MAX:
-        raise DecodeError(f"a settle has {number} topics; {OUTPUTS_MAX} are taken")
+    number = _count(reader, _TOPIC_BYTES_MIN, OUTPUTS_MAX, "topics")
     topics: list[tuple[str, uuid.UUID]] = []
     for _ in range(number):
         name, topic_id = reader.text(), reader.uuid()

@@ -247,31 +247,30 @@ def _read_batch(reader: FrameReader) -> AckBatch:
 
 def _order(field: bytes) -> tuple[int, int]:
     """Chain and heads. Raises: DecodeError."""
-    reader = FrameReader(field, 0)
-    try:
-        chain, heads = reader.varint(), reader.varint()
-    except DecodeError as error:
-        raise DecodeError(f"the order of a fetch cannot be read: {error}") from None
+    reader, what = FrameReader(field, 0), "the order of a fetch"
+    chain, heads = _number(reader, what), _number(reader, what)
     if reader.position != reader.end or not 1 <= chain <= CHAIN_MAX or heads > I32_MAX:
-        raise DecodeError(f"the order of a fetch cannot be read: chains of {chain} (1 to {CHAIN_MAX}), {heads} heads")
+        raise DecodeError(f"{what} cannot be read: chains of {chain} (1 to {CHAIN_MAX}), {heads} heads")
     return chain, heads
 
 
-def _attempt(field: bytes) -> int:
+def _number(reader: FrameReader, what: str) -> int:
+    """One of a tagged field. Raises: DecodeError, which says what it was to tell."""
     try:
-        attempt = FrameReader(field, 0).varint()
+        return reader.varint()
     except DecodeError as error:
-        raise DecodeError(f"the attempt of an acknowledgement cannot be read: {error}") from None
+        raise DecodeError(f"{what} cannot be read: {error}") from None
+
+
+def _attempt(field: bytes) -> int:
+    attempt = _number(FrameReader(field, 0), "the attempt of an acknowledgement")
     if attempt > I32_MAX:
         raise DecodeError(f"the attempt of an acknowledgement cannot be read: {attempt} is more than an int32 holds")
     return attempt
 
 
 def _delay(field: bytes) -> int:
-    try:
-        delay_ms = FrameReader(field, 0).varint()
-    except DecodeError as error:
-        raise DecodeError(f"the delay of a release cannot be read: {error}") from None
+    delay_ms = _number(FrameReader(field, 0), "the delay of a release")
     if delay_ms > I64_MAX:
         raise DecodeError(f"the delay of a release cannot be read: {delay_ms} ms is more than an int64 holds")
     return delay_ms
@@ -522,10 +521,7 @@ def _following(field: bytes) -> tuple[tuple[int, int], ...]:
 def _locked_after(field: bytes) -> int:
     """Milliseconds. Raises: DecodeError."""
     reader = FrameReader(field, 0)
-    try:
-        after_ms = reader.varint()
-    except DecodeError as error:
-        raise DecodeError(f"when the locks of a fetch began cannot be read: {error}") from None
+    after_ms = _number(reader, "when the locks of a fetch began")
     if reader.position != reader.end:
         raise DecodeError(f"when the locks of a fetch began cannot be read: {field!r}")
     return after_ms
@@ -534,10 +530,7 @@ def _locked_after(field: bytes) -> int:
 def _fence(field: bytes) -> tuple[int, int]:
     """Generation and serial number. Raises: DecodeError."""
     reader = FrameReader(field, 0)
-    try:
-        fence = reader.varint(), reader.varint()
-    except DecodeError as error:
-        raise DecodeError(f"the fence of a fetch cannot be read: {error}") from None
+    fence = _number(reader, "the fence of a fetch"), _number(reader, "the fence of a fetch")
     if reader.position != reader.end or max(fence) > I64_MAX:
         raise DecodeError(f"the fence of a fetch cannot be read: {field!r}")
     return fence

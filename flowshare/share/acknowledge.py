@@ -8,7 +8,7 @@ so that a lock which lapses meanwhile is seen by `abort`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from flowshare.core_errors import CoreError, InvalidRecordState, InvalidRequest
@@ -153,23 +153,10 @@ def decide_whole(
         if batch.types.strip(_SETTLING):
             raise InvalidRequest(f"batch {batch.first}-{batch.last}: a settle accepts and rejects, nothing else")
     plan = _Plan(window, limits, after, member_id, now_ms)
-    refused: list[tuple[int, int]] = []
-    first_error: CoreError | None = None
-    room = SPLIT_MAX
-    for batch in batches:
-        error = plan.tried_whole(batch)
-        if error is None:
-            continue
-        first_error = first_error or error
-        size = batch.last - batch.first + 1
-        singles = _singles(batch) if 1 < size <= room else (batch,)
-        room -= size
-        for one in singles:
-            if one is batch or plan.tried_whole(one) is not None:
-                _append(refused, one.first, one.last)
-    if first_error is not None:
+    _, refusal = _tried_each(batches, plan.tried_whole)
+    if refusal is not None:
         plan.undo(0)
-        raise InvalidRecordState(f"nothing was settled: {first_error}", tuple(refused))
+        raise InvalidRecordState(f"nothing was settled: {refusal.error}", refusal.ranges)
     return plan.decision(batches)
 
 
@@ -196,12 +183,22 @@ def _decide_all(plan: _Plan, batches: Sequence[AcknowledgeBatch]) -> Decision:
 def _decide_each(plan: _Plan, batches: Sequence[AcknowledgeBatch]) -> Decision:
     """Who says which deliveries are meant is told which of them are no more; the others hold (SG-18.12)."""
     _check_shape(batches)
+    kept, refusal = _tried_each(batches, plan.tried)
+    if refusal is not None and not kept:
+        raise refusal.error
+    return plan.decision(kept, refusal)
+
+
+def _tried_each(
+    batches: Iterable[AcknowledgeBatch], tried: Callable[[AcknowledgeBatch], CoreError | None]
+) -> tuple[list[AcknowledgeBatch], Refusal | None]:
+    """Try all, and of one that is refused its offsets one by one; what holds, and what does not."""
     kept: list[AcknowledgeBatch] = []
     refused: list[tuple[int, int]] = []
     first_error: CoreError | None = None
     room = SPLIT_MAX
     for batch in batches:
-        error = plan.tried(batch)
+        error = tried(batch)
         if error is None:
             kept.append(batch)
             continue
@@ -212,13 +209,11 @@ def _decide_each(plan: _Plan, batches: Sequence[AcknowledgeBatch]) -> Decision:
             continue
         room -= size
         for one in _singles(batch):
-            if plan.tried(one) is None:
+            if tried(one) is None:
                 kept.append(one)
             else:
                 _append(refused, one.first, one.last)
-    if first_error is not None and not kept:
-        raise first_error
-    return plan.decision(kept, None if first_error is None else Refusal(tuple(refused), first_error))
+    return kept, None if first_error is None else Refusal(tuple(refused), first_error)
 
 
 def _singles(batch: AcknowledgeBatch) -> Iterator[AcknowledgeBatch]:

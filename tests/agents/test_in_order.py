@@ -18,6 +18,7 @@ from flowshare.agents.feed import feeder, setup
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.server.share.owner import PartitionOwner
+from flowshare.server.share.wants import Taken
 from flowshare.testing import Bus
 from tests.agents.agents_kit import Seen, one_agent, run_app
 from tests.waiting import LIMIT_S, until
@@ -39,7 +40,13 @@ def without_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "group_settings", settings)
     monkeypatch.setattr(feeder, "check_order_kept", kept)
     # An agent with an order runs nothing of a group without one, and knows it by its fences.
-    monkeypatch.setattr(PartitionOwner, "_fence", lambda self, ranges: (1, 0) if ranges else None)
+    handed = PartitionOwner.handed
+
+    def fenced(self: PartitionOwner, *args: Any, **options: Any) -> Taken:
+        taken = handed(self, *args, **options)
+        return taken._replace(fence=(1, 0)) if taken.ranges else taken
+
+    monkeypatch.setattr(PartitionOwner, "handed", fenced)
 
 
 async def together(bus: Bus, records: Records) -> None:

@@ -21,9 +21,10 @@ from flowshare.server.runtime.state import ShareKey, read_state
 from flowshare.server.runtime.waiting import Waiter
 from flowshare.server.share.loader import Loader
 from flowshare.server.share.opened_log import OpenedBatches, OpenedLog
-from flowshare.server.share.owner import PartitionOwner, Want
+from flowshare.server.share.owner import PartitionOwner
 from flowshare.server.share.partition_log import PartitionLog
 from flowshare.server.share.stats import Stats
+from flowshare.server.share.wants import Want
 from flowshare.share.config import GroupConfig
 from flowshare.share.records import encode_update
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode, PartitionUpdate
@@ -204,7 +205,7 @@ class Leader:
         decision = self.owner.partition.acknowledge(MEMBER, batches, now_ms=self.clock.steady_ms())
         durable = self.owner._writer.add(decision.update, decision=decision, batches=batches, outputs=outputs)
         self.owner._alarm.ring()
-        self.owner.look()
+        self.owner.waiting.look()
         return durable
 
     async def accept(self, offset):

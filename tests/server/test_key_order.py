@@ -653,7 +653,7 @@ async def test_records_of_batches_that_were_not_kept_are_delivered_all_the_same(
             await w.produce(large(number))
         m = w.member("m")
         await m.fetch(at, max_records=1)
-        w.server.share.partitions.owners("g")[0]._opened._batches = OpenedBatches(1 << 20)
+        w.server.share.partitions.owners("g")[0]._ordered._opened._batches = OpenedBatches(1 << 20)
         owner = w.server.share.partitions.owners("g")[0]
         got = taken(await m.fetch(max_records=500, max_bytes=16 << 20, heads=500))
         while len(got) < 39 and (more := taken(await m.fetch(max_records=500, max_bytes=16 << 20, heads=500))):
@@ -676,8 +676,8 @@ async def test_learning_keys_opens_so_many_bytes_at_once_however_well_they_are_c
         for number in range(1, 100):
             await w.produce(large(number))
         await w.member("m").fetch(at, max_records=1)
-        opened = w.server.share.partitions.owners("g")[0]._opened
-        batches, _ = await opened.keys(0, committed=False)
+        opened = w.server.share.partitions.owners("g")[0]._ordered._opened
+        batches, _ = await opened.keys(0)
 
     assert 1 <= len(batches) * 500_000 <= OPENED_BYTES + 500_000
 
@@ -771,7 +771,7 @@ async def test_what_cannot_be_read_for_a_while_is_not_taken_for_gone() -> None:
         m = w.member("m")
         assert taken(await m.fetch(at, max_records=1)) == [(0, 0, 1)]
         owner = w.server.share.partitions.owners("g")[0]
-        owner._opened.forget()
+        owner._ordered._opened.forget()
         read = w.storage.read
 
         async def less(topic, partition, offset, **fields):
@@ -832,7 +832,7 @@ async def test_what_was_picked_up_to_a_place_that_cannot_be_read_is_handed_out()
         owner = w.server.share.partitions.owners("g")[0]
         await m.fetch(max_records=1)
         await m.acknowledge({at: [release(1)]})
-        owner._opened.forget()
+        owner._ordered._opened.forget()
         read = w.storage.read
 
         async def damaged(topic, partition, offset, **fields):

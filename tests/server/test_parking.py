@@ -534,7 +534,7 @@ async def lose(w, how: str) -> None:
     else:
         compact(w.storage, Place("t", 0), Batch(0, 0))
     for owner in w.server.share.partitions._owners.values():
-        owner._opened.forget()
+        owner._ordered._opened.forget()
 
 
 @pytest.mark.parametrize("how", GONE)
@@ -623,7 +623,7 @@ async def test_replays_are_told_from_other_records_whatever_else_was_read() -> N
     async with world(configs=PARKS) as w:
         at, m = await parked_world(w, "a")
         owner = w.server.share.partitions.owners("g")[0]
-        owner._opened._batches = OpenedBatches(1)
+        owner._ordered._opened._batches = OpenedBatches(1)
         (begun,) = (await ask(w, "replay", key=b"a")).keys
         await ask(w, "unpark", key=b"a")
         await w.produce(replay(begun, ("a", 0, 0)))
@@ -690,11 +690,11 @@ async def test_a_state_that_another_leader_reads_keeps_parked_keys_and_generatio
     async with world(configs=PARKS) as w:
         at, m = await parked_world(w, "aab")
         request = ReadShareGroupStateRequest(group_id="g", topic_id=at.topic_id, partition=0, leader_epoch=7)
-        before = w.server.share.partitions.owners("g")[0]._generation
+        before = w.server.share.partitions.owners("g")[0]._ordered._generation
         assert (await w.admin.send(request)).error is ErrorCode.NONE
         answer = await m.fetch(at, heads=500)
         told = await ask(w)
-        after = w.server.share.partitions.owners("g")[0]._generation
+        after = w.server.share.partitions.owners("g")[0]._ordered._generation
 
     assert [one.key for one in told.keys] == [b"a"]
     assert following(answer) == [(1, 0)]

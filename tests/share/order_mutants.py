@@ -31,7 +31,8 @@ for name, scenario, subject in sorted(chosen, key=lambda case: case[2]):
         raise SystemExit(f"{{name}}: {{failure.message}}")
 """
 HEADS, BY_KEY, OWNER = "share/heads", "share/acquire_by_key", "server/share/owner"
-PARKING = "share/parking"
+ORDERED = "server/share/ordered_fetch"
+PARKING, PARKED_KEYS = "share/parking", "server/share/parked_keys"
 
 MUTANTS = (
     Mutant("what stands behind another of its key is free", HEADS, "if tail is not None:", "if False:"),
@@ -144,7 +145,7 @@ MUTANTS = (
     Mutant(
         "who waits is not woken before the accept is written",
         "server/share/owner",
-        "            self.look()  # the next of its keys are free, to leave with the same write\n",
+        "            self.waiting.look()  # the next of its keys are free, to leave with the same write\n",
         "            pass\n",
     ),
     Mutant(
@@ -293,13 +294,13 @@ MUTANTS = (
     Mutant("a suspect that is put back is none any more", "share/quarantine", "        self._take_back(window)\n", ""),
     Mutant(
         "who holds a key overtakes who waits and holds none",
-        OWNER,
+        ORDERED,
         "return min(heads, max(left, 0 if want.member_id in partition.holders else 1))",
         "return heads",
     ),
     Mutant(
         "who is first by the group's limit leaves the key to others",
-        OWNER,
+        ORDERED,
         "if partition.choosy or partition.first_served(now_ms) is not None:",
         "if partition.choosy:",
     ),
@@ -311,8 +312,8 @@ MUTANTS = (
     ),
     Mutant(
         "one that may not take a parked key's record is woken for it",
-        OWNER,
-        "apart=self._parked_keys)",
+        "server/share/waiters",
+        "apart=bool(self._parked))",
         "apart=False)",
     ),
     Mutant(
@@ -329,9 +330,9 @@ MUTANTS = (
     ),
     Mutant(
         "an unparking holds before it is written",
-        OWNER,
-        "beside = self.parked.writes([(key, changed)])",
-        "beside = self.parked.apply([(key, changed)])",
+        PARKED_KEYS,
+        "beside=self.writes([(key, changed)])",
+        "beside=self.apply([(key, changed)])",
     ),
     Mutant(
         "a parked key's read error is for ever",
@@ -387,31 +388,36 @@ MUTANTS = (
         "            return Admission(nothing=True)\n        return Admission(head=",
         "            pass\n        return Admission(head=",
     ),
-    Mutant("what retention took comes back", OWNER, "        self._drop_gone()\n        try:", "        try:"),
-    Mutant("what was archived before is not waited for", OWNER, " or self._opened is not None):", "):"),
-    Mutant("what has no room stays held", OWNER, "            partition.put_back(rest)\n", ""),
+    Mutant("what retention took comes back", ORDERED, "        self._drop_gone()\n        try:", "        try:"),
+    Mutant(
+        "what was archived before is not waited for",
+        OWNER,
+        "(durable or self._durable_acquire",
+        "(self._durable_acquire",
+    ),
+    Mutant("what has no room stays held", ORDERED, "            partition.put_back(rest)\n", ""),
     Mutant(
         "what could not be read stays held",
-        OWNER,
+        ORDERED,
         "        except BaseException:\n            partition.put_back(picked)\n",
         "        except BaseException:\n",
     ),
     Mutant(
         "what nobody waits for any more stays held",
-        OWNER,
+        ORDERED,
         "        if want.waiter.abandoned:\n            partition.put_back(picked)\n",
         "        if want.waiter.abandoned:\n",
     ),
     Mutant(
         "ranges come without their records",
-        OWNER,
+        ORDERED,
         "        if not want.with_records:\n            raise",
         "        if False:\n            raise",
     ),
-    Mutant("a head's member asks for no chain", OWNER, "            chain=want.chain,\n", "            chain=1,\n"),
+    Mutant("a head's member asks for no chain", ORDERED, "            chain=want.chain,\n", "            chain=1,\n"),
     Mutant(
         "a fetch brings the first batch's heads only",
-        OWNER,
+        ORDERED,
         "if free >= enough or (rounds >= PLACE_ROUNDS and free) or",
         "if free or",
     ),
@@ -486,13 +492,13 @@ MUTANTS = (
     Mutant("a replay settles nothing", PARKING, "done = max(parked.done, parked.up_to)", "done = parked.done"),
     Mutant(
         "who knows no parked keys gets their records",
-        OWNER,
+        ORDERED,
         "            singles=want.heads > 0,\n",
         "            singles=True,\n",
     ),
-    Mutant("a replayed record is not remembered", OWNER, "self.parked.apply(changes) if changes else ()", "()"),
+    Mutant("a replayed record is not remembered", ORDERED, "parked.apply(changes) if changes else ()", "()"),
     Mutant("what a replay settles is not stored", OWNER, "                beside=self.parked.writes(changes),\n", ""),
-    Mutant("a fence is used twice", OWNER, "        self._serial += ranges[-1].last - ranges[0].first + 1\n", ""),
+    Mutant("a fence is used twice", ORDERED, "        self._serial += ranges[-1].last - ranges[0].first + 1\n", ""),
     Mutant(
         "a generation is used twice",
         "server/share/loader",
@@ -563,19 +569,19 @@ MUTANTS = (
     ),
     Mutant(
         "what was written of a key is what is known",
-        OWNER,
+        PARKED_KEYS,
         "if known(key) != was]",
         "if False]",
     ),
     Mutant(
         "who parks no more parks as long as one is parked",
-        "server/share/parked_keys",
+        PARKED_KEYS,
         "(follows or not parks)",
         "follows",
     ),
     Mutant(
         "what followed parks its key again",
-        "server/share/parked_keys",
+        PARKED_KEYS,
         "(follows or not parks)",
         "not parks",
     ),
@@ -605,8 +611,8 @@ MUTANTS = (
     ),
     Mutant(
         "what is free waits for what cannot be read",
-        OWNER,
-        "            if not self.partition.available_count:\n                raise",
+        ORDERED,
+        "            if not self._partition.available_count:\n                raise",
         "            if True:\n                raise",
     ),
     Mutant(
@@ -629,13 +635,13 @@ MUTANTS = (
     ),
     Mutant(
         "what left the log parks nothing",
-        "server/share/parked_keys",
+        PARKED_KEYS,
         "key, mark, follows = self._held.get(offset, NOT_KNOWN)",
         "(_, mark, follows), key = self._held.get(offset, NOT_KNOWN), None",
     ),
     Mutant(
         "what retention took before its rejection is waited for",
-        "server/share/parked_keys",
+        PARKED_KEYS,
         "            if offset >= self._opened.log_start:\n",
         "            if True:\n",
     ),
@@ -647,19 +653,19 @@ MUTANTS = (
     ),
     Mutant(
         "all that is handed out follows",
-        "server/share/parked_keys",
+        PARKED_KEYS,
         "Held(key_name(key), mark, offset in following)",
         "Held(key_name(key), mark, True)",
     ),
     Mutant(
         "what was handed out is remembered for ever",
-        "server/share/parked_keys",
+        PARKED_KEYS,
         "for at, one in self._held.items() if at >= start and hash_at(at)}",
         "for at, one in self._held.items() if at >= start}",
     ),
     Mutant(
         "what is settled is looked for in the window",
-        "server/share/parked_keys",
+        PARKED_KEYS,
         "if at >= start and hash_at(at)}",
         "if hash_at(at)}",
     ),

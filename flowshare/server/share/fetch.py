@@ -26,7 +26,7 @@ from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX, ShareKey
 from flowshare.server.runtime.waiting import Ended
 from flowshare.server.share.acknowledge import OK, Result, check_readable, merged, settle
 from flowshare.server.share.duties import NOT_KNOWN
-from flowshare.server.share.owner import NOTHING, Taken, Want
+from flowshare.server.share.wants import NOTHING, Taken, Want
 from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:
@@ -276,20 +276,20 @@ class _Visit:
     def leave(self) -> None:
         """Stand in no line any more; let the next one have what is left."""
         for owner in self._owners.values():
-            owner.leave(self._waiter, self._member_id)
-            owner.nudge()
+            owner.waiting.leave(self._waiter, self._member_id)
+            owner.waiting.nudge()
 
     def _step_aside(self) -> None:
         """It does not look again: others may take what there is, while what it takes is written."""
         for owner in self._owners.values():
-            owner.step_aside(self._waiter)
+            owner.waiting.step_aside(self._waiter)
 
     async def _look(self) -> _Found:
         found = _Found()
         await self._load_all(found)
         # In line at all before looking, so that nothing that comes meanwhile is missed.
         for owner in self._owners.values():
-            owner.park(self._waiter, self._member_id, singles=self._request.heads > 0)
+            owner.waiting.park(self._waiter, self._member_id, singles=self._request.heads > 0)
         ready = self._ready(found)
         if not ready or not await self._enough_bytes(ready):
             return found
@@ -334,8 +334,8 @@ class _Visit:
         except EXPECTED as error:
             found.errors[key] = Result(*failure(error))
             if self._owners.pop(key, None) is not None:
-                owner.leave(self._waiter, self._member_id)
-                owner.nudge()
+                owner.waiting.leave(self._waiter, self._member_id)
+                owner.waiting.nudge()
             return True
         self._owners[key] = owner
         return True
@@ -366,7 +366,7 @@ class _Visit:
             if owner is None:
                 continue
             try:
-                if owner.ready(self._member_id, self._request.max_records):
+                if owner.waiting.ready(self._member_id, self._request.max_records):
                     ready.append((key, owner))
             except EXPECTED as error:
                 found.errors[key] = Result(*failure(error))

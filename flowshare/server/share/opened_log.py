@@ -171,6 +171,10 @@ class OpenedLog:
         """What is before it was deleted."""
         return self._log.bounds().log_start
 
+    def end(self) -> int:
+        """The offset after the last record that members may get."""
+        return self._log.end()
+
     def forget(self) -> None:
         """What was read, or is being read, may be something else by now."""
         self._life += 1
@@ -181,21 +185,21 @@ class OpenedLog:
         self._closed = True
         self.forget()
 
-    async def keys(self, offset: int, *, committed: bool) -> tuple[list[KeyedBatch], int]:
+    async def keys(self, offset: int) -> tuple[list[KeyedBatch], int]:
         """The keys of the records from `offset` on, about `PLACE_RECORDS`, and the log's leader epoch there.
 
-        Transaction markers, and what was aborted if only `committed` counts, have no records. Raises: as
+        Transaction markers, and what was aborted if only what is committed counts, have no records. Raises: as
         `PartitionLog.read`.
         """
-        opened, read = await self._read(offset, PLACE_RECORDS, committed=committed)
+        opened, read = await self._read(offset, PLACE_RECORDS)
         aborted = sorted(read.aborted)
         return [self._keyed(kept, aborted) for kept in opened], read.leader_epoch
 
-    async def _read(self, offset: int, records_max: int, *, committed: bool) -> tuple[list[Kept], ReadResult]:
+    async def _read(self, offset: int, records_max: int) -> tuple[list[Kept], ReadResult]:
         """Read and open batches. Raises: as `PartitionLog.read`; StorageError: all was forgotten again and again."""
         for _ in range(READ_TRIES):
             life = self._life
-            read = await self._log.read(offset, records_max=records_max, bytes_max=PLACE_BYTES, committed=committed)
+            read = await self._log.read(offset, records_max=records_max, bytes_max=PLACE_BYTES)
             if life == self._life:
                 return self._open(read), read
         raise StorageError(f"the log of {self._log.topic}-{self._log.partition} changed while it was read; read again")
@@ -209,7 +213,7 @@ class OpenedLog:
             return KeyedBatch(first, last, None)
         return KeyedBatch(first, last, kept.offsets, self.order.hashes_of(kept.batch.records))
 
-    async def records(self, ranges: Sequence[AcquiredRange], *, committed: bool, bytes_max: int) -> Thinned:
+    async def records(self, ranges: Sequence[AcquiredRange], *, bytes_max: int) -> Thinned:
         """The records of picked ranges, in batches thinned to them; one batch at least, whatever its size.
 
         Raises: as `PartitionLog.read`, if the first of them cannot be read.
@@ -223,7 +227,7 @@ class OpenedLog:
         epoch = -1
         while at < len(wanted):
             try:
-                kept = await self._find(wanted[at], committed=committed)
+                kept = await self._find(wanted[at])
             except LogError as error:
                 if at or isinstance(error, NotReadYet):
                     return Thinned(b"".join(pieces), missing, wanted[at], marked, epoch, batches)
@@ -245,18 +249,18 @@ class OpenedLog:
             at = until
         return Thinned(b"".join(pieces), missing, -1, marked, epoch, batches)
 
-    async def record(self, offset: int, *, committed: bool) -> RawRecord | None:
+    async def record(self, offset: int) -> RawRecord | None:
         """One record; None: it is not in the log any more, or cannot be opened. Raises: as `PartitionLog.read`,
         NotReadYet."""
-        kept = await self._find(offset, committed=committed)
+        kept = await self._find(offset)
         return None if kept is None else kept.record(offset)
 
-    async def _find(self, offset: int, *, committed: bool) -> Kept | None:
+    async def _find(self, offset: int) -> Kept | None:
         """The batch that holds an offset; None: the log goes on behind it without one. Raises: NotReadYet, LogError."""
         kept = self._batches.find(self._owner, offset)
         if kept is not None:
             return kept
-        opened, _ = await self._read(offset, 1, committed=committed)
+        opened, _ = await self._read(offset, 1)
         # Not out of those that are kept: what was opened behind it may have taken its room.
         found = next((one for one in opened if one.header.last_offset >= offset), None)
         if found is None:

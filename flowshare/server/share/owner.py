@@ -13,15 +13,17 @@ import asyncio
 import contextlib
 import logging
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.core_errors import CoreError, InvalidRequest, UnknownTopicOrPartition
+from flowshare.core_errors import CoreError, UnknownTopicOrPartition
 from flowshare.log.base import LogError, NotLed, OffsetOutOfRange, StorageError
-from flowshare.server.runtime.waiting import Alarm, WaitQueue
+from flowshare.server.runtime.waiting import Alarm
+from flowshare.server.share.ordered_fetch import OrderedFetch
 from flowshare.server.share.parked_keys import ParkedKeys
 from flowshare.server.share.partition_log import LogGuard, cut, overlapping
 from flowshare.server.share.returns import SOON_MS
+from flowshare.server.share.waiters import Waiters
+from flowshare.server.share.wants import NOTHING, READ_TRIES, Taken
 from flowshare.server.share.writing import QUEUE_MAX, StateWriter
 from flowshare.share.config import PARK
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
@@ -32,56 +34,22 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.log.base import CheckedOutput, ReadResult, Storage
     from flowshare.server.runtime.state import Journal, ShareKey, Write
-    from flowshare.server.runtime.waiting import Waiter
     from flowshare.server.share.opened_log import OpenedLog
     from flowshare.server.share.partition_log import CuttableLog, PartitionLog
-    from flowshare.server.share.quotas import Quota
     from flowshare.server.share.stats import Stats
+    from flowshare.server.share.wants import Want
     from flowshare.share.acknowledge import Refusal
     from flowshare.share.acquire import Acquisition
-    from flowshare.share.acquire_by_key import Picked
     from flowshare.share.config import GroupConfig
-    from flowshare.share.parking import Change, ParkedKey
+    from flowshare.share.parking import ParkedKey
     from flowshare.share.partition import Decision, SharePartition
-    from flowshare.share.types import AcquiredRange, AcquireMode, BlockedKey, PartitionUpdate
+    from flowshare.share.types import AcquiredRange, BlockedKey, PartitionUpdate
 
 
 logger = logging.getLogger(__name__)
 
-READ_TRIES: Final = 8
-"""How often a fetch reads again because another fetch moved on the cursor while it read."""
-PLACE_ROUNDS: Final = 8
-"""How often a fetch reads on for more keys while there are some to hand out already; the next one goes on."""
-PLACE_ROUNDS_MAX: Final = 10_000
-"""How often at all: more than there are batches in any window."""
-STUCK_KEYS: Final = 5
-"""Keys that are named of those that hold up most records."""
-STUCK_FOR_S: Final = 2.0
-"""How long what was found of them is told again: finding them is a scan of the window."""
-WINDOW_WARN: Final = 0.8
-"""Part of the window that may be taken before it is told which keys hold it open."""
-WARN_AGAIN_S: Final = 60.0
 LATE_MS: Final = 500
 """Who wakes later than that after it was due has not read what was sent to it either."""
-PLACE_FOR: Final = 1_000
-"""Members that wait for keys, for which a fetch reads on at most."""
-CHOOSY_WAKES: Final = 16
-"""Fetches woken at once while it depends on the member what it may take: the first in line may be one that may not."""
-
-
-class Want(NamedTuple):
-    """What a fetch wants of one share-partition. `waiter.ended` stops it from acquiring any more."""
-
-    member_id: str
-    mode: AcquireMode
-    records_max: int
-    batch_size: int
-    bytes_max: int
-    with_records: bool
-    waiter: Waiter
-    heads: int = 0
-    """Where there is an order: so many keys may be begun (0: as many as records), and so long is a chain."""
-    chain: int = 1
 
 
 class Acknowledged(NamedTuple):
@@ -90,27 +58,6 @@ class Acknowledged(NamedTuple):
 
     durable: asyncio.Future[None] | None
     refused: Refusal | None
-
-
-class Taken(NamedTuple):
-    """What a fetch got. `durable`: to be awaited before the records leave; raises StorageError.
-
-    fence: where there is an order: the load's generation, and the serial number of the first record; one that is n
-    offsets behind it has one that is n higher. following: of parked keys, which are to become dead letters unrun:
-    offset -> the record that the key was parked for.
-    """
-
-    ranges: tuple[AcquiredRange, ...] = ()
-    records: bytes = b""
-    durable: asyncio.Future[None] | None = None
-    fence: tuple[int, int] | None = None
-    following: Mapping[int, int] = MappingProxyType({})
-    locked_ms: int = 0
-    """When the locks began, on the steady clock."""
-
-
-NOTHING: Final = Taken()
-NOT_WRITTEN: Final = object()
 
 
 class PartitionOwner:
@@ -137,21 +84,14 @@ class PartitionOwner:
         """opened: where the group has an order by key. generation: of this load, see `Taken.fence`. parked: its parked
         keys."""
         self.key = key
-        self._generation = generation
-        self._serial = 0
-        """Of the next record that is acquired; never used again within the generation."""
-        self._opened = opened
-        self._placing = asyncio.Lock()
         self.partition = partition
         self.log = log
         self.config = config
-        self.quota: Quota | None = None
+        self._set_level()
         self.closed = False
         self._laid_down = False
         self.lock_timeouts = 0
         self.redeliveries = 0
-        self._stuck: tuple[float, tuple[BlockedKey, ...]] = (-STUCK_FOR_S, ())
-        self._warn_at_s = 0.0
         self._followed = -1
         """The log start that was followed last: what is held below it stays, and is not looked through again."""
         self.leader_epoch = journal.leader_epoch
@@ -159,13 +99,8 @@ class PartitionOwner:
         self._stats = stats
         self._durable_acquire = durable_acquire
         self._on_archiving = on_archiving
-        self._queue = WaitQueue()
         self._alarm = Alarm(clock)
         self._where = f"group={key.group_id} topic={log.topic} partition={key.partition}"
-        self.parked: ParkedKeys | None = None
-        """Where there is an order."""
-        if opened is not None:
-            self.parked = ParkedKeys(key, partition, opened, clock, parked or {}, generation, self._where)
         self._writer = StateWriter(
             partition,
             journal=journal,
@@ -183,7 +118,46 @@ class PartitionOwner:
             clock=clock,
             on_cut=self._cut,
             on_doubt=self._forget_read,
-            on_sure=self.nudge,
+            on_sure=self._sure,
+        )
+        self.parked: ParkedKeys | None = None
+        """Where there is an order."""
+        if opened is not None:
+            self.parked = ParkedKeys(
+                key,
+                partition,
+                opened,
+                clock,
+                parked or {},
+                generation,
+                self._where,
+                writer=self._writer,
+                changed=self._set_limits,
+            )
+        self.waiting = Waiters(
+            partition,
+            log=log,
+            guard=self.guard,
+            parked=self.parked,
+            writer=self._writer,
+            clock=clock,
+            alarm=self._alarm,
+        )
+        self._ordered = None if opened is None else self._fetch_of(opened, generation)
+
+    def _fetch_of(self, opened: OpenedLog, generation: int) -> OrderedFetch:
+        assert self.parked is not None
+        return OrderedFetch(
+            self,
+            self.key,
+            partition=self.partition,
+            opened=opened,
+            parked=self.parked,
+            guard=self.guard,
+            waiting=self.waiting,
+            clock=self._clock,
+            generation=generation,
+            where=self._where,
         )
 
     def start(self) -> None:
@@ -195,10 +169,10 @@ class PartitionOwner:
     def stop(self) -> None:
         """Take no more commands; the task ends when what is queued is written. Parked fetches look elsewhere."""
         self.closed = True
-        if self._opened is not None:
-            self._opened.close()
+        if self._ordered is not None:
+            self._ordered.close()
         self.guard.close()
-        self._queue.wake_all()
+        self.waiting.close()
         self._alarm.ring()
 
     def lay_down(self) -> None:
@@ -216,15 +190,12 @@ class PartitionOwner:
     def idle(self) -> bool:
         """Whether nobody holds records, nobody waits and nothing is left to write."""
         partition = self.partition
-        unused = not partition.acquired_count and len(self._queue) == 0 and not partition.has_archiving
+        unused = not partition.acquired_count and len(self.waiting.queue) == 0 and not partition.has_archiving
         return unused and self._writer.idle
 
     def stuck(self) -> tuple[BlockedKey, ...]:
-        """The keys that hold up most records; as they were up to STUCK_FOR_S ago."""
-        now_s = self._clock.monotonic()
-        if now_s - self._stuck[0] >= STUCK_FOR_S or not self.partition.blocked_count:
-            self._stuck = now_s, self.partition.most_blocked(STUCK_KEYS)
-        return self._stuck[1]
+        """The keys that hold up most records; as they were a moment ago."""
+        return () if self._ordered is None else self._ordered.stuck()
 
     # --- commands: decided at once ------------------------------------------------------------------------------
 
@@ -235,7 +206,7 @@ class PartitionOwner:
         when too much waits to be written. The future that is to be awaited: StorageError, the records then stay
         acquired.
         """
-        self._check_open()
+        self.check_open()
         if self._writer.full:
             raise StorageError(f"{QUEUE_MAX} steps wait to be written for share-partition {self.key}; try again later")
         decision = self.partition.acknowledge(member_id, batches, now_ms=self._clock.steady_ms())
@@ -252,7 +223,7 @@ class PartitionOwner:
         Raises: as `acknowledge`; what is returned: OutputRefused, too. The records then stay acquired, and nothing is
         written.
         """
-        self._check_open()
+        self.check_open()
         if self._writer.full:
             raise StorageError(f"{QUEUE_MAX} steps wait to be written for share-partition {self.key}; try again later")
         decision = self.partition.settle(member_id, batches, now_ms=self._clock.steady_ms())
@@ -270,14 +241,14 @@ class PartitionOwner:
                 decision=decision,
                 batches=batches,
                 beside=self.parked.writes(changes),
-                done=partial(self._follow_parked, decision, changes),
+                done=partial(self.parked.follow, decision, changes),
                 outputs=outputs,
             )
         else:
             durable = self._writer.add(decision.update, decision=decision, batches=batches, outputs=outputs)
         self._alarm.ring()
-        if self._opened is not None:
-            self.look()  # the next of its keys are free, to leave with the same write
+        if self._ordered is not None:
+            self.waiting.look()  # the next of its keys are free, to leave with the same write
         return durable
 
     async def all_known(self) -> None:
@@ -294,30 +265,29 @@ class PartitionOwner:
 
         Raises: UnknownTopicId, LogError, UnknownTopicOrPartition when no longer served here.
         """
-        if self._opened is not None:
-            return await self._take_ordered(want, self._opened)
+        if self._ordered is not None:
+            return await self._ordered.take(want)
         for _ in range(READ_TRIES):
-            if not self.has_work():
+            if not self.waiting.has_work():
                 return NOTHING
             records_max = self.partition.may_acquire(want.member_id, want.records_max, self._clock.steady_ms())
             if records_max <= 0:
-                return self._turned_away()
-            end = self._end()
+                self.waiting.turned_away()
+                return NOTHING
+            end = self.log.end()
             offset = self.partition.next_fetch_offset(end)
             try:
                 read = await self.log.read(
                     offset,
                     records_max=records_max,
                     bytes_max=want.bytes_max,
-                    committed=self._committed,
                     with_records=want.with_records,
                 )
             except OffsetOutOfRange:
-                if not self.follow_log_start():
-                    self.guard.out_of_range()
+                if not self.out_of_range():
                     return NOTHING
                 continue
-            self._check_open()
+            self.check_open()
             if want.waiter.abandoned or not self.guard.trusts(read.leader_epoch):
                 return NOTHING
             if offset != self.partition.next_fetch_offset(end):
@@ -335,7 +305,7 @@ class PartitionOwner:
         partition = self.partition
         if partition.ordered:
             return enough
-        offset = partition.next_fetch_offset(self._end())
+        offset = partition.next_fetch_offset(self.log.end())
         if offset < partition.end_offset:
             return enough
         try:
@@ -343,12 +313,11 @@ class PartitionOwner:
                 offset,
                 records_max=partition.limits.record_locks_max,
                 bytes_max=enough,
-                committed=self._committed,
             )
         except LogError:
             return enough  # the fetch will meet the error
         # A log gives whole batches up to `enough`: if there is more than it gave, there is enough.
-        end = read.offsets.last_stable if self._committed else read.offsets.high_watermark
+        end = read.offsets.last_stable if self.log.committed else read.offsets.high_watermark
         more = bool(read.batches) and read.batches[-1].last + 1 < end
         return enough if more else read.size
 
@@ -411,9 +380,7 @@ class PartitionOwner:
         assert self.parked is not None
         waiting: list[int] = []
         for offset in range(first, last + 1):
-            changes = await self.parked.rejected(
-                offset, parks=self.config.after_dead_letter == PARK, committed=self._committed
-            )
+            changes = await self.parked.rejected(offset, parks=self.config.after_dead_letter == PARK)
             if self.closed:
                 return waiting
             if changes is None:
@@ -436,43 +403,20 @@ class PartitionOwner:
 
     async def _change_parked(self, key: bytes, changed: ParkedKey | None) -> ParkedKey | None:
         """It is so when that is durable, and as it was if it cannot be written."""
-        self._check_open()
+        self.check_open()
         if self.parked is None or (known := self.parked.parking.get(key := self.parked.name(key))) is None:
             return None
-        beside = self.parked.writes([(key, changed)])
-        durable = self._writer.add(None, beside=beside, done=partial(self._parked_changed, key, changed))
+        durable = self.parked.change(key, changed)
         self._alarm.ring()
         await durable
-        self.nudge()
+        self.waiting.nudge()
         return changed or known
-
-    def _parked_changed(self, key: bytes, changed: ParkedKey | None) -> None:
-        """A change is durable; the key may be another by now."""
-        assert self.parked is not None
-        now = self.parked.parking.get(key)
-        if now is not None:
-            self.parked.apply([(key, changed and now._replace(version=changed.version))])
-            self._set_limits()
-        self._store_parked({key: changed})
-
-    def _follow_parked(self, decision: Decision, written: Sequence[Change]) -> None:
-        """A decision over replayed records is durable; a key may have changed since it was made."""
-        assert self.parked is not None
-        changes = self.parked.settled_by(decision)
-        self.parked.apply(changes)
-        self._store_parked({**dict.fromkeys((key for key, _ in changes), NOT_WRITTEN), **dict(written)})
-        self._set_limits()
-
-    def _store_parked(self, stored: Mapping[bytes, object]) -> None:
-        """Have stored what is known of these keys, where that is something else than was written."""
-        assert self.parked is not None
-        known = self.parked.parking.get
-        changes = [(key, known(key)) for key, was in stored.items() if known(key) != was]
-        if changes:
-            self._writer.keep(None, self.parked.writes(changes))
 
     def _set_limits(self) -> None:
         self.partition.limits = self.config.limits(has_parked=bool(self.parked))
+
+    def _set_level(self) -> None:
+        self.log.committed = self.config.isolation_level == "read_committed"
 
     def placed_otherwise(self, config: GroupConfig) -> bool:
         """Whether keys were learnt of what counts no more under this config, or is to be left out."""
@@ -481,295 +425,70 @@ class PartitionOwner:
     def configure(self, config: GroupConfig) -> None:
         """Follow a changed group config from the next step on."""
         self.config = config
+        self._set_level()
         self._set_limits()
         if self.partition.has_archiving:
             self._on_archiving(self)
-        self.nudge()
-
-    # --- waiting fetches ----------------------------------------------------------------------------------------
-
-    def has_work(self) -> bool:
-        """Whether a fetch would find something to acquire now, as far as can be told without reading."""
-        may = self.guard.sure and not self._writer.full
-        return may and self.partition.can_acquire() and self._has_records()
-
-    def ready(self, member_id: str, records_max: int) -> bool:
-        """`has_work`; a member that only limits keep from `records_max` records has its turn from now on."""
-        if self.has_work():
-            return True
-        if self._has_records():
-            self.partition.may_acquire(member_id, records_max, self._clock.steady_ms())
-            self._turned_away()
-        else:
-            self.partition.allowance.dry(member_id)
-        return False
-
-    def park(self, waiter: Waiter, member_id: str, *, singles: bool = False) -> None:
-        """Wake a member's `waiter` when there may be something for it; singles: records of parked keys, too."""
-        self._queue.park(waiter, member_id, singles=singles)
-
-    def step_aside(self, waiter: Waiter) -> None:
-        """Wake it no more, but the next one if there is something; its fetch goes on."""
-        with contextlib.suppress(CoreError, LogError):  # who looks next meets the error
-            if self.quota is not None and not self.has_work() and self._has_records():
-                self.quota.hold_up(self)  # it would take more than the limit gives
-        self._queue.leave(waiter)
-        self.look()
-
-    def leave(self, waiter: Waiter, member_id: str) -> None:
-        """Wake it no more."""
-        self._queue.leave(waiter)
-        self.partition.allowance.leave(member_id, self._clock.steady_ms())
-
-    def nudge(self) -> None:
-        """Something may have become free: wake the fetch that is to be served first if there is something for it."""
-        self.look()
-        if self.quota is not None:
-            self.quota.pass_on()
-
-    def look(self) -> None:
-        """`nudge`, for this share-partition alone."""
-        if len(self._queue) == 0:
-            return
-        try:
-            work = self.has_work()
-            records = work or self._has_records()
-        except (CoreError, LogError):
-            work = records = True  # the fetch will meet the error and answer with it
-        if not records:
-            self.partition.allowance.dry()
-        elif not work and self.quota is not None:
-            self.quota.hold_up(self)
-        if not work:
-            return
-        place = self.partition.first_served(self._clock.steady_ms())
-        if self.partition.choosy:
-            self._queue.wake_some(CHOOSY_WAKES)
-        elif place is not None:
-            self._queue.wake_by(place)
-        elif self._opened is not None:
-            self._queue.wake_poor(self.partition.holders, self.partition.available_count, apart=self._parked_keys)
-        else:
-            self._queue.wake_some(1)
+        self.waiting.nudge()
 
     def appended(self) -> None:
         """The log grew, or its start moved."""
         try:
             self.follow_log_start()
         except (CoreError, LogError):
-            self._queue.wake_all()
-        self.nudge()
+            self.waiting.queue.wake_all()
+        self.waiting.nudge()
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    # --- what fetches ask, and tell (`ordered_fetch.Served`) ------------------------------------------------------
 
-    @property
-    def _committed(self) -> bool:
-        return self.config.isolation_level == "read_committed"
-
-    def _end(self) -> int:
-        """The offset after the last record that members may get."""
-        bounds = self.log.bounds()
-        return bounds.last_stable if self._committed else bounds.high_watermark
-
-    def _has_records(self) -> bool:
-        if self.closed:
-            return False
-        return self.partition.has_records(self._end())
-
-    def _turned_away(self) -> Taken:
-        """Limits leave nothing for a member now: look again when the group, or who is before it, may have left some."""
-        if self.quota is not None:
-            self.quota.hold_up(self)
-        if self.partition.allowance.again_ms is not None:
-            self._alarm.ring()
-        return NOTHING
-
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises: UnknownTopicOrPartition, NotLed when it is served here no more."""
         if self._laid_down:
             raise NotLed(f"share-partition {self.key} is led elsewhere by now")
         if self.closed:
             raise UnknownTopicOrPartition(f"share-partition {self.key} is not loaded")
 
-    # In the order of keys: place until enough is free, pick, read what was picked.
+    def out_of_range(self) -> bool:
+        """The log does not have an offset: follow its start, or have it found out why; whether it is the start."""
+        if self.follow_log_start():
+            return True
+        self.guard.out_of_range()
+        return False
 
-    async def _take_ordered(self, want: Want, opened: OpenedLog) -> Taken:
-        if not want.with_records:
-            raise InvalidRequest(
-                f"group {self.key.group_id} delivers in the order of keys (share.key.order): ranges of offsets without "
-                "their records are not to be had of it; give what reads it a group of its own"
-            )
-        taken = NOTHING
-        want.waiter.at = self._queue
-        try:
-            for _ in range(READ_TRIES):
-                found = await self._take_heads(want, opened)
-                if found is None:
-                    break
-                taken = found
-                if taken.ranges:
-                    break  # else all that was picked was gone, or settled by a replay: there may be others
-        finally:
-            want.waiter.at = None
-        return taken
-
-    async def _take_heads(self, want: Want, opened: OpenedLog) -> Taken | None:
-        """Hand out heads, once; None: there are none. Raises: as `take`."""
-        heads = min(want.heads or want.records_max, want.records_max)
-        self._drop_gone()
-        try:
-            await self._place_enough(want, opened, heads + self._waiting_for_a_key(want, PLACE_FOR))
-        except OffsetOutOfRange:
-            if not self.follow_log_start():
-                self.guard.out_of_range()
-            return None
-        except LogError:
-            if not self.partition.available_count:
-                raise  # else what is free already can be handed out
-        if not self.has_work() or want.waiter.abandoned:
-            return None
-        now_ms = self._clock.steady_ms()
-        heads = self._keys_for(want, heads, now_ms)
-        if not heads:
-            if not self._queue.called:
-                self.look()  # all that is free is theirs who wait, so they are to come
-            return None
-        picked = self.partition.pick(
-            want.member_id,
-            records_max=want.records_max,
-            heads_max=heads,
-            chain=want.chain,
-            now_ms=now_ms,
-            singles=want.heads > 0,
-        )
-        self._alarm.ring()  # a new deadline
-        if not picked.ranges:
-            self._turned_away()
-            return None
-        return await self._read_picked(want, opened, picked, now_ms)
-
-    async def _place_enough(self, want: Want, opened: OpenedLog, enough: int) -> None:
-        """Learn keys until so many are free. Raises: as `take`, OffsetOutOfRange."""
-        for rounds in range(PLACE_ROUNDS_MAX):
-            free = self.partition.available_count
-            if free >= enough or (rounds >= PLACE_ROUNDS and free) or not self.has_work():
-                return
-            if not await self._place_more(want, opened):
-                return
-            await asyncio.sleep(0)  # a backlog of one key is placed to its end: others are to have a turn
-
-    def _keys_for(self, want: Want, heads: int, now_ms: int) -> int:
-        """How many of `heads` keys a fetch may take: one each is left for those who wait and hold nothing.
-
-        A member that holds nothing itself gets one in any case: the others may be kept by what is not seen here. Where
-        a limit says who is served first, that does, and where a suspect's member is looked for, the quarantine.
-        """
-        partition = self.partition
-        if partition.choosy or partition.first_served(now_ms) is not None:
-            return heads
-        free = partition.available_count
-        left = free - self._waiting_for_a_key(want, free)
-        return min(heads, max(left, 0 if want.member_id in partition.holders else 1))
-
-    def _waiting_for_a_key(self, want: Want, most: int) -> int:
-        """How many others wait, or are called, who hold nothing and take what this fetch may; counted up to `most`."""
-        singles = want.heads > 0 if self._parked_keys else None
-        return self._queue.poor(self.partition.holders, want.member_id, most, singles=singles)
-
-    @property
-    def _parked_keys(self) -> bool:
-        """Whether some records go to those only that ask for keys."""
-        return bool(self.parked)
-
-    def _drop_gone(self) -> None:
-        """Archive what came back from its member after retention had taken it: its key waited for that member only."""
-        log_start = self.log.bounds().log_start
-        if self.partition.start_offset < log_start and self.partition.has_free_below(log_start):
-            update = self.partition.move_log_start(log_start)
-            if update is not None:
-                self._writer.keep(update)
-                self._alarm.ring()
-
-    async def _place_more(self, want: Want, opened: OpenedLog) -> bool:
-        """Learn the next keys of the log; whether it is worth going on. Raises: as `take`, OffsetOutOfRange."""
-        offset = self.partition.next_place_offset(self._end())
-        if offset < 0:
-            return False
-        async with self._placing:
-            if offset != self.partition.next_place_offset(self._end()):
-                return True  # somebody else did meanwhile
-            batches, epoch = await opened.keys(offset, committed=self._committed)
-            self._check_open()
-            if want.waiter.abandoned or not self.guard.trusts(epoch):
-                return False
-            if offset != self.partition.next_place_offset(self._end()):
-                return True
-            update = self.partition.place(batches, log_epoch=epoch)
+    def queue(self, update: PartitionUpdate | None) -> None:
+        """Have written what holds already, if anything; there may be a new deadline."""
         if update is not None:
             self._writer.keep(update)
-            self._alarm.ring()
-        if self.partition.window_used >= WINDOW_WARN:
-            self._warn_of_window()
-        return offset != self.partition.next_place_offset(self._end())
+        self._alarm.ring()
 
-    def _warn_of_window(self) -> None:
-        """Tell which keys hold the window open, before it is full and all keys stand still (SG-18.9)."""
-        now_s = self._clock.monotonic()
-        if now_s < self._warn_at_s or not any(one.state != "AVAILABLE" for one in self.stuck()):
-            return  # told a while ago, or a backlog that is only beginning
-        self._warn_at_s = now_s + WARN_AGAIN_S
-        start = self.partition.start_offset
-        keys = ", ".join(f"{one.offset} ({one.blocked} behind it, {one.state.lower()})" for one in self.stuck())
-        logger.warning(
-            "%.0f %% of the window is used: offset %d is not finished, and %d records wait for another one of their "
-            "key; when it is full, no key goes on. Most wait for the offsets %s %s",
-            100 * self.partition.window_used,
-            start,
-            self.partition.blocked_count,
-            keys,
-            self._where,
-        )
+    def handed(
+        self,
+        acquisition: Acquisition,
+        records: bytes,
+        now_ms: int,
+        *,
+        beside: Sequence[Write] = (),
+        durable: bool = False,
+    ) -> Taken:
+        """Count what was acquired, and have it written where that is needed; durable: it is, before the records leave.
 
-    async def _read_picked(self, want: Want, opened: OpenedLog, picked: Picked, now_ms: int) -> Taken | None:
-        """Read what was picked, and hand it out; what the answer has no room for goes back. None: it all went back.
-
-        Raises: as `take`.
+        beside: what is written with it.
         """
-        partition = self.partition
-        try:
-            read = await opened.records(picked.ranges, committed=self._committed, bytes_max=want.bytes_max)
-            assert self.parked is not None
-            kept = picked if read.end < 0 else picked.split(read.end)[0]
-            seen = await self.parked.look(kept, read.marked, committed=self._committed)
-            self._check_open()
-        except OffsetOutOfRange:
-            partition.put_back(picked)
-            if not self.follow_log_start():
-                self.guard.out_of_range()
-            return None
-        except BaseException:
-            partition.put_back(picked)
-            raise
-        if want.waiter.abandoned:
-            partition.put_back(picked)
-            self.nudge()
-            return None
-        if read.end == picked.ranges[0].first or not self.guard.trusts(read.epoch):
-            partition.put_back(picked)  # it cannot be read now, or may be something else by now
-            return None
-        if read.end >= 0:
-            picked, rest = picked.split(read.end)
-            partition.put_back(rest)
-        judged = self.parked.judge(seen)
-        missing = sorted((*read.missing, *judged.settled)) if judged.settled else read.missing
-        acquisition = partition.confirm(want.member_id, picked, missing=missing)
-        if self.parks:
-            self.parked.handed_out(acquisition.ranges, read, judged.following)
-        else:
-            self.parked.forget_held()
-        given = {at for first, last, _ in acquisition.ranges for at in range(first, last + 1)} if judged.changes else ()
-        changes = [change for change in judged.changes if change[1] is not None and change[1].flying in given]
-        taken = self._handed(acquisition, read.records, now_ms, self.parked.apply(changes) if changes else ())
-        return taken._replace(following=judged.following) if judged.following else taken
+        ranges = acquisition.ranges
+        for taken in ranges:
+            count = taken.last - taken.first + 1
+            self._stats.records_acquired += count
+            if taken.delivery_count > 1:
+                self._stats.redeliveries += count
+                self.redeliveries += count
+        written = None
+        update = acquisition.update
+        if update is not None and (durable or self._durable_acquire or update.log_epoch >= 0):
+            written = self._writer.add(update, beside=beside)
+        self._alarm.ring()  # there is something to write, or a new deadline
+        return Taken(ranges, records, written if ranges else None, locked_ms=now_ms)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
 
     def _acquire(self, want: Want, offset: int, read: ReadResult) -> Taken:
         now_ms = self._clock.steady_ms()
@@ -786,31 +505,7 @@ class PartitionOwner:
         )
         ranges = acquisition.ranges
         records = overlapping(read.records, read.batches, ranges) if want.with_records and ranges else b""
-        return self._handed(acquisition, records, now_ms)
-
-    def _handed(self, acquisition: Acquisition, records: bytes, now_ms: int, beside: Sequence[Write] = ()) -> Taken:
-        ranges = acquisition.ranges
-        for taken in ranges:
-            count = taken.last - taken.first + 1
-            self._stats.records_acquired += count
-            if taken.delivery_count > 1:
-                self._stats.redeliveries += count
-                self.redeliveries += count
-        durable = None
-        update = acquisition.update
-        # Where there is an order, what was finished before is durable before what comes after it leaves.
-        if update is not None and (self._durable_acquire or update.log_epoch >= 0 or self._opened is not None):
-            durable = self._writer.add(update, beside=beside)
-        self._alarm.ring()  # there is something to write, or a new deadline
-        return Taken(ranges, records, durable if ranges else None, self._fence(ranges), locked_ms=now_ms)
-
-    def _fence(self, ranges: Sequence[AcquiredRange]) -> tuple[int, int] | None:
-        """See `Taken.fence` (SG-18.10); for as many serial numbers as the ranges and what is between them are long."""
-        if self._opened is None or not ranges:
-            return None
-        serial = self._serial
-        self._serial += ranges[-1].last - ranges[0].first + 1
-        return self._generation, serial
+        return self.handed(acquisition, records, now_ms)
 
     def _cut(self, end: int, epoch: int) -> None:
         if self.closed:
@@ -825,15 +520,18 @@ class PartitionOwner:
                 self._writer.keep(None, self.parked.apply(changes))
             self._alarm.ring()
 
+    def _sure(self) -> None:
+        self.waiting.nudge()
+
     def _forget_read(self) -> None:
-        if self._opened is not None:
-            self._opened.forget()
+        if self._ordered is not None:
+            self._ordered.forget()
 
     def _keep(self, update: PartitionUpdate | None, beside: Sequence[Write] = ()) -> None:
         if update is not None:
             self._writer.keep(update, beside)
         self._alarm.ring()
-        self.nudge()
+        self.waiting.nudge()
 
     async def _run(self) -> None:
         try:
@@ -851,12 +549,12 @@ class PartitionOwner:
             logger.exception("share-partition stopped, it is loaded again at the next fetch %s", self._where)
             self.closed = True
             self._writer.give_up(error)
-            self._queue.wake_all()
+            self.waiting.close()
 
     def _settled_apart(self) -> None:
         """A settle that was carried out beside the queue has ended: there is something to write, or free."""
         self._alarm.ring()
-        self.nudge()
+        self.waiting.nudge()
 
     async def _write(self) -> None:
         begun_ms = self._clock.steady_ms()
@@ -864,7 +562,7 @@ class PartitionOwner:
         now_ms = self._clock.steady_ms()
         if now_ms - begun_ms > LATE_MS:  # what was acquired meanwhile leaves only now, and its locks may be over
             self.partition.put_off(now_ms, SOON_MS)
-        self.nudge()
+        self.waiting.nudge()
         if durable and self.partition.has_archiving:
             self._on_archiving(self)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.log.base import OffsetOutOfRange
@@ -14,12 +15,14 @@ from flowshare.share.ranges import merged, minus
 from flowshare.share.types import AcknowledgeType, RecordState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    import asyncio
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from flowshare.clock import Clock
     from flowshare.protocol.decoding import DecodedRecord, RawRecord
     from flowshare.server.runtime.state import ShareKey, Write
     from flowshare.server.share.opened_log import OpenedLog, Thinned
+    from flowshare.server.share.writing import StateWriter
     from flowshare.share.acquire_by_key import Picked
     from flowshare.share.parking import Change
     from flowshare.share.partition import Decision, SharePartition
@@ -30,6 +33,7 @@ logger = logging.getLogger(__name__)
 TOLD_AGAIN_S: Final = 60.0
 HELD_MIN: Final = 2_000
 """Records that are remembered before it is looked which of them are settled."""
+NOT_WRITTEN: Final = object()
 _REJECT: Final = int(AcknowledgeType.REJECT)
 
 
@@ -74,12 +78,18 @@ class ParkedKeys:
         parked: Mapping[bytes, ParkedKey],
         generation: int,
         where: str,
+        *,
+        writer: StateWriter,
+        changed: Callable[[], object],
     ) -> None:
+        """changed: told when keys were parked, or let go on."""
         self._key = key
         self._partition = partition
         self._opened = opened
         self._clock = clock
         self._where = where
+        self._writer = writer
+        self._changed = changed
         self._tell_full_s = self._tell_parked_s = self._tell_gone_s = 0.0
         self._held: dict[int, Held] = {}
         """What was handed out: when it is rejected it may have left the log."""
@@ -109,7 +119,7 @@ class ParkedKeys:
                 return Mark.of(value, *self._key)
         return None
 
-    async def look(self, picked: Picked, marked: Sequence[int], *, committed: bool) -> list[Seen]:
+    async def look(self, picked: Picked, marked: Sequence[int]) -> list[Seen]:
         """Those of the picked records whose key may be parked; marked: of which it was seen that they may be replayed
         ones. Raises: as `OpenedLog.record`."""
         hashes, opened, partition = self.parking.hashes, self._opened, self._partition
@@ -120,7 +130,7 @@ class ParkedKeys:
         for first, last, _ in picked.ranges:
             for offset in range(first, last + 1):
                 if offset in replayed or (hashes and partition.hash_at(offset) in hashes):
-                    record = await opened.record(offset, committed=committed)
+                    record = await opened.record(offset)
                     key = self._name_of(record)
                     if record is not None and key is not None:
                         found.append(Seen(offset, key, self.mark_of(record)))
@@ -208,7 +218,33 @@ class ParkedKeys:
         runs = [run for run in decision.changes if run.state.terminal]
         return [change for run in runs for change in self.parking.settled(run.first, run.last)]
 
-    async def rejected(self, offset: int, *, parks: bool, committed: bool) -> list[Change] | None:
+    def change(self, key: bytes, changed: ParkedKey | None) -> asyncio.Future[None]:
+        """Have a change written; it is so when that is durable, and as it was if it cannot be written."""
+        return self._writer.add(None, beside=self.writes([(key, changed)]), done=partial(self._written, key, changed))
+
+    def _written(self, key: bytes, changed: ParkedKey | None) -> None:
+        """A change is durable; the key may be another by now."""
+        now = self.parking.get(key)
+        if now is not None:
+            self.apply([(key, changed and now._replace(version=changed.version))])
+            self._changed()
+        self._store({key: changed})
+
+    def follow(self, decision: Decision, written: Sequence[Change]) -> None:
+        """A decision over replayed records is durable; a key may have changed since it was made."""
+        changes = self.settled_by(decision)
+        self.apply(changes)
+        self._store({**dict.fromkeys((key for key, _ in changes), NOT_WRITTEN), **dict(written)})
+        self._changed()
+
+    def _store(self, stored: Mapping[bytes, object]) -> None:
+        """Have stored what is known of these keys, where that is something else than was written."""
+        known = self.parking.get
+        changes = [(key, known(key)) for key, was in stored.items() if known(key) != was]
+        if changes:
+            self._writer.keep(None, self.writes(changes))
+
+    async def rejected(self, offset: int, *, parks: bool) -> list[Change] | None:
         """The changes with a record whose dead letter is written; None: no more keys can be parked, it has to wait.
 
         parks: whether a key is parked that is not yet. Not for a record that only followed a key which was let go on
@@ -216,7 +252,7 @@ class ParkedKeys:
         """
         key, mark, follows = self._held.get(offset, NOT_KNOWN)
         if key is None:
-            record = await self._rejected_record(offset, committed=committed)
+            record = await self._rejected_record(offset)
             key, mark = self._name_of(record), None if record is None else self.mark_of(record)
         if key is None or (key not in self and (follows or not parks)):
             return []
@@ -235,10 +271,10 @@ class ParkedKeys:
                 )
             return None
 
-    async def _rejected_record(self, offset: int, *, committed: bool) -> RawRecord | None:
+    async def _rejected_record(self, offset: int) -> RawRecord | None:
         """A rejected record, as it is in the log; None: it is there no more. Raises: as `OpenedLog.record`."""
         try:
-            record = await self._opened.record(offset, committed=committed)
+            record = await self._opened.record(offset)
         except OffsetOutOfRange:
             if offset >= self._opened.log_start:
                 raise

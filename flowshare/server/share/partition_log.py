@@ -59,27 +59,31 @@ class PartitionLog:
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
+        self.committed = False
+        """Whether what lies past the last stable offset is left out (share.isolation.level=read_committed)."""
 
     def bounds(self) -> LogOffsets:
         """Log start, high watermark and last stable offset."""
         self._check()
         return self._log.offsets(self.topic, self.partition)
 
-    async def read(
-        self, offset: int, *, records_max: int, bytes_max: int, committed: bool, with_records: bool = True
-    ) -> ReadResult:
+    def end(self) -> int:
+        """The offset after the last record that members may get."""
+        bounds = self.bounds()
+        return bounds.last_stable if self.committed else bounds.high_watermark
+
+    async def read(self, offset: int, *, records_max: int, bytes_max: int, with_records: bool = True) -> ReadResult:
         """Batches from the one that holds `offset` on, about as many as hold `records_max` records.
 
-        `committed` leaves out what lies past the last stable offset (share.isolation.level=read_committed). Without
-        records the log is not read where it is dense: one batch then stands for all that is wanted.
+        Without records the log is not read where it is dense: one batch then stands for all that is wanted.
         Raises: OffsetOutOfRange, CorruptBatches.
         """
         self._check()
-        if not with_records and (outline := self._outline(offset, records_max, committed=committed)) is not None:
+        if not with_records and (outline := self._outline(offset, records_max)) is not None:
             return outline
         guess = int(min(2 * records_max * self._offset_bytes, READ_BYTES_MAX))
         size = min(max(guess, READ_BYTES_MIN), max(bytes_max, 1))
-        result = await self._log.read(self.topic, self.partition, offset, max_bytes=size, committed=committed)
+        result = await self._log.read(self.topic, self.partition, offset, max_bytes=size, committed=self.committed)
         self._check()
         batches = result.batches
         if batches:
@@ -101,11 +105,11 @@ class PartitionLog:
             large.last - large.first + 1,
         )
 
-    def _outline(self, offset: int, records_max: int, *, committed: bool) -> ReadResult | None:
+    def _outline(self, offset: int, records_max: int) -> ReadResult | None:
         """What is in the log from `offset` on, by the bounds alone; None when they do not tell."""
         offsets = self._log.offsets(self.topic, self.partition)
         check_offset(offset, offsets)
-        end = min(offset + records_max, offsets.last_stable if committed else offsets.high_watermark)
+        end = min(offset + records_max, offsets.last_stable if self.committed else offsets.high_watermark)
         if not self._log.dense(self.topic, self.partition, offset, end):
             return None
         return ReadResult(pieces=(), batches=(LogBatch(offset, end - 1),) if offset < end else (), offsets=offsets)

@@ -223,7 +223,7 @@ class Partitions:
                 continue
             owner.configure(config)
             self._quotas.follow(owner)
-            owner.nudge()
+            owner.waiting.nudge()
 
     async def drop(self, keys: Iterable[ShareKey]) -> None:
         """Stop owning share-partitions, those being loaded too; what is queued is written first."""

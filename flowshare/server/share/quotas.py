@@ -1,7 +1,7 @@
 """`share.max.in.flight`: how many records of a group may be in flight on this server, over all its share-partitions.
 
 A share-partition counts in its group's limit while it is loaded. When only the limit keeps fetches from records of a
-share-partition, its owner is held up: it looks again when something of the group became free on any share-partition.
+share-partition, those are held up: they look again when something of the group became free on any share-partition.
 Which member comes first then is the core's business (`share.allotment`).
 
 The number is the `max_in_flight` of the group's config as it acts here. In a fleet that is what the group's coordinator
@@ -16,9 +16,10 @@ from flowshare.share.allotment import Allotment
 
 if TYPE_CHECKING:
     from flowshare.server.share.owner import PartitionOwner
+    from flowshare.server.share.waiters import Waiters
 
 WAKES: Final = 16
-"""Owners that look again at once, even if fewer records became free: the first ones may find nothing by then."""
+"""Share-partitions that look again at once, even if fewer records became free: the first may find nothing by then."""
 
 
 class Quota:
@@ -27,7 +28,7 @@ class Quota:
     def __init__(self) -> None:
         self.allotment = Allotment()
         self._owners: set[PartitionOwner] = set()
-        self._held_up: dict[PartitionOwner, None] = {}
+        self._held_up: dict[Waiters, None] = {}
 
     @property
     def in_flight(self) -> int:
@@ -39,9 +40,9 @@ class Quota:
         """Whether more could be handed out if the limit was higher."""
         return self.allotment.used_up and bool(self._held_up)
 
-    def hold_up(self, owner: PartitionOwner) -> None:
-        """Fetches wait at this share-partition for the limit."""
-        self._held_up.setdefault(owner)
+    def hold_up(self, waiting: Waiters) -> None:
+        """These wait for the limit."""
+        self._held_up.setdefault(waiting)
 
     def pass_on(self) -> None:
         """Let those look again that are held up, if there is room."""
@@ -49,21 +50,21 @@ class Quota:
             return
         limit = self.allotment.limit
         count = len(self._held_up) if limit is None else max(WAKES, limit - self.in_flight)
-        for owner in tuple(self._held_up)[:count]:
-            del self._held_up[owner]
-            owner.look()
+        for waiting in tuple(self._held_up)[:count]:
+            del self._held_up[waiting]
+            waiting.look()
 
     def join(self, owner: PartitionOwner) -> None:
         """What is in flight there counts from now on."""
         self._owners.add(owner)
-        owner.quota = self
+        owner.waiting.quota = self
         owner.partition.allowance.quota = self.allotment
 
     def part(self, owner: PartitionOwner) -> bool:
         """It counts no more; whether that was the last one."""
         self._owners.discard(owner)
-        self._held_up.pop(owner, None)
-        owner.quota = None
+        self._held_up.pop(owner.waiting, None)
+        owner.waiting.quota = None
         owner.partition.allowance.quota = None
         return not self._owners
 
@@ -86,12 +87,12 @@ class Quotas:
             return
         quota = self._by_group.setdefault(group_id, Quota())
         quota.allotment.limit = limit
-        if owner.quota is not quota:
+        if owner.waiting.quota is not quota:
             quota.join(owner)
 
     def leave(self, owner: PartitionOwner) -> None:
         """A share-partition is loaded no more, or its group has no limit any more."""
-        quota = owner.quota
+        quota = owner.waiting.quota
         if quota is None:
             return
         if quota.part(owner):
