@@ -109,7 +109,9 @@ async def open_session(
 
     create: make an embedded path, or a fleet, that does not exist; without it that is a Failure, as it would be a
     typing mistake. groups: it is about groups: where workers lead them and none runs, this process leads meanwhile.
-    asked: what an app's groups ask for, by which `share=auto` chooses. Raises: Failure, and what the backend refuses with (StorageHeld names the holder).
+    asked: what an app's groups ask for, by which `share=auto` chooses.
+
+    Raises: Failure, and what the backend refuses with (StorageHeld names the holder).
     """
     from flowshare.client.admin.admin import ShareAdmin
 
