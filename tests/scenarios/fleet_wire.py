@@ -29,6 +29,8 @@ from flowshare.protocol.messages import (
     ShareFetchRequest,
     ShareFetchResponse,
     SharePartitionRequest,
+    ShareResumeRequest,
+    ShareSettleRequest,
     TopicPartition,
 )
 from flowshare.protocol.messages.base import FinishedRequest
@@ -62,6 +64,11 @@ class FleetWire:
         """The answer, of one or put together."""
         if isinstance(request, Sharing):
             return await self._share(request)
+        if isinstance(request, ShareSettleRequest):
+            return await self._send(await self._found(request.topic_id, request.partition), request)
+        if isinstance(request, ShareResumeRequest):
+            (told,) = request.partitions
+            return await self._send(await self._found(told.topic_id, told.partition), request)
         if of_brokers(request):
             return await self._brokers.send(request)
         return await self._groups.send(request)
@@ -189,6 +196,11 @@ class FleetWire:
             answer = await ClusterConnection.send(self._groups, asked)
             topology.apply(answer)
         return topology.leader_of(where)
+
+    async def _found(self, topic_id: Any, partition: int) -> int:
+        """Who leads a share-partition; anybody, if there is none such."""
+        node = await self._leader(topic_id, partition)
+        return min(self._workers.topology.nodes) if node == NOBODY else node
 
     async def _send(self, node: int, request: Sharing) -> Any:
         line = self._lines.get(node)
