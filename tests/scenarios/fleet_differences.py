@@ -11,8 +11,6 @@ from tests.scenarios.differences import Override, Steps, replaced, without
 from tests.scenarios.language import Scenario
 
 OVERRIDES: Mapping[str, tuple[Override, ...]] = {
-    # The marker of a transaction takes an offset.
-    "X06": (Override("markers", "describe => start=1 lag=2", "describe => start=1 lag=3"),),
     # How large a batch may be, a broker says when it is written to, and that comes after the rest was looked into.
     "X24": (
         Override(

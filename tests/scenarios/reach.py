@@ -90,6 +90,7 @@ _RETRIED = (
 )
 NOT_ON_FLEET: Final[Mapping[str, str]] = {
     "X28.2": "Outputs of a fleet lie in transactions: who reads what is not committed sees them before.",
+    "X06": "The marker of a transaction takes an offset, and comes with the records or behind them.",
     "X26": "A broker takes one batch at a time: that many for one partition take longer than it is given.",
     **dict.fromkeys(["X45", "X46", "X47"], "Processes whose writes can be held cannot be killed."),
     **dict.fromkeys(["X34", "X35", "X36", "X37", "X39.2", "X42", "X51", "X56"], _RETRIED),

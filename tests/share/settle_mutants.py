@@ -43,8 +43,8 @@ SERVER_MUTANTS = (
     Mutant(
         "what is finished is settled again",
         DECIDED,
-        "        if batch.first < self._window.start:\n            return InvalidRecordState(f",
-        "        if False:\n            return InvalidRecordState(f",
+        "        if batch.first < self._window.start:\n            return Inv",
+        "        if batch.first < self._window.start:\n            return None\n            return Inv",
     ),
     Mutant(
         "a hole is settled",
@@ -81,12 +81,6 @@ SERVER_MUTANTS = (
         DECIDED,
         "            if one is batch or plan.tried_whole(one) is not None:\n",
         "            if True:\n",
-    ),
-    Mutant(
-        "the types of a range that is looked at one by one are the first",
-        DECIDED,
-        "types = batch.types if len(batch.types) == 1 else batch.types[offset - batch.first :][:1]",
-        "types = batch.types[:1]",
     ),
     Mutant(
         "the attempt that is meant does not count",
