@@ -357,6 +357,19 @@ def test_a_topic_that_was_made_anew_is_looked_up_once_more():
     assert world.stats.accepted == 1
 
 
+def test_a_topic_that_is_refused_when_it_was_looked_up_anew_fails_what_was_meant_for_it():
+    gone = refused(0, error=ErrorCode.UNKNOWN_TOPIC_ID)
+
+    def act(world: World) -> None:
+        world.producer.hidden["out"] = TopicPlace(1, uuid.UUID(int=9))
+        world.add(0)
+
+    world = settled(Member(gone, gone), act)
+
+    assert (world.producer.asked, len(world.member.asked)) == (["out"], 2)
+    assert [offset for offset, _ in world.failed] == [0]
+
+
 def test_a_topic_that_is_gone_fails_what_was_meant_for_it_and_holds_up_nothing_else():
     def act(world: World) -> None:
         world.add(0, sends=[out(b"a", topic="nowhere")])
