@@ -58,6 +58,7 @@ scenarios: setup  ## which of the share-group scenarios are shown, which are lef
 mutants: setup  ## plants known bugs one at a time; each must be caught
 	@$(BIN)/python tests/share/mutants.py
 	@$(BIN)/python -m tests.share.order_mutants
+	@$(BIN)/python -m tests.share.settle_mutants
 	@$(BIN)/python -m tests.client.session.mutants
 
 bench: setup  ## figures, printed

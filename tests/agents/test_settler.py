@@ -72,6 +72,7 @@ class Member:
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[list[tuple[int, int, int]], list[tuple[str, int, list[bytes]]]]] = []
+        self.attempts: list[list[int]] = []
         self.gate: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -87,6 +88,7 @@ class Member:
         said = [(ack.first, ack.last, ack.types[0]) for ack in acks]
         there = [(one.topic, one.partition, [r.value or b"" for r in decode_all(one.records)]) for one in outputs]
         self.asked.append((said, there))
+        self.attempts.append([ack.attempt for ack in acks])
         task = asyncio.ensure_future(self._answer(tp, acks, told))
         self._tasks.add(task)
 
@@ -195,6 +197,29 @@ def test_accepts_and_rejects_go_together_and_count_apart():
 
     assert [said for said, _ in world.member.asked] == [[(0, 0, 1), (1, 1, 3), (2, 2, 1)]]
     assert (world.stats.accepted, world.stats.dead_lettered, world.stats.sent) == (2, 1, 2)
+
+
+def test_with_an_order_a_settle_says_of_which_deliveries_it_is():
+    def act(world: World) -> None:
+        raws: Any = [world.record(offset) for offset in range(3)]
+        world.chunk = Chunk(
+            "agent",
+            "in",
+            TP,
+            [(raws[:2], 1), (raws[2:], 4)],
+            decode=None,
+            deadline=9e9,
+            generation=3,
+            arrived=0.0,
+            fence=(5, 0),
+        )
+        for offset in (2, 0, 1):
+            world.add(offset)
+
+    world = settled(Member(), act)
+
+    assert [said for said, _ in world.member.asked] == [[(0, 1, 1), (2, 2, 1)]]
+    assert world.member.attempts == [[1, 4]]
 
 
 def test_one_settle_of_a_partition_is_under_way_and_the_rest_gathers():
@@ -330,6 +355,19 @@ def test_a_topic_that_was_made_anew_is_looked_up_once_more():
     assert world.producer.asked == ["out"]
     assert [partition for _, there in world.member.asked for _, partition, _ in there] == [3, 0]
     assert world.stats.accepted == 1
+
+
+def test_a_topic_that_is_refused_when_it_was_looked_up_anew_fails_what_was_meant_for_it():
+    gone = refused(0, error=ErrorCode.UNKNOWN_TOPIC_ID)
+
+    def act(world: World) -> None:
+        world.producer.hidden["out"] = TopicPlace(1, uuid.UUID(int=9))
+        world.add(0)
+
+    world = settled(Member(gone, gone), act)
+
+    assert (world.producer.asked, len(world.member.asked)) == (["out"], 2)
+    assert [offset for offset, _ in world.failed] == [0]
 
 
 def test_a_topic_that_is_gone_fails_what_was_meant_for_it_and_holds_up_nothing_else():

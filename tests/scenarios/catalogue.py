@@ -3,7 +3,8 @@
 The rules that they show are in docs/share-groups.md. Column `source`: where a row was seen, shortened: Kafka's classes
 and their tests (SP SharePartition, SPM SharePartitionManager, SSC and SSX share sessions, KA KafkaApis, SCS and PBC the
 share coordinator, GMM and SA groups and the assignor, HB and PROTO the requests' tests, INT the consumer's, CLI the
-tools'), or other clients (LRK librdkafka, FGO and kfake franz-go). FS: flowshare's own, Kafka has no order by key.
+tools'), or other clients (LRK librdkafka, FGO and kfake franz-go). FS: flowshare's own, Kafka has no order by
+key and no settling with outputs.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tests.scenarios.data import (
     order_settling,
     persistence,
     sessions,
+    settling,
     validation,
 )
 from tests.scenarios.language import Left, Scenario
@@ -51,6 +53,7 @@ SECTIONS: tuple[ModuleType, ...] = (
     order_chains,
     order_log,
     order_settings,
+    settling,
 )
 
 

@@ -6,10 +6,10 @@ core decides, and tells the core whether that worked. `persister` says how write
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from flowshare.core_errors import CoreError
+from flowshare.core_errors import CoreError, InvalidRecordState
 from flowshare.protocol.errors import error_code
 from flowshare.share.allotment import Allotment
 from flowshare.share.heads import KeyedBatch
@@ -116,6 +116,7 @@ class CoreSubject:
     def __init__(self, scenario: Scenario) -> None:
         self.now_ms = 0
         self.topics = {words.TOPIC: 1}
+        self.apart: set[str] = set()
         self.logs: dict[Place, CoreLog] = {}
         self.groups: dict[str, CoreGroup] = {}
         self.persister = "ok"
@@ -142,8 +143,11 @@ class CoreSubject:
     # --- what there is ---
 
     def do_topic(self, step: Step) -> Outcome:
-        """`topic name partitions=3`."""
+        """`topic name partitions=3 [fetched=no]`; members do not fetch from a topic that is not."""
         name, partitions = step.words[0], int(step.options.get("partitions", "1"))
+        if step.options.get("fetched") == "no":
+            self.apart.add(name)
+            return Outcome()
         self.topics[name] = partitions
         self.members.set_topic(name, partitions)
         return Outcome()
@@ -347,6 +351,22 @@ class CoreSubject:
             found[where] = outcome.main
         return Outcome(words.show_by_place(found, alone=self.alone, empty="nothing"))
 
+    def do_share_settle(self, step: Step) -> Outcome:
+        """`share_settle M1 0:accept 1:reject +out.0:3 [attempt=2]`: records and their outputs, all or none."""
+        group_id, member_id = words.member(step.words[0])
+        group = self.group(group_id)
+        where, acked, sent = words.settled(step)
+        attempt = int(step.options.get("attempt", "1"))
+        batches = [AcknowledgeBatch(ack.first, ack.last, ack.types, attempt=attempt) for ack in acked]
+        try:
+            decision = self.partition(group, where).settle(member_id, batches, now_ms=self.now_ms)
+        except InvalidRecordState as error:
+            return Outcome(error_code(error).name, {"refused": words.show_spans(error.ranges)})
+        except CoreError as error:
+            return Outcome(error_code(error).name, {"refused": "none"})
+        outcome = self.write(group, where, decision, step.background, sent)
+        return Outcome(outcome.main, {"refused": "none"})
+
     def do_consume(self, step: Step) -> Outcome:
         """`consume M1`: fetch until nothing comes; accept records, acknowledge control records as gaps."""
         control = {batch.first for batch in self.log(Place(words.TOPIC, 0)).batches if batch.kind == "c"}
@@ -404,6 +424,14 @@ class CoreSubject:
             "delayed": partition.delayed_count,
         }
         return Outcome("ok", {name: str(value) for name, value in figures.items()})
+
+    def do_outputs(self, step: Step) -> Outcome:
+        """`outputs out [partition=1]`: how many records a topic has."""
+        only = step.options.get("partition")
+        logs = [log for at, log in self.logs.items() if at.topic == step.words[0] and only in (None, str(at.partition))]
+        return Outcome(
+            "ok", {"records": str(sum(batch.last - batch.first + 1 for log in logs for batch in log.batches))}
+        )
 
     def do_state(self, step: Step) -> Outcome:
         """`state`: the window's runs."""
@@ -493,12 +521,25 @@ class CoreSubject:
         partition = group.partitions[where]
         group.stored[where] = replace(update, runs=partition.state())
 
-    def write(self, group: CoreGroup, where: Place, decision: Decision, background: str | None) -> Outcome:
-        """Persist a decision the way the persister works now."""
+    def write(
+        self,
+        group: CoreGroup,
+        where: Place,
+        decision: Decision,
+        background: str | None,
+        sent: Sequence[words.Sent] = (),
+    ) -> Outcome:
+        """Persist a decision, and outputs in one step with it, the way the persister works now."""
         partition = group.partitions[where]
         if decision.update is None:
             return Outcome("NONE")
-        save: Callable[[PartitionUpdate], None] = lambda update: self.save(group, where, update)  # noqa: E731
+
+        def save(update: PartitionUpdate) -> None:
+            self.save(group, where, update)
+            for output in sent:
+                log = self.log(output.place)
+                log.append(Batch(log.end, log.end + output.records - 1))
+
         if background is not None:
             held = Held(partition, decision, save)
             self.held[background] = held

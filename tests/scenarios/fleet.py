@@ -67,6 +67,9 @@ class FleetSubject(KafkaSubject):
             await self.ready(step)
         if step.operation == "letters":  # written behind the acknowledgement's back
             return await until(lambda: self._letters(step), lambda outcome: step.check(outcome) is None)
+        if step.operation == "outputs":  # a transaction's markers follow the answer that it is committed
+            outputs = super().perform
+            return await until(lambda: outputs(step), lambda outcome: step.check(outcome) is None)
         return await super().perform(step)
 
     async def _letters(self, step: Step) -> Outcome:

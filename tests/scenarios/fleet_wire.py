@@ -29,6 +29,8 @@ from flowshare.protocol.messages import (
     ShareFetchRequest,
     ShareFetchResponse,
     SharePartitionRequest,
+    ShareResumeRequest,
+    ShareSettleRequest,
     TopicPartition,
 )
 from flowshare.protocol.messages.base import FinishedRequest
@@ -62,6 +64,11 @@ class FleetWire:
         """The answer, of one or put together."""
         if isinstance(request, Sharing):
             return await self._share(request)
+        if isinstance(request, ShareSettleRequest):
+            return await self._send(await self._found(request.group_id, request.topic_id, request.partition), request)
+        if isinstance(request, ShareResumeRequest):
+            (told,) = request.partitions
+            return await self._send(await self._found(request.group_id, told.topic_id, told.partition), request)
         if of_brokers(request):
             return await self._brokers.send(request)
         return await self._groups.send(request)
@@ -189,6 +196,13 @@ class FleetWire:
             answer = await ClusterConnection.send(self._groups, asked)
             topology.apply(answer)
         return topology.leader_of(where)
+
+    async def _found(self, group_id: str, topic_id: Any, partition: int) -> int:
+        """Who leads a share-partition, or would."""
+        node = await self._leader(topic_id, partition)
+        if node == NOBODY:
+            return await self._said_to_lead(group_id, SharePartitionRequest(topic_id, partition))
+        return node
 
     async def _send(self, node: int, request: Sharing) -> Any:
         line = self._lines.get(node)

@@ -9,7 +9,7 @@ from flowshare.log import keys
 from flowshare.log.memory import MemoryStorage
 from flowshare.log.partition import StoredPartition
 from flowshare.log.store import StoreStep
-from flowshare.protocol.batches import BatchBuilder, batch_headers, decode_all
+from flowshare.protocol.batches import NO_PRODUCER, BatchBuilder, batch_headers, decode_all
 from flowshare.protocol.headers import ATTRIBUTES_AT, CONTROL_MASK, CRC_AT, TRANSACTIONAL_MASK, crc32c
 from tests.scenarios.words import ABSENT, Batch, Place
 
@@ -36,6 +36,16 @@ def build_values(values: list[bytes], *, timestamp_ms: int) -> bytes:
     for value in values:
         assert builder.add(None, value, timestamp_ms=timestamp_ms)
     return builder.build()
+
+
+def build_output(count: int, kind: str, *, timestamp_ms: int, size: int = 0) -> bytes:
+    """A batch that a member made of its records; `kind` as in `words.Sent`."""
+    producer = {"p": (7, 0, 0), "t": (7, 0, 0)}.get(kind, NO_PRODUCER)
+    builder = BatchBuilder(size_max=1 << 24, producer=producer, transactional=kind == "t")
+    for number in range(count):
+        assert builder.add(b"k", str(number).encode().ljust(size, b"."), timestamp_ms=timestamp_ms)
+    built = builder.build()
+    return built[:-1] + bytes((built[-1] ^ 1,)) if kind == "c" else built
 
 
 def leave_hole(storage: MemoryStorage, where: Place, first: int) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 from flowshare.protocol.messages import Connection, ListGroupsResponse
 from flowshare.protocol.messages.base import FinishedRequest
 
-NAMES = frozenset({"group_id", "group_ids", "topic", "topics", "name", "subscribed_topics", "offsets", "partitions"})
+NAMES = frozenset(
+    {"group_id", "group_ids", "topic", "topics", "name", "subscribed_topics", "offsets", "partitions", "outputs"}
+)
 NAMES_OF_RESOURCES = frozenset({"group", "topic"})
 INSIDE = frozenset({"groups", "members", "transactional_id"})
 

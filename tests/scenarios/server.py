@@ -43,6 +43,7 @@ class ServerSubject(MemberSteps):
     def __init__(self, scenario: Scenario, world: World | None = None) -> None:
         from tests.scenarios.server_admin import AdminSteps
         from tests.scenarios.server_clients import ClientSteps
+        from tests.scenarios.server_settles import SettleSteps
         from tests.scenarios.server_transactions import TransactionSteps
 
         self.world = world or World(scenario)
@@ -58,7 +59,7 @@ class ServerSubject(MemberSteps):
         self.founded: set[str] = set()
         self.admin: Connection | None = None
         self.transactions = TransactionSteps(self)
-        self.parts = (self, AdminSteps(self), ClientSteps(self), self.transactions)
+        self.parts = (self, AdminSteps(self), ClientSteps(self), self.transactions, SettleSteps(self))
 
     async def close(self) -> None:
         """End everything."""
@@ -308,7 +309,12 @@ class ServerSubject(MemberSteps):
         return await self.again(crash=False)
 
     async def do_crash(self, step: Step) -> Outcome:
-        """The server is gone without a word; the next one knows what was written."""
+        """`crash [writes=lost]`: the server is gone without a word; the next one knows what was written.
+
+        What is being written is stored all the same, or is lost with it.
+        """
+        if step.options.get("writes") == "lost":
+            self.world.lose_writes()
         return await self.again(crash=True)
 
     async def again(self, *, crash: bool) -> Outcome:

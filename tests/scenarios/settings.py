@@ -23,6 +23,7 @@ GROUP_NAMES: Final = {
 }
 SERVER_NAMES: Final = {
     "max_size": "group.share.max.size",
+    "return_grace": "group.share.return.grace.ms",
     "max_sessions": "group.share.max.share.sessions",
     "auto_dead_letters": "errors.deadletterqueue.auto.create.topics.enable",
 }

@@ -52,6 +52,12 @@ class Severable:
             raise StorageError("this process is gone")
         await self._storage.write(writes)
 
+    async def settle(self, outputs: Sequence[Any], writes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """As the storage's."""
+        if self.is_cut:
+            raise StorageError("this process is gone")
+        await self._storage.settle(outputs, writes)
+
     def on_append(self, listener: AppendListener) -> None:
         """As the storage's."""
         self._storage.on_append(lambda topic, partition: None if self.is_cut else listener(topic, partition))

@@ -37,6 +37,16 @@ class Ack(NamedTuple):
     unrun: bool
 
 
+class Sent(NamedTuple):
+    """Outputs of a settle as written in a step. `kind`: empty, `~` made for another topic of that name, `p` of an
+    idempotent producer, `t` in a transaction, `c` with wrong bytes."""
+
+    place: Place
+    records: int
+    kind: str
+    times: int
+
+
 class Batch(NamedTuple):
     """One batch of the log. `kind`: empty, `x` aborted, `o` in an open transaction, `k` committed, `c` control.
 
@@ -150,6 +160,23 @@ def acks(words: Iterable[str]) -> list[Ack]:
     return found
 
 
+def settled(step: Step) -> tuple[Place, list[Ack], list[Sent]]:
+    """`M1 0:accept 1-2:reject +out.0:3`: where, what of which records, and outputs."""
+    acked = acks(word for word in step.words[1:] if not word.startswith("+"))
+    places = {ack.place for ack in acked}
+    if len(places) != 1:
+        raise BadStep(f"a settle is of one share-partition: {step.text!r}")
+    return places.pop(), acked, [sent(word) for word in step.words[1:] if word.startswith("+")]
+
+
+def sent(word: str) -> Sent:
+    """`+out.0:3` is an output of three records for a partition, `+out.0:3*5` five of them; kinds as in `Sent`."""
+    match = re.fullmatch(r"\+([\w.]+):(\d+)([~ptc]?)(?:\*(\d+))?", word)
+    if match is None:
+        raise BadStep(f"not an output: {word!r}")
+    return Sent(place(match[1]), int(match[2]), match[3], int(match[4] or 1))
+
+
 def by_place(found: Sequence[Ack]) -> dict[Place, list[Ack]]:
     """Acknowledgements of each share-partition, in order."""
     grouped: dict[Place, list[Ack]] = {}
@@ -188,6 +215,11 @@ def show_offsets(offsets: Iterable[int]) -> str:
         else:
             shown.append([offset, offset])
     return ",".join(f"{first}-{last}" for first, last in shown) or "none"
+
+
+def show_spans(found: Iterable[tuple[int, int]]) -> str:
+    """Ranges of offsets joined by commas."""
+    return ",".join(f"{first}-{last}" for first, last in found) or "none"
 
 
 def show_places(found: Iterable[Place]) -> str:

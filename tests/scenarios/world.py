@@ -85,6 +85,11 @@ class World:
         self.server = None
         self.seen = Severable(self.storage)
 
+    def lose_writes(self) -> None:
+        """Nothing that the server does, or has begun, reaches the storage."""
+        self.seen.is_cut = True
+        self.persister.settle(good=False)
+
     async def connect(self, name: str) -> Connection:
         """A new connection."""
         return (await self.start()).connect(client_id=name, host="10.0.0.1")

@@ -18,6 +18,7 @@ from flowshare.protocol.messages import (
     ShareResumeRequest,
     ShareSettleRequest,
 )
+from flowshare.server.share import writing
 from flowshare.testing.clock import settle
 from tests.server.test_key_order import BY_KEY, keyed
 from tests.server.world import accept, parked, ranges, reject, release, world
@@ -219,6 +220,26 @@ async def test_settles_acknowledgements_and_acquires_share_a_write():
 
         assert w.server.share.stats.state_writes - before == 2
         assert await there(w) == ["a", "1", "2", "3", "4", "5"]
+
+
+async def test_when_too_much_waits_to_be_written_a_settle_is_refused_and_its_records_stay(monkeypatch):
+    monkeypatch.setattr(writing, "QUEUE_MAX", 1)
+    async with world() as w:
+        out = await w.topic("out")
+        at, m1 = await w.held(10)
+        gate = asyncio.Event()
+        w.storage.before_write = gate.wait
+        waiting = [await parked(settled(m1, at, [accept(n)], output(out, str(n)))) for n in range(2)]
+
+        refused = await settled(m1, at, [accept(2)], output(out, "2"))
+        w.storage.before_write = None
+        gate.set()
+        first = await asyncio.gather(*waiting)
+
+        assert (refused.error, refused.refused) == (ErrorCode.KAFKA_STORAGE_ERROR, ())
+        assert [answer.error for answer in first] == [ErrorCode.NONE] * 2
+        assert (await settled(m1, at, [accept(2)], output(out, "2"))).error is ErrorCode.NONE
+        assert await there(w) == ["0", "1", "2"]
 
 
 async def test_a_topic_that_went_and_came_again_takes_nothing_that_was_meant_for_the_first():
