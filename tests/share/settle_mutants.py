@@ -67,20 +67,20 @@ SERVER_MUTANTS = (
     Mutant(
         "what holds of a refused settle is settled",
         DECIDED,
-        "    if first_error is not None:\n        plan.undo(0)\n        raise Inv",
-        "    if first_error is not None and not plan._changes:\n        plan.undo(0)\n        raise Inv",
+        "    if refusal is not None:\n        plan.undo(0)\n        raise Inv",
+        "    if refusal is not None and not plan._changes:\n        plan.undo(0)\n        raise Inv",
     ),
     Mutant(
         "a refused range is named whole",
         DECIDED,
-        "singles = _singles(batch) if 1 < size <= room else (batch,)",
-        "singles = (batch,)",
+        "        if size == 1 or size > room:\n",
+        "        if True:\n",
     ),
     Mutant(
         "all of a refused range is named one by one",
         DECIDED,
-        "            if one is batch or plan.tried_whole(one) is not None:\n",
-        "            if True:\n",
+        "            if tried(one) is None:\n",
+        "            if False:\n",
     ),
     Mutant(
         "the attempt that is meant does not count",
@@ -300,7 +300,12 @@ FLEET_MUTANTS = (
         "                self._producer = await self._fence()\n",
         "                self._producer = (await self._ask(self._init())).producer\n",
     ),
-    Mutant("a reader of the ledger sees what is open", LANE, "require_stable=True)", "require_stable=False)"),
+    Mutant(
+        "a reader of the ledger sees what is open",
+        LANE,
+        "require_stable=stable)",
+        "require_stable=False)",
+    ),
     Mutant("transactions count nothing", LANE, "self._count(number))", "self._add_ledger())"),
     Mutant(
         "a batch that is there already fails",
@@ -316,9 +321,77 @@ FLEET_MUTANTS = (
     ),
     Mutant(
         "a lane forgets where it wrote to",
+        PREPARED,
+        "        return LaneNote(self.last, (*sorted",
+        "        return LaneNote((), (*sorted",
+    ),
+    Mutant(
+        "an abort goes to all that the note names",
+        PREPARED,
+        "ends = [((*before, *self.last), True)] if self.committed else [(before, True), (self.last, False)]",
+        "ends = [((*before, *self.last), bool(self.committed))]",
+    ),
+    Mutant(
+        "an end is not noted before the fence",
         LANE,
-        "self.places = tuple(dict.fromkeys([*last, *self._last]))",
-        "self.places = self._last",
+        "        if self.note != EMPTY:\n            await self._keep(self.note)\n        producer",
+        "        producer",
+    ),
+    Mutant(
+        "what a predecessor was telling is aborted",
+        LANE,
+        "            if found.state == OPEN:\n                await self._end(committed=self.note.being_ended",
+        "            if False:\n                await self._end(committed=self.note.being_ended",
+    ),
+    Mutant(
+        "a commit beside the fence is not seen",
+        LANE,
+        "        if before is not None and await self._read_ledger(stable=False) != before:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "what a lane told is told again for ever",
+        LANE,
+        "        await self._keep(EMPTY)\n        self.note = EMPTY\n",
+        "        self.note = EMPTY\n",
+    ),
+    Mutant(
+        "a broker that is lost while a lane begins is not seen",
+        LANE,
+        "        if self.shaken or self",
+        "        if self",
+    ),
+    Mutant(
+        "partitions without a leader are told",
+        LANE,
+        "        if not_led := {place for place, (leader, _) in leaders.items() if leader == NOT_LED}:\n",
+        "        if not_led := set[Place]():\n",
+    ),
+    Mutant(
+        "a new leader while partitions are told is not seen",
+        LANE,
+        "        if leaders != await self._leaders():\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "nobody waits until partitions are told",
+        LANE,
+        "        await self._clock.wait_for(self._carried_out(), self._settings.answer_s)\n",
+        "",
+    ),
+    Mutant(
+        "a lane whose broker was lost in use is used on",
+        OUTPUTS,
+        "        if used.lane.shaken:\n            self._take_again(used)\n",
+        "",
+    ),
+    Mutant("partitions rest no longer than for a while", OUTPUTS, " or piece.place in waited_for\n", "\n"),
+    Mutant("what a lane waited for is refused for ever", OUTPUTS, "        lane.waits_for.clear()\n", ""),
+    Mutant(
+        "all lanes are used that recovered",
+        OUTPUTS,
+        " and self._busy < self._settings.lanes_max:\n",
+        ":\n",
     ),
     Mutant(
         "what is refused for good is tried again",
@@ -524,7 +597,15 @@ HUNTS = (
         by(
             (
                 ("log's steps", (*PYTEST, "tests/slots/test_prepared.py")),
-                ("leaders' tests", (*PYTEST, "tests/fleet/test_outputs.py", "tests/fleet/test_markers.py")),
+                (
+                    "leaders' tests",
+                    (
+                        *PYTEST,
+                        "tests/fleet/test_outputs.py",
+                        "tests/fleet/test_markers.py",
+                        "tests/fleet/test_lanes.py",
+                    ),
+                ),
             )
         ),
     ),
