@@ -356,9 +356,29 @@ def test_a_zombie_does_not_take_what_a_later_leader_has_committed_for_its_own():
         await third.settle(0, b"out-0")
 
         go_on.set()
-        with pytest.raises(LogError):
+        with pytest.raises(Undecided):
             await late
         assert await world.visible() == [b"out-0"]
+
+    on_outputs(scenario)
+
+
+def test_a_ledger_is_read_when_nothing_of_it_is_open():
+    async def scenario(world):
+        read = []
+        answered = world.refusal
+
+        def seen(request):
+            read.extend([request.require_stable] if isinstance(request, m.OffsetFetchRequest) else ())
+            return answered(request)
+
+        world.refusal = seen
+        leader = await world.leader("a")
+        await leader.take()
+        await leader.settle(0, b"out-0")
+
+        assert read
+        assert all(read)
 
     on_outputs(scenario)
 
@@ -927,6 +947,23 @@ def test_nothing_is_committed_before_the_slots_own_log_has_the_row():
 
         assert (await (await world.leader("b")).take())[0] == 2
         assert await world.visible() == []
+
+    on_outputs(scenario)
+
+
+def test_no_transaction_begins_in_a_lane_that_the_slots_own_log_does_not_know_of():
+    async def scenario(world):
+        leader = await world.leader("a")
+        await leader.take()
+        world.still.add((TOPIC, 0))
+        leader.settle(0, b"out-0")
+        await world.clock.sleep(4)
+        assert world.kafka.asked[m.AddPartitionsToTxnRequest] == 0
+        await leader.kill()
+        world.still.clear()
+
+        assert (await (await world.leader("b")).take())[0] == 2
+        assert not world.held_up()
 
     on_outputs(scenario)
 
