@@ -29,8 +29,9 @@ from flowshare.server.runtime.state import ShareKey
 from flowshare.server.share.leaders import LocalLeaders
 from flowshare.share.records import encode_update
 from flowshare.share.types import PartitionState, PartitionUpdate
-from flowshare.slots.prepared import Prepared, Row, lane_entry
+from flowshare.slots.prepared import Prepared, Row, lane_entry, lanes_in
 from flowshare.transactions.coordinator import TransactionConfig
+from tests.fleet.kafka import refusal
 from tests.fleet.outputs_world import OUTPUT, Leader, on_outputs, records
 from tests.fleet.slots import TOPIC
 
@@ -832,6 +833,35 @@ def test_a_producer_that_brokers_have_forgotten_is_taken_anew(kind, error):
     on_outputs(scenario)
 
 
+def test_an_output_that_its_broker_has_already_is_written():
+    async def scenario(world):
+        opened, told = world.kafka.open_node, []
+
+        async def open_node(*args):
+            connection = await opened(*args)
+            send = connection.send
+
+            async def answered(request):
+                answer = await send(request)
+                if isinstance(request, m.ProduceRequest) and request.topic == OUTPUT and not told:
+                    told.append(request)
+                    return refusal(request, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+                return answer
+
+            connection.send = answered
+            return connection
+
+        world.kafka.open_node = open_node
+        leader = await world.leader("a")
+        await leader.take()
+        await leader.settle(0, b"out-0")
+
+        assert await world.visible() == [b"out-0"]
+        assert (len(told), world.kafka.asked[m.EndTxnRequest]) == (1, 1)
+
+    on_outputs(scenario)
+
+
 def test_brokers_that_allow_no_long_transactions_get_short_ones():
     async def scenario(world):
         leader = await world.leader("a")
@@ -947,6 +977,22 @@ def test_nothing_is_committed_before_the_slots_own_log_has_the_row():
 
         assert (await (await world.leader("b")).take())[0] == 2
         assert await world.visible() == []
+
+    on_outputs(scenario)
+
+
+def test_a_lane_is_noted_with_where_its_last_two_transactions_wrote_to():
+    async def scenario(world):
+        leader = await world.leader("a", settings=OutputSettings(lanes_max=1))
+        await leader.take(3)
+
+        await leader.settle(0, b"out-0")
+        await leader.settle(1, b"out-1", partition=1)
+        second = lanes_in(leader.slot.scan(b""))
+        await leader.settle(2, b"out-2", partition=1)
+
+        assert second == {0: ((OUTPUT, 0), (OUTPUT, 1))}
+        assert lanes_in(leader.slot.scan(b"")) == {0: ((OUTPUT, 1),)}
 
     on_outputs(scenario)
 
