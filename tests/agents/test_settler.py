@@ -435,9 +435,15 @@ def test_a_settle_has_no_more_than_so_many_records_and_bytes(monkeypatch):
     world = settled(Member(), add_all(*range(7)))
     assert [len(values) for values in world.member.values] == [3, 3, 1]
 
+    monkeypatch.setattr(settling, "SETTLE_RECORDS_MAX", 5_000)
     monkeypatch.setattr(settling, "SETTLE_BYTES_MAX", 100)
-    world = settled(Member(), add_all(*range(4)))
-    assert [len(values) for values in world.member.values] == [3, 1]
+
+    def act(world: World) -> None:
+        for offset in range(3):
+            world.add(offset, sends=[out(b"%060d" % offset)])
+
+    world = settled(Member(), act)
+    assert [len(values) for values in world.member.values] == [2, 1]
 
 
 def test_a_settle_has_no_more_outputs_than_a_server_takes():

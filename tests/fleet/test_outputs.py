@@ -28,8 +28,9 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.server.runtime.state import ShareKey
 from flowshare.server.share.leaders import LocalLeaders
 from flowshare.share.types import PartitionState
-from flowshare.slots.prepared import LaneNote, Prepared, Row, lane_entry
+from flowshare.slots.prepared import LEDGER, LaneNote, Prepared, Row, decode_note, lane_entry, lane_of
 from flowshare.transactions.coordinator import TransactionConfig
+from tests.fleet.kafka import refusal
 from tests.fleet.outputs_world import NOTHING, OUTPUT, Leader, on_outputs, out, written
 from tests.fleet.slots import TOPIC
 
@@ -353,9 +354,29 @@ def test_a_zombie_does_not_take_what_a_later_leader_has_committed_for_its_own():
         await third.settle(0, b"out-0")
 
         go_on.set()
-        with pytest.raises(LogError):
+        with pytest.raises(Undecided):
             await late
         assert await world.visible() == [b"out-0"]
+
+    on_outputs(scenario)
+
+
+def test_a_ledger_is_read_when_nothing_of_it_is_open():
+    async def scenario(world):
+        read = []
+        answered = world.refusal
+
+        def seen(request):
+            read.extend([request.require_stable] if isinstance(request, m.OffsetFetchRequest) else ())
+            return answered(request)
+
+        world.refusal = seen
+        leader = await world.leader("a")
+        await leader.take()
+        await leader.settle(0, b"out-0")
+
+        assert read
+        assert all(read)
 
     on_outputs(scenario)
 
@@ -802,6 +823,35 @@ def test_a_producer_that_brokers_have_forgotten_is_taken_anew(kind, error):
     on_outputs(scenario)
 
 
+def test_an_output_that_its_broker_has_already_is_written():
+    async def scenario(world):
+        opened, told = world.kafka.open_node, []
+
+        async def open_node(*args):
+            connection = await opened(*args)
+            send = connection.send
+
+            async def answered(request):
+                answer = await send(request)
+                if isinstance(request, m.ProduceRequest) and request.topic == OUTPUT and not told:
+                    told.append(request)
+                    return refusal(request, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+                return answer
+
+            connection.send = answered
+            return connection
+
+        world.kafka.open_node = open_node
+        leader = await world.leader("a")
+        await leader.take()
+        await leader.settle(0, b"out-0")
+
+        assert await world.visible() == [b"out-0"]
+        assert (len(told), world.kafka.asked[m.EndTxnRequest]) == (1, 1)
+
+    on_outputs(scenario)
+
+
 def test_brokers_that_allow_no_long_transactions_get_short_ones():
     async def scenario(world):
         leader = await world.leader("a")
@@ -917,6 +967,44 @@ def test_nothing_is_committed_before_the_slots_own_log_has_the_row():
 
         assert (await (await world.leader("b")).take())[0] == 2
         assert await world.visible() == []
+
+    on_outputs(scenario)
+
+
+def notes(leader):
+    """Those of all lanes that the slot's log names."""
+    return {lane_of(key): decode_note(value) for key, value in leader.slot.scan(b"") if lane_of(key) is not None}
+
+
+def test_a_lane_is_noted_with_where_its_last_two_transactions_wrote_to():
+    async def scenario(world):
+        leader = await world.leader("a", settings=OutputSettings(lanes_max=1))
+        await leader.take(3)
+
+        await leader.settle(0, b"out-0")
+        await leader.settle(1, b"out-1", partition=1)
+        second = notes(leader)
+        await leader.settle(2, b"out-2", partition=1)
+
+        assert second[0] == LaneNote(((OUTPUT, 0), LEDGER), ((OUTPUT, 1), LEDGER))
+        assert notes(leader)[0] == LaneNote(((OUTPUT, 1), LEDGER), ((OUTPUT, 1), LEDGER))
+
+    on_outputs(scenario)
+
+
+def test_no_transaction_begins_in_a_lane_that_the_slots_own_log_does_not_know_of():
+    async def scenario(world):
+        leader = await world.leader("a")
+        await leader.take()
+        world.still.add((TOPIC, 0))
+        leader.settle(0, b"out-0")
+        await world.clock.sleep(4)
+        assert world.kafka.asked[m.AddPartitionsToTxnRequest] == 0
+        await leader.kill()
+        world.still.clear()
+
+        assert (await (await world.leader("b")).take())[0] == 2
+        assert not world.held_up()
 
     on_outputs(scenario)
 

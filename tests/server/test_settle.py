@@ -231,12 +231,14 @@ async def test_when_too_much_waits_to_be_written_a_settle_is_refused_and_its_rec
         w.storage.before_write = gate.wait
         waiting = [await parked(settled(m1, at, [accept(n)], output(out, str(n)))) for n in range(2)]
 
-        refused = await settled(m1, at, [accept(2)], output(out, "2"))
+        asking = asyncio.ensure_future(settled(m1, at, [accept(2)], output(out, "2")))
+        await settle()
+        at_once = asking.done()
         w.storage.before_write = None
         gate.set()
-        first = await asyncio.gather(*waiting)
+        *first, refused = await asyncio.gather(*waiting, asking)
 
-        assert (refused.error, refused.refused) == (ErrorCode.KAFKA_STORAGE_ERROR, ())
+        assert (at_once, refused.error, refused.refused) == (True, ErrorCode.KAFKA_STORAGE_ERROR, ())
         assert [answer.error for answer in first] == [ErrorCode.NONE] * 2
         assert (await settled(m1, at, [accept(2)], output(out, "2"))).error is ErrorCode.NONE
         assert await there(w) == ["0", "1", "2"]

@@ -78,6 +78,15 @@ def test_what_follows_from_a_settle_follows_once():
     assert settled_writes(sorted({**dict(entries), **written}.items()), [one]) == []
 
 
+def test_what_goes_with_a_settle_that_has_followed_is_not_written_with_the_next_one():
+    entries = stored((0, 0, ACKNOWLEDGED, 1), (1, 9, ACQUIRED, 1, "m"))
+
+    runs, beside = after(entries, settle((0, 0, ACKNOWLEDGED, 1)), settle((3, 3, ACKNOWLEDGED, 1)))
+
+    assert (3, 3, ACKNOWLEDGED, 1) in runs
+    assert beside == 1
+
+
 def test_a_settle_is_made_where_its_records_lie_in_several_runs():
     entries = stored((0, 1, ACQUIRED, 1, "a"), (2, 3, AVAILABLE, 1), (4, 5, ACQUIRED, 1, "b"), (6, 7, ACQUIRED, 2, "b"))
 
