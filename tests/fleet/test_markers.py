@@ -338,3 +338,28 @@ def test_who_lost_the_slot_and_takes_its_lane_again_aborts_nothing_that_is_being
         assert await world.visible() == [b"first"]
 
     on_outputs(scenario)
+
+
+@pytest.mark.parametrize("kind", [m.InitProducerIdRequest, m.AddPartitionsToTxnRequest, m.AddOffsetsToTxnRequest])
+@pytest.mark.parametrize("committed", [True, False])
+def test_who_dies_while_partitions_are_told_leaves_the_rest_to_the_next_one(kind, committed):
+    async def scenario(world):
+        first = await world.leader("a", settings=ONE)
+        await first.take(2)
+        await written(first, out(world, b"zero", 1))
+        await dies_with_its_broker(world, first, after=m.EndTxnRequest if committed else m.TxnOffsetCommitRequest)
+        second = Leader(world, "b", settings=ONE)
+        world.leaders.append(second)
+        second.dies(after=kind)
+        beginning = asyncio.ensure_future(second.begin())
+        await world.until(lambda: second.dead)
+        beginning.cancel()
+
+        third = await world.leader("c", settings=ONE)
+
+        assert (0 not in await third.take(6)) is committed
+        assert await world.visible() == ([b"first"] if committed else [])
+        assert await world.visible(partition=1) == [b"zero"]
+        assert not world.held_up()
+
+    on_outputs(scenario)

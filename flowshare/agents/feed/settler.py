@@ -212,7 +212,9 @@ class Settler:
 
     def _count(self, unit: Unit, sign: int) -> None:
         self.records += sign * len(unit.records)
-        self._bytes += sign * sum([len(one.value) for one in unit.outputs if one.value is not None])
+        for one in unit.outputs:
+            if one.value is not None:
+                self._bytes += sign * len(one.value)
 
     def _at(self, key: Key) -> _Waiting:
         found = self._waiting.get(key)
@@ -317,13 +319,18 @@ class Settler:
     def _packed(self, unit: Unit, batches: OutputBatches[Unit]) -> bool:
         """Whether its outputs are among the batches; else they cannot be, and it has failed."""
         try:
+            if len(unit.outputs) == 1:  # most have one: nothing is to be known of others before it is packed
+                (one,) = unit.outputs
+                message = _message(one)
+                size = batches.check(one.topic, message)
+                if size > UNIT_BYTES_MAX:
+                    raise _too_much(1, size)
+                batches.add(unit, one.topic, message, size)
+                return True
             sized = [(one.topic, message := _message(one), batches.check(one.topic, message)) for one in unit.outputs]
             size = sum(size for _, _, size in sized)
             if size > UNIT_BYTES_MAX or len(sized) > PLACES_MAX:
-                raise RecordTooLarge(
-                    f"{len(sized)} outputs of {size} bytes are more than are settled in one step ({PLACES_MAX}, "
-                    f"{UNIT_BYTES_MAX} bytes): send less for one record, or make batches smaller"
-                )
+                raise _too_much(len(sized), size)
             for topic, message, one_size in sized:
                 batches.add(unit, topic, message, one_size)
         except (ClientError, TypeError) as error:
@@ -561,6 +568,13 @@ def _attempt_of(chunk: Chunk, offset: int) -> int:
     """What an acknowledgement says of it."""
     [(attempt, _)] = chunk.counted([offset])
     return attempt
+
+
+def _too_much(outputs: int, size: int) -> RecordTooLarge:
+    return RecordTooLarge(
+        f"{outputs} outputs of {size} bytes are more than are settled in one step ({PLACES_MAX}, {UNIT_BYTES_MAX} "
+        "bytes): send less for one record, or make batches smaller"
+    )
 
 
 def _message(one: ProducerRecord) -> Message:
