@@ -47,6 +47,8 @@ class FakeKafka:
         """Partitions in which no transaction can be ended now, as (topic, number)."""
         self.not_led: set[tuple[str, int]] = set()
         """Partitions that have no leader, as far as Metadata says."""
+        self.elections = 0
+        """Leader epoch of all partitions, as far as Metadata says."""
         self._held: dict[type, asyncio.Event] = {}
         self._dropped: Counter[type] = Counter()
         self._refused: dict[type, list] = {}
@@ -181,7 +183,7 @@ class FakeKafka:
                 return m.FindCoordinatorResponse(node_id=NODE, host=HOST, port=PORT)
             case m.MetadataRequest():
                 answer = await connection.inner.send(request)
-                topics = tuple(replace(topic, leaders=self._leaders(topic)) for topic in answer.topics)
+                topics = tuple(self._led(topic) for topic in answer.topics)
                 return replace(answer, topics=topics, nodes={NODE: (HOST, PORT)})
             case m.ManyOffsetsRequest():
                 return await self._many_offsets(connection, request)
@@ -193,8 +195,9 @@ class FakeKafka:
         answer = await connection.or_broken(connection.inner.send(request))
         return await self._answered(connection, request, answer)
 
-    def _leaders(self, topic):
-        return tuple(-1 if (topic.name, number) in self.not_led else NODE for number in range(topic.partitions))
+    def _led(self, topic):
+        leaders = tuple(-1 if (topic.name, n) in self.not_led else NODE for n in range(topic.partitions))
+        return replace(topic, leaders=leaders, leader_epochs=(self.elections,) * topic.partitions)
 
     async def _many_offsets(self, connection, request):
         """One after the other."""

@@ -363,3 +363,93 @@ def test_who_dies_while_partitions_are_told_leaves_the_rest_to_the_next_one(kind
         assert not world.held_up()
 
     on_outputs(scenario)
+
+
+async def takes_over(world, name):
+    """It leads the slot; returned when it has begun to tell how the last transaction ended, or waits to."""
+    leader = Leader(world, name, settings=ONE)
+    world.leaders.append(leader)
+    await leader.lead()
+    await world.clock.sleep(2)
+    return leader
+
+
+def state_of(leader):
+    """That of its only lane."""
+    (used,) = leader.outputs._lanes
+    return used.state.name
+
+
+def test_partitions_are_told_when_they_have_a_leader():
+    async def scenario(world):
+        first = await world.leader("a", settings=ONE)
+        await first.take()
+        await dies_with_its_broker(world, first, after=m.EndTxnRequest)
+        world.kafka.not_led.add((OUTPUT, 0))
+        asked = world.kafka.asked[m.AddPartitionsToTxnRequest]
+
+        second = await takes_over(world, "b")
+        assert state_of(second) == "TAKING"
+        assert world.kafka.asked[m.AddPartitionsToTxnRequest] == asked
+        world.kafka.not_led.clear()
+        await world.until(lambda: state_of(second) == "READY")
+
+        assert await world.visible() == [b"first"]
+
+    on_outputs(scenario)
+
+
+def test_partitions_that_get_a_new_leader_while_they_are_told_are_told_again():
+    async def scenario(world):
+        first = await world.leader("a", settings=ONE)
+        await first.take()
+        await dies_with_its_broker(world, first, after=m.EndTxnRequest)
+        world.kafka.hold(m.EndTxnRequest)
+        asked = world.kafka.asked[m.EndTxnRequest]
+
+        second = await takes_over(world, "b")
+        world.kafka.elections += 1
+        world.kafka.forget_markers()  # they had no leader just then
+        world.kafka.release(m.EndTxnRequest)
+        await world.until(lambda: state_of(second) == "READY")
+
+        assert world.kafka.asked[m.EndTxnRequest] == asked + 2
+        assert await world.visible() == [b"first"]
+
+    on_outputs(scenario)
+
+
+def test_a_lane_is_used_when_all_partitions_are_told():
+    async def scenario(world):
+        first = await world.leader("a", settings=ONE)
+        await first.take()
+        await dies_with_its_broker(world, first, after=m.EndTxnRequest)
+        world.kafka.unmarked.add((OUTPUT, 0))
+
+        second = await takes_over(world, "b")
+        assert state_of(second) == "TAKING"
+        world.kafka.unmarked.clear()
+        await world.until(lambda: state_of(second) == "READY")
+
+        assert await world.visible() == [b"first"]
+
+    on_outputs(scenario)
+
+
+def test_what_was_told_is_told_once():
+    async def scenario(world):
+        first = await world.leader("a", settings=ONE)
+        await first.take()
+        await dies_with_its_broker(world, first, after=m.EndTxnRequest)
+        second = await takes_over(world, "b")
+        assert state_of(second) == "READY"
+        await second.kill()
+        asked = world.kafka.asked[m.EndTxnRequest]
+
+        third = await takes_over(world, "c")
+
+        assert state_of(third) == "READY"
+        assert world.kafka.asked[m.EndTxnRequest] == asked
+        assert await world.visible() == [b"first"]
+
+    on_outputs(scenario)
