@@ -122,3 +122,41 @@ def test_a_partition_that_has_a_leader_again_is_written_to_while_another_one_has
         await second.storage.settle_apart(first.key.prefix, NOTHING, (), [out(world, b"two", 1)])
 
     on_outputs(scenario)
+
+
+def test_a_partition_that_stood_still_is_written_to_as_soon_as_its_lane_is_free():
+    async def scenario(world):
+        leader = await world.leader("a", settings=replace(ONE, rest_s=0.5))
+        world.still.add((OUTPUT, 1))
+        with pytest.raises(OutputRefused):
+            await written(leader, out(world, b"one", 1))
+        world.still.clear()
+        await world.until(lambda: leader.outputs._lanes[0].state.name == "READY")
+        await world.clock.sleep(1)
+
+        await written(leader, out(world, b"two", 1))
+
+        assert await world.visible(partition=1) == [b"two"]
+
+    on_outputs(scenario)
+
+
+def test_a_lane_that_lost_a_broker_in_use_is_taken_over_again_when_it_is_free():
+    async def scenario(world):
+        leader = await world.leader("a", settings=ONE)
+        await written(leader, out(world, b"one"))
+        world.kafka.hold(m.EndTxnRequest)
+        going_on = asyncio.ensure_future(written(leader, out(world, b"two")))
+        await world.until(lambda: leader.outputs._lanes[0].state.name == "ENDING")
+        asked = world.kafka.asked[m.InitProducerIdRequest]
+
+        leader.outputs._lanes[0].lane._brokers._on_lost()
+        world.kafka.release(m.EndTxnRequest)
+        await going_on
+        await world.until(lambda: leader.outputs._lanes[0].state.name == "READY")
+        await world.clock.sleep(1)
+
+        assert world.kafka.asked[m.InitProducerIdRequest] == asked + 1
+        assert await world.visible() == [b"one", b"two"]
+
+    on_outputs(scenario)

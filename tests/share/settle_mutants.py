@@ -374,19 +374,12 @@ FLEET_MUTANTS = (
         "        if False:\n",
     ),
     Mutant(
-        "nobody waits until partitions are told",
-        LANE,
-        "        await self._clock.wait_for(self._carried_out(), self._settings.answer_s)\n",
-        "",
-    ),
-    Mutant(
         "a lane whose broker was lost in use is used on",
         OUTPUTS,
         "        if used.lane.shaken:\n            self._take_again(used)\n",
         "",
     ),
     Mutant("partitions rest no longer than for a while", OUTPUTS, " or piece.place in waited_for\n", "\n"),
-    Mutant("what a lane waited for is refused for ever", OUTPUTS, "        lane.waits_for.clear()\n", ""),
     Mutant(
         "all lanes are used that recovered",
         OUTPUTS,
