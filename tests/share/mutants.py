@@ -19,6 +19,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 UNCOMPILED = shutil.ignore_patterns("__pycache__")
+LIMIT_S = 300
+"""A mutant that makes something run for ever is caught, too."""
+PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not slow and not real")
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,35 @@ def killed_by(folder: Path) -> str | None:
         if done.returncode:
             raise SystemExit(f"the tests did not run:\n{done.stdout.decode()[-2000:]}")
     return None
+
+
+Kinds = Sequence[tuple[str, Sequence[str]]]
+
+
+def by(kinds: Kinds) -> Callable[[Path], str | None]:
+    """The first kind of test that is red, or None."""
+
+    def killed_by(folder: Path) -> str | None:
+        for kind, command in kinds:
+            try:
+                done = subprocess.run(
+                    [sys.executable, *command],
+                    cwd=folder,
+                    env={**os.environ, "PYTHONPATH": str(folder)},
+                    capture_output=True,
+                    check=False,
+                    timeout=LIMIT_S,
+                )
+            except subprocess.TimeoutExpired:
+                return f"by the {kind}, which never end"
+            if done.returncode == 1:
+                return f"by the {kind}"
+            if done.returncode:
+                told = f"{done.stdout.decode()[-2000:]}{done.stderr.decode()[-2000:]}"
+                raise SystemExit(f"the tests did not run:\n{told}")
+        return None
+
+    return killed_by
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,12 @@ A mutant that lives is a hole in the tests. Exit code 1 if any lives or no longe
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.share.mutants import ROOT, UNCOMPILED, Hunt, Mutant
+from tests.share.mutants import PYTEST, ROOT, UNCOMPILED, Hunt, Mutant, by
 
-LIMIT_S = 120
-"""A mutant that makes something run for ever is caught, too."""
 SECTIONS = "HTCRN"
 RUN = f"""
 import logging
@@ -694,32 +690,15 @@ def copy_tests(folder: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", folder)
 
 
-def killed_by(folder: Path) -> str | None:
-    """The first kind of test that is red, or None."""
-    pytest = ["-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not slow"]
-    for kind, command in (
-        ("steps", [*pytest, "tests/share/test_order.py"]),
-        ("scenarios", ["-c", RUN]),
-        ("parked keys' steps", [*pytest, "tests/share/test_parking.py", "tests/protocol/test_key_hash.py"]),
-        ("server's tests", [*pytest, "tests/server/test_key_order.py", "tests/server/test_parking.py"]),
-    ):
-        try:
-            done = subprocess.run(
-                [sys.executable, *command],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(folder)},
-                capture_output=True,
-                check=False,
-                timeout=LIMIT_S,
-            )
-        except subprocess.TimeoutExpired:
-            return f"by the {kind}, which never end"
-        if done.returncode == 1:
-            return f"by the {kind}"
-        if done.returncode:
-            raise SystemExit(f"the tests did not run:\n{done.stdout.decode()[-2000:]}{done.stderr.decode()[-2000:]}")
-    return None
+KILLED_BY = by(
+    (
+        ("steps", (*PYTEST, "tests/share/test_order.py")),
+        ("scenarios", ("-c", RUN)),
+        ("parked keys' steps", (*PYTEST, "tests/share/test_parking.py", "tests/protocol/test_key_hash.py")),
+        ("server's tests", (*PYTEST, "tests/server/test_key_order.py", "tests/server/test_parking.py")),
+    )
+)
 
 
 if __name__ == "__main__":
-    sys.exit(bool(Hunt(MUTANTS, ".", copy_tests, killed_by).run(sys.argv[1:])))
+    sys.exit(bool(Hunt(MUTANTS, ".", copy_tests, KILLED_BY).run(sys.argv[1:])))

@@ -9,18 +9,13 @@ source.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.share.mutants import ROOT, Hunt, Mutant
+from tests.share.mutants import PYTEST, ROOT, Hunt, Mutant, by
 
-LIMIT_S = 300
-"""A mutant that makes something run for ever is caught, too."""
-PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not slow and not real")
 SCENARIOS = """
 import logging
 from tests.scenarios import runner
@@ -539,35 +534,6 @@ def copy_all(folder: Path) -> None:
     for name in ("flowshare", "tests"):
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "pyproject.toml", folder)
-
-
-Kinds = Sequence[tuple[str, Sequence[str]]]
-
-
-def by(kinds: Kinds) -> Callable[[Path], str | None]:
-    """The first kind of test that is red, or None."""
-
-    def killed_by(folder: Path) -> str | None:
-        for kind, command in kinds:
-            try:
-                done = subprocess.run(
-                    [sys.executable, *command],
-                    cwd=folder,
-                    env={**os.environ, "PYTHONPATH": str(folder)},
-                    capture_output=True,
-                    check=False,
-                    timeout=LIMIT_S,
-                )
-            except subprocess.TimeoutExpired:
-                return f"by the {kind}, which never end"
-            if done.returncode == 1:
-                return f"by the {kind}"
-            if done.returncode:
-                told = f"{done.stdout.decode()[-2000:]}{done.stderr.decode()[-2000:]}"
-                raise SystemExit(f"the tests did not run:\n{told}")
-        return None
-
-    return killed_by
 
 
 HUNTS = (
