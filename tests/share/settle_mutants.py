@@ -341,7 +341,7 @@ FLEET_MUTANTS = (
     Mutant(
         "a commit beside the fence is not seen",
         LANE,
-        "        if before is not None and await self._read_ledger(stable=False) != before:\n",
+        "        if self._open_at is not None and await self._read_ledger(stable=False) != self._open_at:\n",
         "        if False:\n",
     ),
     Mutant(

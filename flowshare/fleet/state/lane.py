@@ -195,6 +195,8 @@ class Lane:
         self._producer: ProducerIdentity = NOBODY
         self._sequences: dict[Place, int] = {}
         self._timeout_ms = settings.transaction_timeout_ms
+        self._open_at: int | None = None
+        """The ledger while a transaction was found open that is to be aborted, until its producer is fenced."""
         self._keep = keep
         self.note = note
         """Where its last transactions went, and how the last one ended."""
@@ -254,22 +256,22 @@ class Lane:
     async def _fence(self) -> ProducerIdentity:
         """Be the lane's producer; the note says how its last transaction ended, if there was one."""
         found = await self._describe()
-        before: int | None = None
         if self.note.committed is not None:
             if found.state == OPEN:
                 await self._end(committed=self.note.being_ended(_places(found)), producer=found.producer)
         elif found.state == OPEN:
-            before = await self._read_ledger(stable=False)
+            self._open_at = await self._read_ledger(stable=False)
             self.note = self.note.left_open(_places(found))
         elif self.note != EMPTY and (found.state in COMMITTED or found.state in ABORTED):
             self.note = self.note._replace(committed=found.state in COMMITTED)
         if self.note != EMPTY:
             await self._keep(self.note)
         producer = await self._new_producer()
-        if before is not None and await self._read_ledger(stable=False) != before:
+        if self._open_at is not None and await self._read_ledger(stable=False) != self._open_at:
             # It was committed after all, between the question and this.
             self.note = self.note._replace(committed=True)
             await self._keep(self.note)
+        self._open_at = None
         return producer
 
     async def _new_producer(self) -> ProducerIdentity:
