@@ -24,7 +24,7 @@ from flowshare.server.share.opened_log import OpenedBatches, OpenedLog
 from flowshare.server.share.owner import PartitionOwner
 from flowshare.server.share.partition_log import PartitionLog
 from flowshare.server.share.stats import Stats
-from flowshare.server.share.wants import Want
+from flowshare.server.share.waiters import Want
 from flowshare.share.config import GroupConfig
 from flowshare.share.records import encode_update
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode, PartitionUpdate
