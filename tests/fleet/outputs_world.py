@@ -157,6 +157,11 @@ class Leader:
         return self.storage._outputs[0]
 
     @property
+    def lanes(self):
+        """The slot's lanes, with how far they are."""
+        return self.outputs._lanes.used
+
+    @property
     def key(self):
         return ShareKey(GROUP, self.world.kafka.storage.topics()[INPUT].topic_id, 0)
 

@@ -149,7 +149,7 @@ def test_a_broker_that_is_lost_while_a_transaction_begins_costs_nothing_of_the_o
         await leader.settle(0, b"first")
         world.kafka.refuse(m.AddPartitionsToTxnRequest, ErrorCode.CONCURRENT_TRANSACTIONS, 5)
         refused = leader.settle(1, b"too large")
-        await world.until(lambda: leader.outputs._lanes[0].state.name == "SENDING")
+        await world.until(lambda: leader.lanes[0].state.name == "SENDING")
         await world.asked(m.AddPartitionsToTxnRequest, world.kafka.asked[m.AddPartitionsToTxnRequest] + 2)
         await world.kafka.cut()
         world.refused[m.ProduceRequest] = ErrorCode.MESSAGE_TOO_LARGE
@@ -169,9 +169,9 @@ def test_a_transaction_that_is_aborted_takes_nothing_of_the_one_before_it_elsewh
         await leader.settle(0, b"first")
         world.kafka.hold(m.AddPartitionsToTxnRequest)
         refused = leader.settle(1, b"too large", partition=1)
-        await world.until(lambda: leader.outputs._lanes[0].state.name == "SENDING")
+        await world.until(lambda: leader.lanes[0].state.name == "SENDING")
         if lost:
-            leader.outputs._lanes[0].lane._brokers._on_lost()
+            leader.lanes[0].lane._brokers._on_lost()
         world.forbidden.add((m.ProduceRequest, OUTPUT))
         world.kafka.release(m.AddPartitionsToTxnRequest)
         await asyncio.wait([refused])
@@ -380,7 +380,7 @@ async def takes_over(world, name):
 
 def state_of(leader):
     """That of its only lane."""
-    (used,) = leader.outputs._lanes
+    (used,) = leader.lanes
     return used.state.name
 
 

@@ -533,11 +533,11 @@ def test_a_partition_that_gives_no_answer_for_minutes_takes_a_few_lanes_and_noth
                 await stuck
 
         assert slowest_s < 0.1
-        assert len(leader.outputs._lanes) <= 4
+        assert len(leader.lanes) <= 4
         assert await world.visible() == [b"out-%d" % number for number in range(90)]
         world.still.clear()
         world.kafka.unmarked.clear()
-        await world.until(lambda: all(used.state.name == "READY" for used in leader.outputs._lanes))
+        await world.until(lambda: all(used.state.name == "READY" for used in leader.lanes))
         await world.clock.sleep(6)
         await written(leader, out(world, b"at last", 1))
         assert await world.visible(partition=1) == [b"at last"]
@@ -554,7 +554,7 @@ def test_when_many_lanes_cannot_be_used_others_take_their_place():
         await leader.settle(0, b"out-0")
 
         assert await world.visible() == [b"out-0"]
-        assert 4 <= len(leader.outputs._lanes) <= 5
+        assert 4 <= len(leader.lanes) <= 5
 
     on_outputs(scenario)
 
@@ -564,7 +564,7 @@ def test_a_coordinator_that_gives_no_answer_keeps_back_its_own_lane_alone():
         leader = await world.leader("a")
         await leader.take(6)
         await leader.settle(0, b"out-0")
-        await world.until(lambda: len(leader.outputs._lanes) == 2 and leader.outputs._lanes[1].state.name == "READY")
+        await world.until(lambda: len(leader.lanes) == 2 and leader.lanes[1].state.name == "READY")
         world.still.add(f"{TOPIC}.0.outputs.1")  # it is the next one's
         stuck = leader.settle(1, b"out-1")
 
@@ -719,7 +719,7 @@ def test_who_asks_what_a_member_holds_waits_for_no_coordinator_without_end():
         world.kafka.hold(m.EndTxnRequest)
         told = leader.settle(0, b"out-0")
         await world.asked(m.EndTxnRequest)
-        world.still.update(used.lane.transactional_id for used in leader.outputs._lanes)
+        world.still.update(used.lane.transactional_id for used in leader.lanes)
         begun_s = world.clock.monotonic()
 
         with pytest.raises(NotDecided):
@@ -938,10 +938,10 @@ def test_lanes_that_are_only_taken_over_keep_no_connection():
         await asyncio.gather(*(first.settle(n, b"out-%d" % n) for n in range(6)))
         await first.kill()
         second = await unloaded(world, "b")
-        await world.until(lambda: all(used.state.name == "READY" for used in second.outputs._lanes))
+        await world.until(lambda: all(used.state.name == "READY" for used in second.lanes))
 
-        assert second.outputs._lanes
-        assert all(not used.lane._coordinators._nodes for used in second.outputs._lanes)
+        assert second.lanes
+        assert all(not used.lane._coordinators._nodes for used in second.lanes)
         await second.load()
         taken = await second.take(6)
         assert taken == {}

@@ -1,10 +1,10 @@
 """`Lane`: one transactional id under which a slot's leader writes outputs, and the ledger that counts its transactions.
 
-It carries there and back; what the answers mean for settles says `slots.prepared`, and `outputs` acts on it. A lane is
-taken over before it is used, and after everything whose outcome is not as it should be: InitProducerId shuts out what
-may still be on its way under the old epoch, completes what was decided and aborts what was not. So no transaction is
-ever aborted in another way, and none that its leader gave up can be left hanging. What coordinators of Kafka 4.1 and
-newer forget of that, empty transactions make good (`Lane._tell_ends`).
+It carries there and back; what the answers mean for settles says `slots.prepared`, and `lanes` and `outputs` act on it.
+A lane is taken over before it is used, and after everything whose outcome is not as it should be: InitProducerId shuts
+out what may still be on its way under the old epoch, completes what was decided and aborts what was not. So no
+transaction is ever aborted in another way, and none that its leader gave up can be left hanging. What coordinators of
+Kafka 4.1 and newer forget of that, empty transactions make good (`Lane._tell_ends`).
 
 Coordinators and outputs are asked over connections of their own, because a broker answers those of one connection one
 after another, and an output partition that stands still would keep back how the transaction ends.
