@@ -32,7 +32,7 @@ DECIDED, ANSWERED, APART = "share/acknowledge", "server/share/settle", "server/s
 OWNER, WRITING, FOLLOWS = "server/share/owner", "server/share/writing", "server/runtime/settled"
 PREPARED = "slots/prepared"
 OUTPUTS, LANES, LANE = "fleet/state/outputs", "fleet/state/lanes", "fleet/state/lane"
-SETTLER = "agents/feed/settler"
+SETTLER, UNITS = "agents/feed/settler", "agents/feed/units"
 
 SERVER_MUTANTS = (
     Mutant("a settle may release", DECIDED, "        if batch.types.strip(_SETTLING):\n", "        if False:\n"),
@@ -508,12 +508,12 @@ AGENT_MUTANTS = (
         "            if unit.ending.types == ACCEPT:\n",
         "            if True:\n",
     ),
-    Mutant("acks say of no delivery", SETTLER, "attempt = 0 if chunk.fence is None else", "attempt = 0 if True else"),
+    Mutant("acks say of no delivery", UNITS, "attempt = 0 if chunk.fence is None else", "attempt = 0 if True else"),
     Mutant(
         "neighbours with other outcomes are one range",
-        SETTLER,
-        "            if same == last and offset == before + 1:\n",
-        "            if offset == before + 1:\n",
+        UNITS,
+        "        if same == last and offset == before + 1:\n",
+        "        if offset == before + 1:\n",
     ),
     Mutant(
         "a settle that could not be sent stays under way",
