@@ -46,14 +46,13 @@ class Outputs(NamedTuple):
     topics: tuple[str, str]
 
 
-def environment(topic: str, backend: str, step: str, folder: Path) -> dict[str, str]:
+def environment(topic: str, backend: str, folder: Path) -> dict[str, str]:
     return {
         "TOPIC": topic,
         "SEED": str(SEED),
         "ONCE": EXACTLY_ONCE,
         "LOCK_S": "3",
         "SHORT_S": "0.01",
-        "STEP": step,
         "STEP_BACKEND": backend,
         "STEP_FOLDER": str(folder / "steps"),
     }
@@ -80,8 +79,8 @@ def abort(server: Server, topic: str) -> None:
     producer.abort_transaction(CALL_LIMIT_S)
 
 
-def work(world: World, steps: Steps, topic: str) -> None:
-    """Workers handle all records, and one dies while it has outputs under way."""
+def work(world: World, steps: Steps, topic: str, step: str) -> None:
+    """Workers handle all records, and one dies at a step at which it has outputs under way."""
     journals = OrderJournals(world.workers.journals)
 
     def decided() -> int:
@@ -90,7 +89,7 @@ def work(world: World, steps: Steps, topic: str) -> None:
         return len(journals.decided)
 
     try:
-        steps.arm()  # the first that are written: of so few records there may be no others when all are ready
+        steps.arm(step)  # the first that are written: of so few records there may be no others when all are ready
         world.start()
         stopped = blocking_until(steps.reached)
         world.hit(LEADER, stopped)
@@ -103,8 +102,8 @@ def work(world: World, steps: Steps, topic: str) -> None:
         world.workers.end()
 
 
-def made(brokers: Any, folder: Path, topic: str, backend: str, step: str) -> World:
-    told = environment(topic, backend, step, folder)
+def made(brokers: Any, folder: Path, topic: str, backend: str) -> World:
+    told = environment(topic, backend, folder)
     return World(folder, brokers, topic=topic, environment=told, dice=random.Random(SEED))
 
 
@@ -117,14 +116,14 @@ def outputs(request, tmp_path_factory):
         kafka = request.getfixturevalue("kafka")
         server = Server("workers", kafka.bootstrap)
         prepare(server, topic)
-        work(made(kafka, folder, topic, "workers", OUTPUTS_WRITTEN), steps, topic)
+        work(made(kafka, folder, topic, "workers"), steps, topic, OUTPUTS_WRITTEN)
         yield finished(server, topic)
         return
     serve = FlowshareProcess(folder, data="broker")
     serve.start()
     prepare(serve.server, topic)
     serve.stop()
-    work(made(None, folder, topic, "embedded", WRITTEN), steps, topic)
+    work(made(None, folder, topic, "embedded"), steps, topic, WRITTEN)
     serve.start()
     yield finished(serve.server, topic)
     serve.stop()
