@@ -36,16 +36,13 @@ def test_the_log_names_where_the_last_transactions_went_whatever_became_of_the_n
 
 def test_a_note_that_cannot_be_read_keeps_no_lane_from_being_taken_over():
     async def scenario(world):
-        leader = await world.leader("a", settings=FEW)
-        await leader.take(3)
+        leader = await world.leader("a", take=3, settings=FEW)
         world.still.update(f"{TOPIC}.0.outputs.{lane}" for lane in range(3))
         await leader.settle(0, b"out-0")
         lanes = len(leader.lanes)
         await leader.slot.write([(lane_entry(0, 0, LaneNote())[0], b"damaged, too")])
         world.still.clear()
-        await leader.storage.lay_down(0)
-        await leader.owner.close()
-        await leader.slot.hand_over("b")
+        await leader.give_away("b")
         second = await world.leader("b", settings=FEW)
         await world.clock.sleep(5)
         assert len(second.lanes) >= lanes
