@@ -391,7 +391,7 @@ def test_partitions_that_get_a_new_leader_while_they_are_told_are_told_again():
         first = await world.leader("a", take=1, settings=ONE)
         await dies_with_its_broker(world, first, after=m.EndTxnRequest)
         world.kafka.hold(m.EndTxnRequest)
-        asked = world.kafka.asked[m.EndTxnRequest]
+        asked = world.kafka.asked[m.AddPartitionsToTxnRequest]
 
         second = await takes_over(world, "b")
         world.kafka.elections += 1
@@ -399,7 +399,7 @@ def test_partitions_that_get_a_new_leader_while_they_are_told_are_told_again():
         world.kafka.release(m.EndTxnRequest)
         await world.until(lambda: state_of(second) == "READY")
 
-        assert world.kafka.asked[m.EndTxnRequest] == asked + 2
+        assert world.kafka.asked[m.AddPartitionsToTxnRequest] == asked + 2
         assert await world.visible() == [b"first"]
 
     on_outputs(scenario)
@@ -428,12 +428,67 @@ def test_what_was_told_is_told_once():
         second = await takes_over(world, "b")
         assert state_of(second) == "READY"
         await second.kill()
-        asked = world.kafka.asked[m.EndTxnRequest]
+        asked = world.kafka.asked[m.AddPartitionsToTxnRequest]
 
         third = await takes_over(world, "c")
 
         assert state_of(third) == "READY"
-        assert world.kafka.asked[m.EndTxnRequest] == asked
+        assert world.kafka.asked[m.AddPartitionsToTxnRequest] == asked
+        assert await world.visible() == [b"first"]
+
+    on_outputs(scenario)
+
+
+def test_who_lost_the_slot_while_it_told_an_end_ends_nothing_of_its_successors():
+    """It stood still; the next leader is in the middle of a transaction when it goes on."""
+
+    async def scenario(world):
+        first = await world.leader("a", take=2, settings=ONE)
+        await dies_with_its_broker(world, first, after=m.EndTxnRequest)
+        world.kafka.hold(m.AddPartitionsToTxnRequest)
+        asked = world.kafka.asked[m.AddPartitionsToTxnRequest]
+        second = Leader(world, "b", settings=ONE)
+        world.leaders.append(second)
+        await second.lead()
+        await world.asked(m.AddPartitionsToTxnRequest, asked + 1)  # it has fenced, knows: committed, and stands still
+        go_on = world.kafka.hold_later_ones_no_more(m.AddPartitionsToTxnRequest)
+
+        third = await world.leader("c", take=1, settings=ONE)
+        world.kafka.hold(m.TxnOffsetCommitRequest)
+        settled = third.settle(1, b"second")
+        await world.until(world.held_up)  # its output is there, and not in the ledger yet
+        go_on.set()
+        await world.clock.sleep(2)
+        world.kafka.release(m.TxnOffsetCommitRequest)
+        await settled
+        await third.owner.close()
+
+        assert await world.visible() == [b"first", b"second"]
+
+    on_outputs(scenario)
+
+
+def test_a_broker_that_coordinates_the_ledger_no_more_and_does_not_know_is_not_believed():
+    async def scenario(world):
+        first = await world.leader("a", take=1, settings=ONE)
+        await first.die_committed(0, b"first")
+        real, believed = world.kafka.carry_out, [True]
+
+        async def carry_out(connection, request):
+            if believed[0] and isinstance(request, m.OffsetFetchRequest) and ".ledger." in request.group_id:
+                ((topic, partition),) = request.partitions
+                return m.OffsetFetchResponse(partitions=(m.FetchedOffset(topic, partition),))  # as before the first
+            if believed[0] and isinstance(request, m.TxnOffsetCommitRequest):
+                believed[0] = False  # the client looks for the coordinator again
+                ((topic, partition, *_),) = request.offsets
+                result = m.OffsetResult(topic, partition, ErrorCode.NOT_COORDINATOR)
+                return m.OffsetCommitResponse(partitions=(result,))
+            return await real(connection, request)
+
+        world.kafka.carry_out = carry_out
+        second = await world.leader("b", settings=ONE)
+
+        assert 0 not in await second.take(6)
         assert await world.visible() == [b"first"]
 
     on_outputs(scenario)

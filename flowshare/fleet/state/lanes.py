@@ -276,7 +276,7 @@ class Lanes:
         lane.begin_anew()
         while True:
             try:
-                ledger = await lane.take_over()
+                ledger = await lane.take_over(in_doubt=bool(rows) or lane.book.under_way is not None)
                 break
             except (OSError, ClientError, StorageError) as error:
                 failures += 1
