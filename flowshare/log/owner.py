@@ -48,7 +48,15 @@ BEAT_S: Final = 1.0
 DOUBT_S: Final = 3.0
 """How long the holder on another machine is given to say so."""
 NO_LOCKS: Final = "keep it on a local disk, or mount this one with locks (NFS: lockd; neither nolock nor local_lock)"
-OWN_NAMES: Final = frozenset({LOCK_FILE, OWNER_FILE, WORKERS_DIRECTORY, "store", "confirmed"})
+STORE_DIRECTORY: Final = "store"
+STORE_FILE: Final = "CURRENT"
+"""Of RocksDB's files one that each store has."""
+GONE: Final = (
+    "was removed or replaced while this process worked on it: put it back, or a backup, before you start this process "
+    "again, which else begins anew on an empty one"
+)
+"""What became of a path that is not `still_there`, and what to do."""
+OWN_NAMES: Final = frozenset({LOCK_FILE, OWNER_FILE, WORKERS_DIRECTORY, STORE_DIRECTORY, "confirmed"})
 """What a storage's directory holds (see `store.py` for the last two, `backend/path_workers.py` for the one before)."""
 
 logger = logging.getLogger(__name__)
@@ -198,6 +206,11 @@ class OwnerLock:
 
     def _write(self) -> None:
         self.folder.write(OWNER_FILE, orjson.dumps(asdict(self.owner)))
+
+
+def still_there(folder: OwnFolder) -> bool:
+    """Whether an open directory is where it was, and its store in it. Raises: OSError."""
+    return folder.in_place() and (folder.path / STORE_DIRECTORY / STORE_FILE).exists()
 
 
 def _refuse_foreign(path: Path, names: Collection[str]) -> None:

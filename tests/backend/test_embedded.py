@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from flowshare.backend import open_backend
+from flowshare.backend.embedded import EmbeddedBackend
+from flowshare.clock import LoopClock
 from flowshare.groups.types import Supported
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
@@ -23,6 +26,7 @@ from flowshare.protocol.messages import (
     TopicPartition,
 )
 from tests.server.world import EARLIEST, batch, ranges
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -61,6 +65,60 @@ async def test_what_was_accepted_stays_accepted_over_a_restart(tmp_path: Path) -
 
     assert ranges(await connection.send(fetch("m2", at))) == [(4, 5, 2), (7, 9, 2)]
     await backend.close()
+
+
+class FastClock(LoopClock):
+    """Ten times as fast as others: who looks each second looks soon."""
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds / 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", ["removed", "replaced", "emptied"])
+async def test_who_leads_a_path_that_is_gone_and_who_joined_it_are_told_and_make_no_new_one(
+    tmp_path: Path, gone: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, elsewhere = tmp_path / "path", tmp_path / "elsewhere"
+    backends = [EmbeddedBackend(path, clock=FastClock()) for _ in range(2)]
+    told: list[asyncio.Future[Exception]] = []
+    for backend in backends:
+        await backend.start()
+        told.append(asyncio.get_running_loop().create_future())
+        backend.on_lost(told[-1].set_result)
+    assert [backend.leading for backend in backends] == [True, False]
+
+    if gone == "emptied":
+        (path / "store").rename(elsewhere)
+    else:
+        path.rename(elsewhere)
+    if gone == "replaced":
+        path.mkdir(mode=0o700)
+    async with asyncio.timeout(30):
+        errors = await asyncio.gather(*told)
+
+    for backend, error in zip(backends, errors, strict=True):
+        assert str(error).startswith(f"{path} was removed or replaced while this process worked on it: put it back")
+        with pytest.raises(ConnectionError, match="was removed or replaced"):
+            await backend.connect("c")
+        await backend.close()
+    assert caplog.text.count("was removed or replaced") == len(backends)  # each says it once
+    assert not (path / "store").exists()
+
+
+@pytest.mark.slow
+async def test_a_path_whose_leader_is_gone_is_taken_over_by_who_joined_it(tmp_path: Path) -> None:
+    first, second = (EmbeddedBackend(tmp_path / "path", clock=FastClock()) for _ in range(2))
+    await first.start()
+    await second.start()
+    lost: list[Exception] = []
+    second.on_lost(lost.append)
+    await first.close()
+    await until(lambda: second.leading)
+
+    assert await second.connect("c")
+    assert lost == []
+    await second.close()
 
 
 async def test_the_settings_of_its_broker_stand_in_the_url(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_a_holder_whose_path_is_gone_writes_nothing_more(tmp_path, gone):
             path.mkdir(mode=0o700)
         await lost(storage, clock)
 
-        with pytest.raises(StorageError, match="was removed or replaced while this process led it"):
+        with pytest.raises(StorageError, match="was removed or replaced while this process worked on it"):
             await storage.write([(b"after", b"1")])
         await storage.close()
 
