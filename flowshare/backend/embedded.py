@@ -211,8 +211,7 @@ class EmbeddedBackend(Backend):
 
         if self._task is not None and not await asyncio.to_thread(has_store, self.path):
             raise BackendError(
-                f"{self.path} was removed: put it back, or a backup of it, in one step (mv), and work goes on; to "
-                "begin anew without what it held, start this process again"
+                f"{self.path} was removed: put it back, or a backup of it, in one step (mv), and work goes on"
             )
         settings = self._settings or Settings.parse({})
         storage = await EmbeddedStorage.open(self.path, clock=self._clock, fsync=self._fsync)
