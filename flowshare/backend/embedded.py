@@ -202,17 +202,13 @@ class EmbeddedBackend(Backend):
     async def _lead(self) -> LedPath:
         """Take the path's lock, open and serve it, on the port of before if it is free.
 
-        Raises: StorageHeld, LogError, BackendError (it was there, and is gone).
+        Raises: StorageHeld, LogError.
         """
         await asyncio.to_thread(_import_server, listen=self._listen)  # this loop may have timers to keep
-        from flowshare.log.embedded import EmbeddedStorage, has_store
+        from flowshare.log.embedded import EmbeddedStorage
         from flowshare.server.server import Server
         from flowshare.server.settings import Settings
 
-        if self._task is not None and not await asyncio.to_thread(has_store, self.path):
-            raise BackendError(
-                f"{self.path} was removed: put it back, or a backup of it, in one step (mv), and work goes on"
-            )
         settings = self._settings or Settings.parse({})
         storage = await EmbeddedStorage.open(self.path, clock=self._clock, fsync=self._fsync)
         server = Server(
@@ -240,7 +236,7 @@ class EmbeddedBackend(Backend):
     async def _settle(self) -> bool:
         """One try to lead or to join; whether it came to either.
 
-        Raises: LogError (but StorageHeld), BackendError (the leader lets nobody in without a login; the path is gone).
+        Raises: LogError (but StorageHeld), BackendError (the leader lets nobody in without a login).
         """
         if await self._to_wait():
             return await self._join()

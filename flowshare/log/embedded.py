@@ -19,7 +19,6 @@ from flowshare.clock import Clock
 from flowshare.log import keys
 from flowshare.log.base import StorageDamaged, StorageError, Topic
 from flowshare.log.commits import WriterQueue
-from flowshare.log.folder import place_of
 from flowshare.log.owner import BEAT_S, DOUBT_S, NO_LOCKS, OwnerLock
 from flowshare.log.partition import StoredPartition, TopicPartitions, load_blocking
 from flowshare.log.storage import TAIL_BYTES, BrokerStorage
@@ -112,8 +111,10 @@ class EmbeddedStorage(BrokerStorage):
 
     def _why_lost(self) -> str | None:
         """Say that this holder lives; what became of the path if it is its own no more. Raises: OSError, NotPrivate."""
-        if not self.folder.in_place() or not has_store(self._lock.path):
-            return "removed or replaced while this process led it: put it back, or a backup of it, and it is led again"
+        if not self.folder.in_place() or not (self._lock.path / STORE_DIRECTORY / "CURRENT").exists():
+            return (
+                "removed or replaced while this process led it: put it back, or a backup, and start this process again"
+            )
         other = self._lock.beat()
         return None if other is None else f"taken by {other}, though this process has its lock; {NO_LOCKS}"
 
@@ -210,11 +211,6 @@ async def claim(lock: OwnerLock, clock: Clock, pool: Executor) -> None:
             f"{lock.path} is led by {lock.before}, which lives: its locks do not reach this machine, and two leaders "
             f"would ruin it; {NO_LOCKS}, or stop that process"
         )
-
-
-def has_store(path: Path) -> bool:
-    """Whether there is a store at the path. Blocks."""
-    return (place_of(path) / STORE_DIRECTORY / "CURRENT").exists()
 
 
 def open_blocking(lock: OwnerLock, *, fsync: bool) -> Opened:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flowshare.backend import open_backend
-from flowshare.backend.embedded import SEEK_S, EmbeddedBackend
+from flowshare.backend.embedded import EmbeddedBackend
 from flowshare.groups.types import Supported
 from flowshare.log import commits
 from flowshare.log.base import StorageFull
-from flowshare.log.owner import BEAT_S
 from flowshare.log.store import RocksStore
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
@@ -23,7 +21,6 @@ from flowshare.protocol.messages import (
     IncrementalAlterConfigsRequest,
     InitProducerIdRequest,
     JoinGroupRequest,
-    MetadataRequest,
     ProduceRequest,
     SettleOutput,
     ShareAcknowledgeRequest,
@@ -32,7 +29,6 @@ from flowshare.protocol.messages import (
     ShareSettleRequest,
     TopicPartition,
 )
-from flowshare.testing.clock import ManualClock
 from tests.server.world import EARLIEST, batch, ranges
 from tests.waiting import LIMIT_S, until
 
@@ -64,16 +60,6 @@ class Full:
     def _reopen(self) -> None:
         self.tried_again = True
         raise StorageFull("no room")
-
-
-async def passing(clock: ManualClock, step_s: float, look: Callable[[], bool]) -> None:
-    """Let time pass until something is so; threads that take real time have it."""
-
-    async def seen() -> bool:
-        await clock.advance(step_s)
-        return look()
-
-    await until(seen)
 
 
 async def test_what_was_accepted_stays_accepted_over_a_restart(tmp_path: Path) -> None:
@@ -118,32 +104,6 @@ async def test_the_settings_of_its_broker_stand_in_the_url(tmp_path: Path) -> No
     assert joined.error is ErrorCode.INVALID_SESSION_TIMEOUT
     assert begun.error is ErrorCode.INVALID_TRANSACTION_TIMEOUT
     assert {entry.name: entry.value for entry in described.entries}["num.partitions"] == "3"
-    await backend.close()
-
-
-@pytest.mark.parametrize("moved", ["shop", "shop/store"])
-async def test_a_path_that_is_gone_is_not_made_anew_and_goes_on_when_it_is_back(
-    tmp_path: Path, moved: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = ManualClock()
-    path = tmp_path / "shop"
-    backend = EmbeddedBackend(path, clock=clock, listen=False)
-    await backend.start()
-    connection = await backend.connect("c")
-    made = await connection.send(CreateTopicRequest(name="t"))
-    gone = tmp_path / "gone"
-    (tmp_path / moved).rename(gone)
-
-    await passing(clock, BEAT_S, lambda: not backend.leading)
-    await passing(clock, SEEK_S, lambda: "still without a leader" in caplog.text)
-
-    assert f"{path} was removed: put it back" in caplog.text
-    assert not (path / "store").exists()
-    gone.rename(tmp_path / moved)
-    await passing(clock, SEEK_S, lambda: backend.leading)
-    connection = await backend.connect("c")
-    found = await connection.send(MetadataRequest(topics=("t",)))
-    assert [topic.topic_id for topic in found.topics] == [made.topic_id]
     await backend.close()
 
 
