@@ -433,6 +433,7 @@ class LedPath:
             if self.listener is not None:
                 await self.listener.close()
         finally:
+            self.storage.prepare_close()
             try:
                 await self.server.close()
             finally:

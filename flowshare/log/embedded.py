@@ -123,6 +123,10 @@ class EmbeddedStorage(BrokerStorage):
         """Say in `owner.json` where this process listens, and whether for the path's secret. Raises: OSError."""
         await self.blocking(lambda: self._lock.set_listener(listener, secret=secret))
 
+    def prepare_close(self) -> None:
+        """What is in doubt stays so until the storage is opened again."""
+        self._writing.stop()
+
     async def close(self) -> None:
         """Write what is queued, confirm it, let go of the path. Safe to call twice."""
         if self._closed:

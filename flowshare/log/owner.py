@@ -20,6 +20,8 @@ reach there: such a mount is none for a path.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -159,10 +161,11 @@ class OwnerLock:
             self.untold = True
 
     def release(self) -> None:
-        """Remove `owner.json` and drop the lock; a forked child has neither."""
+        """Remove `owner.json`, if the disk lets it, and drop the lock; a forked child has neither."""
         named = read_owner(self.path)
         if os.getpid() == self.owner.pid and named is not None and named.token == self.owner.token:
-            self.folder.remove(OWNER_FILE)
+            with contextlib.suppress(OSError):  # only the lock decides
+                self.folder.remove(OWNER_FILE)
         self._drop()
 
     def _take(self) -> None:
@@ -230,9 +233,9 @@ def _unusable(path: Path, error: OSError) -> str:
             return f"{path} cannot be used as a storage: {place} is a file; name a directory in the broker URL"
     if no_room(error):
         return f"{path} cannot be used as a storage: {error.strerror}; make room on that disk first"
+    advice = "mount it for writing" if error.errno == errno.EROFS else "give this user the right to write there"
     return (
-        f"{path} cannot be used as a storage: {error.strerror}; give this user the right to write there, or name "
-        "another directory in the broker URL"
+        f"{path} cannot be used as a storage: {error.strerror}; {advice}, or name another directory in the broker URL"
     )
 
 

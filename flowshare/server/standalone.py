@@ -177,6 +177,8 @@ class Standalone:
                 server.prepare_close()
             if listener is not None:
                 await listener.close()
+            if storage is not None:
+                storage.prepare_close()
             if server is not None:
                 await server.close()
         finally:

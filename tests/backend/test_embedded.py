@@ -11,6 +11,9 @@ from flowshare.backend import open_backend
 from flowshare.backend.embedded import EmbeddedBackend
 from flowshare.clock import LoopClock
 from flowshare.groups.types import Supported
+from flowshare.log import commits
+from flowshare.log.base import StorageFull
+from flowshare.log.store import RocksStore
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AckBatch,
@@ -20,13 +23,15 @@ from flowshare.protocol.messages import (
     InitProducerIdRequest,
     JoinGroupRequest,
     ProduceRequest,
+    SettleOutput,
     ShareAcknowledgeRequest,
     ShareFetchRequest,
     SharePartitionRequest,
+    ShareSettleRequest,
     TopicPartition,
 )
 from tests.server.world import EARLIEST, batch, ranges
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -39,6 +44,23 @@ def fetch(member_id: str, at: TopicPartition) -> ShareFetchRequest:
         max_wait_ms=0,
         partitions=(SharePartitionRequest(*at),),
     )
+
+
+class Full:
+    """A disk that takes nothing from now on. tried_again: the storage was to be opened again meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tried_again = False
+        monkeypatch.setattr(RocksStore, "commit", self._commit)
+        monkeypatch.setattr(RocksStore, "reopen", self._reopen)
+        monkeypatch.setattr(commits, "RESUME_FIRST_S", 0.005)
+
+    def _commit(self, _steps: object) -> None:
+        raise StorageFull("no room")
+
+    def _reopen(self) -> None:
+        self.tried_again = True
+        raise StorageFull("no room")
 
 
 async def test_what_was_accepted_stays_accepted_over_a_restart(tmp_path: Path) -> None:
@@ -137,4 +159,46 @@ async def test_the_settings_of_its_broker_stand_in_the_url(tmp_path: Path) -> No
     assert joined.error is ErrorCode.INVALID_SESSION_TIMEOUT
     assert begun.error is ErrorCode.INVALID_TRANSACTION_TIMEOUT
     assert {entry.name: entry.value for entry in described.entries}["num.partitions"] == "3"
+    await backend.close()
+
+
+async def test_a_disk_that_stays_full_in_the_middle_of_a_settle_keeps_no_leader_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"embedded://{tmp_path}/shop"
+    backend = EmbeddedBackend(tmp_path / "shop", listen=False)
+    await backend.start()
+    connection = await backend.connect("c")
+    made, out = [await connection.send(CreateTopicRequest(name=name)) for name in ("t", "out")]
+    assert made.topic_id is not None
+    assert out.topic_id is not None
+    at = TopicPartition(made.topic_id, 0)
+    await connection.send(IncrementalAlterConfigsRequest(resource_type="group", resource="g", configs=EARLIEST))
+    await connection.send(ProduceRequest(topic="t", partition=0, records=batch(10)))
+    await connection.send(fetch("m1", at))
+    full = Full(monkeypatch)
+    settling = asyncio.create_task(
+        connection.send(
+            ShareSettleRequest(
+                group_id="g",
+                member_id="m1",
+                topic_id=at.topic_id,
+                partition=0,
+                acks=(AckBatch(0, 9, b"\x01"),),
+                outputs=(SettleOutput("out", out.topic_id, 0, batch(1)),),
+            )
+        )
+    )
+    await until(lambda: full.tried_again)
+
+    async with asyncio.timeout(LIMIT_S):
+        await backend.close()
+
+    with pytest.raises(ConnectionError):
+        await settling
+    monkeypatch.undo()
+    backend = open_backend(url)
+    await backend.start()
+    connection = await backend.connect("c")
+    assert ranges(await connection.send(fetch("m2", at))) == [(0, 9, 2)]
     await backend.close()
