@@ -165,6 +165,8 @@ class Proof:
         piece = plan.records // (len(plan.hits) + 1)
         for hit in plan.hits:
             self._feed(piece)
+            # It connects anew for each piece, and gives up when the brokers die while it does.
+            self._wait(lambda: self._fed() and self.feed.sent >= self.feed.up_to, PROGRESS_S, "the records are sent")
             # Some of the piece has ended and most of it is on its way: the kill meets what is being settled.
             self._wait_decided(len(self.journals.decided) + round(piece * self.dice.uniform(0.02, 0.4)))
             self._hit(hit)
@@ -189,8 +191,12 @@ class Proof:
     def _feed(self, more: int) -> None:
         self.feed.up_to = min(self.plan.records, self.feed.up_to + more)
 
-    def _decided(self) -> int:
+    def _fed(self) -> bool:
         assert self.feed.error is None, f"records could not be sent: {self.feed.error!r}"
+        return True
+
+    def _decided(self) -> int:
+        self._fed()
         self.journals.go_on()
         return len(self.journals.decided)
 
