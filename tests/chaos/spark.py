@@ -46,6 +46,7 @@ from flowshare.spark.source.reading import READER
 from tests.chaos.cluster import MortalKafka
 from tests.chaos.proxy import Wires
 from tests.interop.toolbox import Toolbox
+from tests.jvm import QUICK_DRIVER
 from tests.spark.serving import Serving, serving
 from tests.waiting import blocking_until
 
@@ -57,6 +58,7 @@ CONF = (
     "spark.ui.enabled=false",
     "spark.sql.shuffle.partitions=2",
     "spark.driver.memory=1g",
+    QUICK_DRIVER,
     "spark.sql.streaming.pollingDelay=10ms",
 )
 BATCHES_A_KILL = 8
