@@ -89,18 +89,6 @@ def pipes(tmp_path):
         one.close()
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    """The folder in which pipelines of every kind ran to their end over 3,000 sales, in one session of Spark's."""
-    folder = tmp_path_factory.mktemp("ended")
-    fill(folder, 3000)
-    names = "large", "totals", "counted", "copied", "judged"
-    with contextlib.closing(Pipes(f"embedded://{folder}/broker", folder / "out", *names, "--once")) as run:
-        code = run.end()
-        assert code == 0, run.seen
-    return folder
-
-
 def fill(tmp_path, count):
     with serving(f"embedded://{tmp_path}/broker") as broker:
         topic = broker.topic("sales", partitions=2)
@@ -121,24 +109,31 @@ def page(address, path):
     return own_user.ask(address, path, timeout_s=10).body.decode()
 
 
-def test_pipelines_run_once_into_folders_topics_and_batches(ended):
+def test_pipelines_run_once_into_folders_topics_and_batches(tmp_path, pipes):
     import pyarrow.parquet as parquet
 
-    out = ended / "out"
-    large = [row for path in (out / "large").rglob("*.parquet") for row in _rows(parquet, path)]
-    totals = [row for path in (out / "totals").rglob("*.parquet") for row in _rows(parquet, path)]
-    counted = [row["sales"] for row in _lines(out / "counted")]
-    with serving(f"embedded://{ended}/broker") as broker:
+    fill(tmp_path, 3000)
+    run = pipes("large", "totals", "counted", "copied", "--once")
+    code = run.end()
+    large = [row for path in (tmp_path / "out" / "large").rglob("*.parquet") for row in _rows(parquet, path)]
+    totals = [row for path in (tmp_path / "out" / "totals").rglob("*.parquet") for row in _rows(parquet, path)]
+    counted = [
+        json.loads(line)["sales"]
+        for path in (tmp_path / "out" / "counted").rglob("*.json")
+        for line in path.read_text().splitlines()
+    ]
+    with serving(f"embedded://{tmp_path}/broker") as broker:
         produced, copied = broker.read("large"), broker.read("copied")
         backlogs = [broker.backlog(f"pipes.{name}") for name in ("large", "totals", "counted", "copied")]
 
+    assert code == 0, run.seen
     assert len(large) == len(produced) == 1999
     assert json.loads(produced[0].value)["cents"] > 1000
     assert {row["shop"]: row["cents"] for row in totals} == {
         f"shop {shop}": sum(range(shop, 3000, 3)) for shop in range(3)
     }
     assert sum(counted) == 3000
-    assert list((out / "csv").rglob("*.csv"))
+    assert list((tmp_path / "out" / "csv").rglob("*.csv"))
     assert sorted((one.key, json.loads(one.value)["cents"]) for one in copied) == sorted(
         (f"shop {number % 3}".encode(), number) for number in range(3000)
     )
@@ -149,16 +144,20 @@ def _rows(parquet, path):
     return parquet.ParquetFile(path).read().to_pylist()
 
 
-def _lines(folder):
-    return [json.loads(line) for path in folder.rglob("*.json") for line in path.read_text().splitlines()]
-
-
-def test_a_pipeline_writes_what_is_good_and_rejects_what_is_not(ended):
-    written = [row["cents"] for row in _lines(ended / "out" / "judged")]
-    with serving(f"embedded://{ended}/broker") as broker:
+def test_a_pipeline_writes_what_is_good_and_rejects_what_is_not(tmp_path, pipes):
+    fill(tmp_path, 3000)
+    run = pipes("judged", "--once")
+    code = run.end()
+    written = [
+        json.loads(line)["cents"]
+        for path in (tmp_path / "out" / "judged").rglob("*.json")
+        for line in path.read_text().splitlines()
+    ]
+    with serving(f"embedded://{tmp_path}/broker") as broker:
         letters = broker.read("pipes.judged.dlq")
         backlog = broker.backlog("pipes.judged")
 
+    assert code == 0, run.seen
     assert sorted(written) == list(range(0, 3000, 2))
     assert sorted(json.loads(one.value)["cents"] for one in letters) == list(range(1, 3000, 2))
     assert {dict(one.headers)["flowshare.dlq.reason"] for one in letters} == {b"odd"}
