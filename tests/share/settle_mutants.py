@@ -285,17 +285,18 @@ FLEET_MUTANTS = (
         "                settle.done.set_result([])\n",
     ),
     Mutant(
-        "the last of a moved ledger is not looked at",
-        LANES,
-        "            if found is Fate.TAKEN:\n",
-        "            if False:\n",
-    ),
-    Mutant(
         "the ledger is read before the lane is taken over",
         LANE,
         "                self._producer = await self._fence()\n",
         "                self._producer = (await self._ask(self._init())).producer\n",
     ),
+    Mutant(
+        "who lost the slot ends what its successor has open",
+        LANE,
+        "                await self._keep(self.note)  # who cannot",
+        "                pass  # who cannot",
+    ),
+    Mutant("whoever has an older ledger is believed", LANE, "            await self._write_ledger()\n", ""),
     Mutant(
         "a reader of the ledger sees what is open",
         LANE,
@@ -336,8 +337,8 @@ FLEET_MUTANTS = (
     Mutant(
         "what a predecessor was telling is aborted",
         LANE,
-        "            if found.state == OPEN:\n                await self._end(committed=self.note.being_ended",
-        "            if False:\n                await self._end(committed=self.note.being_ended",
+        "                await self._end(committed=self.note.being_ended",
+        "                await self._end(committed=False and self.note.being_ended",
     ),
     Mutant(
         "a commit beside the fence is not seen",
