@@ -410,7 +410,9 @@ def test_outputs_to_where_the_workers_may_not_write_are_refused(kind):
         await world.until(durable.done)
         world.forbidden.clear()
 
-        assert isinstance(await refused(leader, durable), NotAllowed)
+        problem = await refused(leader, durable)
+        assert isinstance(problem, NotAllowed)
+        assert str(problem).startswith(f"the workers' user needs WRITE on topic {OUTPUT};")
         assert await world.visible() == [b"otherwise"]
 
     on_outputs(scenario)

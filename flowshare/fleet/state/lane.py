@@ -67,6 +67,7 @@ REFUSED: Final[Mapping[ErrorCode, type[LogError]]] = {
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: NotAllowed,
 }
 """What an output is refused with for good."""
+NOT_ALLOWED: Final = "the workers' user needs WRITE on topic {topic}; `flowshare check` prints the rules"
 FENCED: Final = frozenset(
     {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING}
 )
@@ -540,6 +541,8 @@ class Lane:
         """What an error of a partition means for its outputs, for good unless it is a StorageError."""
         if error.code in ABSENT:
             return await self._exists(piece.source, True) or StorageError(str(error))
+        if error.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            return NotAllowed(NOT_ALLOWED.format(topic=piece.place[0]))
         return REFUSED.get(error.code, StorageError)(str(error))
 
     async def _renew_connection(self) -> None:
