@@ -39,6 +39,7 @@ _COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "redelivered": ("records_redelivered", "Deliveries after the first of their record."),
     "lock_lost": ("acquisition_lock_timeouts", "Outcomes discarded because the acquisition lock had lapsed."),
     "ack_unknown": ("acknowledgements_unknown", "Acknowledgements whose result is unknown; the records may run again."),
+    "lost": ("records_lost", "Records that were accepted before they ran (at_most_once), and failed or were ended."),
     "dead_lettered": ("dead_letter_queue_records", "Records written to the dead-letter topic."),
     "dead_letter_failed": ("dead_letter_queue_failed_produces", "Dead letters that could not be produced."),
     "handler_errors": ("handler_errors", "Exceptions out of handlers."),

@@ -84,7 +84,7 @@ class Settled(NamedTuple):
     offset: int
     attempt: int
     outcome: str
-    """accepted, released, retried, dead_lettered, rejected, lock_lost, unknown or unrun."""
+    """accepted, lost, released, retried, dead_lettered, rejected, lock_lost, unknown or unrun."""
     reason: str
     delay_s: float
 
@@ -111,6 +111,10 @@ class OutcomeReporter:
         for offset in range(ack.first, ack.last + 1):
             attempt, reason, delay_s = self._noted.pop((result.tp, offset), (0, "", 0.0))
             self._observer(Settled(self._agent, topic, partition, offset, attempt, how, reason, delay_s))
+
+    def ended(self, topic: str, partition: int, offset: int, attempt: int, how: str, reason: str) -> None:
+        """The handler of a record that was accepted before has ended."""
+        self._observer(Settled(self._agent, topic, partition, offset, attempt, how, reason, 0.0))
 
 
 class Gathered:

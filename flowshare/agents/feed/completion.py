@@ -65,9 +65,11 @@ class Completion:
         stats: AgentStats,
         on_decided: Callable[[Chunk, DecodedRecord | RawRecord, str, float], None],
         on_settled: Decided,
+        on_ended: Callable[[Chunk, DecodedRecord | RawRecord, str, str], None],
     ) -> None:
         """on_decided: called with each record whose acknowledgement is queued, its reason and its delay. on_settled:
-        with those that were settled with outputs, and the reason."""
+        with those that were settled with outputs, and the reason. on_ended: with those that were accepted before they
+        ran, what else they would count as, and the reason."""
         self._agent = agent
         self._clock = clock
         self._producer = producer
@@ -75,6 +77,7 @@ class Completion:
         self._random = random
         self._stats = stats
         self._on_decided = on_decided
+        self._on_ended = on_ended
         self._outbox: deque[tuple[ProducerRecord, Done]] = deque()
         self._pump: asyncio.Task[None] | None = None
         self.dead_letter_trouble: str | None = None
@@ -249,7 +252,7 @@ class Completion:
     def _release(
         self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float, counter: str, *, unrun: bool = False
     ) -> None:
-        if self.delays is not None and delay_s > 0:
+        if self.delays is not None and delay_s > 0 and not chunk.is_accepted:
             self.delays.release(chunk, record, (counter, reason, delay_s))
             return
         delay_ms = round(delay_s * 1000)
@@ -309,11 +312,16 @@ class Completion:
             f"the dead letter for {self._agent.dead_letter_topic} cannot be produced: {named(error)}"
         )
         logger.error(
-            "%s: %s; the record comes again in %g s",
+            "%s: %s; the record %s",
             chunk.where(record.offset),
             self.dead_letter_trouble,
-            DEAD_LETTER_DELAY_S,
+            "was accepted before it ran, and is lost"
+            if chunk.is_accepted
+            else f"comes again in {DEAD_LETTER_DELAY_S:g} s",
         )
+        if chunk.is_accepted:
+            self._ack(chunk, record, RELEASE, "released", self.dead_letter_trouble)
+            return
         if self.delays is not None:  # a release costs an attempt, and the last one loses the record
             self.delays.hold(chunk, record, DEAD_LETTER_DELAY_S, lambda: self._dead_letter(chunk, record, outcome))
             return
@@ -335,6 +343,9 @@ class Completion:
         unrun: bool = False,
     ) -> None:
         """counter: what it counts as: a record that waits in the retry topic is done with here, and no accept."""
+        if chunk.is_accepted:
+            self._on_ended(chunk, record, counter, reason)
+            return
         offset = record.offset
         self._on_decided(chunk, record, reason, delay_s)
         if offset in chunk.lost:

@@ -16,6 +16,7 @@ from flowshare.agents.feed.ack_sender import GATHER_S, AckSender
 from flowshare.agents.feed.acknowledgements import OutcomeReporter
 from flowshare.agents.feed.completion import Completion
 from flowshare.agents.feed.delays import RetryTopicReader
+from flowshare.agents.feed.early_accepts import EarlyAccepts
 from flowshare.agents.feed.locks import HeldRecords, LockKeeper
 from flowshare.agents.feed.members import new_member
 from flowshare.agents.feed.prefetch import FEW, FetchSize, GroupSize, KeyFetchSize, KeyPrefetch, Prefetch, Prefetcher
@@ -34,11 +35,11 @@ from flowshare.share.types import AcquiredRange
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from flowshare.agents.feed.acknowledgements import Observer
+    from flowshare.agents.feed.acknowledgements import AckRange, Observer
     from flowshare.agents.feed.members import Member
     from flowshare.agents.handler.agent import ShareAgent
     from flowshare.agents.run.pool import Environment, FinishedWork, Pool
-    from flowshare.client.session.member import Fetched
+    from flowshare.client.session.member import AckResult, Fetched
 
 logger = logging.getLogger("flowshare.agents")
 
@@ -78,11 +79,17 @@ class Feeder:
             agent.name,
             clock,
             stats,
-            None if self._reporter is None else self._reporter.confirmed,
-            gather_s=0.0 if capabilities.cheap_acknowledge else GATHER_S,
+            self._confirm if options.at_most_once or self._reporter is not None else None,
+            gather_s=0.0 if capabilities.cheap_acknowledge or options.at_most_once else GATHER_S,
         )
         self._look_due = False
         self._held = HeldRecords(self._acks, stats, self._feed, self._look_soon)
+        self._early: EarlyAccepts | None = None
+        """Accepts records before they run, with `at_most_once`."""
+        if options.at_most_once:
+            self._early = EarlyAccepts(
+                agent, held=self._held, acks=self._acks, feed=lambda chunks: self._at_pool(pool.feed, chunks)
+            )
         if options.order is not None:
             self._held.on_lost = lambda chunk, lost: self._at_pool(pool.lost, chunk, lost)
         self._completion = Completion(
@@ -94,9 +101,11 @@ class Feeder:
             stats=stats,
             on_decided=self._decided,
             on_settled=self._settled,
+            on_ended=self._ended,
         )
         self._capabilities = capabilities
-        self._delays = None if capabilities.delayed_release else self._completion.own_delays()
+        retries = not options.at_most_once
+        self._delays = self._completion.own_delays() if retries and not capabilities.delayed_release else None
         if not capabilities.unrun_release:
             self._held.keep_from = options.retry.max_attempts
         self._prefetch = (
@@ -159,7 +168,8 @@ class Feeder:
             self._acks.on_sent = self._prefetcher.look
         self._handlers_first = environment.handler_loop is not environment.service_loop and not pool.fed_anywhere
         pool.finished = self._finished
-        pool.renew = lambda chunk, offset: self._locks.renew_one(chunk, offset, self._soon)
+        if self._early is None:  # what is accepted before it runs has no lock
+            pool.renew = lambda chunk, offset: self._locks.renew_one(chunk, offset, self._soon)
 
     # --- what is seen from outside ------------------------------------------------------------------------------
 
@@ -181,7 +191,8 @@ class Feeder:
     @property
     def idle(self) -> bool:
         """Whether nothing is held and nothing waits for its acknowledgement."""
-        return self.outstanding == 0 and self._acks.unconfirmed == 0
+        in_hand = 0 if self._early is None else self._early.in_hand
+        return self.outstanding == 0 and self._acks.unconfirmed == 0 and in_hand == 0
 
     @property
     def paused(self) -> bool:
@@ -269,6 +280,8 @@ class Feeder:
         async def wait() -> None:
             await self._held.wait_empty()
             await self._acks.flush()
+            if self._early is not None:
+                await self._early.wait_empty()
 
         try:
             await self._clock.wait_for(wait(), limit_s)
@@ -342,7 +355,12 @@ class Feeder:
         self._stall.something_fetched()
         if not chunks:
             return False
-        first = self._handlers_first and not self._stopping and sum(chunk.remaining for chunk in chunks) <= FEW
+        first = (
+            self._early is None
+            and self._handlers_first
+            and not self._stopping
+            and sum(chunk.remaining for chunk in chunks) <= FEW
+        )
         self._hand_on(chunks, now, first=first)
         return first
 
@@ -389,6 +407,9 @@ class Feeder:
             self._clock.call_later(FINISH_S, lambda: self._held.give_back() if self._stopping else None)
 
     def _feed(self, chunks: list[Chunk]) -> None:
+        if self._early is not None:
+            self._early.add(chunks)
+            return
         self._at_pool(self._pool.feed, chunks)
 
     def _feed_first(self, chunks: list[Chunk]) -> None:
@@ -414,7 +435,9 @@ class Feeder:
         self._look_due = True
         try:
             for chunk, accepted, others in handed:
-                if accepted:
+                if accepted and chunk.is_accepted:
+                    self._all_ended(chunk, accepted)
+                elif accepted:
                     self._accepted(chunk, accepted)
                 if isinstance(self._fetch_size, KeyFetchSize):
                     self._fetch_size.ended(len(accepted), sum(outcome.has_outputs for _, outcome in others))
@@ -424,6 +447,37 @@ class Feeder:
             count = sum(len(accepted) + len(others) for _, accepted, others in handed)
             self._prefetch.finished(count, self._clock.monotonic())
             self._look()
+
+    def _confirm(self, ack: AckRange, result: AckResult, how: str) -> None:
+        """An acknowledgement was answered. What was accepted before it runs is told of when its handler has ended."""
+        if self._early is not None:
+            self._early.confirmed(ack, result, how)
+        if self._reporter is not None and (self._early is None or how != "accepted"):
+            self._reporter.confirmed(ack, result, how)
+
+    def _all_ended(self, chunk: Chunk, offsets: list[int]) -> None:
+        """Handlers of records that were accepted before have ended well."""
+        assert self._early is not None
+        self._early.ended(len(offsets))
+        if self._reporter is not None:
+            for offset in offsets:
+                where = chunk.topic, chunk.partition, offset
+                self._reporter.ended(*where, chunk.attempt(offset), "accepted", "")
+
+    def _ended(self, chunk: Chunk, record: DecodedRecord | RawRecord, how: str, reason: str) -> None:
+        """The same of one whose outputs are produced, or that failed."""
+        assert self._early is not None
+        if how != "accepted":
+            self._stats.lost += 1
+        if how == "released":
+            logger.warning(
+                "%s: lost, as it was accepted before it ran (at_most_once): %s", chunk.where(record.offset), reason
+            )
+            how = "lost"
+        self._early.ended(1)
+        if self._reporter is not None:
+            where = chunk.topic, chunk.partition, record.offset
+            self._reporter.ended(*where, chunk.attempt(record.offset), how, reason)
 
     def _accepted(self, chunk: Chunk, offsets: list[int]) -> None:
         self._held.decided(chunk, offsets)

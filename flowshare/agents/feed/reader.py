@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.feed.acknowledgements import GAP, REJECT, RELEASE
-from flowshare.agents.handler.chunk import Chunk, Postponed, Unread
+from flowshare.agents.handler.chunk import COUNT_MAX, Chunk, Postponed, Unread
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.garbage import collector_paused
 from flowshare.protocol.batches import DecodeError
@@ -86,6 +86,7 @@ class Reader:
         """
         if self._order is not None:
             return self._in_order(part, now, max(1, bytes_max))  # one batch at least, or it would come again at once
+        at_once |= self._agent.options.at_most_once
         if not at_once and (lazy := self._lazy(part)) is not None:
             self.batch_records = lazy.batch_records
             return [self._chunk(part, now, (), self._unread(part, lazy))]
@@ -208,6 +209,8 @@ class Reader:
     def _redelivered(self, chunk: Chunk) -> None:
         """Records whose attempts are used up go to the dead letter unrun: crashes and lapsed locks did that."""
         attempts_max = self._agent.options.retry.max_attempts
+        if self._agent.options.at_most_once:
+            attempts_max = COUNT_MAX  # what was delivered and not accepted did not run
         attempts = [chunk.attempt(record.offset) for record in chunk.records]
         self._stats.redelivered += sum(attempt > 1 for attempt in attempts)
         if chunk.chains is not None:

@@ -131,7 +131,7 @@ def _channels(agent: ShareAgent, capabilities: Capabilities) -> list[Any]:
     if agent.dead_letter_topic is not None:
         given = agent.options.dead_letter  # True, a name, or a topic with partitions and settings of its own
         found.append(agent.dead_letter_topic if given is True else given)
-    if not capabilities.delayed_release:
+    if not capabilities.delayed_release and not agent.options.at_most_once:
         found.append(retry_topic(agent.group))
     return found
 

@@ -254,6 +254,7 @@ class ShareAgent:
             "lock_duration": options.lock_duration,
             "dead_letter": self.dead_letter_topic,
             "sinks": list(self.sinks),
+            "at_most_once": options.at_most_once,
             "exactly_once": options.exactly_once,
             "drain_timeout": options.drain_timeout,
             "rate_limit": None if options.rate_limit is None else options.rate_limit.per_s,

@@ -11,6 +11,7 @@ Of an agent with an order `records` has only what may be begun; the rest of each
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -74,6 +75,7 @@ class Chunk:
         "fence",
         "generation",
         "group",
+        "is_accepted",
         "lost",
         "order",
         "others",
@@ -127,6 +129,8 @@ class Chunk:
         self.decode_key = decode_key
         self.fence = fence
         self.exactly_once = exactly_once
+        self.is_accepted = False
+        """Whether its records were accepted before they run (`AgentOptions.at_most_once`)."""
         self.order: KeyOrder | None = None
         """What orders its records; None: nothing does."""
         self.records = [record for raws, _ in records for record in raws]
@@ -168,6 +172,27 @@ class Chunk:
         if chains.waiting:
             self.chains = chains
             self.records = chains.first(self.records)
+
+    def accepted_first(self, records: Sequence[RawRecord]) -> Chunk:
+        """A chunk of some of its records, which were accepted: nobody holds them any more, and no lock of theirs can
+        lapse."""
+        by_attempt: dict[int, list[RawRecord]] = {}
+        for record in sorted(records, key=lambda record: record.offset):
+            by_attempt.setdefault(self.attempt(record.offset), []).append(record)
+        accepted = Chunk(
+            self.agent,
+            self.topic,
+            self.tp,
+            [(some, attempt) for attempt, some in by_attempt.items()],
+            decode=self.decode,
+            decode_key=self.decode_key,
+            deadline=math.inf,
+            generation=self.generation,
+            arrived=self.arrived,
+            group=self.group,
+        )
+        accepted.is_accepted = True
+        return accepted
 
     def open(self) -> bool:
         """Read the next records where none are left to be begun; whether there are any. Any thread, but not two."""

@@ -42,6 +42,7 @@ class AgentArguments(TypedDict, total=False):
     priority: str | None
     order: Any
     after_dead_letter: str
+    at_most_once: bool
     exactly_once: bool
 
 
@@ -74,6 +75,9 @@ class AgentOptions:
     after_dead_letter: with `order`, what becomes of a key of which a record became a dead letter. `continue`: it goes
         on. `park`: its later records follow into the dead letters unrun, in order, until `flowshare dlq replay` sends
         them all again.
+    at_most_once: each record is accepted before its handler begins, so that none runs twice: a record whose handler
+        fails is not tried again (its dead letter is written), and a worker that dies loses what its handlers had. For
+        effects that must not be repeated, and may be missed.
     exactly_once: outputs (what the handler returns or sends by its delivery, its dead letter) are written in one step
         with the record's accept or reject, so that each is there once whoever is killed. Without it they are confirmed
         before, and a crash in between repeats them.
@@ -97,6 +101,7 @@ class AgentOptions:
     priority: str | None = None
     order: Order = None
     after_dead_letter: str = "continue"
+    at_most_once: bool = False
     exactly_once: bool = False
 
     @classmethod
@@ -104,6 +109,8 @@ class AgentOptions:
         """Check and complete what a user gave. Raises: OptionError, naming the agent."""
         refuse_unknown(f"share agent {agent}:", given, [one.name for one in fields(cls)])
         checked = {name: _CHECKS[name](value) if name in _CHECKS else value for name, value in given.items()}
+        if checked.get("at_most_once"):
+            checked.setdefault("retry", Retry(max_attempts=1))
         try:
             options = cls(**checked)
             options._check_together()
@@ -112,6 +119,7 @@ class AgentOptions:
         return options
 
     def _check_together(self) -> None:
+        self._check_at_most_once()
         if self.after_dead_letter == PARK and (self.order is None or self.dead_letter is None):
             missing = "order" if self.order is None else "dead_letter"
             raise OptionError(
@@ -131,6 +139,23 @@ class AgentOptions:
                 f"renew=False needs a timeout shorter than the lock of {lock_s:g} s, else the record is handed to "
                 f"another worker while its handler runs (timeout is {self.timeout}). Set timeout=…, raise "
                 "lock_duration=…, or leave renew on."
+            )
+
+    def _check_at_most_once(self) -> None:
+        """Raises: OptionError for what would need a record to run again."""
+        if not self.at_most_once:
+            return
+        if self.exactly_once:
+            raise OptionError("at_most_once and exactly_once contradict each other: leave one of them out")
+        if self.retry.max_attempts > 1:
+            raise OptionError(
+                f"at_most_once=True runs no record twice, and retry allows {self.retry.max_attempts} attempts: leave "
+                "retry out, or leave at_most_once out"
+            )
+        if self.order is not None:
+            raise OptionError(
+                "at_most_once=True accepts a record before it runs, and order hands out the next of its key once it is "
+                "accepted, so that both would run at once: leave order out, or leave at_most_once out"
             )
 
     @property
@@ -240,6 +265,7 @@ _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "max_in_flight": lambda value: None if value is None else count(value, "max_in_flight"),
     "priority": _fits(lambda value: value in (None, *PRIORITIES), "priority takes 'redeliveries', 'new' or 'mixed'"),
     "order": parse_order,
+    "at_most_once": _fits(lambda value: isinstance(value, bool), "at_most_once takes True or False"),
     "exactly_once": _fits(lambda value: isinstance(value, bool), "exactly_once takes True or False"),
     "after_dead_letter": _fits(
         lambda value: value in ("continue", PARK), "after_dead_letter takes 'continue' or 'park'"

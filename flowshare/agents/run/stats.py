@@ -20,12 +20,13 @@ class AgentStats:
     received: deliveries taken from the group. accepted: confirmed accepts. released: `Release` outcomes. retried:
     exceptions and timeouts that were released for another attempt. dead_lettered: rejected after the dead letter
     was confirmed. rejected: rejected without dead letter (`dead_letter=None`). gaps: acquired offsets without a
-    record. deferred: records that wait on in the retry topic, written anew. undecodable: values that did not fit
-    the annotation. timed_out: handlers past `timeout`. cancelled: handlers that ended with CancelledError or
-    another BaseException. lock_lost: outcomes discarded because the acquisition lock was gone. ack_unknown:
-    acknowledgements whose result is unknown. renewed: locks renewed. unrun: records given back before a handler
-    began. redelivered: deliveries after the first. sent: records produced by sinks and `Send`. send_failed,
-    dead_letter_failed: what could not be produced. handler_errors: exceptions out of handlers.
+    record. lost: accepted before they ran (`at_most_once`), and their handlers failed or were ended. deferred: records
+    that wait on in the retry topic, written anew. undecodable: values that did not fit the annotation. timed_out:
+    handlers past `timeout`. cancelled: handlers that ended with CancelledError or another BaseException. lock_lost:
+    outcomes discarded because the acquisition lock was gone. ack_unknown: acknowledgements whose result is unknown.
+    renewed: locks renewed. unrun: records given back before a handler began. redelivered: deliveries after the
+    first. sent: records produced by sinks and `Send`. send_failed, dead_letter_failed: what could not be produced.
+    handler_errors: exceptions out of handlers.
     fetches, acknowledgements: requests made.
     """
 
@@ -37,6 +38,7 @@ class AgentStats:
     rejected: int = 0
     deferred: int = 0
     gaps: int = 0
+    lost: int = 0
     undecodable: int = 0
     timed_out: int = 0
     cancelled: int = 0
