@@ -27,7 +27,7 @@ from flowshare.agents.kmq.markers import MarkerSender
 from flowshare.agents.kmq.setup import prepare
 from flowshare.client.errors import ClientError
 from flowshare.client.groups.consumer import GroupConsumer, Place
-from flowshare.client.groups.membership import Fenced, Generation
+from flowshare.client.groups.membership import GenerationOver, Generation
 from flowshare.client.groups.reading import read_log
 from flowshare.client.kmq.tracker import QueueTracker
 from flowshare.clock import backoff_s
@@ -367,7 +367,7 @@ class KmqFeeder:
         while True:
             try:
                 await self._consumer.commit(generation, offsets)
-            except Fenced as error:
+            except GenerationOver as error:
                 logger.debug("agent=%s: %s", self.agent.name, error)
                 self._consumer.give_up(generation)
                 return False

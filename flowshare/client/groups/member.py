@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected
 from flowshare.client.groups.assignors import RANGE, Assignor, Subscriber, range_assignor
-from flowshare.client.groups.membership import Fenced, Generation, GroupRefused, GroupSettings, Membership, Verdict
+from flowshare.client.groups.membership import GenerationOver, Generation, GroupRefused, GroupSettings, Membership, Verdict
 from flowshare.client.net.link import Connect, Link
 from flowshare.client.settings import LinkSettings
 from flowshare.protocol.errors import ErrorCode
@@ -115,13 +115,13 @@ class GroupMember:
     async def commit(self, generation: Generation, offsets: Sequence[OffsetToCommit]) -> None:
         """Commit offsets of a generation, again while it is not known whether they are.
 
-        Raises: Fenced (the generation is over), ClientError, OSError (after some tries).
+        Raises: GenerationOver (the generation is over), ClientError, OSError (after some tries).
         """
         if not offsets:
             return
         for tried in range(1, COMMIT_TRIES + 1):
             if self._state.generation != generation:
-                raise Fenced(f"group {self.group_id}: generation {generation.number} is over")
+                raise GenerationOver(f"group {self.group_id}: generation {generation.number} is over")
             try:
                 answer = await self._link.send(self._state.commit(generation, offsets))
                 for part in answer.partitions:
@@ -134,13 +134,13 @@ class GroupMember:
                 return
 
     def _check_commit(self, error: ErrorCode) -> None:
-        """Raises: Fenced, ClientError, NotConnected (not now)."""
+        """Raises: GenerationOver, ClientError, NotConnected (not now)."""
         if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID, ErrorCode.ILLEGAL_GENERATION):
             self._again.set()
-            raise Fenced(f"group {self.group_id}: {error.name}")
+            raise GenerationOver(f"group {self.group_id}: {error.name}")
         if error is ErrorCode.REBALANCE_IN_PROGRESS:
             self._again.set()
-            raise Fenced(f"group {self.group_id}: a new round has begun")
+            raise GenerationOver(f"group {self.group_id}: a new round has begun")
         if error is not ErrorCode.NONE:
             self._state.verdict(error)
 

@@ -48,7 +48,7 @@ class GroupRefused(ClientError):
     """A consumer group takes no such member, until somebody mends what the text says."""
 
 
-class Fenced(ClientError):
+class GenerationOver(ClientError):
     """The member is no member any more, or its generation is over: what it wanted to commit others may read again."""
 
 
