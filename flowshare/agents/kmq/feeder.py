@@ -27,7 +27,7 @@ from flowshare.agents.kmq.markers import MarkerSender
 from flowshare.agents.kmq.setup import prepare
 from flowshare.client.errors import ClientError
 from flowshare.client.groups.consumer import GroupConsumer, Place
-from flowshare.client.groups.membership import GenerationOver, Generation
+from flowshare.client.groups.membership import Generation, GenerationOver
 from flowshare.client.groups.reading import read_log
 from flowshare.client.kmq.tracker import QueueTracker
 from flowshare.clock import backoff_s
