@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.client.errors import NotConnected
+from flowshare.client.errors import NotConnected, ServerError
 from flowshare.client.groups.assignors import Subscriber, range_assignor
 from flowshare.client.groups.consumer import GroupConsumer
 from flowshare.client.groups.member import GroupMember
@@ -217,6 +217,30 @@ async def test_an_offset_that_is_gone_is_moved_to_the_logs_start(clock):
         await one.close()
 
     await _world(clock, work, partitions=1)
+
+
+@pytest.mark.asyncio
+async def test_a_partition_that_is_refused_is_not_asked_for_without_a_pause(clock):
+    async def work(world):
+        one = consumer(world)
+        generation = await _begun(one)
+        await world.admin.delete_topic("orders")
+        with pytest.raises(ServerError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+            await one.fetch(wait_ms=0)
+        await world.admin.create_topic("orders", partitions=1)
+        one.positions = {("orders", 0): 0, ("orders", 1): 0}
+        began_s = clock.monotonic()
+        assert [log.partition for log in await one.fetch(wait_ms=0)] == [0]
+        assert clock.monotonic() - began_s >= 0.2
+        assert one.generation is generation
+        await one.close()
+
+    await _world(clock, work)
+
+
+async def _begun(one):
+    one.start()
+    return await one.ready()
 
 
 @pytest.mark.asyncio

@@ -353,7 +353,7 @@ class Host:
         if self._admin is None:
             return []
         agents = (runtime.agent for runtime in self.runtimes.values())
-        groups = None if all_groups else [agent.group for agent in agents if agent.name in self.app.share_agents]
+        groups = None if all_groups else [agent.group for agent in agents if agent.in_share_group]
         return await lag.rows(self._admin, groups, self.clock.now_ms())
 
     # --- on the service loop ---------------------------------------------------------------------------------------

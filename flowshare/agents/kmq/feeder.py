@@ -292,7 +292,7 @@ class KmqFeeder:
         if self._consumer.generation is not generation:
             return []
         taken = self._ahead.take(room)
-        if taken and not len(self._ahead):
+        if taken and not len(self._ahead) and self._fetching is None:
             self._fetching = generation, self._fetch()
         return taken
 

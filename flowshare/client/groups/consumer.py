@@ -43,6 +43,8 @@ Reset = Literal["earliest", "latest"] | int
 PARTITION_BYTES: Final = 1 << 20
 FETCH_BYTES: Final = 8 << 20
 TRIES: Final = 5
+REFUSED_S: Final = 0.2
+"""Pause after an answer that refuses a partition and brings nothing: such ones are not waited for at the broker."""
 
 logger = logging.getLogger(__name__)
 
@@ -143,13 +145,19 @@ class GroupConsumer:
         if self.generation is not generation:
             return []
         good: list[FetchedLog] = []
+        refused: ServerError | None = None
         for log in answer.partitions:
             if log.error is ErrorCode.NONE:
                 good.append(log)
             elif log.error is ErrorCode.OFFSET_OUT_OF_RANGE:
                 await self._move_into((log.topic, log.partition))
-            elif not ServerError(log.error).retriable:
-                check(log.error, log.message, f"reading {log.topic}-{log.partition}")
+            else:
+                refused = ServerError(log.error, log.message, about=f"reading {log.topic}-{log.partition}")
+        if refused is not None:
+            if not good or not refused.retriable:
+                raise refused
+            if not any(log.records for log in good):  # else it is asked for again and again meanwhile
+                await self._clock.sleep(REFUSED_S)
         return good
 
     def move(self, generation: Generation, place: Place, offset: int) -> None:
