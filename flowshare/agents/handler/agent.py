@@ -105,6 +105,9 @@ class Application(Protocol):
 class ShareAgent:
     """One share agent of an app. Made by `@app.share_agent`; calling it calls the function."""
 
+    in_share_group = True
+    """Whether its group is a share group."""
+
     def __init__(
         self,
         app: Application,
