@@ -65,7 +65,7 @@ class Completion:
         stats: AgentStats,
         on_decided: Callable[[Chunk, DecodedRecord | RawRecord, str, float], None],
         on_settled: Decided,
-        on_ended: Callable[[Chunk, DecodedRecord | RawRecord, str, str], None],
+        on_ended: Callable[[Chunk, DecodedRecord | RawRecord, str, str], object] = lambda *_: None,
     ) -> None:
         """on_decided: called with each record whose acknowledgement is queued, its reason and its delay. on_settled:
         with those that were settled with outputs, and the reason. on_ended: with those that were accepted before they

@@ -29,6 +29,7 @@ REFUSED: Final = {
     "priority": "redeliveries are new records at the end of the queue's topic, and come in that order",
     "order": "a redelivered record stands behind later ones of its key, so KMQ keeps no order",
     "after_dead_letter": "KMQ keeps no order of keys",
+    "at_most_once": "a record without an end marker is sent again, which is what KMQ is for: use a share agent",
     "exactly_once": "outputs and end marker are two writes in KMQ, and a crash in between repeats the outputs",
 }
 """Options of share agents that say nothing here, and why."""
