@@ -86,19 +86,14 @@ def decode_member(data: bytes) -> ConsumerMember:
     """What `encode_member` wrote. Raises StateCorrupt."""
     body = unseal(data)
     try:
-        content = json.loads(body)
-        assigned = content.pop("assigned")
-        return ConsumerMember(
-            **{
-                **content,
-                "topics": tuple(content["topics"]),
-                "matched": frozenset(content["matched"]),
-                "state": MemberState(content["state"]),
-                "assigned": {key: since for since, packed in assigned for key in _keys(packed)},
-                "revoking": frozenset(_keys(content["revoking"])),
-                "target": frozenset(_keys(content["target"])),
-            }
-        )
+        content: dict[str, Any] = json.loads(body)
+        content["topics"] = tuple(content["topics"])
+        content["matched"] = frozenset(content["matched"])
+        content["state"] = MemberState(content["state"])
+        content["assigned"] = {key: since for since, packed in content["assigned"] for key in _keys(packed)}
+        for name in ("revoking", "target"):
+            content[name] = frozenset(_keys(content[name]))
+        return ConsumerMember(**content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateCorrupt(f"a stored member cannot be read: {error!r}") from error
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -46,6 +47,14 @@ from flowshare.protocol.messages.classic import (
     SyncGroupResponse,
     TxnOffsetCommitRequest,
 )
+from flowshare.protocol.messages.consumer import (
+    CONSUMER_GROUP_DESCRIBE,
+    CONSUMER_GROUP_HEARTBEAT,
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescription,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
 from flowshare.protocol.messages.groups import (
     DELETE_GROUPS,
     FIND_COORDINATOR,
@@ -72,6 +81,8 @@ MANY_LEAVE_FROM: Final = 3
 """Version of LeaveGroup from which on several members leave, each with its own result."""
 UNKNOWN_FROM: Final = 6
 """Version of DescribeGroups from which on an error says that there is no such group; before it was only Dead."""
+OWN_ID_FROM: Final = 1
+"""Version of ConsumerGroupHeartbeat from which on a member makes its id itself (KIP-1082)."""
 OF_WHOLE_FROM: Final = 2
 """First version of OffsetFetch with a place for an error of the whole; before it stands at every partition."""
 Place = tuple[str, int]
@@ -178,6 +189,39 @@ async def describe(call: SocketCall, request: DescribeGroupRequest) -> DescribeG
     return answer
 
 
+async def heartbeat(call: SocketCall, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse:
+    """Join, go on or leave, in the protocol of today. A pattern matches what may be described, see `Patterns`."""
+    peer, named = call.peer, request.subscribed_topics
+    topics = None if named is None else tuple(dict.fromkeys(named))
+    peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
+    closed = [name for name in topics or () if not may_topic(peer, Operation.DESCRIBE, name)]
+    if closed:
+        text = f"describing these topics is not allowed: {', '.join(closed)}"
+        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, text)
+    member_id = request.member_id
+    if call.version < OWN_ID_FROM and not member_id and request.member_epoch == 0:
+        member_id = str(uuid.uuid4())
+    answer = await peer.connection.send(replace(request, member_id=member_id, subscribed_topics=topics))
+    return answer if answer.error is ErrorCode.NONE else replace(answer, member_id=None)
+
+
+async def describe_consumer(call: SocketCall, request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescription:
+    """A group of the protocol of today; its members are told of only if all their topics may be described."""
+    peer, group_id = call.peer, request.group_id
+    peer.need(Operation.DESCRIBE, ResourceType.GROUP, group_id)
+    group = await peer.connection.send(request)
+    topics = {
+        name
+        for member in group.members
+        for name in (*member.subscribed_topics, *(one.topic for one in (*member.assigned, *member.target)))
+    }
+    if not all(may_topic(peer, Operation.DESCRIBE, name) for name in topics):
+        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the group has topics that may not be described")
+    if request.authorized and group.error is ErrorCode.NONE:
+        return replace(group, authorized=authorized_operations(peer, ResourceType.GROUP, group_id))
+    return group
+
+
 # --- committed offsets ------------------------------------------------------------------------------------------------
 
 
@@ -262,6 +306,8 @@ ENDPOINTS: Final = (
     derived(SYNC_GROUP, sync),
     derived(LEAVE_GROUP, leave),
     derived(DESCRIBE_GROUPS, describe),
+    derived(CONSUMER_GROUP_HEARTBEAT, heartbeat),
+    derived(CONSUMER_GROUP_DESCRIBE, describe_consumer),
     derived(OFFSET_COMMIT, commit),
     derived(OFFSET_FETCH, fetch_offsets, joined=True),
     derived(OFFSET_DELETE, delete_offsets),
