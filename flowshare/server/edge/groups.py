@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import compress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.classic import (
@@ -83,9 +83,12 @@ UNKNOWN_FROM: Final = 6
 """Version of DescribeGroups from which on an error says that there is no such group; before it was only Dead."""
 OWN_ID_FROM: Final = 1
 """Version of ConsumerGroupHeartbeat from which on a member makes its id itself (KIP-1082)."""
+BY_ID_FROM: Final = 10
+"""Version of OffsetCommit and OffsetFetch from which on topics have their ids, and no names (KIP-848)."""
 OF_WHOLE_FROM: Final = 2
 """First version of OffsetFetch with a place for an error of the whole; before it stands at every partition."""
 Place = tuple[str, int]
+Row = TypeVar("Row", bound=tuple[Any, ...])
 
 # --- groups of any kind -----------------------------------------------------------------------------------------------
 
@@ -227,6 +230,16 @@ async def describe_consumer(call: SocketCall, request: ConsumerGroupDescribeRequ
 
 async def commit(call: SocketCall, request: OffsetCommitRequest | TxnOffsetCommitRequest) -> OffsetCommitResponse:
     """Commit what may be committed, in a transaction or at once; of a partition that is named twice the last counts."""
+    if call.version < BY_ID_FROM:
+        return await _commit(call, request)
+    offsets, unknown = await _by_name(call.peer, request.offsets)
+    answer = await _commit(call, replace(request, offsets=offsets))
+    error = ErrorCode.UNKNOWN_TOPIC_ID
+    lost = [OffsetResult(one.topic, one.partition, error) for one in unknown]
+    return replace(answer, partitions=(*await _by_id(call.peer, answer.partitions), *lost))
+
+
+async def _commit(call: SocketCall, request: OffsetCommitRequest | TxnOffsetCommitRequest) -> OffsetCommitResponse:
     transactional_id = None
     if isinstance(request, TxnOffsetCommitRequest):
         transactional_id = request.transactional_id
@@ -264,6 +277,19 @@ async def delete_offsets(call: SocketCall, request: OffsetDeleteRequest) -> Offs
 
 async def fetch_offsets(call: SocketCall, request: OffsetFetchRequest) -> OffsetFetchResponse:
     """One group's offsets; of topics that the peer may not see nothing is said unless it asks for them."""
+    if call.version < BY_ID_FROM:
+        return await _fetch_offsets(call, request)
+    unknown: Sequence[Any] = ()
+    if request.partitions is not None:
+        wanted, unknown = await _by_name(call.peer, request.partitions)
+        request = replace(request, partitions=wanted)
+    answer = await _fetch_offsets(call, request)
+    error = ErrorCode.UNKNOWN_TOPIC_ID
+    lost = [FetchedOffset(topic, number, error=error) for topic, number in unknown]
+    return replace(answer, partitions=(*await _by_id(call.peer, answer.partitions), *lost))
+
+
+async def _fetch_offsets(call: SocketCall, request: OffsetFetchRequest) -> OffsetFetchResponse:
     peer, turns = call.peer, call.peer.turns
     places = None if request.partitions is None else tuple(dict.fromkeys(request.partitions))
     if not may_group(peer, Operation.DESCRIBE, request.group_id):
@@ -281,6 +307,32 @@ async def fetch_offsets(call: SocketCall, request: OffsetFetchRequest) -> Offset
         told = await turns.each(lambda at: FetchedOffset(*at, error=answer.error), places or ())
         return replace(answer, partitions=told)
     return answer
+
+
+async def _by_name(peer: Peer, rows: Sequence[Row]) -> tuple[tuple[Row, ...], list[Row]]:
+    """Rows with their topics' names for their ids, and those of topics that are not there."""
+    found: list[Row] = []
+    unknown: list[Row] = []
+    async for some in peer.turns.few(rows):
+        for one in some:
+            topic_id: Any = one[0]
+            topic = peer.server.topics.by_id(topic_id) if topic_id is not None else None
+            if topic is None:
+                unknown.append(one)
+            else:
+                found.append(_renamed(one, topic.name))
+    return tuple(found), unknown
+
+
+async def _by_id(peer: Peer, rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Rows with their topics' ids for their names; those of topics that have gone meanwhile are left out."""
+    known = cache(peer.server.topics.by_name)
+    named = [(one, topic.topic_id) for one in rows if (topic := known(one[0])) is not None]
+    return await peer.turns.each(lambda pair: _renamed(*pair), named)
+
+
+def _renamed(row: Any, topic: Any) -> Any:
+    return row._replace(topic=topic) if hasattr(row, "_replace") else (topic, *row[1:])
 
 
 def _rights(peer: Peer, operation: Operation) -> Callable[[Sequence[Any]], bool]:
