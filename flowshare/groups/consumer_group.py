@@ -549,10 +549,12 @@ class ConsumerGroup:
         self.require_empty()
         self._dead = True
 
-    def revive(self) -> ConsumerGroup:
-        """The same group, which could not be deleted after all."""
+    def revive(self, unwritten: Iterable[str]) -> ConsumerGroup:
+        """The same group, which could not be deleted after all. unwritten: of it, still."""
         stored = StoredConsumerGroup(epochs=self._epochs, members=())
-        return ConsumerGroup(self.group_id, config=self.config, stored=stored)
+        again = ConsumerGroup(self.group_id, config=self.config, stored=stored)
+        again.not_written(unwritten)
+        return again
 
     def _require_alive(self) -> None:
         if self._dead:

@@ -465,8 +465,9 @@ def test_only_a_group_without_members_is_deleted(world) -> None:
         world.beat(first, beat=joining("a"))
     with pytest.raises(CoordinatorNotAvailable):
         commit(world, "", -1)
-    revived = world.group.revive()
+    revived = world.group.revive(["a"])
     assert (revived.group_epoch, revived.empty) == (world.group.group_epoch, True)
+    assert revived.unwritten() == {"a": None}
     assert revived.next_deadline_ms() is None
 
 

@@ -69,7 +69,7 @@ class ConsumerMemberApis(Family):
         if beat.member_epoch == JOIN:
             entry, group = groups.join_consumer(request.group_id, party)
         else:
-            entry, group = groups.find_consumer(request.group_id)
+            entry, group = groups.find_consumer_for_member(request.group_id)
         try:
             answer = self._take(entry, group, beat, connection)
         except (CoreError, Refused):

@@ -230,6 +230,17 @@ class ConsumerGroups:
             raise GroupIdNotFound(f"group {group_id} is a classic group, none of group.protocol=consumer")
         return entry, entry.group
 
+    def find_consumer_for_member(self, group_id: str) -> tuple[GroupEntry, ConsumerGroup]:
+        """As `find_consumer`, for who believes that it is a member. Raises: UnknownMemberId, StateCorrupt.
+
+        Kafka says that there is no such group, which Java takes for its end; so a member that was away for long joins
+        again where its group went meanwhile.
+        """
+        try:
+            return self.find_consumer(group_id)
+        except GroupIdNotFound as error:
+            raise UnknownMemberId(f"{error}; join again with epoch 0") from None
+
     def join_consumer(self, group_id: str, party: str | None) -> tuple[GroupEntry, ConsumerGroup]:
         """The group that a member of the protocol of today joins, made if there is none.
 
@@ -364,7 +375,7 @@ class ConsumerGroups:
                 await self.storage.write([*outdated, *consumer_writes(group.group_id, changes)])
             except BaseException:
                 group.not_written(changes)
-                self._runtime.wake()
+                self._runtime.expect(self.clock.steady_ms() + RETRY_MS)
                 raise
             entry.outdated = []
 
@@ -436,7 +447,7 @@ class ConsumerGroups:
         try:
             await self.storage.write([*entry.outdated, *group_removal(group_id, left), *offsets])
         except LogError:
-            again = group.revive() if isinstance(group, ConsumerGroup) else self._revived(group)
+            again = group.revive(left) if isinstance(group, ConsumerGroup) else self._revived(group)
             self.entries.setdefault(group_id, GroupEntry(again, entry.offsets, outdated=entry.outdated))
             raise
 
@@ -480,7 +491,7 @@ class ConsumerGroups:
             due_ms = entry.group.next_deadline_ms()
             if due_ms is not None:
                 dues.append(due_ms)
-            if entry.unwritten is not None or _owes(entry.group):
+            if entry.unwritten is not None or _owes(entry):
                 dues.append(self.clock.steady_ms() + RETRY_MS)
         return min(dues, default=None)
 
@@ -532,8 +543,9 @@ def classic(entry: GroupEntry) -> ClassicGroup:
     return group
 
 
-def _owes(group: ClassicGroup | ConsumerGroup) -> bool:
-    return isinstance(group, ConsumerGroup) and group.to_write
+def _owes(entry: GroupEntry) -> bool:
+    """Whether members are being written, which may fail, or are to be."""
+    return isinstance(entry.group, ConsumerGroup) and (entry.group.to_write or entry.members_lock.locked())
 
 
 def _listed(group: ClassicGroup | ConsumerGroup) -> ListedGroup:
