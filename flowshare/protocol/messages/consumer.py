@@ -69,7 +69,7 @@ class ConsumerMemberDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerGroupDescription(Response):
-    group_id: str
+    group_id: str = ""
     state: str = ""
     group_epoch: int = 0
     assignment_epoch: int = 0
