@@ -1,7 +1,7 @@
 """KIP-211: when committed offsets expire, scenario by scenario (numbers of the catalogue).
 
-Scenario 25 is about the client, 26 about share groups (`tests/share/test_retention.py`); 17 and 20 are also seen through
-the server in `tests/server/test_classic.py`, 22 in `tests/server/test_consumer_protocol.py`.
+Scenario 25 is about the client, 26 about share groups (`tests/share/test_retention.py`); 17 and 20 are also seen
+through the server in `tests/server/test_classic.py`, 22 in `tests/server/test_consumer_protocol.py`.
 """
 
 from __future__ import annotations
