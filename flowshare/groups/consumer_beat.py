@@ -1,4 +1,4 @@
-"""What a heartbeat of Kafka's consumer protocol of today must say, whatever the group is like (KIP-848)."""
+"""What a heartbeat of Kafka's consumer protocol must say, whatever the group is like (KIP-848)."""
 
 from __future__ import annotations
 

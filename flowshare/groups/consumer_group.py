@@ -1,4 +1,4 @@
-"""One group of Kafka's consumer protocol of today (KIP-848): heartbeats alone, and the server assigns.
+"""One group of Kafka's consumer protocol (KIP-848): heartbeats alone, and the server assigns.
 
 Three epochs, none of which ever falls. The *group epoch* rises with each change of members, subscriptions or subscribed
 topics; the *assignment epoch* is the group epoch that the target assignment was made for; a *member's epoch* is the

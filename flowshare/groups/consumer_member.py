@@ -1,4 +1,4 @@
-"""A member of a group of Kafka's consumer protocol of today, and its next step towards what it is to have (KIP-848).
+"""A member of a group of Kafka's consumer protocol, and its next step towards what it is to have (KIP-848).
 
 The table of steps is in `consumer_group`.
 """

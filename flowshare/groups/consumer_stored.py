@@ -1,4 +1,4 @@
-"""What is stored of a group of Kafka's consumer protocol of today: an entry with its epochs, and one for each member.
+"""What is stored of a group of Kafka's consumer protocol: an entry with its epochs, and one for each member.
 
 A heartbeat changes one member mostly, so it is not the whole group that is written. Deadlines are not stored.
 """

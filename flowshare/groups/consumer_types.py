@@ -1,4 +1,4 @@
-"""Requests, answers and settings of groups of Kafka's consumer protocol of today (KIP-848)."""
+"""Requests, answers and settings of groups of Kafka's consumer protocol (KIP-848)."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@
     consumers, Stable, it is known what they read          of topics nobody reads     the commit
     other, with members (rebalancing, Connect, unknown)    none
     never had members (simple consumers)                   all                        the commit
-    of the protocol of today (KIP-848), in any state       of topics nobody reads     the commit
+    of the consumer protocol (KIP-848), in any state       of topics nobody reads     the commit
 
 An offset expires when its age reaches the retention, or, if it was committed with a time of its own, at that time. One
 that an open transaction is about to replace is kept. The group goes when it is Empty, nothing is left of its offsets,
 and no transaction is open.
 
-So a group of the protocol of today has no time of grace: what it committed last longer ago than the retention goes as
+So a group of the consumer protocol has no time of grace: what it committed last longer ago than the retention goes as
 soon as its last member has left. Kafka does so, too.
 """
 

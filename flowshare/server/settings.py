@@ -105,7 +105,7 @@ CONSUMER_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         read=_read_assignors,
     ),
 )
-"""Of consumer groups of the protocol of today (KIP-848)."""
+"""Of consumer groups of the consumer protocol (KIP-848)."""
 
 TRANSACTION_CONFIGS: Final[Mapping[str, Setting]] = by_name(
     _transaction(

@@ -1,4 +1,4 @@
-"""A group of Kafka's consumer protocol of today with members that use partitions, a store, and a network that loses
+"""A group of Kafka's consumer protocol with members that use partitions, a store, and a network that loses
 answers; and what must hold whatever happens."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The assignors of Kafka's consumer protocol of today: everything is given to one, evenly, and little moves."""
+"""The assignors of Kafka's consumer protocol: everything is given to one, evenly, and little moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group of Kafka's consumer protocol of today, step by step: the table in `consumer_group`, KIP-848's rules."""
+"""A group of Kafka's consumer protocol, step by step: the table in `consumer_group`, KIP-848's rules."""
 
 from __future__ import annotations
 

@@ -341,11 +341,11 @@ def test_topics_are_read_from_the_chosen_protocols_metadata():
     assert world.group.subscribed == {"a", "b"}
 
 
-# --- the protocol of today (KIP-848) ----------------------------------------------------------------------------------
+# --- the consumer protocol (KIP-848) ----------------------------------------------------------------------------------
 
 
 class Today:
-    """A group of the protocol of today with offsets of topics t and u."""
+    """A group of the consumer protocol with offsets of topics t and u."""
 
     def __init__(self, *members):
         self.world = ConsumerWorld()

@@ -1,4 +1,4 @@
-"""Consumer groups of the protocol of today (KIP-848) of librdkafka and Java, and kafka-consumer-groups on them."""
+"""Consumer groups of the consumer protocol (KIP-848) of librdkafka and Java, and kafka-consumer-groups on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of the protocol of today (KIP-848) through the server: durability, restarts, conversion, offsets, settings."""
+"""Groups of the consumer protocol (KIP-848) through the server: durability, restarts, conversion, offsets, settings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SESSION_S, INTERVAL_MS = 45.0, 5_000
 
 
 class ConsumerWorld(ClassicWorld):
-    """A server with groups of the protocol of today."""
+    """A server with groups of the consumer protocol."""
 
     consumer = ConsumerConfig()
 

@@ -156,7 +156,7 @@ class OffsetFetchRequest(Request["OffsetFetchResponse"]):
     """None: all that the group has."""
     member_id: str | None = None
     member_epoch: int = -1
-    """Of the member that asks, in a group of the protocol of today; −1: nobody's (version 9 on)."""
+    """Of the member that asks, in a group of the consumer protocol; −1: nobody's (version 9 on)."""
     require_stable: bool = False
 
 

@@ -1,4 +1,4 @@
-"""Consumer groups of the protocol of today (KIP-848); only foreign clients use them."""
+"""Consumer groups of the consumer protocol (KIP-848); only foreign clients use them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ConsumerGroupDescription(Response):
 
 
 CONSUMER_MEMBER: Final = 1
-"""Member type: it speaks the protocol of today."""
+"""Member type: it speaks the consumer protocol."""
 _OWNED: Final = {"partitions": Each("partition")}
 
 CONSUMER_GROUP_HEARTBEAT: Final = Api(

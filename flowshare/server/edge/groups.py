@@ -193,7 +193,7 @@ async def describe(call: SocketCall, request: DescribeGroupRequest) -> DescribeG
 
 
 async def heartbeat(call: SocketCall, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse:
-    """Join, go on or leave, in the protocol of today. A pattern matches what may be described, see `Patterns`."""
+    """Join, go on or leave, in the consumer protocol. A pattern matches what may be described, see `Patterns`."""
     peer, named = call.peer, request.subscribed_topics
     topics = None if named is None else tuple(dict.fromkeys(named))
     peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
@@ -209,7 +209,7 @@ async def heartbeat(call: SocketCall, request: ConsumerGroupHeartbeatRequest) ->
 
 
 async def describe_consumer(call: SocketCall, request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescription:
-    """A group of the protocol of today; its members are told of only if all their topics may be described."""
+    """A group of the consumer protocol; its members are told of only if all their topics may be described."""
     peer, group_id = call.peer, request.group_id
     peer.need(Operation.DESCRIBE, ResourceType.GROUP, group_id)
     group = await peer.connection.send(request)

@@ -1,4 +1,4 @@
-"""Settings of groups of the protocol of today (KIP-848) as they were set and as they act; a group can be configured
+"""Settings of groups of the consumer protocol (KIP-848) as they were set and as they act; a group can be configured
 before it exists. What was stored and lies outside the server's bounds by now is moved to the nearest bound."""
 
 from __future__ import annotations

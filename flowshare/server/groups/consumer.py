@@ -1,4 +1,4 @@
-"""The APIs of groups of the protocol of today (KIP-848): ConsumerGroupHeartbeat, ConsumerGroupDescribe."""
+"""The APIs of groups of the consumer protocol (KIP-848): ConsumerGroupHeartbeat, ConsumerGroupDescribe."""
 
 from __future__ import annotations
 

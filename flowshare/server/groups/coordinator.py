@@ -84,7 +84,7 @@ class GroupEntry:
     writing: int = 0
     """Writes of a classic group under way."""
     members_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the write of members under way, of a group of the protocol of today."""
+    """Held by the write of members under way, of a group of the consumer protocol."""
     heard: dict[str, InProcess] = field(default_factory=dict["str", "InProcess"])
     """Such a member -> the connection that its last heartbeat was answered on."""
     outdated: list[Write] = field(default_factory=list["Write"])
@@ -120,7 +120,7 @@ class ConsumerGroups:
         is_share_group: Callable[[str], bool],
         budget: StateBudget,
     ) -> None:
-        """config: of classic groups, and what counts for all; configs: of groups of the protocol of today.
+        """config: of classic groups, and what counts for all; configs: of groups of the consumer protocol.
 
         budget: bytes of all state; what the groups hold is counted there.
         """
@@ -224,7 +224,7 @@ class ConsumerGroups:
         return entry, made
 
     def find_consumer(self, group_id: str) -> tuple[GroupEntry, ConsumerGroup]:
-        """The group of the protocol of today. Raises: GroupIdNotFound, StateCorrupt."""
+        """The group of the consumer protocol. Raises: GroupIdNotFound, StateCorrupt."""
         entry = self.find(group_id)
         if not isinstance(entry.group, ConsumerGroup):
             raise GroupIdNotFound(f"group {group_id} is a classic group, none of group.protocol=consumer")
@@ -242,7 +242,7 @@ class ConsumerGroups:
             raise UnknownMemberId(f"{error}; join again with epoch 0") from None
 
     def join_consumer(self, group_id: str, party: str | None) -> tuple[GroupEntry, ConsumerGroup]:
-        """The group that a member of the protocol of today joins, made if there is none.
+        """The group that a member of the consumer protocol joins, made if there is none.
 
         Raises: GroupIdNotFound (it has members of the other protocol, or is a share group), InvalidGroupId, Refused,
         StateCorrupt, CoordinatorNotAvailable
@@ -268,7 +268,7 @@ class ConsumerGroups:
 
     @property
     def assignors(self) -> tuple[str, ...]:
-        """The assignors that members of the protocol of today may ask for; the first is used where nobody does."""
+        """The assignors that members of the consumer protocol may ask for; the first is used where nobody does."""
         return self.configs.server.assignors
 
     def configure(self, group_id: str) -> None:
@@ -360,7 +360,7 @@ class ConsumerGroups:
             entry.outdated = []
 
     async def write_members(self, entry: GroupEntry, group: ConsumerGroup) -> None:
-        """Write what has changed of a group of the protocol of today, with all that waits for its write.
+        """Write what has changed of a group of the consumer protocol, with all that waits for its write.
 
         Raises: LogError
         """

@@ -1,8 +1,8 @@
 """Where consumer groups and their offsets lie in the `StateStore`: one entry a group, one a committed offset; of
-groups of the protocol of today (KIP-848) one a member, too.
+groups of the consumer protocol (KIP-848) one a member, too.
 
 cg/ <group id>                                                                                   a classic group
-kg/ <group id>                                                                                   one of today
+kg/ <group id>                                                                                   its epochs
 km/ <length of group id, 2 bytes> <group id> <member id>                                         one of its members
 co/ <length of group id, 2 bytes> <group id> <partition, 4 bytes> <topic>                        committed offset
 cp/ <length of group id, 2 bytes> <group id> <producer id, 8 bytes> <partition, 4 bytes> <topic> a transaction's
@@ -53,13 +53,13 @@ class StoredGroup:
     state: ClassicGroupState | None = None
     """None: it is no classic group, never had members, or none that the leader assigned anything to."""
     epochs: GroupEpochs | None = None
-    """Of a group of the protocol of today."""
+    """Of a group of the consumer protocol."""
     members: list[ConsumerMember] = field(default_factory=list["ConsumerMember"])
     offsets: Offsets = field(default_factory=Offsets)
 
     @property
     def consumer(self) -> StoredConsumerGroup | None:
-        """The group, if it is one of the protocol of today."""
+        """The group, if it is one of the consumer protocol."""
         return None if self.epochs is None else StoredConsumerGroup(epochs=self.epochs, members=self.members)
 
 
@@ -69,7 +69,7 @@ def group_key(group_id: str) -> bytes:
 
 
 def consumer_key(group_id: str, name: str = EPOCHS) -> bytes:
-    """Where a group of the protocol of today lies, or its member of this name."""
+    """Where a group of the consumer protocol lies, or its member of this name."""
     return CONSUMER_GROUPS + group_id.encode() if name == EPOCHS else MEMBERS + _name(group_id) + name.encode()
 
 

@@ -1,4 +1,4 @@
-"""Groups of the protocol of today at a socket: every version that is advertised, and what rights refuse."""
+"""Groups of the consumer protocol at a socket: every version that is advertised, and what rights refuse."""
 
 from __future__ import annotations
 
