@@ -18,7 +18,9 @@ from uuid import UUID
 from flowshare.groups.consumer_types import Key
 
 ROUNDS_MAX: Final = 20
-"""So often loads are evened out where members read different topics; what is left uneven then stays so."""
+LOOKS_MAX: Final = 200_000
+"""So often, and at so many partitions, loads are evened out where members read different topics, but once at all of
+them; what is left uneven then stays so."""
 
 
 class Reader(NamedTuple):
@@ -115,8 +117,7 @@ class _Loads:
     def least(self, heap: list[tuple[int, int, str]]) -> str:
         """Who of a heap has fewest by now; of equals the first that joined."""
         while heap[0][0] != self.of[heap[0][2]]:
-            _, place, member_id = heap[0]
-            heapq.heapreplace(heap, (self.of[member_id], place, member_id))
+            heapq.heappop(heap)  # there is another one of this member, see `add`
         return heap[0][2]
 
     def add(self, member_id: str, count: int, heap: list[tuple[int, int, str]]) -> None:
@@ -141,7 +142,7 @@ def _balanced(readers: Sequence[Reader], partitions: Mapping[UUID, int], owner: 
             if (topic, number) not in owner:
                 member_id = owner[topic, number] = loads.least(heap)
                 loads.add(member_id, 1, heap)
-    for _ in range(ROUNDS_MAX):
+    for _ in range(min(ROUNDS_MAX, 1 + LOOKS_MAX // (1 + len(owner)))):
         if not sum([_even_out(loads, able[topic], topic, partitions[topic], owner) for topic in topics]):
             break
     found: dict[str, set[Key]] = {reader.member_id: set() for reader in readers}
@@ -150,8 +151,11 @@ def _balanced(readers: Sequence[Reader], partitions: Mapping[UUID, int], owner: 
     return {member_id: frozenset(keys) for member_id, keys in found.items()}
 
 
-def _even_out(loads: _Loads, able: Iterable[str], topic: UUID, count: int, owner: dict[Key, str]) -> int:
+def _even_out(loads: _Loads, able: Sequence[str], topic: UUID, count: int, owner: dict[Key, str]) -> int:
     """Give partitions of a topic from who has more to who has least; how many."""
+    some = [loads.of[member_id] for member_id in able]
+    if max(some) <= min(some) + 1:
+        return 0
     heap, moved = loads.heap(able), 0
     for number in range(count):
         former = owner[topic, number]

@@ -73,6 +73,9 @@ from flowshare.groups.consumer_types import (
 
 EPOCHS: Final = ""
 """Name of the group's own entry among those of its members."""
+SIZE_A_MS: Final = 10
+"""A group of so many members and partitions may be assigned anew a millisecond later. That takes some hundredths of it,
+so groups of any size leave the server its time."""
 COMMIT_SINCE: Final = 9
 """Version of OffsetCommit from which on a member may commit with its epoch."""
 
@@ -233,7 +236,8 @@ class ConsumerGroup:
         news = before.keys() != member.assigned.keys() or member.reported != member.assigned.keys()
         again = beat.member_epoch == JOIN or beat.member_epoch != told or not beat.heard
         assignment = tuple(sorted(member.assigned)) if news or again else None
-        return BeatAnswer(member.epoch, assignment, member.state is not MemberState.STABLE)
+        waits = member.state is not MemberState.STABLE or self.assignment_epoch < self.group_epoch
+        return BeatAnswer(member.epoch, assignment, waits)
 
     def _find_or_join(self, beat: Beat) -> ConsumerMember:
         """The member that a heartbeat is of, made if it joins. Raises: as `heartbeat`."""
@@ -328,11 +332,13 @@ class ConsumerGroup:
             self._bump()
 
     def _compute_if_due(self, now_ms: int) -> None:
-        """Make the target assignment of the group epoch, not more often than its interval allows."""
+        """Make the target assignment of the group epoch, not more often than its interval allows, and its size."""
         epochs = self._epochs
         if epochs.assignment_epoch == epochs.group_epoch:
             return
-        if self._computed_ms is not None and 0 <= now_ms - self._computed_ms < self.config.assignment_interval_ms:
+        size = len(self._members) + sum(count for _, _, count in epochs.topics.values())
+        interval_ms = max(self.config.assignment_interval_ms, size // SIZE_A_MS)
+        if self._computed_ms is not None and 0 <= now_ms - self._computed_ms < interval_ms:
             return
         ids = {name: topic_id for name, topic_id, _ in epochs.topics.values()}
         readers = [

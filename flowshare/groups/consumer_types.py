@@ -91,7 +91,7 @@ class BeatAnswer(NamedTuple):
     assignment: tuple[Key, ...] | None = None
     """What the member may use from now on; None: as before."""
     waits: bool = False
-    """There is something that it is to give up first, or that others are to."""
+    """There is something that it is to give up first, or that others are to, or the group is to be assigned anew."""
 
 
 class ConsumerMemberView(NamedTuple):

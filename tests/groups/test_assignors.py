@@ -54,6 +54,12 @@ def test_uniform_evens_loads_out_where_members_read_different_topics() -> None:
     assert sizes(after) == [2, 2, 2]
 
 
+def test_uniform_looks_at_very_many_partitions_once() -> None:
+    some = [Reader("a", frozenset({T, U})), Reader("b", frozenset({U})), Reader("c", frozenset({T}))]
+    found = assign_uniform(some, {T: 150_000, U: 60_000})
+    assert sum(sizes(found)) == 210_000
+
+
 def test_nobody_and_nothing_are_assigned_too() -> None:
     for assign in ASSIGNORS.values():
         assert assign([], {T: 3}) == {}

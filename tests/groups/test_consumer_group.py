@@ -266,6 +266,17 @@ def test_an_unchanged_target_is_kept_to_while_the_interval_lasts() -> None:
     assert set(world.beat(second).assignment) == keys("t", 2, 3)
 
 
+def test_a_large_group_is_not_assigned_anew_all_the_time() -> None:
+    world = ConsumerWorld(partitions=999)
+    first, second = world.client("a"), world.client("b")
+    world.beat(first)
+    waits = world.beat(second)
+    assert (waits.assignment, waits.waits, world.group.state) == ((), True, "Assigning")
+    world.pass_ms(100)
+    world.beat(second)
+    assert world.group.state == "Reconciling"
+
+
 def test_a_pattern_takes_in_what_matches_beside_names(world) -> None:
     world.topics |= {"u": topic("u", 1), "tt": topic("tt", 1)}
     first = world.client("a", topics=("u",), pattern="t.*")
