@@ -28,6 +28,7 @@ from flowshare.protocol.messages import (
 from flowshare.server.groups import configs
 from flowshare.server.groups.consumer import SOON_MS
 from flowshare.server.groups.store import CONSUMER_GROUPS, GROUPS, MEMBERS
+from flowshare.server.records.configs import ConfigApis
 from flowshare.server.server import Server
 from flowshare.server.settings import CONSUMER_CONFIGS, Settings
 from flowshare.share.config import ServerConfig
@@ -482,3 +483,13 @@ async def test_the_servers_settings_are_read_and_checked() -> None:
         with pytest.raises(InvalidConfig):
             Settings.parse(wrong)
     assert all(setting.doc for setting in CONSUMER_CONFIGS.values())
+
+
+async def test_where_consumer_groups_are_the_brokers_their_settings_are_refused() -> None:
+    async with world() as w:
+        request = IncrementalAlterConfigsRequest(
+            resource_type="group", resource="g", configs={"consumer.session.timeout.ms": "5000"}
+        )
+        answer = await ConfigApis(w.server.share, w.storage).alter(request, w.admin)
+        assert answer.error is ErrorCode.INVALID_CONFIG
+        assert "left to Kafka" in answer.message
