@@ -89,7 +89,7 @@ class UnknownTopicId(CoreError):
     """There is no topic with this id."""
 
 
-# --- classic groups ---------------------------------------------------------------------------------------------------
+# --- consumer groups --------------------------------------------------------------------------------------------------
 
 
 class InvalidGroupId(CoreError):
@@ -122,6 +122,26 @@ class IllegalGeneration(CoreError):
 
 class RebalanceInProgress(CoreError):
     """The group rebalances; join again."""
+
+
+class StaleMemberEpoch(CoreError):
+    """The member's epoch is not the one that it is at by now; it is to send its request again."""
+
+
+class UnreleasedInstanceId(CoreError):
+    """Another member has this group.instance.id, and has not left."""
+
+
+class UnsupportedAssignor(CoreError):
+    """The server does not have this assignor."""
+
+
+class InvalidRegularExpression(CoreError):
+    """The pattern of topics cannot be read."""
+
+
+class UnsupportedVersion(CoreError):
+    """The version of the request cannot say what it would have to."""
 
 
 class CoordinatorNotAvailable(CoreError):

@@ -233,6 +233,7 @@ class EmbeddedBackend(Backend):
             config=settings.server,
             clock=self._clock,
             classic=settings.classic,
+            consumer=settings.consumer,
             transactions=settings.transactions,
         )
         led = LedPath(storage, server)

@@ -6,23 +6,28 @@
     consumers, Stable, it is known what they read          of topics nobody reads     the commit
     other, with members (rebalancing, Connect, unknown)    none
     never had members (simple consumers)                   all                        the commit
+    of the consumer protocol (KIP-848), in any state       of topics nobody reads     the commit
 
 An offset expires when its age reaches the retention, or, if it was committed with a time of its own, at that time. One
 that an open transaction is about to replace is kept. The group goes when it is Empty, nothing is left of its offsets,
 and no transaction is open.
+
+So a group of the consumer protocol has no time of grace: what it committed last longer ago than the retention goes as
+soon as its last member has left. Kafka does so, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from flowshare.groups.consumer_group import ConsumerGroup
 from flowshare.groups.group import ClassicGroup
 from flowshare.groups.offsets import Committed, OffsetPartition, Offsets
 from flowshare.groups.states import ClassicState
 
 
 def expired(
-    group: ClassicGroup,
+    group: ClassicGroup | ConsumerGroup,
     offsets: Offsets,
     partitions: Iterable[OffsetPartition],
     *,
@@ -45,18 +50,24 @@ def expired(
     )
 
 
-def group_expires(group: ClassicGroup, offsets: Offsets) -> bool:
+def group_expires(group: ClassicGroup | ConsumerGroup, offsets: Offsets) -> bool:
     """Whether the group goes too, its expired offsets being removed."""
+    if isinstance(group, ConsumerGroup):
+        return group.empty and not offsets
     return group.state is ClassicState.EMPTY and not offsets and not group.awaits_member
 
 
-def _looked_at(group: ClassicGroup, topic: str) -> bool:
+def _looked_at(group: ClassicGroup | ConsumerGroup, topic: str) -> bool:
+    if isinstance(group, ConsumerGroup):
+        return not group.reads(topic)
     if group.state is ClassicState.EMPTY:
         return True
     return group.state is ClassicState.STABLE and group.subscribed is not None and topic not in group.subscribed
 
 
-def _base_ms(group: ClassicGroup, value: Committed, ahead_ms: int) -> int:
+def _base_ms(group: ClassicGroup | ConsumerGroup, value: Committed, ahead_ms: int) -> int:
+    if isinstance(group, ConsumerGroup):
+        return value.commit_ms
     had_members = group.protocol_type is not None
     if group.state is ClassicState.EMPTY and had_members and group.state_since_ms is not None:
         return group.state_since_ms + ahead_ms

@@ -8,7 +8,7 @@ caller's. Deadlines are data: `next_deadline_ms`, `expire`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from sys import getsizeof
 
@@ -84,6 +84,11 @@ class ClassicGroup:
     def member_count(self) -> int:
         """Number of members."""
         return len(self._phases.members)
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no members."""
+        return self.state is ClassicState.EMPTY
 
     @property
     def awaits_member(self) -> bool:
@@ -313,12 +318,17 @@ class ClassicGroup:
         instance_id: str | None,
         generation: int,
         transactional: bool = False,
+        version: int = 0,
+        partitions: Iterable[tuple[str, int]] = (),
         now_ms: int,
     ) -> None:
         """Whether offsets may be committed in this name; a member's commit counts as a heartbeat.
 
+        version, partitions: do not matter here.
+
         Raises: UnknownMemberId, FencedInstanceId, IllegalGeneration, RebalanceInProgress, CoordinatorNotAvailable
         """
+        del version, partitions
         if self.state is ClassicState.DEAD:
             raise CoordinatorNotAvailable(f"group {self.group_id} is being deleted; try again")
         if generation < 0 and not member_id and instance_id is None:

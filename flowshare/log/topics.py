@@ -63,11 +63,12 @@ _TABLE: Final = (
         "from their first compaction on.",
         0,
     ),
+    # Programs that make dead-letter topics for Kafka 4.4 give their consent so; nobody can take it back here.
     _word(
         "errors.deadletterqueue.group.enable",
         "dead_letters",
-        "A topic's consent to dead letters in Kafka; not asked for here, a group that names the topic is enough.",
-        *("false", "true"),
+        "A topic's consent to dead letters in Kafka; here a group that names the topic is enough.",
+        "true",
     ),
     _number(
         "max.compaction.lag.ms",

@@ -11,9 +11,11 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.groups.consumer_types import ConsumerConfig
 from flowshare.groups.types import ClassicConfig
 from flowshare.log.base import StorageFull
-from flowshare.server.groups.coordinator import ClassicGroups
+from flowshare.server.groups.configs import ConsumerGroupConfigs
+from flowshare.server.groups.coordinator import ConsumerGroups
 from flowshare.server.records.configs import ConfigApis
 from flowshare.server.records.topics import TopicApis
 from flowshare.server.runtime.budget import StateBudget
@@ -55,7 +57,8 @@ async def cluster_id(store: StateStore) -> str:
 class Server:
     """Share groups, topics and records over one storage; the storage is the caller's to close.
 
-    `classic`: settings of consumer groups, `transactions`: of producers and transactions; None: the defaults.
+    `classic`, `consumer`: settings of consumer groups of either protocol, `transactions`: of producers and
+    transactions; None: the defaults.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Server:
         config: ServerConfig,
         clock: Clock,
         classic: ClassicConfig | None = None,
+        consumer: ConsumerConfig | None = None,
         transactions: TransactionConfig | None = None,
     ) -> None:
         self.config = config
@@ -77,11 +81,12 @@ class Server:
             is_other_group=self._is_consumer_group,
             budget=budget,
         )
-        self.classic = ClassicGroups(
+        self.classic = ConsumerGroups(
             storage=storage,
             topics=self.topics,
             clock=clock,
             config=classic or ClassicConfig(),
+            configs=ConsumerGroupConfigs(storage, consumer or ConsumerConfig()),
             is_share_group=self.share.knows_group,
             budget=budget,
         )
@@ -136,16 +141,16 @@ class Server:
 
         Beside the fields of `Stats`: groups by state, share sessions, loaded share-partitions, fetches under way,
         connections; per loaded share-partition records in flight, delayed, blocked by another one
-        of their key, lapsed locks and redeliveries.
+        of their key, lapsed locks and redeliveries. offsets_expired: committed offsets of consumer groups.
         """
-        return self.share.figures()
+        return {**self.share.figures(), "offsets_expired": self.classic.offsets_expired}
 
     def _table(self, storage: BrokerStorage) -> Table:
         share = self.share
         families = (
             *share.families(),
             GroupApis(share, self.classic),
-            ConfigApis(share, storage, storage.alter_topic),
+            ConfigApis(share, storage, storage.alter_topic, consumer_groups=self.classic),
             TopicApis(share, storage, self.classic),
         )
         return Table(families, (self._records, self._share_offsets, self._groups, self._producers, self._states))
@@ -163,11 +168,13 @@ class Server:
         return (ShareOffsetApis(self.share, self._storage),)
 
     def _groups(self) -> Iterable[Family]:
+        from flowshare.server.groups.consumer import ConsumerMemberApis
         from flowshare.server.groups.members import ClassicMemberApis
         from flowshare.server.groups.offsets import ClassicOffsetApis
 
         check = self._transactions.check_offsets
-        return (ClassicMemberApis(self.classic), ClassicOffsetApis(self.classic, check=check))
+        offsets = ClassicOffsetApis(self.classic, check=check)
+        return (ClassicMemberApis(self.classic), ConsumerMemberApis(self.classic), offsets)
 
     def _producers(self) -> Iterable[Family]:
         from flowshare.server.transactions.apis import TransactionApis

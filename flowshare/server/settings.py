@@ -1,4 +1,4 @@
-"""All settings of a server in one place: groups' of both kinds and the listener's, from a server.properties or words.
+"""All settings of a server in one place: groups' of all kinds and the listener's, from a server.properties or words.
 
 A name that no part knows is refused with the nearest one that some part does.
 """
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from flowshare.core_errors import InvalidConfig
+from flowshare.groups.assignors import ASSIGNORS
+from flowshare.groups.consumer_types import ConsumerConfig
 from flowshare.groups.types import ClassicConfig
 from flowshare.server.net.limits import LISTENER_CONFIGS, ListenerLimits
 from flowshare.share.config import EMBEDDED_CONFIGS, ServerConfig
@@ -20,6 +22,7 @@ from flowshare.share.settings import Setting, by_name, number, read_fields, unkn
 from flowshare.transactions.coordinator import TransactionConfig
 
 _group = partial(number, ClassicConfig())
+_consumer = partial(number, ConsumerConfig())
 _transaction = partial(number, TransactionConfig())
 
 CLASSIC_CONFIGS: Final[Mapping[str, Setting]] = by_name(
@@ -52,7 +55,57 @@ CLASSIC_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         "How often it is looked for offsets that are to go.",
     ),
 )
-"""Of consumer groups and committed offsets, under the names of Kafka's brokers."""
+"""Of classic consumer groups and committed offsets, under the names of Kafka's brokers."""
+
+
+def _read_assignors(setting: Setting, text: str) -> tuple[str, ...]:
+    """Names with commas between, each once."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not set(names) <= set(ASSIGNORS):
+        raise setting.refuse(text)
+    return names
+
+
+def _bounded(name: str, field: str, low: int, doc: str) -> list[Setting]:
+    """`group.consumer.<name>` and the lowest and highest value that a group may set."""
+    stem = field.removesuffix("_ms")
+    return [
+        _consumer(f"group.consumer.{name}", field, low, doc),
+        _consumer(f"group.consumer.min.{name}", f"{stem}_min_ms", low, f"Lowest value a group may set: {doc}"),
+        _consumer(f"group.consumer.max.{name}", f"{stem}_max_ms", low, f"Highest value a group may set: {doc}"),
+    ]
+
+
+CONSUMER_CONFIGS: Final[Mapping[str, Setting]] = by_name(
+    *_bounded(
+        "session.timeout.ms",
+        "session_timeout_ms",
+        1,
+        "How long a member with group.protocol=consumer may be silent before it is removed.",
+    ),
+    *_bounded(
+        "heartbeat.interval.ms",
+        "heartbeat_interval_ms",
+        1,
+        "How often a member with group.protocol=consumer sends a heartbeat.",
+    ),
+    *_bounded(
+        "assignment.interval.ms",
+        "assignment_interval_ms",
+        0,
+        "Least time between two computations of the assignment of such a group.",
+    ),
+    _consumer("group.consumer.max.size", "size_max", 1, "Members with group.protocol=consumer a group may have."),
+    Setting(
+        name="group.consumer.assignors",
+        field="assignors",
+        default=",".join(ConsumerConfig().assignors),
+        doc="Assignors that members may ask for; the first is used where nobody does.",
+        words={name: name for name in ASSIGNORS},
+        read=_read_assignors,
+    ),
+)
+"""Of consumer groups of the consumer protocol (KIP-848)."""
 
 TRANSACTION_CONFIGS: Final[Mapping[str, Setting]] = by_name(
     _transaction(
@@ -84,18 +137,19 @@ class Settings:
 
     server: ServerConfig
     classic: ClassicConfig
+    consumer: ConsumerConfig
     transactions: TransactionConfig
     limits: ListenerLimits
 
     @classmethod
     def parse(cls, values: Mapping[str, str]) -> Settings:
         """Read settings by their names. Raises: InvalidConfig (unknown name, value out of bounds, contradiction)."""
-        tables = (EMBEDDED_CONFIGS, CLASSIC_CONFIGS, TRANSACTION_CONFIGS, LISTENER_CONFIGS)
+        tables = (EMBEDDED_CONFIGS, CLASSIC_CONFIGS, CONSUMER_CONFIGS, TRANSACTION_CONFIGS, LISTENER_CONFIGS)
         known = {name for table in tables for name in table}
         for name in values:
             if name not in known:
                 raise unknown(name, known)
-        server, classic, transactions, limits = (
+        server, classic, consumer, transactions, limits = (
             {name: text for name, text in values.items() if name in table} for table in tables
         )
         groups = ClassicConfig(**read_fields(classic, CLASSIC_CONFIGS))
@@ -107,9 +161,31 @@ class Settings:
         return cls(
             server=ServerConfig.embedded(server),
             classic=groups,
+            consumer=_consumer_config(consumer),
             transactions=TransactionConfig(**read_fields(transactions, TRANSACTION_CONFIGS)),
             limits=ListenerLimits.parse(limits),
         )
+
+
+def _consumer_config(values: Mapping[str, str]) -> ConsumerConfig:
+    """Raises: InvalidConfig."""
+    config = ConsumerConfig(**read_fields(values, CONSUMER_CONFIGS))
+    for name, setting in CONSUMER_CONFIGS.items():
+        if not name.startswith("group.consumer.min."):
+            continue
+        base = CONSUMER_CONFIGS[name.replace(".min.", ".", 1)]
+        highest = CONSUMER_CONFIGS[name.replace(".min.", ".max.", 1)]
+        low, value, high = (getattr(config, one.field) for one in (setting, base, highest))
+        if not low <= value <= high:
+            raise InvalidConfig(
+                f"{base.name} is {value}; it must lie between its min and max settings, {low} to {high}"
+            )
+    if config.heartbeat_interval_ms >= config.session_timeout_ms:
+        raise InvalidConfig(
+            f"group.consumer.heartbeat.interval.ms is {config.heartbeat_interval_ms}; it must be below "
+            f"group.consumer.session.timeout.ms, {config.session_timeout_ms}"
+        )
+    return config
 
 
 def read_properties(path: Path) -> dict[str, str]:

@@ -209,6 +209,7 @@ class Standalone:
             config=self._settings.server,
             clock=self._clock,
             classic=self._settings.classic,
+            consumer=self._settings.consumer,
             transactions=self._settings.transactions,
         )
         await server.start()

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from flowshare.core_errors import InvalidConfig
 from flowshare.share.config_tables import BOUNDED, EMBEDDED_CONFIGS, GROUP_CONFIGS, SERVER_CONFIGS
-from flowshare.share.settings import Setting, duration_ms, read_fields, read_number, text_of, unknown
+from flowshare.share.settings import Setting, duration_ms, read_fields, read_number, unknown
 from flowshare.share.types import Limits, Priority
 
 __all__ = [
@@ -76,8 +76,6 @@ class ServerConfig:
     mutation_windows: int = 100
     mutation_window_s: int = 1
     assignor: str = "simple"
-    assignor_offload_enable: bool = True
-    initialize_retry_interval_ms: int = 30_000
     partition_max_window: int | None = 200_000
     """None is the value `locks`."""
     retention_ms: int | None = None
@@ -171,7 +169,6 @@ class GroupConfig:
     auto_offset_reset: str = "latest"
     isolation_level: str = "read_uncommitted"
     renew_acknowledge_enable: bool = True
-    assignor_offload_enable: bool = True
     partition_max_window: int | None = 200_000
     """None is the value `locks`."""
     retention_ms: int | None = None
@@ -298,8 +295,6 @@ def group_settings(server: ServerConfig) -> dict[str, Setting]:
     retention = "-1" if server.retention_ms is None else str(server.retention_ms)
     table["share.partition.max.window"] = replace(table["share.partition.max.window"], default=window)
     table["share.retention.ms"] = replace(table["share.retention.ms"], default=retention)
-    offload = table["share.assignor.offload.enable"]
-    table[offload.name] = replace(offload, default=text_of(server.assignor_offload_enable))
     return table
 
 

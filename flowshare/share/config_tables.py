@@ -146,20 +146,6 @@ SERVER_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         "Share groups that may exist; one principal (without logins: address) makes at most as many as are left.",
     ),
     _word("group.share.assignors", "assignor", "simple", ("simple",), "The assignor of share groups."),
-    _flag(
-        "group.share.assignor.offload.enable",
-        "assignor_offload_enable",
-        "true",
-        "Default of share.assignor.offload.enable.",
-    ),
-    _number(
-        "group.share.initialize.retry.interval.ms",
-        "initialize_retry_interval_ms",
-        30_000,
-        1,
-        None,
-        "Wait before the initialisation of a share-partition's state is tried again.",
-    ),
     _number(
         "group.share.partition.max.window",
         "partition_max_window",
@@ -339,12 +325,6 @@ GROUP_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         "renew_acknowledge_enable",
         "true",
         "Whether members may renew the lock of a record they hold.",
-    ),
-    _flag(
-        "share.assignor.offload.enable",
-        "assignor_offload_enable",
-        "true",
-        "Whether Kafka computes assignments off its coordinator's thread; taken and shown, flowshare's take no time.",
     ),
     replace(
         SERVER_CONFIGS["group.share.partition.max.window"],

@@ -75,8 +75,24 @@ def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
     return 2 * len(one & other) / (len(one) + len(other))
 
 
+_AT_ONCE: Final = "assignments are made where heartbeats are taken, they take no time"
+WITHOUT_EFFECT: Final[Mapping[str, str]] = {
+    "group.share.assignor.offload.enable": _AT_ONCE,
+    "share.assignor.offload.enable": _AT_ONCE,
+    "group.consumer.assignor.offload.enable": _AT_ONCE,
+    "consumer.assignor.offload.enable": _AT_ONCE,
+    "group.share.initialize.retry.interval.ms": "a share-partition gets its first state at the next heartbeat",
+    "group.consumer.migration.policy": "a group changes its protocol while it has no members, and only then",
+    "group.consumer.regex.refresh.interval.ms": "patterns are matched at every heartbeat",
+    "group.coordinator.rebalance.protocols": "all protocols of groups are on",
+}
+"""Settings of Kafka's brokers that would change nothing here, and why; they are refused with that."""
+
+
 def unknown(name: str, known: Iterable[str]) -> InvalidConfig:
-    """The error for a setting that does not exist; it suggests the nearest name that does."""
+    """The error for a setting that does not exist; it says why, or suggests the nearest name that does."""
+    if name in WITHOUT_EFFECT:
+        return InvalidConfig(f"{name} has no effect here: {WITHOUT_EFFECT[name]}; leave it out")
     return InvalidConfig(f"{UNKNOWN_SETTING} {name!r}{nearest(name, known)}")
 
 

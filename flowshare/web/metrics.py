@@ -207,6 +207,7 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "failed_loads": ("share_partition_loads_failed", "Share-partitions that could not be loaded."),
     "dead_letters": ("led_dead_letters", "Records that the leader copied to a dead-letter topic."),
     "failed_dead_letters": ("led_dead_letters_failed", "Records that it could not copy."),
+    "offsets_expired": ("expired_offsets", "Committed offsets of consumer groups that expired."),
     "log_cuts": ("log_truncations", "Times a log had lost records that were handed out before."),
     "records_lost": ("log_records_lost", "Offsets that were lost so."),
     "settles": ("led_settles", "Settles with outputs that were asked for."),

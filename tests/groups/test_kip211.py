@@ -1,7 +1,7 @@
 """KIP-211: when committed offsets expire, scenario by scenario (numbers of the catalogue).
 
-Scenarios 22 and 23 are about the newer consumer protocol, 25 about the client, 26 about share groups
-(`tests/share/test_retention.py`); 17 and 20 are also seen through the server in `tests/server/test_classic.py`.
+Scenario 25 is about the client, 26 about share groups (`tests/share/test_retention.py`); 17 and 20 are also seen
+through the server in `tests/server/test_classic.py`, 22 in `tests/server/test_consumer_protocol.py`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,20 @@ from uuid import UUID
 import pytest
 
 from flowshare.core_errors import InvalidProducerEpoch
+from flowshare.groups.expiry import expired, group_expires
 from flowshare.groups.group import ClassicGroup
-from flowshare.groups.offsets import OffsetPartition, Offsets, TransactionalProducer, decode_offset, encode_offset
+from flowshare.groups.offsets import (
+    Committed,
+    OffsetChange,
+    OffsetPartition,
+    Offsets,
+    TransactionalProducer,
+    decode_offset,
+    encode_offset,
+)
 from flowshare.groups.stored import decode_group
 from tests.groups.builders import SESSION_MS, Supported, World, subscription
+from tests.groups.consumer_world import ConsumerWorld, topic
 
 R = 60_000
 """The retention."""
@@ -329,3 +339,55 @@ def test_topics_are_read_from_the_chosen_protocols_metadata():
     world = World()
     world.dynamic(protocols=(Supported("range", subscription("a", "b")),))
     assert world.group.subscribed == {"a", "b"}
+
+
+# --- the consumer protocol (KIP-848) ----------------------------------------------------------------------------------
+
+
+class Today:
+    """A group of the consumer protocol with offsets of topics t and u."""
+
+    def __init__(self, *members):
+        self.world = ConsumerWorld()
+        self.world.topics["u"] = topic("u", 1)
+        self.offsets = Offsets()
+        for name, topics in members:
+            self.world.beat(self.world.client(name, topics=topics))
+        for name in ("t", "u"):
+            self.commit(name, 0)
+
+    def commit(self, name, commit_ms, **fields):
+        value = Committed(offset=1, commit_ms=commit_ms, topic_id=UUID(int=7), **fields)
+        self.offsets.apply([OffsetChange(OffsetPartition(name, 0), value)])
+
+    def sweep(self, now_ms):
+        """Topics whose offsets go, and whether the group goes then."""
+        group = self.world.group
+        gone = expired(group, self.offsets, self.offsets.committed, now_ms=now_ms, retention_ms=R)
+        self.offsets.apply([OffsetChange(partition, None) for partition in gone])
+        return {partition.topic for partition in gone}, group_expires(group, self.offsets)
+
+
+def test_scenario_22_what_was_committed_long_ago_goes_at_once_when_the_last_member_has_left():
+    today = Today(("a", ("t", "u")))
+    assert today.sweep(3 * R) == KEPT
+    today.world.leave(today.world.clients["a"])
+    today.commit("u", 3 * R)  # kept alive by its own
+    assert today.sweep(3 * R) == ({"t"}, False)
+    assert today.sweep(4 * R - 1) == KEPT
+    assert today.sweep(4 * R) == ({"u"}, True)
+
+
+def test_scenario_23_the_topics_of_one_who_left_are_looked_at_though_others_stay():
+    today = Today(("a", ("t",)), ("b", ("u",)))
+    today.world.leave(today.world.clients["b"])
+    assert today.sweep(R - 1) == KEPT
+    assert today.sweep(R) == ({"u"}, False)
+
+
+def test_scenario_27_a_group_that_never_committed_goes_when_it_is_empty():
+    today = Today(("a", ("t",)))
+    today.offsets = Offsets()
+    assert today.sweep(R) == KEPT
+    today.world.leave(today.world.clients["a"])
+    assert today.sweep(R) == (set(), True)

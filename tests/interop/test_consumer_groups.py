@@ -24,17 +24,17 @@ def topic(server, unique):
 
 
 def librdkafka(server, group, topic, **settings):
-    consumer = Consumer(
-        {
-            "bootstrap.servers": server.bootstrap,
-            "group.id": group,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "session.timeout.ms": 10000,
-            "heartbeat.interval.ms": 300,
-            **{key.replace("_", "."): value for key, value in settings.items()},
-        }
-    )
+    """Settings by librdkafka's names, with `_` for `.`; None: librdkafka's own."""
+    wanted = {
+        "bootstrap.servers": server.bootstrap,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "session.timeout.ms": 10000,
+        "heartbeat.interval.ms": 300,
+        **{key.replace("_", "."): value for key, value in settings.items()},
+    }
+    consumer = Consumer({key: value for key, value in wanted.items() if value is not None})
     consumer.subscribe([topic])
     return consumer
 

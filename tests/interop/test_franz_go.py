@@ -28,6 +28,22 @@ def values(told):
     return [one["value"] for one in told.records]
 
 
+def test_a_group_of_the_protocol_of_today_goes_on_where_it_committed(server, franz, unique):
+    topic, group = server.topic(unique("orders"), partitions=3), unique("group")
+    for partition in range(3):
+        server.produce(topic, *(str(number) for number in range(100)), partition=partition)
+    member = ("group", f"topic=^{topic}$", "pattern=yes", f"group={group}", "protocol=consumer")
+
+    first = franz(*member, "count=300")
+    kinds = {one.group_id: one.type.name for one in server.admin.list_consumer_groups().result(20).valid}
+    server.produce(topic, "later")
+    second = franz(*member, "count=1")
+
+    assert len({(one["partition"], one["offset"]) for one in first.records}) == len(first.records) == 300
+    assert kinds[group] == "CONSUMER"
+    assert values(second) == ["later"]
+
+
 def test_every_record_of_every_partition_comes_once_and_stays_accepted(server, franz, unique):
     topic, group = server.topic(unique("orders"), partitions=3), server.share_group(unique("group"))
     for partition in range(3):

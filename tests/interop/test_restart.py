@@ -10,6 +10,8 @@ from tests.interop.servers import CALL_LIMIT_S, FlowshareProcess
 from tests.interop.test_confluent_share import accept_all, member, take, values
 from tests.interop.test_consumer_groups import librdkafka
 from tests.interop.test_consumer_groups import take as group_take
+from tests.interop.test_consumer_protocol import member as member_of_group
+from tests.interop.test_consumer_protocol import shared
 from tests.waiting import blocking_until
 
 
@@ -83,3 +85,30 @@ def test_a_consumer_group_goes_on_where_it_committed(process, unique):
     consumer.close()
 
     assert [message.value() for message in found if not message.error()] == [b"three"]
+
+
+def test_members_of_the_consumer_protocol_keep_their_partitions_through_kill_9_of_the_server(process, unique):
+    topic, group = process.server.topic(unique("orders"), partitions=4), unique("group")
+    one, other = (member_of_group(process.server, group, topic) for _ in range(2))
+    before = shared(one, other)
+
+    process.kill()
+    process.start()
+    for partition in range(4):
+        process.server.produce(topic, "after", partition=partition)
+    found = []
+
+    def read():
+        found.extend(message for each in (one, other) for message in each.consume(10, timeout=0.1))
+        return [message for message in found if not message.error()]
+
+    taken = blocking_until(read, good=lambda messages: len(messages) >= 4, limit_s=CALL_LIMIT_S)
+    after = shared(one, other)
+    one.commit(asynchronous=False)
+    one.close()
+    (alone,) = shared(other)
+    other.close()
+
+    assert after == before
+    assert sorted(message.partition() for message in taken) == [0, 1, 2, 3]
+    assert len(alone) == 4

@@ -37,6 +37,7 @@ TOOLS = {
     "kafka-topics": "org.apache.kafka.tools.TopicCommand",
     "share-client": "ShareClient",
     "committed-client": "CommittedReader",
+    "group-client": "GroupClient",
     "transaction-client": "TransactionClient",
 }
 ANSWER_LIMIT_S = 90

@@ -105,7 +105,7 @@ class ClassicWorld(World):
         assert (begun.error, added.error) == (NONE, NONE)
         return begun.producer
 
-    async def txn_commit(self, offset, producer, *, group="g"):
+    async def txn_commit(self, offset, producer, *, group="g", **fields):
         answer = await self.admin.send(
             TxnOffsetCommitRequest(
                 transactional_id="x",
@@ -113,6 +113,7 @@ class ClassicWorld(World):
                 producer_id=producer.producer_id,
                 producer_epoch=producer.epoch,
                 offsets=(OffsetToCommit("t", 0, offset),),
+                **fields,
             )
         )
         return answer.partitions[0].error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from flowshare.protocol.kafka import ApiKey
@@ -24,9 +26,12 @@ def versions(key):
     return pytest.mark.parametrize("version", range(low, high + 1))
 
 
-async def fetch(s, version, *, group="g", topics=(("t", (0,)),)):
-    """OffsetFetch of one group: offsets by topic and partition, and the error of the whole."""
-    wanted = None if topics is None else [part(name=name, partition_indexes=numbers) for name, numbers in topics]
+async def fetch(s, version, *, group="g", topics=(("t", (0,)),), ids=None):
+    """OffsetFetch of one group: offsets by topic and partition, and the error of the whole. ids: of topics by name."""
+    ids = ids or {}
+    wanted = None
+    if topics is not None:
+        wanted = [part(name=name, topic_id=ids.get(name), partition_indexes=numbers) for name, numbers in topics]
     if version >= 8:
         asked = {"groups": [part(group_id=group, topics=wanted, member_id=None, member_epoch=-1)]}
     else:
@@ -34,7 +39,9 @@ async def fetch(s, version, *, group="g", topics=(("t", (0,)),)):
     answer = await s.ask("offset_fetch", version, require_stable=True, **asked)
     if version >= 8:
         (answer,) = answer.groups
-    found = {(topic.name, p.partition_index): p for topic in answer.topics for p in topic.partitions}
+    names = {topic_id: name for name, topic_id in ids.items()}
+    named = {id(one): one.name if version < 10 else names[one.topic_id] for one in answer.topics}
+    found = {(named[id(topic)], p.partition_index): p for topic in answer.topics for p in topic.partitions}
     return found, getattr(answer, "error_code", None)
 
 
@@ -125,11 +132,12 @@ async def test_groups_are_described_in_every_version(version) -> None:
 @versions(ApiKey.OFFSET_COMMIT)
 async def test_offsets_are_committed_in_every_version(version) -> None:
     async with edge() as e:
-        await e.topic("t")
+        topic_id = await e.topic("t")
         s = await e.socket()
-        assert not errors(await commit(s, version))
-        assert errors(await commit(s, version, topics=one(partition=4))) == {"unknown_topic_or_partition"}
-        strange = await commit(s, version, group="none", generation=3, member_id="m")
+        t, other = one(topic_id=topic_id), one(partition=4, topic_id=topic_id)
+        assert not errors(await commit(s, version, topics=t))
+        assert errors(await commit(s, version, topics=other)) == {"unknown_topic_or_partition"}
+        strange = await commit(s, version, group="none", generation=3, member_id="m", topics=t)
         assert errors(strange) == {"group_id_not_found" if version >= 9 else "illegal_generation"}
         found, _ = await fetch(s, 8)
         assert (found["t", 0].committed_offset, found["t", 0].metadata) == (7, "note")
@@ -139,16 +147,30 @@ async def test_offsets_are_committed_in_every_version(version) -> None:
 @versions(ApiKey.OFFSET_FETCH)
 async def test_offsets_are_fetched_in_every_version(version) -> None:
     async with edge() as e:
-        await e.topic("t", 2)
+        ids = {"t": await e.topic("t", 2), "none": uuid.uuid4()}
         s = await e.socket()
         await commit(s)
-        found, error = await fetch(s, version, topics=(("t", (0, 1)), ("none", (0,))))
+        found, error = await fetch(s, version, topics=(("t", (0, 1)), ("none", (0,))), ids=ids)
         assert {key: p.committed_offset for key, p in found.items()} == {("t", 0): 7, ("t", 1): -1, ("none", 0): -1}
         assert error is None or error.name == "none"
         if version >= 2:
-            found, _ = await fetch(s, version, topics=None)
+            found, _ = await fetch(s, version, topics=None, ids=ids)
             assert set(found) == {("t", 0)}
-        assert (await fetch(s, version, group="none"))[0]["t", 0].committed_offset == -1
+        assert (await fetch(s, version, group="none", ids=ids))[0]["t", 0].committed_offset == -1
+
+
+async def test_a_topic_id_that_is_not_known_is_told_by_itself() -> None:
+    async with edge() as e:
+        topic_id, unknown = await e.topic("t"), uuid.uuid4()
+        s = await e.socket()
+        answer = await commit(s, 10, topics=[*one(topic_id=topic_id), *one(topic_id=unknown), *one(topic_id=None)])
+        told = {topic.topic_id: topic.partitions[0].error_code.name for topic in answer.topics}
+        assert told == {topic_id: "none", unknown: "unknown_topic_id", None: "unknown_topic_id"}
+        found, _ = await fetch(s, 10, topics=(("t", (0,)), ("none", (0,))), ids={"t": topic_id, "none": unknown})
+        assert {key: p.error_code.name for key, p in found.items()} == {
+            ("t", 0): "none",
+            ("none", 0): "unknown_topic_id",
+        }
 
 
 async def test_offsets_of_several_groups_are_fetched_at_once() -> None:

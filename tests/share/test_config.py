@@ -14,7 +14,7 @@ from flowshare.share.config import (
     ServerConfig,
     with_namer,
 )
-from flowshare.share.settings import duration_ms
+from flowshare.share.settings import WITHOUT_EFFECT, duration_ms
 from flowshare.share.types import Limits, Priority
 
 KAFKA = ServerConfig()
@@ -288,7 +288,6 @@ def test_a_group_has_every_setting_of_kafka_4_4_with_its_default():
         "share.partition.max.record.locks": "2000",
         "share.renew.acknowledge.enable": "true",
         "share.assignment.interval.ms": "1000",
-        "share.assignor.offload.enable": "true",
         "errors.deadletterqueue.topic.name": "",
         "errors.deadletterqueue.copy.record.enable": "false",
     }
@@ -329,12 +328,6 @@ def test_keys_are_parked_only_where_there_are_some():
         GroupConfig.parse({"share.key.after.dead.letter": "park"}, EMBEDDED)
 
 
-def test_the_assignor_switch_follows_the_server():
-    server = ServerConfig.parse({"group.share.assignor.offload.enable": "false"})
-    assert not GroupConfig.parse({}, server).assignor_offload_enable
-    assert GroupConfig.parse({"share.assignor.offload.enable": "true"}, server).assignor_offload_enable
-
-
 def test_a_running_server_takes_new_values_that_are_checked_with_the_others():
     changed = EMBEDDED.changed({"group.share.delivery.count.limit": "7"}, table=EMBEDDED_CONFIGS)
 
@@ -369,3 +362,10 @@ def test_who_last_changed_the_dead_letters_of_a_group_is_answerable_for_them():
 def test_nobody_is_answerable_where_the_server_itself_changed_them_or_there_are_none():
     assert with_namer(LETTERS, LETTERS, "h User:ann", None) == LETTERS
     assert with_namer({}, LETTERS, "h User:ann", ("User:ann", "h")) == {}
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+def test_a_setting_of_kafkas_that_would_change_nothing_is_refused_with_the_reason(name):
+    for parse in (ServerConfig.parse, lambda values: GroupConfig.parse(values, EMBEDDED)):
+        with pytest.raises(InvalidConfig, match=rf"{name} has no effect here: .*; leave it out"):
+            parse({name: "true"})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from flowshare.groups.types import JoinedMember, MemberView, Supported
-from flowshare.protocol.declaration import OF_GROUP, Api, Array, Each, One, Shape, Via, rows_of_partitions
+from flowshare.protocol.declaration import OF_GROUP, Api, Array, Each, One, Path, Shape, Via, rows_of_partitions
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import NOT_ASKED, Request, Response
@@ -154,6 +154,9 @@ class OffsetFetchRequest(Request["OffsetFetchResponse"]):
     group_id: str
     partitions: tuple[tuple[str, int], ...] | None = None
     """None: all that the group has."""
+    member_id: str | None = None
+    member_epoch: int = -1
+    """Of the member that asks, in a group of the consumer protocol; −1: nobody's (version 9 on)."""
     require_stable: bool = False
 
 
@@ -276,25 +279,34 @@ DESCRIBE_GROUPS: Final = Api(
         )
     },
 )
-_TO_COMMIT: Final = rows_of_partitions(
-    "offsets",
-    OffsetToCommit,
-    {"committed_offset": "offset", "committed_leader_epoch": "leader_epoch", "committed_metadata": "metadata"},
-)
+
+
+_COMMITTED: Final[Shape] = {
+    "committed_offset": "offset",
+    "committed_leader_epoch": "leader_epoch",
+    "committed_metadata": "metadata",
+}
 _RESULTS: Final = rows_of_partitions("partitions", OffsetResult)
+
+
+def _by_id(rows: Array, topic: Path = "topic") -> Array:
+    """Rows that have the ids of topics in place of their names in some versions: the server's edge translates them."""
+    return replace(rows, shape={**rows.shape, "topic_id": topic})
+
+
 OFFSET_COMMIT: Final = Api(
     ApiKey.OFFSET_COMMIT,
     OffsetCommitRequest,
     OffsetCommitResponse,
-    server=(2, 9),
+    server=(2, 10),
     client=(8, 9),
     route=OF_GROUP,
     request_shape={
         "generation_id_or_member_epoch": "generation",
         "retention_time": "retention_ms",
-        "topics": _TO_COMMIT,
+        "topics": _by_id(rows_of_partitions("offsets", OffsetToCommit, _COMMITTED)),
     },
-    response_shape={"topics": _RESULTS},
+    response_shape={"topics": _by_id(_RESULTS)},
 )
 TXN_OFFSET_COMMIT: Final = Api(
     ApiKey.TXN_OFFSET_COMMIT,
@@ -306,30 +318,28 @@ TXN_OFFSET_COMMIT: Final = Api(
     ),  # version 5 would add the group to the transaction by itself (KIP-890); so far AddOffsetsToTxn does that
     client=(3, 4),
     route=OF_GROUP,
-    request_shape={"generation_id": "generation", "topics": _TO_COMMIT},
+    request_shape={"generation_id": "generation", "topics": rows_of_partitions("offsets", OffsetToCommit, _COMMITTED)},
     response_shape={"topics": _RESULTS},
 )
-_WANTED: Final[Shape] = {"topics": Array("partitions", tuple, {"name": 0, "partition_indexes": Each(1)})}
-_FOUND: Final[Shape] = {
-    "topics": rows_of_partitions(
-        "partitions",
-        FetchedOffset,
-        {
-            "committed_offset": "offset",
-            "committed_leader_epoch": "leader_epoch",
-            "metadata": Via("metadata", str, lambda text: text or ""),
-        },
-    )
-}
+_WANTED: Final = Array("partitions", tuple, {"name": 0, "partition_indexes": Each(1)})
+_FOUND: Final = rows_of_partitions(
+    "partitions",
+    FetchedOffset,
+    {
+        "committed_offset": "offset",
+        "committed_leader_epoch": "leader_epoch",
+        "metadata": Via("metadata", str, lambda text: text or ""),
+    },
+)
 OFFSET_FETCH: Final = Api(
     ApiKey.OFFSET_FETCH,
     OffsetFetchRequest,
     OffsetFetchResponse,
-    server=(1, 9),
+    server=(1, 10),
     client=(7, 9),
     route=OF_GROUP,
-    request_shape={**_WANTED, "groups": One(_WANTED)},
-    response_shape={**_FOUND, "groups": One(_FOUND)},
+    request_shape={"topics": _WANTED, "groups": One({"topics": _by_id(_WANTED, 0)})},
+    response_shape={"topics": _FOUND, "groups": One({"topics": _by_id(_FOUND)})},
 )
 OFFSET_DELETE: Final = Api(
     ApiKey.OFFSET_DELETE,

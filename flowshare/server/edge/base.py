@@ -111,6 +111,7 @@ class Peer:
         """What waits behind the connection asks for rights again when it is woken."""
         self.connection.counts_as = lambda: self.party
         self.connection.may_read = lambda topic: self.may(Operation.READ, ResourceType.TOPIC, topic)
+        self.connection.may_describe = lambda topic: self.may(Operation.DESCRIBE, ResourceType.TOPIC, topic)
         self.connection.may_share = lambda group_id: self.may(Operation.READ, ResourceType.GROUP, group_id)
 
     @property

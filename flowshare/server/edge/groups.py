@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import compress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.classic import (
@@ -46,6 +47,14 @@ from flowshare.protocol.messages.classic import (
     SyncGroupResponse,
     TxnOffsetCommitRequest,
 )
+from flowshare.protocol.messages.consumer import (
+    CONSUMER_GROUP_DESCRIBE,
+    CONSUMER_GROUP_HEARTBEAT,
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescription,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
 from flowshare.protocol.messages.groups import (
     DELETE_GROUPS,
     FIND_COORDINATOR,
@@ -72,9 +81,14 @@ MANY_LEAVE_FROM: Final = 3
 """Version of LeaveGroup from which on several members leave, each with its own result."""
 UNKNOWN_FROM: Final = 6
 """Version of DescribeGroups from which on an error says that there is no such group; before it was only Dead."""
+OWN_ID_FROM: Final = 1
+"""Version of ConsumerGroupHeartbeat from which on a member makes its id itself (KIP-1082)."""
+BY_ID_FROM: Final = 10
+"""Version of OffsetCommit and OffsetFetch from which on topics have their ids, and no names (KIP-848)."""
 OF_WHOLE_FROM: Final = 2
 """First version of OffsetFetch with a place for an error of the whole; before it stands at every partition."""
 Place = tuple[str, int]
+Row = TypeVar("Row", bound=tuple[Any, ...])
 
 # --- groups of any kind -----------------------------------------------------------------------------------------------
 
@@ -178,11 +192,54 @@ async def describe(call: SocketCall, request: DescribeGroupRequest) -> DescribeG
     return answer
 
 
+async def heartbeat(call: SocketCall, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse:
+    """Join, go on or leave, in the consumer protocol. A pattern matches what may be described, see `Patterns`."""
+    peer, named = call.peer, request.subscribed_topics
+    topics = None if named is None else tuple(dict.fromkeys(named))
+    peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
+    closed = [name for name in topics or () if not may_topic(peer, Operation.DESCRIBE, name)]
+    if closed:
+        text = f"describing these topics is not allowed: {', '.join(closed)}"
+        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, text)
+    member_id = request.member_id
+    if call.version < OWN_ID_FROM and not member_id and request.member_epoch == 0:
+        member_id = str(uuid.uuid4())
+    answer = await peer.connection.send(replace(request, member_id=member_id, subscribed_topics=topics))
+    return answer if answer.error is ErrorCode.NONE else replace(answer, member_id=None)
+
+
+async def describe_consumer(call: SocketCall, request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescription:
+    """A group of the consumer protocol; its members are told of only if all their topics may be described."""
+    peer, group_id = call.peer, request.group_id
+    peer.need(Operation.DESCRIBE, ResourceType.GROUP, group_id)
+    group = await peer.connection.send(request)
+    topics = {
+        name
+        for member in group.members
+        for name in (*member.subscribed_topics, *(one.topic for one in (*member.assigned, *member.target)))
+    }
+    if not all(may_topic(peer, Operation.DESCRIBE, name) for name in topics):
+        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the group has topics that may not be described")
+    if request.authorized and group.error is ErrorCode.NONE:
+        return replace(group, authorized=authorized_operations(peer, ResourceType.GROUP, group_id))
+    return group
+
+
 # --- committed offsets ------------------------------------------------------------------------------------------------
 
 
 async def commit(call: SocketCall, request: OffsetCommitRequest | TxnOffsetCommitRequest) -> OffsetCommitResponse:
     """Commit what may be committed, in a transaction or at once; of a partition that is named twice the last counts."""
+    if call.version < BY_ID_FROM:
+        return await _commit(call, request)
+    offsets, unknown = await _by_name(call.peer, request.offsets)
+    answer = await _commit(call, replace(request, offsets=offsets))
+    error = ErrorCode.UNKNOWN_TOPIC_ID
+    lost = [OffsetResult(one.topic, one.partition, error) for one in unknown]
+    return replace(answer, partitions=(*await _by_id(call.peer, answer.partitions), *lost))
+
+
+async def _commit(call: SocketCall, request: OffsetCommitRequest | TxnOffsetCommitRequest) -> OffsetCommitResponse:
     transactional_id = None
     if isinstance(request, TxnOffsetCommitRequest):
         transactional_id = request.transactional_id
@@ -220,6 +277,19 @@ async def delete_offsets(call: SocketCall, request: OffsetDeleteRequest) -> Offs
 
 async def fetch_offsets(call: SocketCall, request: OffsetFetchRequest) -> OffsetFetchResponse:
     """One group's offsets; of topics that the peer may not see nothing is said unless it asks for them."""
+    if call.version < BY_ID_FROM:
+        return await _fetch_offsets(call, request)
+    unknown: Sequence[Any] = ()
+    if request.partitions is not None:
+        wanted, unknown = await _by_name(call.peer, request.partitions)
+        request = replace(request, partitions=wanted)
+    answer = await _fetch_offsets(call, request)
+    error = ErrorCode.UNKNOWN_TOPIC_ID
+    lost = [FetchedOffset(topic, number, error=error) for topic, number in unknown]
+    return replace(answer, partitions=(*await _by_id(call.peer, answer.partitions), *lost))
+
+
+async def _fetch_offsets(call: SocketCall, request: OffsetFetchRequest) -> OffsetFetchResponse:
     peer, turns = call.peer, call.peer.turns
     places = None if request.partitions is None else tuple(dict.fromkeys(request.partitions))
     if not may_group(peer, Operation.DESCRIBE, request.group_id):
@@ -237,6 +307,32 @@ async def fetch_offsets(call: SocketCall, request: OffsetFetchRequest) -> Offset
         told = await turns.each(lambda at: FetchedOffset(*at, error=answer.error), places or ())
         return replace(answer, partitions=told)
     return answer
+
+
+async def _by_name(peer: Peer, rows: Sequence[Row]) -> tuple[tuple[Row, ...], list[Row]]:
+    """Rows with their topics' names for their ids, and those of topics that are not there."""
+    found: list[Row] = []
+    unknown: list[Row] = []
+    async for some in peer.turns.few(rows):
+        for one in some:
+            topic_id: Any = one[0]
+            topic = peer.server.topics.by_id(topic_id) if topic_id is not None else None
+            if topic is None:
+                unknown.append(one)
+            else:
+                found.append(_renamed(one, topic.name))
+    return tuple(found), unknown
+
+
+async def _by_id(peer: Peer, rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Rows with their topics' ids for their names; those of topics that have gone meanwhile are left out."""
+    known = cache(peer.server.topics.by_name)
+    named = [(one, topic.topic_id) for one in rows if (topic := known(one[0])) is not None]
+    return await peer.turns.each(lambda pair: _renamed(*pair), named)
+
+
+def _renamed(row: Any, topic: Any) -> Any:
+    return row._replace(topic=topic) if hasattr(row, "_replace") else (topic, *row[1:])
 
 
 def _rights(peer: Peer, operation: Operation) -> Callable[[Sequence[Any]], bool]:
@@ -262,6 +358,8 @@ ENDPOINTS: Final = (
     derived(SYNC_GROUP, sync),
     derived(LEAVE_GROUP, leave),
     derived(DESCRIBE_GROUPS, describe),
+    derived(CONSUMER_GROUP_HEARTBEAT, heartbeat),
+    derived(CONSUMER_GROUP_DESCRIBE, describe_consumer),
     derived(OFFSET_COMMIT, commit),
     derived(OFFSET_FETCH, fetch_offsets, joined=True),
     derived(OFFSET_DELETE, delete_offsets),

@@ -84,14 +84,20 @@ async def _told(make: Form, call: SocketCall, topic: TopicMetadata) -> Any:
 
 async def _asked(call: SocketCall, topics: Iterable[Any]) -> list[TopicMetadata]:
     by_name = call.version < WITH_IDS
-    names = dict.fromkeys(topic.name for topic in topics if topic.name is not None)
-    ids = dict.fromkeys(topic.topic_id for topic in topics if not by_name and topic.name is None)
+    # By its id: librdkafka leaves the name out then, Java says an empty one.
+    ids = dict.fromkeys(one.topic_id for one in topics if not by_name and (one.name is None or _by_id(one)))
+    names = dict.fromkeys(one.name for one in topics if one.name is not None and (by_name or not _by_id(one)))
     found = await _named(call, names)
     asked = tuple(topic_id for topic_id in ids if topic_id is not None)
     if asked:
         answer = await call.peer.connection.send(MetadataRequest(topic_ids=asked))
         found += [_visible(call.peer, topic) for topic in answer.topics]
     return found
+
+
+def _by_id(topic: Any) -> bool:
+    """Whether a topic is named by its id; versions before 10 have none."""
+    return not topic.name and topic.topic_id is not None
 
 
 async def _named(call: SocketCall, names: Iterable[str]) -> list[TopicMetadata]:

@@ -1,8 +1,11 @@
-"""Classic groups: all of them in memory, written before anybody is told, watched by one task.
+"""Consumer groups of both protocols: all of them in memory, written before anybody is told, watched by one task.
 
-The rules are in `groups`. Here: which group a request means, writing what a step leads to, joins and syncs that wait
-for the other members, deleting, what a deleted topic takes with it, and members' timeouts; `server.groups.sweep`
-removes expired offsets. A connection that is closed removes no member: its session times out.
+The rules are in `groups`. Here: which group a request means, writing what a step leads to, deleting, what a deleted
+topic takes with it, and members' timeouts; `server.groups.waiting` has joins and syncs that wait for the other members,
+`server.groups.sweep` removes expired offsets. A connection that is closed removes no member: its session times out.
+
+A group without members becomes one of the other protocol by its first member of that; its offsets stay, its epochs go
+on from its generation and the other way round. Members of both at once are refused.
 
 A group's decisions about offsets are made, written and applied one after another, under the lock of its `GroupEntry`.
 """
@@ -10,12 +13,9 @@ A group's decisions about offsets are made, written and applied one after anothe
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from flowshare.clock import ahead_ms
 from flowshare.core_errors import (
@@ -26,28 +26,39 @@ from flowshare.core_errors import (
     StateCorrupt,
     UnknownMemberId,
 )
+from flowshare.groups.consumer_group import ConsumerGroup
 from flowshare.groups.group import ClassicGroup
 from flowshare.groups.offsets import Offsets, TransactionalProducer
-from flowshare.groups.states import ClassicState
-from flowshare.groups.types import JoinAnswer, SyncAnswer, TicketAnswer
+from flowshare.groups.stored import ClassicGroupState
+from flowshare.groups.subscription import CONSUMER
 from flowshare.log.base import LogError
 from flowshare.protocol.messages import ListedGroup
 from flowshare.server.groups import sweep
-from flowshare.server.groups.store import everything_of, group_key, load, offset_write
+from flowshare.server.groups.store import (
+    consumer_key,
+    consumer_writes,
+    everything_of,
+    group_key,
+    group_removal,
+    load,
+    offset_write,
+)
+from flowshare.server.groups.waiting import WaitingRequests, refused
 from flowshare.server.runtime.answers import turns
 from flowshare.server.runtime.coordinator import RETRY_MS, CoordinatorRuntime, Damage
 from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX
 from flowshare.server.runtime.turns import Turns
-from flowshare.server.runtime.waiting import Waiter
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from flowshare.clock import Clock
     from flowshare.groups.offsets import OffsetChange
     from flowshare.groups.types import ClassicConfig, GroupStep
     from flowshare.log.base import Storage
+    from flowshare.server.groups.configs import ConsumerGroupConfigs
+    from flowshare.server.groups.store import StoredGroup
     from flowshare.server.runtime.budget import StateBudget
     from flowshare.server.runtime.connection import InProcess
     from flowshare.server.runtime.state import Write
@@ -55,20 +66,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-A = TypeVar("A", JoinAnswer, SyncAnswer)
+LATE_MS: Final = 500
+"""Who looks later than that after its members has not heard of them either."""
+SOON_MS: Final = 3_000
+"""So much longer they have then."""
 
 
 @dataclass(slots=True)
 class GroupEntry:
     """One group with its offsets."""
 
-    group: ClassicGroup
+    group: ClassicGroup | ConsumerGroup
     offsets: Offsets = field(default_factory=Offsets)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     unwritten: bytes | None = None
-    """What is still to be stored of the group."""
+    """What is still to be stored of a classic group."""
     writing: int = 0
-    """Writes of the group under way."""
+    """Writes of a classic group under way."""
+    members_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the write of members under way, of a group of the consumer protocol."""
+    heard: dict[str, InProcess] = field(default_factory=dict["str", "InProcess"])
+    """Such a member -> the connection that its last heartbeat was answered on."""
+    outdated: list[Write] = field(default_factory=list["Write"])
+    """What removes the group as it was under the other protocol; goes with the next write."""
 
     @property
     def size(self) -> int:
@@ -79,58 +99,15 @@ class GroupEntry:
     def void(self) -> bool:
         """Whether it is as if it had never been: made for a request that came to nothing."""
         group = self.group
-        unused = group.state is ClassicState.EMPTY and group.generation == 0 and not group.awaits_member
+        if isinstance(group, ConsumerGroup):
+            unused = group.empty and group.group_epoch == 0
+        else:
+            unused = group.empty and group.generation == 0 and not group.awaits_member
         return unused and not self.offsets and not self.lock.locked()
 
 
-class WaitingRequest:
-    """One request that may wait; `number` is its ticket."""
-
-    __slots__ = ("answer", "number", "waiter")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.waiter = Waiter()
-        self.answer: JoinAnswer | SyncAnswer | None = None
-
-    async def answered(self, kind: type[A]) -> A:
-        """The answer to a join or a sync; an error nobody will see if the connection is closed."""
-        while self.answer is None and not self.waiter.abandoned:
-            await self.waiter.wait()
-        gone = CoordinatorNotAvailable("the connection was closed")
-        return self.answer if isinstance(self.answer, kind) else kind(error=gone)
-
-
-class WaitingRequests:
-    """All requests that wait: at most one join and one sync a member; how long is the group's to say."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._places: dict[int, WaitingRequest] = {}
-
-    @contextmanager
-    def place(self, connection: InProcess) -> Generator[WaitingRequest]:
-        """A place to wait in, until the connection is closed at the latest."""
-        number = next(self._numbers)
-        place = self._places[number] = WaitingRequest(number)
-        connection.watch(place.waiter)
-        try:
-            yield place
-        finally:
-            connection.unwatch(place.waiter)
-            del self._places[number]
-
-    def deliver(self, answers: Iterable[TicketAnswer]) -> None:
-        """Hand out answers; those that nobody waits for any more are dropped."""
-        for ticket, answer in answers:
-            place = self._places.get(ticket)
-            if place is not None:
-                place.answer = answer
-                place.waiter.wake()
-
-
-class ClassicGroups:
-    """All classic groups of a server."""
+class ConsumerGroups:
+    """All consumer groups of a server."""
 
     def __init__(
         self,
@@ -139,14 +116,21 @@ class ClassicGroups:
         topics: TopicIndex,
         clock: Clock,
         config: ClassicConfig,
+        configs: ConsumerGroupConfigs,
         is_share_group: Callable[[str], bool],
         budget: StateBudget,
     ) -> None:
-        """budget: bytes of all state; what the groups hold is counted there."""
+        """config: of classic groups, and what counts for all; configs: of groups of the consumer protocol.
+
+        budget: bytes of all state; what the groups hold is counted there.
+        """
         self.storage = storage
         self.topics = topics
         self.clock = clock
         self.config = config
+        self.offsets_expired = 0
+        """Committed offsets that expired since the start."""
+        self.configs = configs
         self.waiting = WaitingRequests()
         self._runtime = CoordinatorRuntime[GroupEntry](
             "consumer groups", limit="group.max.groups", clock=clock, budget=budget, size_of=lambda entry: entry.size
@@ -158,22 +142,17 @@ class ClassicGroups:
         self._damage = Damage()
 
     def __contains__(self, group_id: str) -> bool:
-        """Whether the id belongs to a classic group."""
+        """Whether the id belongs to a consumer group."""
         return group_id in self.entries or group_id in self._damage
 
     async def start(self) -> None:
         """Read all groups and begin to watch them; offsets of topics that are gone go. Raises: LogError."""
         now_ms = self.clock.steady_ms()
         self._runtime.loaded()
+        await self.configs.start(self._damage)
         for group_id, loaded in (await load(self.storage, self._damage)).items():
             try:
-                group = ClassicGroup(
-                    group_id,
-                    config=self.config,
-                    state=loaded.state,
-                    now_ms=now_ms,
-                    ahead_ms=ahead_ms(self.clock),
-                )
+                group = self._loaded(group_id, loaded, now_ms)
             except StateCorrupt as error:
                 self._damage.add(group_id, group_key(group_id), f"its members: {error}")
                 continue
@@ -183,6 +162,14 @@ class ClassicGroups:
         except CoordinatorNotAvailable as error:
             logger.warning("offsets of deleted topics are left for the next start: %s", error)
         self._runtime.start(self._expire, self._next_ms, sweep.run(self))
+
+    def _loaded(self, group_id: str, loaded: StoredGroup, now_ms: int) -> ClassicGroup | ConsumerGroup:
+        """Raises: StateCorrupt."""
+        if loaded.consumer is not None:
+            config = self.configs.acting(group_id)
+            return ConsumerGroup(group_id, config=config, stored=loaded.consumer, now_ms=now_ms)
+        ahead = ahead_ms(self.clock)
+        return ClassicGroup(group_id, config=self.config, state=loaded.state, now_ms=now_ms, ahead_ms=ahead)
 
     async def close(self) -> None:
         """Stop watching; what is being written is written to the end."""
@@ -205,6 +192,90 @@ class ClassicGroups:
             return self.find(group_id)
         except GroupIdNotFound as error:
             raise UnknownMemberId(str(error)) from None
+
+    def find_classic(self, group_id: str) -> tuple[GroupEntry, ClassicGroup]:
+        """The group that a member of the classic protocol speaks of. Raises: UnknownMemberId, StateCorrupt."""
+        entry = self.find_for_member(group_id)
+        return entry, classic(entry)
+
+    def join_classic(self, group_id: str, party: str | None, *, known: bool) -> tuple[GroupEntry, ClassicGroup]:
+        """The group that a member of the classic protocol joins, made if the member is not known yet.
+
+        Raises: as `ensure`, UnknownMemberId, InconsistentGroupProtocol (it has members of the other protocol),
+        CoordinatorNotAvailable
+        """
+        if known:
+            return self.find_classic(group_id)
+        entry = self.ensure(group_id, party)
+        group = entry.group
+        if isinstance(group, ClassicGroup):
+            return entry, group
+        if not group.empty:
+            raise InconsistentGroupProtocol(
+                f"group {group_id} has {len(group.members)} members with group.protocol=consumer, and this one has "
+                "classic; stop them first, or join as they do"
+            )
+        if entry.members_lock.locked():
+            raise CoordinatorNotAvailable(f"group {group_id} is being written; try again")
+        entry.outdated = [(consumer_key(group_id, name), None) for name in ("", *group.unwritten())]
+        state = ClassicGroupState(generation=group.group_epoch)
+        made = entry.group = ClassicGroup(group_id, config=self.config, state=state, now_ms=self.clock.steady_ms())
+        entry.heard.clear()
+        return entry, made
+
+    def find_consumer(self, group_id: str) -> tuple[GroupEntry, ConsumerGroup]:
+        """The group of the consumer protocol. Raises: GroupIdNotFound, StateCorrupt."""
+        entry = self.find(group_id)
+        if not isinstance(entry.group, ConsumerGroup):
+            raise GroupIdNotFound(f"group {group_id} is a classic group, none of group.protocol=consumer")
+        return entry, entry.group
+
+    def find_consumer_for_member(self, group_id: str) -> tuple[GroupEntry, ConsumerGroup]:
+        """As `find_consumer`, for who believes that it is a member. Raises: UnknownMemberId, StateCorrupt.
+
+        Kafka says that there is no such group, which Java takes for its end; so a member that was away for long joins
+        again where its group went meanwhile.
+        """
+        try:
+            return self.find_consumer(group_id)
+        except GroupIdNotFound as error:
+            raise UnknownMemberId(f"{error}; join again with epoch 0") from None
+
+    def join_consumer(self, group_id: str, party: str | None) -> tuple[GroupEntry, ConsumerGroup]:
+        """The group that a member of the consumer protocol joins, made if there is none.
+
+        Raises: GroupIdNotFound (it has members of the other protocol, or is a share group), InvalidGroupId, Refused,
+        StateCorrupt, CoordinatorNotAvailable
+        """
+        try:
+            entry = self.ensure(group_id, party)
+        except InconsistentGroupProtocol as error:
+            raise GroupIdNotFound(str(error)) from None
+        group = entry.group
+        if isinstance(group, ConsumerGroup):
+            return entry, group
+        if not group.empty:
+            raise GroupIdNotFound(
+                f"group {group_id} has members with group.protocol=classic, and this one has consumer; stop them "
+                "first, or join as they do"
+            )
+        if entry.writing:
+            raise CoordinatorNotAvailable(f"group {group_id} is being written; try again")
+        entry.outdated, entry.unwritten = [(group_key(group_id), None)], None
+        config = self.configs.acting(group_id)
+        made = entry.group = ConsumerGroup(group_id, config=config, epoch=group.generation)
+        return entry, made
+
+    @property
+    def assignors(self) -> tuple[str, ...]:
+        """The assignors that members of the consumer protocol may ask for; the first is used where nobody does."""
+        return self.configs.server.assignors
+
+    def configure(self, group_id: str) -> None:
+        """The settings of a group have changed."""
+        entry = self.entries.get(group_id)
+        if entry is not None and isinstance(entry.group, ConsumerGroup):
+            entry.group.config = self.configs.acting(group_id)
 
     def ensure(self, group_id: str, party: str | None = None) -> GroupEntry:
         """The group, made if there is none. party: who makes it, None: the server's own process.
@@ -235,16 +306,8 @@ class ClassicGroups:
         return self.entries.get(entry.group.group_id) is entry
 
     async def listed(self, between: Turns) -> tuple[ListedGroup, ...]:
-        """All classic groups for ListGroups."""
-        return await between.each(
-            lambda entry: ListedGroup(
-                group_id=entry.group.group_id,
-                state=entry.group.state.value,
-                type="classic",
-                protocol_type=entry.group.protocol_type or "",
-            ),
-            tuple(self.entries.values()),
-        )
+        """All consumer groups for ListGroups."""
+        return await between.each(lambda entry: _listed(entry.group), tuple(self.entries.values()))
 
     # --- writing ------------------------------------------------------------------------------------------------
 
@@ -254,7 +317,7 @@ class ClassicGroups:
         if step.write is None:
             self.waiting.deliver(step.answers)
             return None
-        return self.run(self._write_step(entry, step, step.write))
+        return self.run(self._write_step(entry, classic(entry), step, step.write))
 
     def watch(self, entry: GroupEntry) -> None:
         """A deadline of the group may be nearer than what is waited for."""
@@ -262,35 +325,59 @@ class ClassicGroups:
 
     def time_of(self, entry: GroupEntry) -> int:
         """The time for a step of a group, which is told, too, how the machine's clock was set since the start."""
-        entry.group.ahead_ms = ahead_ms(self.clock)
+        if isinstance(entry.group, ClassicGroup):
+            entry.group.ahead_ms = ahead_ms(self.clock)
         return self.clock.steady_ms()
 
-    async def _write_step(self, entry: GroupEntry, step: GroupStep, data: bytes) -> bool:
+    async def _write_step(self, entry: GroupEntry, group: ClassicGroup, step: GroupStep, data: bytes) -> bool:
         try:
             await self._write_group(entry, data)
         except LogError as error:
             logger.warning("group could not be written: %s group=%s", error, entry.group.group_id)
-            self.waiting.deliver(_refused(step.answers))
+            self.waiting.deliver(refused(step.answers))
             if step.assign is not None:
                 entry.unwritten = None
-                self.settle(entry, entry.group.not_assigned(step.assign, self.time_of(entry)))
+                self.settle(entry, group.not_assigned(step.assign, self.time_of(entry)))
             else:
                 self._runtime.wake()
             return False
         self.waiting.deliver(step.answers)
         if step.assign is not None:
-            self.settle(entry, entry.group.assigned(step.assign, self.time_of(entry)))
+            self.settle(entry, group.assigned(step.assign, self.time_of(entry)))
         return True
 
     async def _write_group(self, entry: GroupEntry, data: bytes) -> None:
         entry.unwritten = data
         entry.writing += 1
+        outdated = entry.outdated
         try:
-            await self.storage.write([(group_key(entry.group.group_id), data)])
+            await self.storage.write([*outdated, (group_key(entry.group.group_id), data)])
         finally:
             entry.writing -= 1
         if entry.unwritten is data:
             entry.unwritten = None
+        if entry.outdated is outdated:
+            entry.outdated = []
+
+    async def write_members(self, entry: GroupEntry, group: ConsumerGroup) -> None:
+        """Write what has changed of a group of the consumer protocol, with all that waits for its write.
+
+        Raises: LogError
+        """
+        async with entry.members_lock:
+            # Deleted, or of the other protocol by now: then it had no members, and nobody is told anything.
+            if entry.group is not group or not self.holds(entry):
+                return
+            changes, outdated = group.unwritten(), entry.outdated
+            if not changes:
+                return
+            try:
+                await self.storage.write([*outdated, *consumer_writes(group.group_id, changes)])
+            except BaseException:
+                group.not_written(changes)
+                self._runtime.expect(self.clock.steady_ms() + RETRY_MS)
+                raise
+            entry.outdated = []
 
     async def write_offsets(
         self, entry: GroupEntry, changes: Iterable[OffsetChange], check: Callable[[], None] = lambda: None
@@ -334,7 +421,8 @@ class ClassicGroups:
         Raises: GroupIdNotFound, NonEmptyGroup, LogError
         """
         if group_id in self._damage:
-            await self.storage.write(await everything_of(self.storage, group_id))
+            damaged = [(key, None) for key in self._damage.keys(group_id)]
+            await self.storage.write([*await everything_of(self.storage, group_id), *damaged])
             self._damage.forget(group_id)
             return
         entry = self.find(group_id)
@@ -352,14 +440,19 @@ class ClassicGroups:
         _, offsets = await self._encoded(entry, entry.offsets.clear())
         if not self.holds(entry):
             raise GroupIdNotFound(f"group {group_id!r} was deleted meanwhile")
-        entry.group.delete()
+        group = entry.group
+        group.delete()
         del self.entries[group_id]  # first: who joins from now on makes a new group
+        left = group.unwritten() if isinstance(group, ConsumerGroup) else {}
         try:
-            await self.storage.write([(group_key(group_id), None), *offsets])
+            await self.storage.write([*entry.outdated, *group_removal(group_id, left), *offsets])
         except LogError:
-            again = ClassicGroup(group_id, config=self.config, state=entry.group.durable())
-            self.entries.setdefault(group_id, GroupEntry(again, entry.offsets))
+            again = group.revive(left) if isinstance(group, ConsumerGroup) else self._revived(group)
+            self.entries.setdefault(group_id, GroupEntry(again, entry.offsets, outdated=entry.outdated))
             raise
+
+    def _revived(self, group: ClassicGroup) -> ClassicGroup:
+        return ClassicGroup(group.group_id, config=self.config, state=group.durable())
 
     async def topic_deleted(self, topic_id: uuid.UUID) -> None:
         """Remove the offsets of a deleted topic in all groups. Raises: CoordinatorNotAvailable."""
@@ -398,21 +491,33 @@ class ClassicGroups:
             due_ms = entry.group.next_deadline_ms()
             if due_ms is not None:
                 dues.append(due_ms)
-            if entry.unwritten is not None:
+            if entry.unwritten is not None or _owes(entry):
                 dues.append(self.clock.steady_ms() + RETRY_MS)
         return min(dues, default=None)
 
-    async def _expire(self, _: int = 0) -> None:
-        """Let members go that were silent, end phases that took too long, write what could not be written."""
+    async def _expire(self, late_ms: int = 0) -> None:
+        """Let members go that were silent, end phases that took too long, write what could not be written.
+
+        late_ms: for so long this process stood still: heartbeats may wait to be read.
+        """
         now_ms = self.clock.steady_ms()
         for entry in tuple(self.entries.values()):
-            due_ms = entry.group.next_deadline_ms()
-            if due_ms is not None and due_ms <= now_ms:
-                before = entry.group.member_count
-                step = entry.group.expire(self.time_of(entry))
-                gone = before - entry.group.member_count
+            group = entry.group
+            due_ms = group.next_deadline_ms()
+            if isinstance(group, ConsumerGroup):
+                if late_ms > LATE_MS:
+                    group.put_off(now_ms, SOON_MS)
+                for member_id in group.expire(now_ms):
+                    entry.heard.pop(member_id, None)
+                    logger.warning("member timed out group=%s member=%s", group.group_id, member_id)
+                if group.to_write and not entry.members_lock.locked():
+                    self.run(self._retry_members(entry, group))
+            elif due_ms is not None and due_ms <= now_ms:
+                before = group.member_count
+                step = group.expire(self.time_of(entry))
+                gone = before - group.member_count
                 if gone:
-                    logger.warning("members timed out: %d group=%s", gone, entry.group.group_id)
+                    logger.warning("members timed out: %d group=%s", gone, group.group_id)
                 self.settle(entry, step)
             elif entry.unwritten is not None and not entry.writing:
                 self.run(self._retry(entry, entry.unwritten))
@@ -423,11 +528,28 @@ class ClassicGroups:
         except LogError as error:
             logger.warning("group could not be written, tried again: %s group=%s", error, entry.group.group_id)
 
+    async def _retry_members(self, entry: GroupEntry, group: ConsumerGroup) -> None:
+        try:
+            await self.write_members(entry, group)
+        except LogError as error:
+            logger.warning("group could not be written, tried again: %s group=%s", error, group.group_id)
 
-def _refused(answers: Iterable[TicketAnswer]) -> list[TicketAnswer]:
-    """What those are told whose good answer was not to be made durable."""
-    error = CoordinatorNotAvailable("the group could not be written; try again")
-    return [
-        TicketAnswer(ticket, JoinAnswer(error=error) if isinstance(answer, JoinAnswer) and not answer.error else answer)
-        for ticket, answer in answers
-    ]
+
+def classic(entry: GroupEntry) -> ClassicGroup:
+    """The classic group of an entry, asked in the name of a member. Raises: UnknownMemberId (it is none)."""
+    group = entry.group
+    if not isinstance(group, ClassicGroup):
+        raise UnknownMemberId(f"group {group.group_id} has no members of group.protocol=classic; join again")
+    return group
+
+
+def _owes(entry: GroupEntry) -> bool:
+    """Whether members are being written, which may fail, or are to be."""
+    return isinstance(entry.group, ConsumerGroup) and (entry.group.to_write or entry.members_lock.locked())
+
+
+def _listed(group: ClassicGroup | ConsumerGroup) -> ListedGroup:
+    if isinstance(group, ConsumerGroup):
+        return ListedGroup(group_id=group.group_id, state=group.state, type="consumer", protocol_type=CONSUMER)
+    kind = group.protocol_type or ""
+    return ListedGroup(group_id=group.group_id, state=group.state.value, type="classic", protocol_type=kind)

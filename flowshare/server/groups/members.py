@@ -6,7 +6,8 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from flowshare.core_errors import CoreError, InvalidRequest, MemberIdRequired
+from flowshare.core_errors import CoreError, GroupIdNotFound, InvalidRequest, MemberIdRequired
+from flowshare.groups.consumer_group import ConsumerGroup
 from flowshare.groups.types import Join, JoinAnswer, SyncAnswer
 from flowshare.protocol.errors import ErrorCode, error_code
 from flowshare.protocol.messages import (
@@ -23,6 +24,7 @@ from flowshare.protocol.messages import (
     SyncGroupResponse,
 )
 from flowshare.protocol.messages.base import Response
+from flowshare.server.groups.coordinator import classic
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
@@ -30,7 +32,7 @@ from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
 if TYPE_CHECKING:
     import asyncio
 
-    from flowshare.server.groups.coordinator import ClassicGroups, GroupEntry
+    from flowshare.server.groups.coordinator import ConsumerGroups, GroupEntry
 
 MEMBER_BYTES_MAX: Final = 256 * 1024
 """Names and metadata of the protocols of one member."""
@@ -39,7 +41,7 @@ MEMBER_BYTES_MAX: Final = 256 * 1024
 class ClassicMemberApis(Family):
     """Answers the requests of members."""
 
-    def __init__(self, groups: ClassicGroups) -> None:
+    def __init__(self, groups: ConsumerGroups) -> None:
         self._groups = groups
 
     @handles(JoinGroupRequest)
@@ -70,7 +72,7 @@ class ClassicMemberApis(Family):
             raise InvalidRequest(f"a member's protocols take {size} bytes; the server takes {MEMBER_BYTES_MAX}")
         groups = self._groups
         group_id, party = request.group_id, connection.counts_as()
-        entry = groups.find_for_member(group_id) if request.member_id else groups.ensure(group_id, party)
+        entry, group = groups.join_classic(group_id, party, known=bool(request.member_id))
         asked = Join(
             member_id=request.member_id,
             instance_id=request.instance_id,
@@ -85,10 +87,8 @@ class ClassicMemberApis(Family):
         )
         with groups.waiting.place(connection) as place:
             try:
-                groups.take(party, entry.group.join_growth(asked))
-                step = entry.group.join(
-                    asked, ticket=place.number, new_id=str(uuid.uuid4()), now_ms=groups.time_of(entry)
-                )
+                groups.take(party, group.join_growth(asked))
+                step = group.join(asked, ticket=place.number, new_id=str(uuid.uuid4()), now_ms=groups.time_of(entry))
             except (CoreError, Refused):
                 groups.discard_void(entry)
                 groups.watch(entry)
@@ -102,11 +102,11 @@ class ClassicMemberApis(Family):
     async def sync(self, request: SyncGroupRequest, connection: InProcess) -> SyncGroupResponse:
         """Get one's assignment, or as the leader give everybody theirs; answered when they are durable."""
         groups = self._groups
-        entry = groups.find_for_member(request.group_id)
+        entry, group = groups.find_classic(request.group_id)
         assignments = dict(request.assignments)
-        groups.take(connection.counts_as(), entry.group.sync_growth(request.member_id, assignments))
+        groups.take(connection.counts_as(), group.sync_growth(request.member_id, assignments))
         with groups.waiting.place(connection) as place:
-            step = entry.group.sync(
+            step = group.sync(
                 member_id=request.member_id,
                 instance_id=request.instance_id,
                 generation=request.generation,
@@ -127,8 +127,8 @@ class ClassicMemberApis(Family):
     @handles(HeartbeatRequest, Response)
     async def heartbeat(self, request: HeartbeatRequest, _: InProcess) -> Response:
         """Say that one is alive, and hear of a rebalance."""
-        entry = self._groups.find_for_member(request.group_id)
-        entry.group.heartbeat(
+        entry, group = self._groups.find_classic(request.group_id)
+        group.heartbeat(
             member_id=request.member_id,
             instance_id=request.instance_id,
             generation=request.generation,
@@ -139,7 +139,7 @@ class ClassicMemberApis(Family):
     @handles(LeaveGroupRequest, LeaveGroupResponse)
     async def leave(self, request: LeaveGroupRequest, _: InProcess) -> LeaveGroupResponse:
         """Let members go."""
-        entry = self._groups.find_for_member(request.group_id)
+        entry = self._groups.find_classic(request.group_id)[0]
         writes: list[asyncio.Future[bool]] = []
         members = await answers.turns(self._groups.clock).each(
             lambda member: self._leave(entry, member, writes), request.members
@@ -152,7 +152,7 @@ class ClassicMemberApis(Family):
 
     def _leave(self, entry: GroupEntry, member: LeavingMember, writes: list[asyncio.Future[bool]]) -> LeftMember:
         try:
-            step = entry.group.leave(
+            step = classic(entry).leave(
                 member_id=member.member_id, instance_id=member.instance_id, now_ms=self._groups.time_of(entry)
             )
         except CoreError as error:
@@ -165,7 +165,10 @@ class ClassicMemberApis(Family):
     @handles(DescribeGroupRequest, partial(DescribeGroupResponse, state="Dead"))
     async def describe(self, request: DescribeGroupRequest, _: InProcess) -> DescribeGroupResponse:
         """A group with its members."""
-        view = self._groups.find(request.group_id).group.describe()
+        group = self._groups.find(request.group_id).group
+        if isinstance(group, ConsumerGroup):
+            raise GroupIdNotFound(f"group {request.group_id} is one of group.protocol=consumer, no classic group")
+        view = group.describe()
         return DescribeGroupResponse(
             state=view.state, protocol_type=view.protocol_type, protocol_name=view.protocol_name, members=view.members
         )

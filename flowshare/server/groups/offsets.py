@@ -13,9 +13,11 @@ from flowshare.core_errors import (
     InconsistentGroupProtocol,
     NonEmptyGroup,
     OffsetMetadataTooLarge,
+    StaleMemberEpoch,
 )
+from flowshare.groups.consumer_group import ConsumerGroup
+from flowshare.groups.group import ClassicGroup
 from flowshare.groups.offsets import Committed, OffsetPartition, TransactionalProducer
-from flowshare.groups.states import ClassicState
 from flowshare.groups.subscription import CONSUMER
 from flowshare.protocol.errors import ErrorCode, error_code
 from flowshare.protocol.messages import (
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
     from flowshare.groups.offsets import Found
     from flowshare.protocol.messages import OffsetToCommit
-    from flowshare.server.groups.coordinator import ClassicGroups, GroupEntry
+    from flowshare.server.groups.coordinator import ConsumerGroups, GroupEntry
 
     CommitRequest: TypeAlias = OffsetCommitRequest | TxnOffsetCommitRequest
 
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 class ClassicOffsetApis(Family):
     """Answers requests for committed offsets."""
 
-    def __init__(self, groups: ClassicGroups, *, check: Callable[[str, int, int, str], None]) -> None:
+    def __init__(self, groups: ConsumerGroups, *, check: Callable[[str, int, int, str], None]) -> None:
         """`check`(transactional id, producer id, epoch, group) raises what speaks against a transaction's offsets."""
         self._groups = groups
         self._check = check
@@ -122,13 +124,20 @@ class ClassicOffsetApis(Family):
         transactional = isinstance(request, TxnOffsetCommitRequest)
         if isinstance(request, TxnOffsetCommitRequest):
             self._check(request.transactional_id, request.producer_id, request.producer_epoch, request.group_id)
-        entry.group.check_commit(
-            member_id=request.member_id,
-            instance_id=request.instance_id,
-            generation=request.generation,
-            transactional=transactional,
-            now_ms=self._groups.time_of(entry),
-        )
+        try:
+            entry.group.check_commit(
+                member_id=request.member_id,
+                instance_id=request.instance_id,
+                generation=request.generation,
+                transactional=transactional,
+                version=0 if isinstance(request, TxnOffsetCommitRequest) else request.version,
+                partitions=[(one.topic, one.partition) for one in request.offsets],
+                now_ms=self._groups.time_of(entry),
+            )
+        except StaleMemberEpoch as error:
+            if transactional:  # producers do not know of stale epochs
+                raise IllegalGeneration(str(error)) from None
+            raise
 
     def _value(self, entry: GroupEntry, one: OffsetToCommit, retention_ms: int) -> Committed | ErrorCode:
         """What is to be committed, or why not."""
@@ -157,6 +166,8 @@ class ClassicOffsetApis(Family):
         wanted = request.partitions
         try:
             entry = self._groups.find(request.group_id)
+            if isinstance(entry.group, ConsumerGroup):
+                entry.group.check_fetch(request.member_id, request.member_epoch)
         except GroupIdNotFound as error:
             if self._groups.is_share_group(request.group_id):
                 return OffsetFetchResponse(error=error_code(error), message=str(error))
@@ -183,7 +194,7 @@ class ClassicOffsetApis(Family):
         async with entry.lock:
             if not self._groups.holds(entry):
                 raise GroupIdNotFound(f"group {group.group_id!r} was deleted meanwhile")
-            if group.state is not ClassicState.EMPTY and group.protocol_type != CONSUMER:
+            if _reads_unknown(group):
                 raise NonEmptyGroup(f"group {group.group_id} has members; it is not known what they read: stop them")
             gone: list[OffsetPartition] = []
             results: list[OffsetResult] = []
@@ -197,13 +208,16 @@ class ClassicOffsetApis(Family):
             topics = frozenset(one.topic for one in gone)
 
             def check() -> None:
-                if (group.state is not ClassicState.EMPTY and group.protocol_type != CONSUMER) or any(
-                    map(group.reads, topics)
-                ):
+                if _reads_unknown(group) or any(map(group.reads, topics)):
                     raise CoordinatorNotAvailable(f"group {group.group_id} got members meanwhile; try again")
 
             await self._groups.write_offsets(entry, entry.offsets.delete(gone), check)
         return tuple(results)
+
+
+def _reads_unknown(group: ClassicGroup | ConsumerGroup) -> bool:
+    """Whether it is not known what its members read: they are no consumers."""
+    return isinstance(group, ClassicGroup) and not group.empty and group.protocol_type != CONSUMER
 
 
 def _fetched(found: Found, *, require_stable: bool) -> FetchedOffset:

@@ -1,6 +1,9 @@
-"""Where classic groups and their offsets lie in the `StateStore`: one entry a group, one a committed offset.
+"""Where consumer groups and their offsets lie in the `StateStore`: one entry a group, one a committed offset; of
+groups of the consumer protocol (KIP-848) one a member, too.
 
-cg/ <group id>                                                                                   the group
+cg/ <group id>                                                                                   a classic group
+kg/ <group id>                                                                                   its epochs
+km/ <length of group id, 2 bytes> <group id> <member id>                                         one of its members
 co/ <length of group id, 2 bytes> <group id> <partition, 4 bytes> <topic>                        committed offset
 cp/ <length of group id, 2 bytes> <group id> <producer id, 8 bytes> <partition, 4 bytes> <topic> a transaction's
 """
@@ -12,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from flowshare.core_errors import StateCorrupt
+from flowshare.groups.consumer_group import EPOCHS
+from flowshare.groups.consumer_stored import GroupEpochs, StoredConsumerGroup, decode_epochs, decode_member
 from flowshare.groups.offsets import (
     OffsetChange,
     OffsetPartition,
@@ -23,11 +28,16 @@ from flowshare.groups.offsets import (
 from flowshare.groups.stored import ClassicGroupState, decode_group
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from flowshare.groups.consumer_member import ConsumerMember
     from flowshare.log.base import StateStore
     from flowshare.server.runtime.coordinator import Damage
     from flowshare.server.runtime.state import Write
 
 GROUPS: Final = b"cg/"
+CONSUMER_GROUPS: Final = b"kg/"
+MEMBERS: Final = b"km/"
 OFFSETS: Final = b"co/"
 PENDING: Final = b"cp/"
 _LENGTH: Final = struct.Struct(">H")
@@ -41,13 +51,37 @@ class StoredGroup:
     """What is stored of one group."""
 
     state: ClassicGroupState | None = None
-    """None: it never had members, or none that the leader assigned anything to."""
+    """None: it is no classic group, never had members, or none that the leader assigned anything to."""
+    epochs: GroupEpochs | None = None
+    """Of a group of the consumer protocol."""
+    members: list[ConsumerMember] = field(default_factory=list["ConsumerMember"])
     offsets: Offsets = field(default_factory=Offsets)
+
+    @property
+    def consumer(self) -> StoredConsumerGroup | None:
+        """The group, if it is one of the consumer protocol."""
+        return None if self.epochs is None else StoredConsumerGroup(epochs=self.epochs, members=self.members)
 
 
 def group_key(group_id: str) -> bytes:
-    """Where a group lies."""
+    """Where a classic group lies."""
     return GROUPS + group_id.encode()
+
+
+def consumer_key(group_id: str, name: str = EPOCHS) -> bytes:
+    """Where a group of the consumer protocol lies, or its member of this name."""
+    return CONSUMER_GROUPS + group_id.encode() if name == EPOCHS else MEMBERS + _name(group_id) + name.encode()
+
+
+def consumer_writes(group_id: str, entries: Mapping[str, bytes | None]) -> list[Write]:
+    """The writes for what `ConsumerGroup.unwritten` says."""
+    return [(consumer_key(group_id, name), entry) for name, entry in entries.items()]
+
+
+def group_removal(group_id: str, members: Iterable[str] = ()) -> list[Write]:
+    """The writes that remove a group without members, of whichever protocol; of `members` something may be left."""
+    keys = (group_key(group_id), consumer_key(group_id), *(consumer_key(group_id, name) for name in members))
+    return [(key, None) for key in dict.fromkeys(keys)]
 
 
 def offset_write(group_id: str, change: OffsetChange) -> Write:
@@ -73,6 +107,7 @@ async def load(store: StateStore, damage: Damage) -> dict[str, StoredGroup]:
             found.setdefault(group_id, StoredGroup()).state = decode_group(value)
         except StateCorrupt as error:
             damage.add(group_id, key, f"its members and generation: {error}")
+    await _load_consumer_groups(store, damage, found)
     for prefix in (OFFSETS, PENDING):
         for key, value in await store.scan(prefix):
             group_id, rest = _split(key, prefix)
@@ -85,10 +120,28 @@ async def load(store: StateStore, damage: Damage) -> dict[str, StoredGroup]:
     return {group_id: loaded for group_id, loaded in found.items() if group_id not in damage}
 
 
+async def _load_consumer_groups(store: StateStore, damage: Damage, found: dict[str, StoredGroup]) -> None:
+    for key, value in await store.scan(CONSUMER_GROUPS):
+        group_id = key[len(CONSUMER_GROUPS) :].decode(errors="backslashreplace")
+        try:
+            found.setdefault(group_id, StoredGroup()).epochs = decode_epochs(value)
+        except StateCorrupt as error:
+            damage.add(group_id, key, f"its epochs: {error}")
+    for key, value in await store.scan(MEMBERS):
+        group_id, _ = _split(key, MEMBERS)
+        try:
+            found.setdefault(group_id, StoredGroup()).members.append(decode_member(value))
+        except StateCorrupt as error:
+            damage.add(group_id, key, f"a member: {error}")
+    for group_id, loaded in found.items():
+        if loaded.members and loaded.epochs is None and group_id not in damage:
+            damage.add(group_id, consumer_key(group_id), "its epochs: they are not there, and members are")
+
+
 async def everything_of(store: StateStore, group_id: str) -> list[Write]:
     """The writes that remove all that is stored of a group."""
-    keys = [group_key(group_id)]
-    for prefix in (OFFSETS, PENDING):
+    keys = [group_key(group_id), consumer_key(group_id)]
+    for prefix in (MEMBERS, OFFSETS, PENDING):
         keys += [key for key, _ in await store.scan(prefix + _name(group_id))]
     return [(key, None) for key in keys]
 

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from flowshare.groups.offsets import OffsetPartition
-    from flowshare.server.groups.coordinator import ClassicGroups, GroupEntry
+    from flowshare.server.groups.coordinator import ConsumerGroups, GroupEntry
 
 logger = logging.getLogger(__name__)
 
 
-async def run(groups: ClassicGroups) -> None:
+async def run(groups: ConsumerGroups) -> None:
     """For ever."""
     while True:
         await groups.clock.sleep(groups.config.retention_check_interval_ms / 1000)
         await once(groups)
 
 
-async def once(groups: ClassicGroups) -> None:
+async def once(groups: ConsumerGroups) -> None:
     """Remove what has expired."""
     turns = Turns(groups.clock)
     for entry in tuple(groups.entries.values()):
@@ -44,7 +44,7 @@ async def once(groups: ClassicGroups) -> None:
             logger.exception("a group's expired offsets were left, going on: group=%s", entry.group.group_id)
 
 
-async def _look_at(groups: ClassicGroups, entry: GroupEntry, turns: Turns) -> None:
+async def _look_at(groups: ConsumerGroups, entry: GroupEntry, turns: Turns) -> None:
     gone = 0
     await turns.take()
     partitions = tuple(entry.offsets.committed)
@@ -60,23 +60,24 @@ async def _look_at(groups: ClassicGroups, entry: GroupEntry, turns: Turns) -> No
 
 
 def _expired(
-    groups: ClassicGroups, entry: GroupEntry, some: Collection[OffsetPartition]
+    groups: ConsumerGroups, entry: GroupEntry, some: Collection[OffsetPartition]
 ) -> tuple[OffsetPartition, ...]:
     retention_ms, clock = groups.config.offsets_retention_ms, groups.clock
     now_ms, ahead = clock.now_ms(), ahead_ms(clock)
     return expired(entry.group, entry.offsets, some, now_ms=now_ms, retention_ms=retention_ms, ahead_ms=ahead)
 
 
-async def _remove(groups: ClassicGroups, entry: GroupEntry, some: Collection[OffsetPartition]) -> int:
+async def _remove(groups: ConsumerGroups, entry: GroupEntry, some: Collection[OffsetPartition]) -> int:
     async with entry.lock:
         if not groups.holds(entry):
             return 0
         gone = _expired(groups, entry, some)
         await groups.write_offsets(entry, entry.offsets.expire(gone))
+        groups.offsets_expired += len(gone)
         return len(gone)
 
 
-async def _remove_group(groups: ClassicGroups, entry: GroupEntry) -> None:
+async def _remove_group(groups: ConsumerGroups, entry: GroupEntry) -> None:
     async with entry.lock:
         if groups.holds(entry) and group_expires(entry.group, entry.offsets):
             await groups.delete_locked(entry)

@@ -18,6 +18,7 @@ SHORT: Final = frozenset(
         ApiKey.FETCH,
         ApiKey.HEARTBEAT,
         ApiKey.API_VERSIONS,
+        ApiKey.CONSUMER_GROUP_HEARTBEAT,
         ApiKey.SHARE_GROUP_HEARTBEAT,
         ApiKey.SHARE_FETCH,
         ApiKey.SHARE_ACKNOWLEDGE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from flowshare.core_errors import InvalidConfig
 from flowshare.log.base import InvalidTopic, UnknownTopic
 from flowshare.log.topics import TOPIC_CONFIGS, check_configs, default_of
 from flowshare.protocol.errors import ErrorCode
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from flowshare.log.base import Log
+    from flowshare.server.groups.coordinator import ConsumerGroups
     from flowshare.server.share.service import ShareService
     from flowshare.share.config import ConfigValue
 
@@ -33,14 +35,24 @@ if TYPE_CHECKING:
 GROUP: Final = "group"
 TOPIC: Final = "topic"
 BROKER: Final = "broker"
+CONSUMER: Final = "consumer."
+"""How names of settings begin that are of consumer groups (KIP-848)."""
 
 
 class ConfigApis(Family):
     """Answers the config APIs."""
 
-    def __init__(self, service: ShareService, log: Log, alter_topic: AlterTopic | None = None) -> None:
-        """alter_topic: of the log; None: its topics are not this server's to change."""
+    def __init__(
+        self,
+        service: ShareService,
+        log: Log,
+        alter_topic: AlterTopic | None = None,
+        consumer_groups: ConsumerGroups | None = None,
+    ) -> None:
+        """alter_topic: of the log; None: its topics are not this server's to change. consumer_groups: None: there are
+        none here, they are the brokers'."""
         self._log = log
+        self._consumer_groups = consumer_groups
         self._alter_topic = alter_topic
         self._service = service
         self._configs = service.configs
@@ -65,13 +77,15 @@ class ConfigApis(Family):
     @handles(ConfiguredGroupsRequest)
     async def configured(self, _: ConfiguredGroupsRequest, __: InProcess) -> ConfiguredGroupsResponse:
         """Groups with settings of their own."""
-        return ConfiguredGroupsResponse(group_ids=tuple(sorted(self._configs.configured)))
+        consumer = () if self._consumer_groups is None else self._consumer_groups.configs.configured
+        return ConfiguredGroupsResponse(group_ids=tuple(sorted({*self._configs.configured, *consumer})))
 
     def _describe(self, request: DescribeConfigsRequest) -> list[ConfigEntry]:
         if request.resource_type == GROUP:
             self._configs.check(request.resource)
             acting = self._configs.acting(request.resource)
-            return _entries(acting.values(self._configs.stored(request.resource)))
+            consumer = () if self._consumer_groups is None else self._consumer_groups.configs.values(request.resource)
+            return _entries((*acting.values(self._configs.stored(request.resource)), *consumer))
         if request.resource_type == BROKER:  # without a node id: what is set for all brokers together, which is nothing
             return _entries(self._service.config.values(), read_only=True) if request.resource else []
         self._check_type(request.resource_type)
@@ -92,12 +106,7 @@ class ConfigApis(Family):
         if request.resource_type == GROUP:
             if not 0 < len(request.resource.encode()) <= GROUP_ID_BYTES_MAX:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
-            await self._configs.alter(request.resource, request.configs, validate_only=True, by=request.by)
-            await self._check_order(request.resource, request.configs)
-            if not request.validate_only:
-                await self._configs.alter(request.resource, request.configs, validate_only=False, by=request.by)
-            if not request.validate_only:
-                await self._service.coordinator.configure(request.resource)
+            await self._alter_group(request)
             return
         if request.resource_type == BROKER:
             raise Refused(
@@ -113,6 +122,23 @@ class ConfigApis(Family):
         if self._alter_topic is None:
             raise InvalidTopic("topics are left to Kafka: use Kafka's own tools with the brokers' address")
         await self._alter_topic(request.resource, request.configs)
+
+    async def _alter_group(self, request: IncrementalAlterConfigsRequest) -> None:
+        """Settings of a share group and of a consumer group of the same name, all or none."""
+        group_id, groups = request.resource, self._consumer_groups
+        consumer = {name: text for name, text in request.configs.items() if name.startswith(CONSUMER)}
+        if consumer and groups is None:
+            names = ", ".join(consumer)
+            raise InvalidConfig(f"{names}: consumer groups are left to Kafka; set that at the brokers' address")
+        share = {name: text for name, text in request.configs.items() if name not in consumer}
+        await self._configs.alter(group_id, share, validate_only=True, by=request.by)
+        await self._check_order(group_id, share)
+        if groups is not None and consumer:
+            await groups.configs.alter(group_id, consumer, validate_only=request.validate_only)
+            groups.configure(group_id)
+        if share and not request.validate_only:
+            await self._configs.alter(group_id, share, validate_only=False, by=request.by)
+            await self._service.coordinator.configure(group_id)
 
     async def _check_order(self, group_id: str, changes: Mapping[str, str | None]) -> None:
         """A group's order may change when nothing was handed out in the old one (SG-18.2). Raises: Refused."""

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
     from flowshare.log.base import Topic
     from flowshare.log.storage import BrokerStorage
-    from flowshare.server.groups.coordinator import ClassicGroups
+    from flowshare.server.groups.coordinator import ConsumerGroups
     from flowshare.server.share.service import ShareService
 
 
 class TopicApis(Family):
     """Answers the topic APIs."""
 
-    def __init__(self, service: ShareService, log: BrokerStorage, classic: ClassicGroups) -> None:
+    def __init__(self, service: ShareService, log: BrokerStorage, classic: ConsumerGroups) -> None:
         config = service.config
         self._partitions_max = config.partitions_max
         self._quota = MutationQuota(config.mutation_rate, config.mutation_windows * config.mutation_window_s)

@@ -93,6 +93,8 @@ class InProcess:
         """Who the peer counts as where something is divided among all; None: this process, which may have all."""
         self.may_read: Callable[[str], bool] | None = None
         """Whether the peer may read a topic at this moment, by its name; None: all topics."""
+        self.may_describe: Callable[[str], bool] | None = None
+        """Whether the peer may know of a topic at this moment, by its name; None: of all topics."""
         self.may_share: Callable[[str], bool] | None = None
         """Whether the peer may read in a group at this moment, by its id; None: in all groups."""
         self._handlers = handlers

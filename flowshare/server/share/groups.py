@@ -27,7 +27,7 @@ from flowshare.server.runtime.failures import EXPECTED, refusal
 if TYPE_CHECKING:
     import uuid
 
-    from flowshare.server.groups.coordinator import ClassicGroups
+    from flowshare.server.groups.coordinator import ConsumerGroups
     from flowshare.server.share.service import ShareService
     from flowshare.share.group import Member
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class GroupApis(Family):
     """Answers the group APIs."""
 
-    def __init__(self, service: ShareService, classic: ClassicGroups | None = None) -> None:
+    def __init__(self, service: ShareService, classic: ConsumerGroups | None = None) -> None:
         """classic: the consumer groups, None where there are none."""
         self._coordinator = service.coordinator
         self._classic = classic

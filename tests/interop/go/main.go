@@ -176,11 +176,19 @@ func produce(ctx context.Context, w words) error {
 	return nil
 }
 
-// group, count (records to end after; they are committed); reads what is committed only.
+// group, count (records to end after; they are committed), protocol (classic, consumer), pattern (whether the topic is
+// one); reads what is committed only.
 func group(ctx context.Context, w words) error {
-	client, err := w.client(
+	options := []kgo.Opt{
 		kgo.ConsumerGroup(w["group"]), kgo.ConsumeTopics(w["topic"]), kgo.DisableAutoCommit(),
-		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchIsolationLevel(kgo.ReadCommitted()))
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchIsolationLevel(kgo.ReadCommitted())}
+	if w.text("protocol", "classic") == "consumer" {
+		options = append(options, kgo.ServerSideBalancer(), kgo.Balancers(kgo.RangeBalancer()))
+	}
+	if w.text("pattern", "no") == "yes" {
+		options = append(options, kgo.ConsumeRegex())
+	}
+	client, err := w.client(options...)
 	if err != nil {
 		return err
 	}

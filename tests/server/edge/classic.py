@@ -55,10 +55,10 @@ async def stable(s):
     return joined.member_id
 
 
-def one(offset=7, partition=0, topic="t"):
-    """Topics of a commit."""
+def one(offset=7, partition=0, topic="t", topic_id=None):
+    """Topics of a commit; version 10 has their ids."""
     made = part(partition_index=partition, committed_offset=offset, committed_leader_epoch=3, committed_metadata="note")
-    return [part(name=topic, partitions=[made])]
+    return [part(name=topic, topic_id=topic_id, partitions=[made])]
 
 
 async def commit(s, version=9, *, group="g", generation=-1, member_id="", topics=None, **fields):

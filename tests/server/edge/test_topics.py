@@ -56,12 +56,13 @@ async def test_everything_is_led_by_the_one_node() -> None:
         ]
 
 
-async def test_topics_are_found_by_id() -> None:
+@pytest.mark.parametrize("unnamed", [None, ""], ids=["librdkafka", "java"])
+async def test_topics_are_found_by_id(unnamed) -> None:
     async with edge(DESCRIBE_SECRET) as e:
         topic_id, secret_id, unknown = await e.topic("t"), await e.topic("secret"), uuid.uuid4()
         s = await e.socket()
 
-        answer = await metadata(s, [part(name=None, topic_id=one) for one in (topic_id, unknown, secret_id)], 13)
+        answer = await metadata(s, [part(name=unnamed, topic_id=one) for one in (topic_id, unknown, secret_id)], 13)
 
         assert [(topic.topic_id, topic.name, topic.error_code.name) for topic in answer.topics] == [
             (topic_id, "t", "none"),

@@ -1,0 +1,120 @@
+"""Requests, answers and settings of groups of Kafka's consumer protocol (KIP-848)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from uuid import UUID
+
+Key = tuple[UUID, int]
+"""A topic's id and one of its partitions."""
+SeenTopic = tuple[str, UUID, int]
+"""A topic that exists: its name, its id, and how many partitions it has."""
+
+JOIN: Final = 0
+LEAVE: Final = -1
+LEAVE_FOR_NOW: Final = -2
+"""Epoch by which a static member leaves that is going to come back: its partitions stay its own until then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig:
+    """Settings of the server for these groups, under the brokers' names; `…_min` and `…_max` bound what a group may
+    set.
+
+    Defaults are Kafka's, but for the bounds, for `size_max`, which has none there, and for the assignment interval.
+    """
+
+    session_timeout_ms: int = 45_000
+    """group.consumer.session.timeout.ms"""
+    session_timeout_min_ms: int = 100
+    session_timeout_max_ms: int = 3_600_000
+    heartbeat_interval_ms: int = 5_000
+    """group.consumer.heartbeat.interval.ms"""
+    heartbeat_interval_min_ms: int = 10
+    heartbeat_interval_max_ms: int = 3_600_000
+    assignment_interval_ms: int = 0
+    """group.consumer.assignment.interval.ms: least time between two computations of a group's assignment."""
+    assignment_interval_min_ms: int = 0
+    assignment_interval_max_ms: int = 15_000
+    size_max: int = 1_000
+    """group.consumer.max.size"""
+    assignors: tuple[str, ...] = ("uniform", "range")
+    """group.consumer.assignors: those that members may ask for; the first is used where nobody does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerGroupConfig:
+    """Settings of one group as they act now."""
+
+    session_timeout_ms: int = 45_000
+    """consumer.session.timeout.ms"""
+    heartbeat_interval_ms: int = 5_000
+    """consumer.heartbeat.interval.ms"""
+    assignment_interval_ms: int = 0
+    """consumer.assignment.interval.ms"""
+    size_max: int = 1_000
+    assignors: tuple[str, ...] = ("uniform", "range")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A ConsumerGroupHeartbeat; None: as before."""
+
+    member_id: str
+    member_epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = -1
+    """−1: as before."""
+    topics: tuple[str, ...] | None = None
+    pattern: str | None = None
+    """A regular expression that names of topics match as a whole; empty: none any more."""
+    assignor: str | None = None
+    owned: tuple[Key, ...] | None = None
+    """What the member uses."""
+    heard: bool = True
+    """Whether the answer to its last heartbeat has reached it for certain."""
+    client_id: str = ""
+    client_host: str = ""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the member goes, for good or for now."""
+        return self.member_epoch in (LEAVE, LEAVE_FOR_NOW)
+
+
+class BeatAnswer(NamedTuple):
+    """What a heartbeat is answered once everything that changed is written."""
+
+    member_epoch: int
+    assignment: tuple[Key, ...] | None = None
+    """What the member may use from now on; None: as before."""
+    waits: bool = False
+    """There is something that it is to give up first, or that others are to, or the group is to be assigned anew."""
+
+
+class ConsumerMemberView(NamedTuple):
+    """A member as ConsumerGroupDescribe shows it."""
+
+    member_id: str
+    instance_id: str | None
+    rack_id: str | None
+    epoch: int
+    client_id: str
+    client_host: str
+    topics: tuple[str, ...]
+    pattern: str
+    assigned: tuple[Key, ...]
+    target: tuple[Key, ...]
+
+
+class ConsumerGroupView(NamedTuple):
+    """A group as ConsumerGroupDescribe shows it."""
+
+    group_id: str
+    state: str
+    group_epoch: int
+    assignment_epoch: int
+    assignor: str
+    members: tuple[ConsumerMemberView, ...]
