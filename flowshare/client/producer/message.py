@@ -8,21 +8,18 @@ the producer, a batch at a time (KIP-794).
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from flowshare.client.arguments import check_argument, fits
 from flowshare.client.errors import RecordTooLarge
 from flowshare.client.producer.batching import RECORD_OVERHEAD
+from flowshare.protocol.key_hash import murmur2
 
 Headers = Sequence[tuple[str, bytes | None]]
 BATCH_OVERHEAD: Final = 61
 TIMESTAMP_MAX: Final = 9e15
 """Seconds; in milliseconds it still is an int64, as Kafka has it."""
-SEED: Final = 0x9747B28C
-MULTIPLIER: Final = 0x5BD1E995
-MASK: Final = 0xFFFFFFFF
 KEYS_KEPT: Final = 16_384
 
 
@@ -106,24 +103,6 @@ def _wrong(message: Any, topic: str) -> str:
     return (
         f"the timestamp of a record for {topic} is {message.timestamp!r:.40}, and must be seconds since 1970, or None"
     )
-
-
-def murmur2(data: bytes) -> int:
-    """Kafka's murmur2 of `data`, as an unsigned 32-bit number."""
-    length = len(data)
-    value = SEED ^ length
-    words = length >> 2
-    for word in struct.unpack_from(f"<{words}I", data):
-        mixed = (word * MULTIPLIER) & MASK
-        mixed ^= mixed >> 24
-        value = ((value * MULTIPLIER) & MASK) ^ ((mixed * MULTIPLIER) & MASK)
-    tail = data[words << 2 :]
-    if tail:
-        value ^= int.from_bytes(tail, "little")
-        value = (value * MULTIPLIER) & MASK
-    value ^= value >> 13
-    value = (value * MULTIPLIER) & MASK
-    return value ^ (value >> 15)
 
 
 @functools.lru_cache(maxsize=KEYS_KEPT)
