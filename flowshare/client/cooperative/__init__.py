@@ -1,0 +1,5 @@
+"""Members of cooperative groups: they share partitions by ranges of keys, or record by record, and commit one by one.
+
+- `dispatch`: which record of a partition is begun next, by key; `scan`: what a member scanned, holds, begins and commits
+  of a partition that is shared by keys; both without I/O and without a clock.
+"""
