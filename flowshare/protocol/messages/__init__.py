@@ -26,6 +26,7 @@ from flowshare.protocol.messages.base import TopicPartition as TopicPartition
 if TYPE_CHECKING:
     from flowshare.protocol.declaration import Api
     from flowshare.protocol.messages.classic import *  # noqa: F403
+    from flowshare.protocol.messages.cooperative import *  # noqa: F403
     from flowshare.protocol.messages.groups import *  # noqa: F403
     from flowshare.protocol.messages.records import *  # noqa: F403
     from flowshare.protocol.messages.security import *  # noqa: F403
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages.topics import *  # noqa: F403
     from flowshare.protocol.messages.transactions import *  # noqa: F403
 
-FAMILIES: Final = ("share", "topics", "groups", "records", "state", "classic", "transactions", "security")
+FAMILIES: Final = (
+    "share", "topics", "groups", "records", "state", "classic", "transactions", "security", "cooperative",
+)  # fmt: skip
 """What all share agents speak of is first."""
 
 

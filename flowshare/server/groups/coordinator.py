@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -42,7 +42,7 @@ from flowshare.server.runtime.waiting import Waiter
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from flowshare.clock import Clock
     from flowshare.groups.offsets import OffsetChange
@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 A = TypeVar("A", JoinAnswer, SyncAnswer)
+
+Gone = Sequence[tuple["uuid.UUID", int]] | None
+"""Partitions, by topic id, of which a group's committed offset goes; None: the group goes with all it has."""
 
 
 @dataclass(slots=True)
@@ -156,6 +159,9 @@ class ClassicGroups:
         self.take = self._runtime.take
         self.is_share_group = is_share_group
         self._damage = Damage()
+        self.beside: Callable[[str, Gone], Awaitable[Sequence[Write]]] = _nothing_beside
+        """Asked when committed offsets of a group go: what is written in one piece with that, because it goes with
+        them. The group's lock is held."""
 
     def __contains__(self, group_id: str) -> bool:
         """Whether the id belongs to a classic group."""
@@ -293,16 +299,23 @@ class ClassicGroups:
             entry.unwritten = None
 
     async def write_offsets(
-        self, entry: GroupEntry, changes: Iterable[OffsetChange], check: Callable[[], None] = lambda: None
+        self,
+        entry: GroupEntry,
+        changes: Iterable[OffsetChange],
+        check: Callable[[], None] = lambda: None,
+        beside: Sequence[Write] = (),
     ) -> None:
         """Write and apply what was decided; the caller holds the entry's lock.
 
         Others run while the bytes are made. check: asked when nothing is left to do before the write; raises what
-        speaks against it by then.
+        speaks against it by then. beside: written in one piece with it.
 
         Raises: CoordinatorNotAvailable, whatever `check` does
         """
         decided, writes = await self._encoded(entry, changes)
+        writes += beside
+        if gone := _gone(entry, decided):
+            writes += await self.beside(entry.group.group_id, gone)
         if not self.holds(entry):
             raise CoordinatorNotAvailable(f"group {entry.group.group_id} was deleted meanwhile; try again")
         check()
@@ -334,7 +347,8 @@ class ClassicGroups:
         Raises: GroupIdNotFound, NonEmptyGroup, LogError
         """
         if group_id in self._damage:
-            await self.storage.write(await everything_of(self.storage, group_id))
+            beside = await self.beside(group_id, None)
+            await self.storage.write([*await everything_of(self.storage, group_id), *beside])
             self._damage.forget(group_id)
             return
         entry = self.find(group_id)
@@ -348,6 +362,7 @@ class ClassicGroups:
     async def delete_locked(self, entry: GroupEntry) -> None:
         """Delete a group; the caller holds the entry's lock. Raises: GroupIdNotFound, NonEmptyGroup, LogError."""
         group_id = entry.group.group_id
+        beside = await self.beside(group_id, None) if entry.offsets else ()
         # Nothing is awaited from its end to the write: whoever makes the group anew writes behind that.
         _, offsets = await self._encoded(entry, entry.offsets.clear())
         if not self.holds(entry):
@@ -355,7 +370,7 @@ class ClassicGroups:
         entry.group.delete()
         del self.entries[group_id]  # first: who joins from now on makes a new group
         try:
-            await self.storage.write([(group_key(group_id), None), *offsets])
+            await self.storage.write([(group_key(group_id), None), *offsets, *beside])
         except LogError:
             again = ClassicGroup(group_id, config=self.config, state=entry.group.durable())
             self.entries.setdefault(group_id, GroupEntry(again, entry.offsets))
@@ -422,6 +437,17 @@ class ClassicGroups:
             await self._write_group(entry, data)
         except LogError as error:
             logger.warning("group could not be written, tried again: %s group=%s", error, entry.group.group_id)
+
+
+async def _nothing_beside(_: str, __: Gone) -> Sequence[Write]:
+    return ()
+
+
+def _gone(entry: GroupEntry, decided: Iterable[OffsetChange]) -> list[tuple[uuid.UUID, int]]:
+    """Partitions of which a committed offset is to go, by the ids of their topics."""
+    committed = entry.offsets.committed
+    found = [one.partition for one in decided if one.value is None and one.producer is None]
+    return [(committed[partition].topic_id, partition.number) for partition in found if partition in committed]
 
 
 def _refused(answers: Iterable[TicketAnswer]) -> list[TicketAnswer]:
