@@ -30,7 +30,7 @@ demo: setup  ## the main job on real data, with a killed worker, ending in a tab
 # in our order, because pytest-xdist puts files with one test last, which are the longest.
 TESTS := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 
-CORES := share groups cooperative transactions slots protocol client/session
+CORES := share groups cooperative transactions slots kmq protocol client/session
 
 test: coverage  ## every test that needs nothing but Python, the slow ones too
 	@$(TESTS) -m "not real and not (core and not slow)"

@@ -27,6 +27,8 @@
         RecordTooLarge            the record is larger than what may be sent
         BufferFull                the producer's buffer has no room now
         DeliveryTimeout           a record was not confirmed in time; it may or may not be in the log
+        GroupRefused              a consumer group takes no such member
+        PartitionMismatch         a KMQ queue and its markers have not the same number of partitions
         BadSecurity               TLS or SASL settings are refused (also a ValueError)
         SlotGroupRefused          a worker cannot be one of its fleet
         StateTopicRefused         a fleet's state topic is not as it has to be
@@ -77,6 +79,8 @@ _MODULES = {
         "ClientError ServerError NotConnected ConnectionLost Unsupported IllegalState Closed Wakeup "
         "RecordError CorruptRecords RecordTooLarge BufferFull DeliveryTimeout"
     ),
+    "flowshare.client.groups.membership": "GroupRefused",
+    "flowshare.client.kmq.topics": "PartitionMismatch",
     "flowshare.client.net.login": "LoginError",
     "flowshare.client.net.security": "BadSecurity",
     "flowshare.fleet.slot_group": "SlotGroupRefused",
@@ -124,6 +128,8 @@ if TYPE_CHECKING:
     from flowshare.client.errors import ServerError as ServerError
     from flowshare.client.errors import Unsupported as Unsupported
     from flowshare.client.errors import Wakeup as Wakeup
+    from flowshare.client.groups.membership import GroupRefused as GroupRefused
+    from flowshare.client.kmq.topics import PartitionMismatch as PartitionMismatch
     from flowshare.client.net.login import LoginError as LoginError
     from flowshare.client.net.security import BadSecurity as BadSecurity
     from flowshare.fleet.slot_group import SlotGroupRefused as SlotGroupRefused

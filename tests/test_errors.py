@@ -25,6 +25,7 @@ TAKEN_UP = {
     *("OffsetOutOfRange", "ProducerRefused", "RecordsTooLarge", "TopicExists", "UnknownTopic"),  # Kafka's error codes
     "NoColumn",  # a pipeline says it as a UsageError
     "NotReadYet",  # the share-partition reads again
+    "GenerationOver",  # what was read by it is dropped
     *("Blamed", "InDoubt", "NotAllowed", "NotDecided", "OutputRefused", "Undecided"),  # whoever settles answers them
 }
 LINE = re.compile(r"^( {4,})([A-Z]\w+)(?:  |$)")
@@ -32,6 +33,7 @@ NOT_OF_USERS = {
     "flowshare.core_errors": "what the cores answer to peers, as error codes",
     "flowshare.share": "a move that the core's table does not have: a fault of ours",
     "flowshare.slots": "taken up by the fleet, which says it in errors of its own",
+    "flowshare.kmq": "records of the markers topic that are no markers; counted",
     "flowshare.protocol": "bytes of peers; ends their connection",
     "flowshare.server": "what a peer is answered, or its connection's end",
     "flowshare.dev": "of the demonstrations' own commands",

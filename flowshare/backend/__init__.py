@@ -32,12 +32,14 @@ def open_backend(
     patience_s: float = 0.0,
     lead: bool = False,
     asked: GroupNeeds = NOTHING_ASKED,
+    share_groups: bool = True,
 ) -> Backend:
     """The backend for a broker URL, not started yet. Raises: BadBrokerUrl, BackendError.
 
     listen, patience_s: for a path that processes share, see `EmbeddedBackend`. lead: for a fleet, see
     `WorkersBackend`. asked: the app's groups and what they need: a place is chosen for them, and one that is wrong for
-    them refused. Only what the backend needs is imported, and that when it starts.
+    them refused. share_groups: False for who needs topics and consumer groups only. Only what the backend needs is
+    imported, and that when it starts.
     """
     broker = parse_broker(url) if isinstance(url, str) else url
     match broker.kind:
@@ -62,6 +64,10 @@ def open_backend(
             from flowshare.backend.memory import MemoryBackend
 
             return MemoryBackend(clock=clock)
+        case "kafka" if not share_groups:
+            from flowshare.backend.native import LogBackend
+
+            return LogBackend(broker, clock=clock)
         case "kafka" if broker.share == "workers":
             from flowshare.backend.fleet import WorkersBackend
 

@@ -93,7 +93,7 @@ class Backend(ABC):
     @property
     @abstractmethod
     def kind(self) -> str:
-        """Which backend it is: embedded, memory, workers or native."""
+        """Which backend it is: embedded, memory, workers, native, or log (a Kafka without share groups)."""
 
     @property
     @abstractmethod

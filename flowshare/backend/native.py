@@ -119,3 +119,17 @@ class NativeBackend(KafkaBackend):
     async def connect(self, client_id: str) -> Connection:
         """A new connection to the cluster. Raises: BackendError before `start` and after `close`."""
         return self._opened().connect(client_id)
+
+
+class LogBackend(KafkaBackend):
+    """A Kafka cluster of which topics and consumer groups are used, and no share groups: whatever its brokers have."""
+
+    kind = "log"
+    capabilities = NATIVE
+
+    async def _begin(self, cluster: Cluster) -> None:
+        """Nothing more is needed."""
+
+    async def connect(self, client_id: str) -> Connection:
+        """A new connection to the cluster. Raises: BackendError before `start` and after `close`."""
+        return self._opened().connect(client_id)

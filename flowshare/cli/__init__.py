@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "fleet": ("flowshare.cli.fleet", "fleet", "Show and change the settings of a fleet of workers."),
     "groups": ("flowshare.cli.groups", "groups", "List, describe, configure, reset and delete share groups."),
     "inflight": ("flowshare.cli.pages", "inflight", "Show the records that a running worker is working on."),
+    "kmq": ("flowshare.cli.kmq", "kmq", "Run a tracker of a KMQ queue, or move a queue to a share group."),
     "lag": ("flowshare.cli.lag", "lag", "Show backlog, oldest age, rates, needed workers and retention a group."),
     "pipeline": ("flowshare.cli.pipeline", "pipeline", "Run an app's pipelines on Spark."),
     "scale": ("flowshare.cli.worker", "scale", "Run as many workers as an app needs at the moment."),

@@ -64,14 +64,14 @@ def examine(app: App) -> list[Finding]:
     """Everything that can be known of an app without starting it."""
     from flowshare.agents.app import summary
 
-    agents = list(app.share_agents.values())
-    findings = [Finding("ok", summary.line(agent)) for agent in agents]
+    agents, queues = list(app.share_agents.values()), list(app.kmq_agents.values())
+    findings = [Finding("ok", text) for text in (*map(summary.line, agents), *map(summary.kmq_line, queues))]
     findings += _streams(app)
     if not findings:
         findings.append(
             Finding("error", "the app has no share agent; decorate a function with @app.share_agent('topic')")
         )
-    findings += [Finding("warning", text) for text in summary.surprises(agents)]
+    findings += [Finding("warning", text) for text in (*summary.surprises(agents), *summary.kmq_surprises(queues))]
     findings += _middleware(app)
     return findings + _fleet_rights(app) + _broker(app)
 
@@ -89,7 +89,7 @@ def _streams(app: App) -> list[Finding]:
 
 def _middleware(app: App) -> list[Finding]:
     findings = []
-    for agent in app.share_agents.values():
+    for agent in (*app.share_agents.values(), *app.kmq_agents.values()):
         try:
             _ = agent.middleware
         except Exception as error:  # noqa: BLE001 - what would refuse the start is what we are here to say
@@ -163,7 +163,20 @@ async def _log(session: CommandSession, app: App) -> list[Finding]:
         findings += [Finding("ok", f"{agent.name}: topic {name} is not there yet and will be made") for name in missing]
         if agent.group in groups:
             findings += [await _position(session, agent)]
+    for queue in app.kmq_agents.values():
+        findings += await _queue_rehearsal(session, queue)
     return [*findings, *await _left_behind(session, app, groups)]
+
+
+async def _queue_rehearsal(session: CommandSession, agent: Any) -> list[Finding]:
+    """What would refuse the start of an agent of a KMQ queue: its topics, its group."""
+    from flowshare.agents.kmq.setup import rehearse
+
+    try:
+        await rehearse(agent, session.admin)
+    except (UsageError, ClientError) as error:
+        return [Finding("error", str(error))]
+    return []
 
 
 async def _rehearsal(session: CommandSession, agent: Any) -> list[Finding]:

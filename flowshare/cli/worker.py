@@ -129,16 +129,17 @@ def introduce(app: App, concurrency: int | None) -> None:
     """Apply `--concurrency`, say what will run and what may surprise."""
     from flowshare.agents.app import summary
 
-    agents = list(app.share_agents.values())
-    if not agents and not app.streams.declared:
+    agents, queues = list(app.share_agents.values()), list(app.kmq_agents.values())
+    if not agents and not queues and not app.streams.declared:
         raise Failure("the app has no share agent; decorate a function with @app.share_agent('topic')")
-    for agent in agents:
+    for agent in (*agents, *queues):
         if concurrency is not None:
             agent.options = replace(agent.options, concurrency=concurrency)
-        logger.info("%s", summary.line(agent))
+    for text in (*map(summary.line, agents), *map(summary.kmq_line, queues)):
+        logger.info("%s", text)
     if app.streams.declared:
         logger.info("Faust's own, in consumer group %s: %s", app.conf.id, ", ".join(app.streams.declared))
-    for text in summary.surprises(agents):
+    for text in (*summary.surprises(agents), *summary.kmq_surprises(queues)):
         logger.warning("%s", text)
 
 
@@ -169,7 +170,12 @@ def supervise(
         raise click.UsageError("memory:// is one process's own; several need embedded:///path or kafka://")
     backend = None
     if broker.kind != "kafka" or broker.share != "native":
-        backend = open_backend(broker, lead=True, asked=asked_of(app.share_agents.values()))
+        backend = open_backend(
+            broker,
+            lead=True,
+            asked=asked_of(app.share_agents.values()),
+            share_groups=bool(app.share_agents) or not app.kmq_agents,
+        )
 
     def pages(supervisor: Supervisor) -> SupervisorPages:
         return SupervisorPages(supervisor, backend, settings, drain_timeout_s=options.drain_timeout_s)

@@ -426,7 +426,7 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
         app,
         backend=backend,
         clock=clock,
-        settings=HostSettings(threads=False, inline_threads=True, linger=0, streams=False),
+        settings=HostSettings(threads=False, inline_threads=True, linger=0, streams=False, kmq=False),
         observer=report.add,
         random=random.Random(seed),  # noqa: S311 - jitter, not a secret
     )

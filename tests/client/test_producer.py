@@ -59,6 +59,18 @@ async def test_a_record_arrives_with_all_that_was_given(clock, server):
     await sender.close()
 
 
+async def test_a_topic_that_was_only_asked_about_takes_records(clock, server):
+    one, many, sized = (producer(server, clock) for _ in range(3))
+    for sender in (one, many, sized):
+        await sender.topic("orders")
+
+    assert await one.send("orders", b"1") == RecordMetadata("orders", 0, 0)
+    assert await many.send_many("orders", [b"2"]) == [RecordMetadata("orders", 0, 1)]
+    assert await sized.partitions("orders") == 1
+    for sender in (one, many, sized):
+        await sender.close()
+
+
 async def test_records_without_a_time_get_the_clocks(clock, server):
     sender = producer(server, clock)
 

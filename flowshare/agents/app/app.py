@@ -23,6 +23,7 @@ from flowshare.agents.handler.options import AgentArguments
 from flowshare.agents.handler.send import is_topic
 from flowshare.agents.host.runtime import AgentRuntime
 from flowshare.agents.host.sending import SendingThread
+from flowshare.agents.kmq.agent import KmqAgent, KmqArguments
 from flowshare.agents.run import logs
 from flowshare.backend.url import BrokerUrl
 
@@ -49,6 +50,7 @@ class App(FaustApp):
         web_hosts = read_web_hosts(id, options.get("web_hosts", ()))
         self._broker, options = read_options(id, options)
         self.share_agents: dict[str, ShareAgent] = {}
+        self.kmq_agents: dict[str, KmqAgent] = {}
         self.pipelines: dict[str, SharePipeline] = {}
         self.middlewares: list[Middleware] = []
         self.sending_thread = SendingThread(self)
@@ -86,17 +88,44 @@ class App(FaustApp):
         scope = sys._getframe(1).f_locals  # noqa: SLF001 - types of a handler defined inside a function
 
         def decorate(fun: Any) -> ShareAgent:
-            agent_name = name or str(getattr(fun, "__name__", type(fun).__name__))
-            if agent_name in self.share_agents:
-                raise UsageError(
-                    f"App({self.app_id!r}) has a share agent {agent_name!r} already; give one of them a name=…"
-                )
+            agent_name = self._free_name(fun, name)
             agent = ShareAgent(self, fun, listed, options, agent_name, scope=scope)
             self._check_group(agent)
             self.share_agents[agent_name] = agent
             return agent
 
         return decorate
+
+    def kmq_agent(
+        self, topic: Any, *, name: str | None = None, **options: Unpack[KmqArguments]
+    ) -> Callable[[Any], KmqAgent]:
+        """Make a function an agent of a KMQ queue: it is called for every record of the topic, at least once.
+
+        topic: the queue's, a topic of the app or a name. options: `markers=` names the topic of its markers; the others
+        are those of `KmqAgent`; one that says nothing on a KMQ queue is refused at import, with why.
+        """
+        listed = _listed("kmq_agent", (topic,))
+        scope = sys._getframe(1).f_locals  # noqa: SLF001 - types of a handler defined inside a function
+
+        def decorate(fun: Any) -> KmqAgent:
+            agent = KmqAgent(self, fun, listed, options, self._free_name(fun, name), scope=scope)
+            for other in (*self.kmq_agents.values(), *self.share_agents.values()):
+                if other.group == agent.group:
+                    raise UsageError(
+                        f"agents {other.name!r} and {agent.name!r} share group {agent.group!r}: the consumers of a KMQ "
+                        "queue are a group by themselves. Give one of them another group=…"
+                    )
+            self.kmq_agents[agent.name] = agent
+            return agent
+
+        return decorate
+
+    def _free_name(self, fun: Any, name: str | None) -> str:
+        """The name of a new agent. Raises: UsageError when there is one of this name."""
+        found = name or str(getattr(fun, "__name__", type(fun).__name__))
+        if found in self.share_agents or found in self.kmq_agents:
+            raise UsageError(f"App({self.app_id!r}) has an agent {found!r} already; give one of them a name=…")
+        return found
 
     def share_pipeline(self, *topics: Any, name: str | None = None, **options: Any) -> Callable[[Any], SharePipeline]:
         """Make a function a pipeline: Spark runs it on the topics' records, which a share group hands out.
@@ -122,6 +151,12 @@ class App(FaustApp):
         return decorate
 
     def _check_group(self, agent: ShareAgent) -> None:
+        for one in self.kmq_agents.values():
+            if one.group == agent.group:
+                raise UsageError(
+                    f"agents {one.name!r} and {agent.name!r} share group {agent.group!r}, which is a consumer group "
+                    "for the one and a share group for the other: give them different groups"
+                )
         for other in self.share_agents.values():
             if other.group == agent.group and set(other.topics) & set(agent.topics):
                 raise UsageError(
@@ -158,7 +193,8 @@ class App(FaustApp):
     def drain_timeout_s(self) -> float:
         """Seconds that handlers get when the process stops: the longest `drain_timeout` of the agents."""
         streams_s = DRAIN_S if self.streams.declared else 0.0
-        return max([streams_s, *(agent.options.drain_timeout for agent in self.share_agents.values())])
+        agents = (*self.share_agents.values(), *self.kmq_agents.values())
+        return max([streams_s, *(agent.options.drain_timeout for agent in agents)])
 
     # --- running ------------------------------------------------------------------------------------------------
 
@@ -196,7 +232,7 @@ class App(FaustApp):
 
         Raises: UsageError when share agents would not run, as nothing of flowshare hosts the app.
         """
-        if self.host is None and (self.share_agents or self.streams.declared):
+        if self.host is None and (self.share_agents or self.kmq_agents or self.streams.declared):
             raise UsageError(
                 f"App({self.app_id!r}) has agents, which Faust's own worker does not run: use `flowshare worker "
                 "module:app`, or `async with app.running():` in a program of your own"

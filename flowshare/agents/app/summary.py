@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.handler.options import DEFAULT_LOCK_S, AgentOptions
 from flowshare.agents.handler.order import BY_KEY, PARK
 from flowshare.agents.handler.retry import Exponential
+
+if TYPE_CHECKING:
+    from flowshare.agents.kmq.agent import KmqAgent
 
 _SHORT_LOCK_S: Final = 5.0
 
@@ -44,6 +47,37 @@ def line(agent: ShareAgent) -> str:
     if options.exactly_once:
         parts.append("outputs exactly once")
     return " · ".join(parts)
+
+
+def kmq_line(agent: KmqAgent) -> str:
+    """The settings of an agent of a KMQ queue in one line."""
+    facts, options = agent.describe(), agent.options
+    parts = [
+        f"{agent.name} ({facts['handler']}): KMQ queue {agent.queue}",
+        f"markers {agent.markers}",
+        f"consumer group {agent.group}",
+        f"concurrency {options.concurrency}",
+        f"redelivered after {agent.redeliver_after_s:g} s",
+        "timeout none" if options.timeout is None else f"timeout {options.timeout:g} s",
+        "with a tracker" if agent.with_tracker else "tracked by `flowshare kmq tracker`",
+    ]
+    if options.batch is not None:
+        parts.append(f"batch {options.batch.size} within {options.batch.within_s:g} s")
+    if agent.sinks:
+        parts.append(f"sink {', '.join(agent.sinks)}")
+    if options.rate_limit is not None:
+        parts.append(f"at most {options.rate_limit.per_s:g}/s")
+    return " · ".join(parts)
+
+
+def kmq_surprises(agents: Iterable[KmqAgent]) -> list[str]:
+    """As `surprises`."""
+    return [
+        f"{agent.name}: no timeout: a record whose handler takes longer than {agent.redeliver_after_s:g} s "
+        "(redeliver_after) runs twice; give it a timeout=… below that"
+        for agent in agents
+        if agent.options.timeout is None
+    ]
 
 
 def surprises(agents: Sequence[ShareAgent]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from flowshare.agents.handler.chunk import runs
 from flowshare.client.errors import NO_COORDINATOR
@@ -43,6 +43,27 @@ NOT_DONE: Final = NO_COORDINATOR | {ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.LEA
 """Errors after which the records are still held and the same acknowledgement may be sent again."""
 Key = tuple[TopicPartition, int]
 """Partition and generation (of the connection over which the records were acquired)."""
+
+
+class Acknowledging(Protocol):
+    """Who carries acknowledgements to where they count; see `AckSender`."""
+
+    def accept(self, key: Key, offsets: list[int], attempt: int = 0) -> None:
+        """These are handled."""
+
+    def acknowledge(
+        self,
+        key: Key,
+        first: int,
+        last: int,
+        types: bytes,
+        counter: str,
+        *,
+        delay_ms: int = 0,
+        unrun: bool = False,
+        attempt: int = 0,
+    ) -> None:
+        """These end in another way."""
 
 
 class AckRange(NamedTuple):

@@ -65,11 +65,11 @@ async def prepare(
     Raises: UsageError (the application asks for what it cannot have), ServerError (refused for another reason),
     BackendError (nobody could do it, PREPARE_TRIES times).
     """
-    return await _retried(agent, clock, lambda: _prepare(agent, admin, capabilities, allow))
+    return await retried(agent, clock, lambda: _prepare(agent, admin, capabilities, allow))
 
 
-async def _retried(agent: ShareAgent, clock: Clock, call: Callable[[], Awaitable[T]]) -> T:
-    """What `call` returns, once nobody is in its way. Raises: as `prepare`."""
+async def retried(agent: ShareAgent, clock: Clock, call: Callable[[], Awaitable[T]]) -> T:
+    """What `call` returns, once nobody is in its way. Raises: what it raises, BackendError (PREPARE_TRIES times)."""
     for tried in range(1, PREPARE_TRIES + 1):
         try:
             return await call()
@@ -93,7 +93,7 @@ async def rehearse(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilit
     """
     limits = await _limits(agent, admin, capabilities)
     for channel in _channels(agent, capabilities):
-        await _need_topic(agent, admin, channel, dry_run=True)
+        await need_topic(agent, admin, channel, dry_run=True)
     await _check_order(agent, groups)
     await _set_group(agent, groups, limits.settings, dead_letters=False, dry_run=True)
 
@@ -142,7 +142,7 @@ async def _prepare(
     limits = await _limits(agent, admin, capabilities)
     channels = _channels(agent, capabilities)
     for channel in channels[: len(agent.channels)]:
-        await _need_topic(agent, admin, channel)
+        await need_topic(agent, admin, channel)
     takers = {agent.dead_letter_topic, retry_topic(agent.group)}
     size = 0
     for channel in channels[len(agent.channels) :]:
@@ -151,7 +151,7 @@ async def _prepare(
             largest = max([await _message_bytes(admin, topic) or MESSAGE_BYTES for topic in agent.topics])
             size = min(largest + HEADERS_BYTES, 2**31 - 1)
             allow(size)
-        await _need_topic(agent, admin, channel, size=size if takes_all else 0)
+        await need_topic(agent, admin, channel, size=size if takes_all else 0)
     wanted = {**limits.settings, **(dead_letter_settings(agent) if capabilities.server_dead_letters else {})}
     await _check_order(agent, admin)
     others = await _other_settings(agent, admin, wanted)
@@ -171,7 +171,7 @@ async def declare(agents: Iterable[ShareAgent], topic: str, admin: ShareAdmin) -
     for agent in agents:
         for channel in agent.channels:
             if topic_name(channel) == topic:
-                await _need_topic(agent, admin, channel)
+                await need_topic(agent, admin, channel)
                 return
 
 
@@ -229,15 +229,16 @@ async def _is_there(admin: ShareAdmin, topic: str) -> bool:
     return True
 
 
-async def _need_topic(
+async def need_topic(
     agent: ShareAgent, admin: ShareAdmin, channel: Any, *, size: int = 0, dry_run: bool = False
-) -> None:
-    """size: the largest batch that it is to take; 0: its own business."""
+) -> bool:
+    """Make a topic if it is missing; whether it was there. size: the largest batch that it is to take; 0: its own
+    business. Raises: UsageError, ServerError."""
     name = topic_name(channel)
     if await _is_there(admin, name):
         if size:
             await _widen(agent, admin, channel, size)
-        return
+        return True
     if not agent.app.conf.topic_allow_declare:
         raise UsageError(
             f"agent {agent.name}: there is no topic {name!r} and topic_allow_declare=False forbids to make it; "
@@ -255,11 +256,12 @@ async def _need_topic(
                 f"agent {agent.name}: topic {name!r} does not exist and cannot be made: {error}"
             ) from error
         # A policy of the brokers may refuse this limit alone: a topic with theirs is better than none.
-        await _need_topic(agent, admin, channel, dry_run=dry_run)
+        await need_topic(agent, admin, channel, dry_run=dry_run)
         await _widen(agent, admin, channel, size)
-        return
+        return False
     if not dry_run:
         logger.info("agent=%s topic=%s was missing and is made, partitions=%d", agent.name, name, partitions)
+    return False
 
 
 def declaration(channel: Any, partitions: int) -> tuple[int, dict[str, str]]:
@@ -404,7 +406,7 @@ async def check_order_kept(agent: ShareAgent, admin: ShareAdmin, clock: Clock) -
     if wanted is None:
         return
     try:
-        entries = await _retried(agent, clock, lambda: admin.group_configs(agent.group))
+        entries = await retried(agent, clock, lambda: admin.group_configs(agent.group))
     except ServerError as error:  # no right to see it
         logger.debug("the order of group %s could not be looked at: %s", agent.group, error)
         return

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
     from flowshare.agents.host.candidate import LeaseCandidate
     from flowshare.agents.host.lease import LeaseGuard
+    from flowshare.agents.kmq.agent import KmqAgent
     from flowshare.backend.base import Backend
     from flowshare.backend.url import BrokerUrl
     from flowshare.client.admin.admin import ShareAdmin
@@ -76,6 +77,7 @@ class HostedApp(Protocol):
     host: Host | None
     lease_guard: LeaseGuard
     share_agents: dict[str, ShareAgent]
+    kmq_agents: dict[str, KmqAgent]
 
     @property
     def streams(self) -> HostedStreams:
@@ -135,6 +137,7 @@ class HostSettings:
         embedded path that nobody else leads.
     linger: seconds that the producer waits to fill a batch; None is its default (test kit: 0).
     streams: run Faust's own agents, streams and tables, if the app has some; False leaves them out (test kit).
+    kmq: run the app's agents of KMQ queues; False leaves them out (test kit).
     member_id: begins the ids of the agents' members (`feed.members.member_ids`), so that others can tell whose they
         are; None draws them.
     """
@@ -147,6 +150,7 @@ class HostSettings:
     lead: bool = True
     sends_only: bool = False
     streams: bool = True
+    kmq: bool = True
     member_id: str | None = None
 
 
@@ -348,7 +352,8 @@ class Host:
         """
         if self._admin is None:
             return []
-        groups = None if all_groups else [runtime.agent.group for runtime in self.runtimes.values()]
+        agents = (runtime.agent for runtime in self.runtimes.values())
+        groups = None if all_groups else [agent.group for agent in agents if agent.name in self.app.share_agents]
         return await lag.rows(self._admin, groups, self.clock.now_ms())
 
     # --- on the service loop ---------------------------------------------------------------------------------------
@@ -365,6 +370,7 @@ class Host:
                 patience_s=self.settings.patience_s,
                 lead=self.settings.lead,
                 asked=asked_of(self.app.share_agents.values()),
+                share_groups=bool(self.app.share_agents) or not self.app.kmq_agents,
             )
             await self._backend.start()
         self._producer = Producer(
@@ -429,6 +435,8 @@ class Host:
         )
         for name, agent in self.app.share_agents.items():
             self.runtimes[name] = AgentRuntime(agent, environment, observer=self._observer, member_id=ids.get(name))
+        for name, queue_agent in self.app.kmq_agents.items() if self.settings.kmq else ():
+            self.runtimes[name] = AgentRuntime(queue_agent, environment, observer=self._observer)
         try:
             async with asyncio.TaskGroup() as group:
                 for runtime in self.runtimes.values():

@@ -11,24 +11,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.feed.acknowledgements import Observer
 from flowshare.agents.feed.feeder import Feeder
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.host.inflight import RunningHandler
-from flowshare.agents.run.pool import Environment, Runner, make_pool
+from flowshare.agents.kmq.agent import KmqAgent
+from flowshare.agents.run.pool import Environment, Pool, Runner, make_pool
 from flowshare.agents.run.stats import HandlerTimes
 from flowshare.agents.scale.rates import HandlerLook
+
+if TYPE_CHECKING:
+    from flowshare.agents.kmq.feeder import KmqFeeder
 
 BLOCKED_S: Final = 0.5
 """How long the end waits for a handler loop that may be blocked."""
 
 
 class AgentRuntime:
-    """Runs one share agent until it is stopped.
+    """Runs one agent until it is stopped.
 
-    agent: the decorated function with its options (`app.share_agents[name]`).
+    agent: the decorated function with its options (`app.share_agents[name]`, `app.kmq_agents[name]`).
     environment: what it works with; both of its loops must run when `start` is awaited.
     observer: told of every settled record (test kit).
     member_id: id of its member in the group; None draws one.
@@ -47,7 +51,11 @@ class AgentRuntime:
         self._service_loop = environment.service_loop
         self._handler_loop = environment.handler_loop
         self._pool = make_pool(agent, environment)
-        self._feeder = Feeder(agent, self._pool, environment, observer=observer, member_id=member_id)
+        self._feeder: Feeder | KmqFeeder = (
+            _kmq_feeder(agent, self._pool, environment, observer=observer)
+            if isinstance(agent, KmqAgent)
+            else Feeder(agent, self._pool, environment, observer=observer, member_id=member_id)
+        )
 
     @property
     def runners(self) -> Sequence[Runner]:
@@ -176,3 +184,10 @@ class AgentRuntime:
         except TimeoutError:
             return False
         return True
+
+
+def _kmq_feeder(agent: KmqAgent, pool: Pool, environment: Environment, *, observer: Observer | None) -> KmqFeeder:
+    """What most apps do without is imported here."""
+    from flowshare.agents.kmq.feeder import KmqFeeder
+
+    return KmqFeeder(agent, pool, environment, observer=observer)

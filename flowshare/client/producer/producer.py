@@ -342,7 +342,7 @@ class Producer:
     def _add(self, topic: str, message: Message, size: int) -> asyncio.Future[RecordMetadata]:
         future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
         target = self._target(topic)
-        if self._channel.known_size(topic) is None:
+        if self._channel.known_size(topic) is None or not target.queues:  # `topic` may have been asked for it alone
             self._resolve(target)
         if target.queues:  # an old partition count does until the new one is known
             self._route(target, message, future, size, self._clock.now_ms())
@@ -428,7 +428,7 @@ class Producer:
         """The topic with its queues. Raises: ServerError, DeliveryTimeout, Closed."""
         self._check_closed()
         target = self._target(topic)
-        if self._channel.known_size(topic) is None:
+        if self._channel.known_size(topic) is None or not target.queues:
             resolving = self._resolve(target)
             problem = None if target.queues else await asyncio.shield(resolving)
             if problem is not None:

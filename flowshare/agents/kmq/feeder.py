@@ -1,0 +1,515 @@
+"""`KmqFeeder`: everything of a KMQ agent that happens on the service loop.
+
+    fetch ──▶ start markers, confirmed ──▶ commit ──▶ handlers ──▶ outputs, confirmed ──▶ end markers
+
+As many records are marked as the handlers get to soon: from its start marker on a record's time runs. What no handler
+has begun when that is over is dropped here, since the tracker hands it out again; a handler that is late ends its
+record all the same, which may have been sent again by then.
+
+When partitions go to another consumer, what is marked and committed is handled to its end here: markers belong to no
+consumer. What is marked and not committed is dropped, as whoever has the partition reads it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from flowshare.agents.feed.acknowledgements import OutcomeReporter
+from flowshare.agents.feed.prefetch import Prefetch
+from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.rate_limit import TokenBucket
+from flowshare.agents.kmq.ahead import Ahead, Taken
+from flowshare.agents.kmq.completion import KmqCompletion
+from flowshare.agents.kmq.markers import MarkerSender
+from flowshare.agents.kmq.setup import prepare
+from flowshare.client.errors import ClientError
+from flowshare.client.groups.consumer import GroupConsumer, Place
+from flowshare.client.groups.membership import GenerationOver, Generation
+from flowshare.client.groups.reading import read_log
+from flowshare.client.kmq.tracker import QueueTracker
+from flowshare.clock import backoff_s
+from flowshare.kmq.redelivery import redelivered
+from flowshare.protocol.headers import DecodeError, frames
+from flowshare.protocol.messages import TopicPartition
+from flowshare.tasks import cancelled
+
+if TYPE_CHECKING:
+    import uuid
+
+    from flowshare.agents.feed.acknowledgements import Observer
+    from flowshare.agents.kmq.agent import KmqAgent
+    from flowshare.agents.run.pool import Environment, FinishedWork, Pool
+    from flowshare.client.groups.consumer import Reset
+    from flowshare.clock import TimerHandle
+    from flowshare.protocol.decoding import DecodedRecord, RawRecord
+    from flowshare.protocol.messages import FetchedLog
+
+WAIT_MS: Final = 250
+TICK_S: Final = 0.25
+"""How often it is looked whose time is over."""
+PAUSE_MIN_S: Final = 0.1
+PAUSE_MAX_S: Final = 5.0
+TROUBLE_AFTER: Final = 3
+
+logger = logging.getLogger("flowshare.agents")
+
+
+class KmqFeeder:
+    """One agent's consumer, its buffer and its markers."""
+
+    def __init__(
+        self, agent: KmqAgent, pool: Pool, environment: Environment, *, observer: Observer | None = None
+    ) -> None:
+        """observer: told of every settled record."""
+        clock, stats = environment.clock, pool.stats
+        options = agent.options
+        self.agent = agent
+        self._environment = environment
+        self._pool = pool
+        self._clock = clock
+        self._stats = stats
+        self._service_loop = environment.service_loop
+        self._handler_loop = environment.handler_loop
+        self._reporter = None if observer is None else OutcomeReporter(agent.name, observer)
+        self._markers = MarkerSender(
+            agent.name,
+            agent.markers,
+            after_ms=round(agent.redeliver_after_s * 1000),
+            producer=environment.producer,
+            clock=clock,
+            stats=stats,
+        )
+        self._completion = KmqCompletion(
+            agent,
+            clock=clock,
+            producer=environment.producer,
+            acks=self._markers,
+            random=environment.random,
+            stats=stats,
+            on_decided=self._decided,
+            on_settled=lambda chunk, records, reason: None,
+        )
+        self._prefetch = Prefetch(
+            options.records_at_once,
+            fixed_buffer=options.batch.size if options.batch else 0,
+            now=clock.monotonic(),
+        )
+        self._bucket = None if options.rate_limit is None else TokenBucket(options.rate_limit, clock.monotonic())
+        self._consumer = GroupConsumer(
+            environment.connect,
+            group_id=agent.group,
+            topics=agent.topics,
+            clock=clock,
+            reset=self._reset(),
+            on_assigned=lambda generation, bounds: self._ahead.clear(),
+        )
+        self._tracker = self._own_tracker() if agent.with_tracker else None
+        self._ahead = Ahead()
+        self._topic_id: uuid.UUID | None = None
+        self._live: dict[Chunk, int] = {}
+        """Chunks, and how many of their records are not decided."""
+        self._paused = False
+        self._draining = False
+        self._room = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._fetching: tuple[Generation, asyncio.Task[list[FetchedLog]]] | None = None
+        """The next fetch, and for which generation it is."""
+        self._timer: TimerHandle | None = None
+        self._trouble: str | None = None
+        self.outstanding = 0
+        """Records that are marked and not decided yet."""
+        pool.finished = self._finished
+
+    def _reset(self) -> Reset:
+        start = self.agent.options.start
+        if isinstance(start, str):
+            return "latest" if start == "latest" else "earliest"
+        back = self.agent.options.auto_offset_reset  # by_duration:PTnS
+        return self._clock.now_ms() - round(float(back.removeprefix("by_duration:PT").removesuffix("S")) * 1000)
+
+    def _own_tracker(self) -> QueueTracker:
+        environment = self._environment
+        return QueueTracker(
+            environment.connect,
+            self.agent.rules,
+            group_id=self.agent.tracker_group,
+            clock=self._clock,
+            admin=environment.admin,
+            producer=environment.producer,
+        )
+
+    # --- what is seen from outside ------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> int:
+        """How many records to hold in all, as the handlers' speed asks for."""
+        return self._prefetch.target
+
+    @property
+    def buffered(self) -> int:
+        """Records that no handler has begun."""
+        return sum(chunk.waiting for chunk in list(self._live))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is held and nothing waits for its end marker."""
+        return self.outstanding == 0 and self._markers.unconfirmed == 0
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is fetched until `resume`."""
+        return self._paused
+
+    @property
+    def tracker(self) -> QueueTracker | None:
+        """Its own tracker, if it has one."""
+        return self._tracker
+
+    def problems(self) -> list[str]:
+        """Why the agent is not healthy."""
+        texts = [self._consumer.member.trouble, self._trouble]
+        if self._tracker is not None:
+            texts += self._tracker.problems()
+        return [text for text in texts if text]
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """See that the topics are there and fit, join, begin to fetch."""
+        await prepare(self.agent, self._environment.admin, self._clock)
+        producer = self._environment.producer
+        self._topic_id = (await producer.topic(self.agent.queue)).topic_id
+        if self._tracker is not None:
+            await self._tracker.start()
+        self._consumer.start()
+        if not self._draining:
+            self._task = asyncio.create_task(self._run(), name=f"KMQ agent {self.agent.name}")
+
+    def pause(self) -> None:
+        """Stop fetching; what is marked is handled. Any thread."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Fetch again. Any thread."""
+        self._paused = False
+        self._soon(self._room.set)
+
+    def heartbeat(self) -> None:
+        """Another member is known to be gone: the group's coordinator finds that out by itself."""
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Fetch no more, wait for the handlers of what is marked; returns whether all finished in time."""
+        self._draining = True
+        await self._stop_fetching()
+        return await self.wait_idle(timeout_s)
+
+    async def wait_idle(self, limit_s: float) -> bool:
+        """Wait until nothing is held and all end markers are written, `limit_s` seconds at most."""
+
+        async def wait() -> None:
+            while self.outstanding:
+                self._empty.clear()
+                await self._empty.wait()
+            await self._markers.flush()
+
+        try:
+            await self._clock.wait_for(wait(), limit_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self, *, goes_on: bool = False) -> None:
+        """Leave the group; what no handler has begun is left to the tracker."""
+        self._draining = True
+        await self._stop_fetching()
+        if self._timer is not None:
+            self._timer.cancel()
+        for chunk in tuple(self._live):
+            self._drop_unbegun(chunk, "unrun")
+        await self._completion.stop()
+        if self._tracker is not None:
+            await self._tracker.close()
+        await self._consumer.close()
+
+    async def _stop_fetching(self) -> None:
+        task, self._task = self._task, None
+        await cancelled(task)
+        fetching, self._fetching = self._fetching, None
+        await cancelled(None if fetching is None else fetching[1])
+
+    # --- records in ---------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                generation = await self._consumer.ready()
+                room = await self._wait_room()
+                taken = await self._next(generation, room)
+                if not taken or not await self._marked(generation, taken):
+                    continue
+            except (OSError, ClientError, DecodeError) as error:
+                failures += 1
+                self._trouble = f"its queue cannot be read: {error}" if failures >= TROUBLE_AFTER else self._trouble
+                logger.warning("agent=%s topic=%s: %s", self.agent.name, self.agent.queue, error)
+                await self._clock.sleep(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S))
+                continue
+            failures, self._trouble = 0, None
+
+    async def _wait_room(self) -> int:
+        """How many more records may be marked; waits until half of what is held ahead is used up, so that rounds are
+        few."""
+        while True:
+            target = self._prefetch.target
+            room = target - self.outstanding
+            if self._bucket is not None and not self._paused:
+                allowed = self._bucket.available(self._clock.monotonic())
+                if not allowed:
+                    await self._clock.sleep(self._bucket.wait_s())
+                    continue
+                room = min(room, allowed)
+                if room > 0:
+                    return room
+            elif room >= max(1, (target - self._prefetch.at_once) // 2) and not self._paused:
+                return room
+            self._room.clear()
+            await self._room.wait()
+
+    async def _next(self, generation: Generation, room: int) -> list[Taken]:
+        """Records to mark now, `room` at most; none when the generation is over."""
+        if not len(self._ahead):
+            logs = await self._fetched(generation)
+            if self._consumer.generation is not generation:
+                return []
+            for log in logs:
+                self._take_log(generation, log)
+            if (passed := self._ahead.passed()) and not await self._commit(generation, passed):
+                return []
+        if self._consumer.generation is not generation:
+            return []
+        taken = self._ahead.take(room)
+        if taken and not len(self._ahead):
+            self._fetching = generation, self._fetch()
+        return taken
+
+    async def _fetched(self, generation: Generation) -> list[FetchedLog]:
+        """What was fetched meanwhile, or is now. Raises: OSError, ClientError."""
+        fetching, self._fetching = self._fetching, None
+        if fetching is not None:
+            if fetching[0] is generation:
+                return await fetching[1]
+            await cancelled(fetching[1])  # its offsets are of another time
+        return await self._fetch()
+
+    def _fetch(self) -> asyncio.Task[list[FetchedLog]]:
+        self._stats.fetches += 1
+        fetching = self._consumer.fetch(wait_ms=WAIT_MS)
+        return asyncio.create_task(fetching, name=f"KMQ agent {self.agent.name}: fetch")
+
+    def _take_log(self, generation: Generation, log: FetchedLog) -> None:
+        place = log.topic, log.partition
+        before = self._consumer.positions.get(place)
+        if before is None or not log.records:
+            return
+        read = read_log(log.records, before)
+        for first, last, why in read.damaged:
+            self._stats.undecodable += last - first + 1
+            logger.error(
+                "agent=%s record=%s-%d@%d..%d: the stored bytes cannot be read, passed over: %s",
+                self.agent.name,
+                *place,
+                first,
+                last,
+                why,
+            )
+        self._consumer.move(generation, place, read.next)
+        if read.next > before:
+            self._ahead.add(place, read.records, self._attempts(log, read.records), read.next)
+
+    def _attempts(self, log: FetchedLog, records: list[RawRecord]) -> list[int] | None:
+        """How often each is delivered with this time; None: all for the first time."""
+        name = self.agent.count_header
+        if name.encode() not in log.records and all(
+            head.codec == "none" for head in frames(log.records, partial_tail=True)
+        ):
+            return None
+        attempts = [1 + redelivered(record.headers, name) for record in records]
+        self._stats.redelivered += sum(attempt > 1 for attempt in attempts)
+        return attempts
+
+    async def _marked(self, generation: Generation, taken: list[Taken]) -> bool:
+        """Mark and commit records and hand them on; False: they are somebody else's.
+
+        Raises: OSError, ClientError: they are to be marked again.
+        """
+        began_s = self._clock.monotonic()
+        try:
+            await asyncio.gather(
+                *(self._markers.start(one.place[1], [record.offset for record in one.records]) for one in taken)
+            )
+        except BaseException:
+            if self._consumer.generation is generation:
+                self._ahead.put_back(taken)
+            raise
+        if not await self._commit(generation, {one.place: one.next for one in taken}):
+            self._stats.unrun += sum(len(one.records) for one in taken)
+            return False
+        self._hand_on([self._chunk(generation, one, began_s) for one in taken])
+        return True
+
+    async def _commit(self, generation: Generation, offsets: dict[Place, int]) -> bool:
+        """False: the generation is over. As long as it is not, this goes on."""
+        failures = 0
+        while True:
+            try:
+                await self._consumer.commit(generation, offsets)
+            except GenerationOver as error:
+                logger.debug("agent=%s: %s", self.agent.name, error)
+                self._consumer.give_up(generation)
+                return False
+            except (OSError, ClientError) as error:
+                failures += 1
+                logger.warning("agent=%s: group %s: %s", self.agent.name, self.agent.group, error)
+                await self._clock.sleep(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S))
+            else:
+                return True
+
+    def _chunk(self, generation: Generation, taken: Taken, began_s: float) -> Chunk:
+        assert self._topic_id is not None
+        queue = self.agent.queue
+        return Chunk(
+            self.agent.name,
+            queue,
+            TopicPartition(self._topic_id, taken.place[1]),
+            _runs(taken),
+            decode=self.agent.decoder(queue),
+            decode_key=self.agent.key_decoder(queue),
+            deadline=began_s + self.agent.redeliver_after_s,
+            generation=generation.number,
+            arrived=self._clock.monotonic(),
+            group=self.agent.group,
+        )
+
+    def _hand_on(self, chunks: list[Chunk]) -> None:
+        now = self._clock.monotonic()
+        if not self.outstanding:
+            self._prefetch.begun(now)
+        for chunk in chunks:
+            self._live[chunk] = chunk.remaining
+            self.outstanding += chunk.remaining
+            self._stats.received += chunk.remaining
+            if self._bucket is not None:
+                self._bucket.take(chunk.remaining)
+        self._look()
+        self._at_pool(self._pool.feed, chunks)
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Drop what nobody has begun in time; no handler begins before that was looked at again."""
+        now = self._clock.monotonic()
+        next_s = float("inf")
+        for chunk in tuple(self._live):
+            if not chunk.waiting:
+                continue
+            if chunk.deadline <= now:
+                self._drop_unbegun(chunk, "lock_lost")
+            else:
+                next_s = min(next_s, chunk.deadline)
+        permit = self._pool.permit
+        permit.until_s = next_s
+        if permit.wanted:
+            permit.wanted = False
+            self._at_pool(self._pool.feed, [])
+        if self._live and self._timer is None and not (self._draining and not self.outstanding):
+            self._timer = self._clock.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self._clock.monotonic()
+        if self._prefetch.still_running(self._pool.busy, now, full=self.buffered > 0):
+            logger.debug("agent=%s: handlers take long, fewer records are marked", self.agent.name)
+        self._look()
+
+    def _drop_unbegun(self, chunk: Chunk, counter: str) -> None:
+        dropped: list[int] = []
+        while True:
+            try:
+                dropped.append(chunk.records.pop().offset)
+            except IndexError:
+                break
+        if dropped:
+            setattr(self._stats, counter, getattr(self._stats, counter) + len(dropped))
+            logger.warning(
+                "agent=%s record=%s..%d: %d records are left to the tracker: no handler had begun them",
+                self.agent.name,
+                chunk.at(min(dropped)),
+                max(dropped),
+                len(dropped),
+            )
+            self._less(chunk, len(dropped))
+
+    # --- finished work ------------------------------------------------------------------------------------------
+
+    def _finished(self, handed: FinishedWork) -> None:
+        """The pool finished records; called on the service loop, in bulk."""
+        count = 0
+        for chunk, accepted, others in handed:
+            count += len(accepted) + len(others)
+            if accepted:
+                self._less(chunk, len(accepted))
+                self._report(chunk, accepted)
+                self._markers.accept((chunk.tp, chunk.generation), accepted)
+            for record, outcome in others:
+                self._completion.complete(chunk, record, outcome)
+        self._prefetch.finished(count, self._clock.monotonic())
+
+    def _decided(self, chunk: Chunk, record: DecodedRecord | RawRecord, reason: str, delay_s: float) -> None:
+        self._less(chunk, 1)
+        self._report(chunk, [record.offset])
+
+    def _report(self, chunk: Chunk, offsets: list[int]) -> None:
+        if self._reporter is not None:
+            for offset in offsets:
+                self._reporter.note(chunk.tp, offset, chunk.attempt(offset))
+
+    def _less(self, chunk: Chunk, count: int) -> None:
+        self.outstanding -= count
+        left = self._live.get(chunk, 0) - count
+        if left > 0:
+            self._live[chunk] = left
+        else:
+            self._live.pop(chunk, None)
+        self._room.set()
+        if not self.outstanding:
+            self._empty.set()
+
+    # --- loops --------------------------------------------------------------------------------------------------
+
+    def _at_pool(self, function: Callable[..., None], *args: object) -> None:
+        """Call what is the pool's, on its loop where it must be."""
+        if self._pool.fed_anywhere or self._handler_loop is self._service_loop:
+            function(*args)
+        elif not self._handler_loop.is_closed():
+            self._handler_loop.call_soon_threadsafe(function, *args)
+
+    def _soon(self, callback: Callable[[], object]) -> None:
+        if not self._service_loop.is_closed():
+            self._service_loop.call_soon_threadsafe(callback)
+
+
+def _runs(taken: Taken) -> list[tuple[list[RawRecord], int]]:
+    """Records of the same attempt that are neighbours."""
+    if taken.attempts is None:
+        return [(taken.records, 1)]
+    found: list[tuple[list[RawRecord], int]] = []
+    for record, attempt in zip(taken.records, taken.attempts, strict=True):
+        if found and found[-1][1] == attempt:
+            found[-1][0].append(record)
+        else:
+            found.append(([record], attempt))
+    return found

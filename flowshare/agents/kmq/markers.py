@@ -1,0 +1,154 @@
+"""Markers of one KMQ agent: start markers, confirmed before anybody handles the records, and end markers.
+
+An end marker is sent as soon as the one before it is confirmed: what ends meanwhile goes in one batch. One that cannot
+be written means that its record comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from flowshare.agents.feed.acknowledgements import Key
+from flowshare.client.errors import ClientError
+from flowshare.kmq.markers import END, KEY, encode_start
+from flowshare.protocol.batches import BatchBuilder
+
+if TYPE_CHECKING:
+    from flowshare.agents.run.stats import AgentStats
+    from flowshare.client.producer.producer import Producer
+    from flowshare.clock import Clock
+
+BATCH_BYTES: Final = 900_000
+UNDER_WAY_MAX: Final = 2
+"""Batches of end markers of one partition that are not confirmed; what ends meanwhile waits for the next."""
+MARKERS_MAX: Final = 10_000
+"""End markers of one batch."""
+
+logger = logging.getLogger("flowshare.agents")
+
+
+class _Ends:
+    """End markers of one partition."""
+
+    __slots__ = ("under_way", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+        self.under_way = 0
+
+
+class MarkerSender:
+    """Sends one agent's markers; on the service loop."""
+
+    def __init__(
+        self, agent: str, markers: str, *, after_ms: int, producer: Producer, clock: Clock, stats: AgentStats
+    ) -> None:
+        self._agent = agent
+        self._markers = markers
+        self._start = encode_start(after_ms)
+        self._producer = producer
+        self._clock = clock
+        self._stats = stats
+        self._ends: dict[int, _Ends] = {}
+        self._turn_due = False
+        self._flushed = asyncio.Event()
+        self.unconfirmed = 0
+        """Records whose end marker is not confirmed."""
+
+    async def start(self, partition: int, offsets: Iterable[int]) -> None:
+        """Write start markers; returns when they are confirmed. Raises: ClientError, OSError."""
+        if partition >= await self._producer.partitions(self._markers):
+            raise ClientError(
+                f"topic {self._markers} has no partition {partition} for the markers of the queue's: give it as many "
+                "partitions as the queue (kafka-topics.sh --alter)"
+            )
+        await asyncio.gather(*self._send(partition, offsets, self._start))
+
+    def accept(self, key: Key, offsets: list[int], attempt: int = 0) -> None:
+        """These records are handled. attempt: says nothing here."""
+        ends = self._ends.setdefault(key[0].partition, _Ends())
+        ends.waiting += offsets
+        self.unconfirmed += len(offsets)
+        self._stats.acknowledgements += 1
+        if not self._turn_due:
+            self._turn_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def acknowledge(
+        self,
+        key: Key,
+        first: int,
+        last: int,
+        types: bytes,
+        counter: str,
+        *,
+        delay_ms: int = 0,
+        unrun: bool = False,
+        attempt: int = 0,
+    ) -> None:
+        """These are not handled: nobody is told, and the tracker sends them again when their time is over."""
+        setattr(self._stats, counter, getattr(self._stats, counter) + last - first + 1)
+
+    async def flush(self) -> None:
+        """Wait until all end markers are confirmed, or given up."""
+        while self.unconfirmed:
+            self._flushed.clear()
+            await self._flushed.wait()
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        for partition in tuple(self._ends):
+            self._send_ends(partition)
+
+    def _send_ends(self, partition: int) -> None:
+        ends = self._ends[partition]
+        while ends.waiting and ends.under_way < UNDER_WAY_MAX:
+            offsets, ends.waiting = ends.waiting[:MARKERS_MAX], ends.waiting[MARKERS_MAX:]
+            try:
+                sent = self._send(partition, offsets, END)
+            except ClientError as error:  # the producer is closed
+                self._confirmed(partition, len(offsets), error)
+                continue
+            ends.under_way += 1
+            asyncio.gather(*sent).add_done_callback(partial(self._ended, partition, len(offsets)))
+
+    def _ended(self, partition: int, count: int, done: asyncio.Future[list[None]]) -> None:
+        self._ends[partition].under_way -= 1
+        self._confirmed(partition, count, asyncio.CancelledError() if done.cancelled() else done.exception())
+        self._send_ends(partition)
+
+    def _confirmed(self, partition: int, count: int, error: BaseException | None) -> None:
+        self.unconfirmed -= count
+        if error is None:
+            self._stats.accepted += count
+        else:
+            self._stats.ack_unknown += count
+            logger.error(
+                "agent=%s: the end of %d records of partition %d could not be written, they may come again: %s",
+                self._agent,
+                count,
+                partition,
+                error,
+            )
+        if not self.unconfirmed:
+            self._flushed.set()
+
+    def _send(self, partition: int, offsets: Iterable[int], value: bytes) -> list[asyncio.Future[None]]:
+        """Batches of markers on their way. Raises: ClientError."""
+        now_ms = self._clock.now_ms()
+        pack = KEY.pack
+        sent: list[asyncio.Future[None]] = []
+        builder = BatchBuilder(size_max=BATCH_BYTES)
+        for offset in offsets:
+            key = pack(partition, offset)
+            if not builder.add(key, value, timestamp_ms=now_ms):
+                sent.append(self._producer.send_batch(self._markers, partition, builder))
+                builder = BatchBuilder(size_max=BATCH_BYTES)
+                builder.add(key, value, timestamp_ms=now_ms)
+        if builder.count:
+            sent.append(self._producer.send_batch(self._markers, partition, builder))
+        return sent

@@ -1,0 +1,69 @@
+"""The topics of a queue: that they fit each other, and that the one for undelivered messages is there."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from flowshare.client.errors import ClientError, ServerError
+from flowshare.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from flowshare.client.admin.admin import ShareAdmin
+    from flowshare.kmq.redelivery import QueueRules
+
+TIMESTAMP_TYPE: Final = "message.timestamp.type"
+APPEND_TIME: Final = "LogAppendTime"
+"""Of a topic of markers: their timestamps rise then, which the tracker's clock goes by."""
+
+logger = logging.getLogger(__name__)
+
+
+class PartitionMismatch(ClientError):
+    """A queue and its markers have not the same number of partitions."""
+
+
+async def partitions_of(admin: ShareAdmin, rules: QueueRules) -> int:
+    """How many partitions queue and markers have, each.
+
+    Raises: PartitionMismatch, ServerError (UNKNOWN_TOPIC_OR_PARTITION: one is missing), OSError, ClientError.
+    """
+    queue = (await admin.describe_topic(rules.queue)).partitions
+    markers = (await admin.describe_topic(rules.markers)).partitions
+    if queue != markers:
+        less, most = (rules.queue, markers) if queue < markers else (rules.markers, queue)
+        raise PartitionMismatch(
+            f"topic {rules.queue} has {queue} partitions and {rules.markers}, which has its markers, {markers}: each "
+            f"partition of the one needs its own of the other. Give {less} {most} partitions, too "
+            f"(kafka-topics.sh --alter --topic {less} --partitions {most})"
+        )
+    return queue
+
+
+async def need_undelivered(admin: ShareAdmin, rules: QueueRules, partitions: int) -> None:
+    """Make the topic for undelivered messages if it is missing. Raises: ServerError, OSError, ClientError."""
+    name = rules.undelivered_topic
+    try:
+        await admin.describe_topic(name)
+    except ServerError as error:
+        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
+        await admin.create_topic(name, partitions=partitions, exist_ok=True)
+        logger.info("topic %s was missing and is made, partitions=%d", name, partitions)
+
+
+async def warn_of_times(admin: ShareAdmin, rules: QueueRules) -> None:
+    """Say so if the markers' timestamps are their senders': the clock of one that is wrong is everybody's then."""
+    try:
+        entries = await admin.topic_configs(rules.markers)
+    except ServerError as error:
+        logger.debug("the settings of topic %s cannot be seen: %s", rules.markers, error)
+        return
+    if any(one.name == TIMESTAMP_TYPE and one.value != APPEND_TIME for one in entries):
+        logger.warning(
+            "topic %s has the timestamps of whoever sends a marker, and a clock that is wrong there redelivers too "
+            "early or too late: set %s=%s for it (kafka-configs.sh --alter --entity-type topics)",
+            rules.markers,
+            TIMESTAMP_TYPE,
+            APPEND_TIME,
+        )

@@ -1,0 +1,243 @@
+"""`PartitionTracker`: the messages of one partition that were begun and not ended, by the markers read so far.
+
+    absent ──start──▶ OPEN ──its time has come (`due`)──▶ SENDING ──copied, its end marker written (`ended`)──▶ absent
+                       │ ▲                                   │
+                       │ └──── it could not be (`failed`) ───┤
+                       └───────────── end ───────────────────┴──▶ absent
+
+A second start marker of an open message is a second delivery by a consumer that died before its commit: the message is
+due by that one. One of a message that is SENDING changes nothing.
+
+**Time.** A message is due when the tracker's clock has passed its marker's timestamp by what the marker says. That
+clock is the timestamp of the last markers read, so that a tracker that lags behind redelivers nothing whose end marker
+it has not read yet. Where it has read all there is it goes on by the time that passes, and when there was no marker for
+`quiet_ms` it is the machine's, if that is later. It never passes the last look at the log's end.
+
+**Start.** What was begun and ended before is told apart only by reading on: nothing is due before all markers were read
+that were there when the tracker began (`caught_up_at`).
+
+**Position.** `needed` is the first marker that a successor has to read: of the oldest message that is not done with.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from flowshare.kmq.markers import OddMarker, decode
+
+QUIET_MS: Final = 1_000
+"""useNowForRedeliverDespiteNoMarkerSeenForMs, as in KMQ's examples."""
+AHEAD_MS_MAX: Final = 3_600_000
+"""A marker's timestamp that is further ahead of the machine's clock is not believed."""
+PAUSE_MS: Final = 1_000
+PAUSE_MS_MAX: Final = 60_000
+STALE_MAX: Final = 1_024
+
+
+class MarkerRecord(Protocol):
+    """A record of the markers topic."""
+
+    @property
+    def offset(self) -> int:
+        """Its offset there."""
+        ...
+
+    @property
+    def timestamp(self) -> int:
+        """Milliseconds since 1970."""
+        ...
+
+    @property
+    def key(self) -> bytes | None:
+        """Which message it is of."""
+        ...
+
+    @property
+    def value(self) -> bytes | None:
+        """Whether it begins or ends it."""
+        ...
+
+
+@dataclass(slots=True)
+class TrackerCounts:
+    """What a tracker has read and done since it began. foreign: markers of another partition's messages; odd: records
+    that are no markers. lost: messages whose record is not in the queue any more."""
+
+    starts: int = 0
+    ends: int = 0
+    foreign: int = 0
+    odd: int = 0
+    redelivered: int = 0
+    undelivered: int = 0
+    lost: int = 0
+    failed: int = 0
+
+    def add(self, other: TrackerCounts) -> None:
+        """Count what another one has counted, too."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(slots=True)
+class _Open:
+    marker: int
+    due_ms: int
+    sending: bool = False
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class PartitionTracker:
+    """One partition's messages. position: the next marker to read. All times are milliseconds since 1970."""
+
+    partition: int
+    position: int
+    caught_up_at: int
+    quiet_ms: int = QUIET_MS
+    counts: TrackerCounts = field(default_factory=TrackerCounts)
+    _open: dict[int, _Open] = field(default_factory=dict)
+    """By the message's offset, in the order of the markers."""
+    _due: list[tuple[int, int]] = field(default_factory=list)
+    """A heap of times and offsets; what does not fit an open message is left over."""
+    _time_ms: int = -1
+    """The largest timestamp of the last markers."""
+    _seen_ms: int = -1
+    """When these were read."""
+    _looked_ms: int = -1
+    """When all that there was had been read last."""
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def read(self, records: Iterable[MarkerRecord], now_ms: int) -> None:
+        """Take in records of the markers topic, which are in order; those below `position` are passed over."""
+        latest = -1
+        for record in records:
+            offset = record.offset
+            if offset < self.position:
+                continue
+            self.position = offset + 1
+            try:
+                partition, message, after_ms = decode(record.key, record.value)
+            except OddMarker:
+                self.counts.odd += 1
+                continue
+            if partition != self.partition:
+                self.counts.foreign += 1
+                continue
+            timestamp = record.timestamp
+            if timestamp > now_ms + AHEAD_MS_MAX:
+                timestamp = now_ms
+            latest = max(latest, timestamp)
+            if after_ms is None:
+                self.counts.ends += 1
+                self._open.pop(message, None)
+            else:
+                self.counts.starts += 1
+                self._start(message, offset, timestamp + after_ms)
+        if latest >= 0:
+            self._time_ms, self._seen_ms = latest, now_ms
+        if len(self._due) > STALE_MAX + 2 * len(self._open):
+            self._clean()
+
+    def passed(self, position: int) -> None:
+        """There is nothing below this offset that was not read: what was there is no record any more."""
+        self.position = max(self.position, position)
+
+    def looked(self, now_ms: int) -> None:
+        """All markers that there are at this time have been read."""
+        self._looked_ms = max(self._looked_ms, now_ms)
+
+    def _start(self, message: int, marker: int, due_ms: int) -> None:
+        known = self._open.get(message)
+        if known is not None:
+            if known.sending:
+                return
+            del self._open[message]  # behind those that are there: in the order of the markers
+        self._open[message] = _Open(marker, due_ms)
+        heapq.heappush(self._due, (due_ms, message))
+
+    def _clean(self) -> None:
+        """Drop what is left over, when it is more than what is open."""
+        self._due = [(one.due_ms, message) for message, one in self._open.items() if not one.sending]
+        heapq.heapify(self._due)
+
+    # --- what is due --------------------------------------------------------------------------------------------
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all markers were read that were there when the tracker began."""
+        return self.position >= self.caught_up_at
+
+    @property
+    def clock_ms(self) -> int | None:
+        """The time by which messages are due; None: no marker was read."""
+        if self._seen_ms < 0:
+            return None
+        passed_ms = self._looked_ms - self._seen_ms
+        if passed_ms < 0:
+            return self._time_ms
+        time_ms = self._time_ms + passed_ms
+        return max(time_ms, self._looked_ms) if passed_ms >= self.quiet_ms else time_ms
+
+    def due(self, limit: int) -> list[int]:
+        """Messages whose time has come, `limit` at most, in the order of their offsets; they are SENDING from now
+        on."""
+        now_ms = self.clock_ms
+        if now_ms is None or not self.caught_up:
+            return []
+        found: list[int] = []
+        while self._due and self._due[0][0] <= now_ms and len(found) < limit:
+            due_ms, message = heapq.heappop(self._due)
+            one = self._open.get(message)
+            if one is not None and one.due_ms == due_ms and not one.sending:
+                one.sending = True
+                found.append(message)
+        return sorted(found)
+
+    def next_due_ms(self) -> int | None:
+        """When the next message is due at the earliest, by `clock_ms`; None: none is."""
+        return self._due[0][0] if self._due else None
+
+    def wanted(self, message: int) -> bool:
+        """Whether a message that is SENDING is still to be sent: its end marker may have come."""
+        one = self._open.get(message)
+        return one is not None and one.sending
+
+    def ended(self, message: int) -> None:
+        """A message was sent on, or its record is lost, and its end marker is written."""
+        self._open.pop(message, None)
+
+    def failed(self, message: int) -> int:
+        """A message could not be sent on: it is OPEN again, and due after a pause, which doubles; how often it has
+        failed."""
+        one = self._open.get(message)
+        now_ms = self.clock_ms
+        if one is None or now_ms is None:
+            return 0
+        one.failures += 1
+        one.sending = False
+        one.due_ms = now_ms + min(PAUSE_MS << min(one.failures - 1, 10), PAUSE_MS_MAX)
+        self.counts.failed += 1
+        heapq.heappush(self._due, (one.due_ms, message))
+        return one.failures
+
+    # --- what is left -------------------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> int:
+        """How many messages are open."""
+        return len(self._open)
+
+    def messages(self) -> list[int]:
+        """Offsets of the open messages, in order."""
+        return sorted(self._open)
+
+    @property
+    def needed(self) -> int:
+        """The first marker that whoever goes on from here has to read."""
+        for one in self._open.values():
+            return one.marker
+        return self.position

@@ -1,0 +1,267 @@
+"""Members of classic groups: what they are assigned, where they begin, what becomes of commits; on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowshare.client.errors import NotConnected
+from flowshare.client.groups.assignors import Subscriber, range_assignor
+from flowshare.client.groups.consumer import GroupConsumer
+from flowshare.client.groups.member import GroupMember
+from flowshare.client.groups.membership import GenerationOver, GroupRefused, GroupSettings, Membership, Verdict
+from flowshare.client.groups.reading import read_log
+from flowshare.protocol import messages as m
+from flowshare.protocol.batches import BatchBuilder
+from flowshare.protocol.errors import ErrorCode
+from flowshare.slots.consumer_protocol import Assignment, Subscription
+from tests.batches import place
+from tests.client.worlds import within, world_on
+
+PLACE = ("orders", 0)
+
+
+def subscriber(member_id, *topics, instance_id=None):
+    return Subscriber(member_id, instance_id, Subscription(topics or ("a",), b""))
+
+
+def shares(members, **topics):
+    return {member: dict(given.partitions) for member, given in range_assignor(members, topics).items()}
+
+
+def test_each_member_gets_neighbours_and_the_first_ones_get_one_more():
+    members = [subscriber("m3"), subscriber("m1"), subscriber("m2")]
+
+    assert shares(members, a=8) == {"m1": {"a": (0, 1, 2)}, "m2": {"a": (3, 4, 5)}, "m3": {"a": (6, 7)}}
+
+
+def test_members_beyond_the_partitions_get_nothing_and_topics_are_dealt_one_by_one():
+    members = [subscriber("m1", "a", "b"), subscriber("m2", "a")]
+
+    assert shares(members, a=1, b=2) == {"m1": {"a": (0,), "b": (0, 1)}, "m2": {}}
+
+
+def test_static_members_come_first_by_their_lasting_names():
+    members = [subscriber("x"), subscriber("z", instance_id="1"), subscriber("y", instance_id="2")]
+
+    assert shares(members, a=3) == {"z": {"a": (0,)}, "y": {"a": (1,)}, "x": {"a": (2,)}}
+
+
+def test_topics_that_nobody_reads_and_members_of_no_topic_are_left_out():
+    assert range_assignor([subscriber("m1", "c")], {"a": 3}) == {"m1": Assignment({}, b"")}
+
+
+def test_a_refusal_says_what_to_mend_and_a_passing_error_that_it_may_pass():
+    member = Membership("g", protocol="range", settings=GroupSettings())
+
+    with pytest.raises(GroupRefused, match="READ"):
+        member.verdict(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    with pytest.raises(NotConnected):
+        member.verdict(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    assert member.verdict(ErrorCode.ILLEGAL_GENERATION) is Verdict.JOIN_AGAIN
+
+
+def test_a_member_is_sure_for_its_session_from_when_its_heartbeat_left():
+    member = Membership("g", protocol="range", settings=GroupSettings(session_timeout=10.0))
+    member.joined(m.JoinGroupResponse(member_id="me", generation=3))
+    member.synced(m.SyncGroupResponse(), sent_s=5.0)
+
+    assert member.sure(14.9)
+    assert not member.sure(15.0)
+    member.proved(8.0)
+    member.proved(6.0)
+    assert member.sure(17.9)
+    member.verdict(ErrorCode.UNKNOWN_MEMBER_ID)
+    assert not member.sure(9.0)
+
+
+def test_damaged_batches_are_told_and_passed_over():
+    first, second = BatchBuilder(), BatchBuilder()
+    for builder in (first, second):
+        builder.add(None, b"v", timestamp_ms=1)
+        builder.add(None, b"w", timestamp_ms=1)
+    broken = bytearray(place(first.build(), 0))
+    broken[-1] ^= 1
+    read = read_log(bytes(broken) + place(second.build(), 2), 0)
+
+    assert [record.offset for record in read.records] == [2, 3]
+    assert read.next == 4
+    [(low, high, _)] = read.damaged
+    assert (low, high) == (0, 1)
+
+
+def test_reading_begins_inside_a_batch():
+    builder = BatchBuilder()
+    for _ in range(5):
+        builder.add(None, b"v", timestamp_ms=1)
+
+    assert [record.offset for record in read_log(place(builder.build(), 10), 13).records] == [13, 14]
+
+
+async def _world(clock, work, partitions=2):
+    async with world_on(clock, partitions) as world:
+        await within(clock, 120.0, work(world))
+
+
+def consumer(world, **options):
+    options.setdefault("settings", GroupSettings(session_timeout=10.0, rebalance_timeout=6.0))
+    return GroupConsumer(world.connect, group_id="cg", topics=("orders",), clock=world.clock, **options)
+
+
+async def values(one):
+    generation = await one.ready()
+    found = []
+    for log in await one.fetch(wait_ms=0):
+        read = read_log(log.records, one.positions[log.topic, log.partition])
+        one.move(generation, (log.topic, log.partition), read.next)
+        found += [record.value for record in read.records]
+    return found
+
+
+@pytest.mark.asyncio
+async def test_a_consumer_reads_all_and_its_successor_goes_on_behind_the_commit(clock):
+    async def work(world):
+        await world.send(b"1", b"2")
+        first = consumer(world)
+        first.start()
+        assert await values(first) == [b"1", b"2"]
+        await first.commit(first.generation, {PLACE: 1})
+        await first.close()
+
+        second = consumer(world)
+        second.start()
+        assert await values(second) == [b"2"]
+        await second.close()
+
+    await _world(clock, work)
+
+
+@pytest.mark.asyncio
+async def test_two_consumers_share_the_partitions_and_the_one_that_stays_has_all_again(clock):
+    async def work(world):
+        revoked = []
+        first = consumer(world, on_revoked=lambda generation: _note(revoked, generation))
+        second = consumer(world)
+        first.start()
+        await first.ready()
+        assert set(first.positions) == {("orders", 0), ("orders", 1)}
+        second.start()
+        await second.ready()
+        while first.generation is None or len(first.positions) != 1:
+            await world.clock.sleep(0.1)
+        assert {*first.positions, *second.positions} == {("orders", 0), ("orders", 1)}
+        assert len(revoked) == 1
+        await second.close()
+        while len(first.positions) != 2:
+            await world.clock.sleep(0.1)
+        await first.close()
+
+    await _world(clock, work)
+
+
+async def _note(notes, generation):
+    notes.append(generation)
+
+
+@pytest.mark.asyncio
+async def test_what_was_read_by_a_generation_that_is_over_is_not_committed(clock):
+    async def work(world):
+        first, second = consumer(world), consumer(world)
+        first.start()
+        old = await first.ready()
+        second.start()
+        await second.ready()
+        while first.generation in (None, old):
+            await world.clock.sleep(0.1)
+
+        with pytest.raises(GenerationOver):
+            await first.commit(old, {PLACE: 1})
+        assert await first.fetch([("orders", 7)], wait_ms=0) == []
+        await first.close()
+        await second.close()
+
+    await _world(clock, work)
+
+
+@pytest.mark.asyncio
+async def test_a_group_without_commits_begins_where_it_is_told(clock):
+    async def work(world):
+        await world.send(b"1")
+        await world.clock.sleep(5)
+        moment = world.clock.now_ms()
+        await world.send(b"2")
+        for group, reset, position in (
+            ("e", "earliest", 0),
+            ("l", "latest", 2),
+            ("t", moment, 1),
+            ("n", moment + 1, 2),
+        ):
+            one = GroupConsumer(world.connect, group_id=group, topics=("orders",), clock=clock, reset=reset)
+            one.start()
+            await one.ready()
+            assert one.positions[PLACE] == position
+            await one.close()
+
+    await _world(clock, work, partitions=1)
+
+
+@pytest.mark.asyncio
+async def test_an_offset_that_is_gone_is_moved_to_the_logs_start(clock):
+    async def work(world):
+        await world.send(b"1", b"2", b"3")
+        one = consumer(world)
+        one.start()
+        await one.ready()
+        await world.admin.delete_records("orders", 0, 2)
+        assert await values(one) == []
+        assert await values(one) == [b"3"]
+        await one.close()
+
+    await _world(clock, work, partitions=1)
+
+
+@pytest.mark.asyncio
+async def test_more_partitions_are_dealt_out_when_the_leader_sees_them(clock):
+    async def work(world):
+        one = consumer(world)
+        one.start()
+        await one.ready()
+        await world.admin.create_partitions("orders", 3)
+        while len(one.positions) != 3:
+            await world.clock.sleep(0.5)
+        await one.close()
+
+    await _world(clock, work, partitions=1)
+
+
+@pytest.mark.asyncio
+async def test_protocol_assignor_and_user_data_are_the_callers(clock):
+    async def work(world):
+        seen, told = [], []
+
+        def all_to_me(members, topics):
+            seen.extend(one.subscription.user_data for one in members)
+            return {one.member_id: Assignment({"orders": (1,)}, b"for you") for one in members}
+
+        member = GroupMember(
+            world.connect,
+            group_id="cg",
+            topics=("orders",),
+            clock=clock,
+            protocol="mine",
+            assignor=all_to_me,
+            user_data=lambda: b"from me",
+            on_assigned=told.append,
+        )
+        member.start()
+        while not told:
+            await clock.sleep(0.1)
+        assert (seen, told[0].user_data, told[0].places) == ([b"from me"], b"for you", [("orders", 1)])
+        other = consumer(world)
+        other.start()
+        while other.member.trouble is None:
+            await clock.sleep(0.1)
+        assert "INCONSISTENT_GROUP_PROTOCOL" in other.member.trouble
+        await other.close()
+        await member.close()
+
+    await _world(clock, work)
