@@ -1,15 +1,16 @@
-"""Which record of one partition is begun next, by one member: of each key one after the other, in the order of the log.
+"""Which record of one partition a member begins next: of each key one after the other, in the order of the log.
 
-A record that was found waits in the queue of its key. Invariant: the first of a queue may be begun only while nothing of
-its key is in flight, so the handlers of one key run one at a time and in order; what is given back stands where it stood.
+A record that was found waits in the queue of its key. Invariant: the first of a queue may be begun only while nothing
+of its key is in flight, so the handlers of one key run one at a time and in order; what is given back stands where it
+stood.
 
     found ──▶ waiting ──take──▶ in flight ──finish──▶ out of here
                  ▲                  │
                  └──── give_back ───┘    not before a time, if it is to be tried again later
     waiting or in flight ──drop──▶ out of here: its key is another member's now
 
-Keys are known by their hashes: two keys with one hash wait for each other, which costs time and nothing else. No I/O and
-no clock: times are seconds that the caller gives.
+Keys are known by their hashes: two keys with one hash wait for each other, which costs time and nothing else. No I/O
+and no clock: times are seconds that the caller gives.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One member's view of one partition that members share by ranges of keys: what it scanned, what it begins and commits.
 
 The member reads the whole partition and keeps the records whose hashes lie in what it holds. What it holds is cut into
-*pieces*: neighbouring hashes of one epoch, with the offset (`next`) up to which the log was scanned for them, and whether
-the member is still meant to have them (`wanted`: its target, the newest assignment).
+*pieces*: neighbouring hashes of one epoch, with the offset (`next`) up to which the log was scanned for them, and
+whether the member is still meant to have them (`wanted`: its target, the newest assignment).
 
 Invariant: of each piece every record before `next` is committed, or waits here, or is in flight, or is finished and not
 committed yet; nothing is begun outside of the pieces, nor, outside of wanted ones, what was not begun before.
@@ -10,22 +10,22 @@ committed yet; nothing is begun outside of the pieces, nor, outside of wanted on
     it happens                      piece                              its records
     a range is granted              new, `next` is S                   none; what is committed (R) is skipped
     the target takes it in          wanted                             may be begun
-    the target leaves it out        not wanted: its slots drain,       what was begun goes on, with its retries; the
-                                    `next` stands still                rest waits: the range may come back (39)
-    a hold without it is asked for  gone at once, whatever comes back  none was begun; what waits is dropped
-    an answer says it is not held   gone                               in flight: lost, their ends count no more (38)
+    the target leaves it out        not wanted: its slots drain,       what was begun goes on, with its retries;
+                                    `next` stands still                the rest waits: it may come back (39)
+    a hold without it is asked for  gone at once, whatever is said     none was begun; what waits is dropped
+    an answer says it is not held   gone                               in flight: lost, their ends do not count (38)
     the member's lease is over      all gone                           all lost
     the log was reset or cut (E)    all as granted anew                all lost
 
-A *slot* is 2^15 neighbouring hashes. It drains until none of its records is in flight, waits for a retry, or is finished
-and not committed: so a range is given back after its commits were answered, and slot by slot, so that a slow record keeps
-its own slot only (36). Draining slots and the target together are what the member asks to hold (`asked`).
+A *slot* is 2^15 neighbouring hashes. It drains until none of its records is in flight, waits for a retry, or is
+finished and not committed: so a range is given back after its commits were answered, and slot by slot, so that a slow
+record keeps its own slot only (36). Draining slots and the target together are what the member asks to hold (`asked`).
 
 A hole between two records, seen by a scan of everything, is void: a control batch, an aborted one, or what compaction
-took. Whoever holds hash 0 commits it. It does so at once, not with the record before it, which may be another member's.
+took. Whoever holds hash 0 commits it, at once and not with the record before it, which may be another member's.
 
-Intake stops at the bounds (SPAN_MAX offsets behind S, RANGES_MAX ranges) and goes on below M: what fills gaps always goes.
-No I/O and no clock.
+Intake stops at the bounds (SPAN_MAX offsets behind S, RANGES_MAX ranges) and goes on below M: what fills gaps always
+goes. No I/O and no clock.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Progress(NamedTuple):
 
     stable: int
     reset_epoch: int
-    count: int
+    range_count: int
     furthest: int
 
 
@@ -134,6 +134,11 @@ class KeyScan(Generic[R]):
     def uncommitted(self) -> int:
         """Records that are finished and not known as committed."""
         return len(self._done) + len(self._sent)
+
+    @property
+    def has_voids(self) -> bool:
+        """Whether holes were seen that are to be committed."""
+        return bool(self._voids)
 
     @property
     def at_bound(self) -> bool:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected
 from flowshare.client.groups.assignors import RANGE, Assignor, Subscriber, range_assignor
-from flowshare.client.groups.membership import GenerationOver, Generation, GroupRefused, GroupSettings, Membership, Verdict
+from flowshare.client.groups.membership import (
+    GenerationOver,
+    Generation,
+    GroupRefused,
+    GroupSettings,
+    Membership,
+    Verdict,
+)
 from flowshare.client.net.link import Connect, Link
 from flowshare.client.settings import LinkSettings
 from flowshare.protocol.errors import ErrorCode

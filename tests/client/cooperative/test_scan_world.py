@@ -1,5 +1,5 @@
-"""Several members' scans against the real core as their server: whatever comes in whatever order, each record is handled,
-in the order of its key, by one member at a time."""
+"""Several members' scans against the real core as their server: whatever comes in whatever order, each record is
+handled, in the order of its key, by one member at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flowshare.client.cooperative.dispatch import Found
 from flowshare.client.cooperative.scan import Batch, KeyScan, Progress
 from flowshare.cooperative.assignor import shares
 from flowshare.cooperative.partition import CommitEntry, CooperativePartition
-from flowshare.cooperative.types import HASHES, KeyRange, Terms
+from flowshare.cooperative.types import HASHES, Terms
 from flowshare.core_errors import CoreError
 
 LEASE_MS = 10_000
@@ -235,7 +235,7 @@ def run(seed: int, *, deaths: bool) -> World:
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_each_record_is_handled_once_in_key_order_and_S_reaches_the_end(seed: int) -> None:
+def test_each_record_is_handled_once_in_key_order_and_all_are_committed(seed: int) -> None:
     world = run(seed, deaths=False)
     for offset, _ in world.log.records:
         assert world.handled[offset] >= 1
