@@ -105,6 +105,9 @@ class Application(Protocol):
 class ShareAgent:
     """One share agent of an app. Made by `@app.share_agent`; calling it calls the function."""
 
+    kind = "share"
+    """Kind of its group: share, or cooperative."""
+
     def __init__(
         self,
         app: Application,

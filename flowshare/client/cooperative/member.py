@@ -113,6 +113,8 @@ class CooperativeMember:
         self._applying: asyncio.Task[None] | None = None
         self._order = asyncio.Lock()
         self._sequence = 0
+        self._answered = 0
+        self._told = asyncio.Event()
         self._lapse: TimerHandle | None = None
         self._closed = False
         self.losses = 0
@@ -190,8 +192,11 @@ class CooperativeMember:
                 self._trouble["fault"] = f"{loop.__name__} failed: {type(error).__name__}: {error}"
                 await self._clock.sleep(FAULT_S)
 
-    async def close(self) -> None:
-        """Commit what is finished, give everything back, leave the group. What is in flight comes again elsewhere."""
+    async def close(self, *, release: bool = True) -> None:
+        """Commit what is finished, give everything back, leave the group. What is in flight comes again elsewhere.
+
+        release: False: nothing is given back: handlers go on that nobody can end, and the lease has to.
+        """
         if self._closed:
             return
         self._closed = True
@@ -202,7 +207,7 @@ class CooperativeMember:
         await cancelled(self._applying, *self._tasks)
         if self._lapse is not None:
             self._lapse.cancel()
-        if self._tasks:
+        if self._tasks and release:
             await self._release_all()
         if self._group is not None:
             await self._group.close()
@@ -260,6 +265,16 @@ class CooperativeMember:
         if given and partition.scan.releases:
             self.partitions.to_hold.set()
         return given
+
+    async def confirm(self) -> None:
+        """Wait until the server has answered a hold that was sent from now on. Raises: Closed."""
+        if self._closed:
+            raise Closed("the member was closed")
+        since = self._sequence
+        self.partitions.to_hold.set()
+        while self._answered <= since and self._tasks:
+            self._told.clear()
+            await self._told.wait()
 
     async def flush(self) -> None:
         """Wait until all that is finished is committed, or lost."""
@@ -377,6 +392,8 @@ class CooperativeMember:
 
     async def _say(self, wanted: Sequence[WantedKeys]) -> None:
         if not wanted and not self._sequence:
+            self._answered = 1  # nothing was ever asked for, so there is nothing to know
+            self._told.set()
             return
         self._sequence += 1
         sent_s = self._clock.monotonic()
@@ -398,6 +415,8 @@ class CooperativeMember:
             partition = self.partitions.of(part.topic_id, part.partition)
             if partition is not None:
                 await self._held(partition, part, sent_s + answer.lease_ms / 1000)
+        self._answered = self._sequence
+        self._told.set()
         self._watch_leases()
         self.partitions.changed()
 

@@ -135,6 +135,10 @@ class KeyScan(Generic[R]):
         """Records that are finished and not known as committed."""
         return len(self._done) + len(self._sent)
 
+    def is_settled(self, offset: int) -> bool:
+        """Whether a record that was finished is committed, or not this member's any more."""
+        return offset not in self._done and offset not in self._sent
+
     @property
     def has_voids(self) -> bool:
         """Whether holes were seen that are to be committed."""
