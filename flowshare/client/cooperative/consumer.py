@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast, overload
 
 from flowshare.client.arguments import check_argument, settings_of
 from flowshare.client.consumer.inflight import Headers, ShareRecord
+from flowshare.client.cooperative.free import FreeMember
 from flowshare.client.cooperative.member import CooperativeMember
 from flowshare.client.errors import ClientError, Closed, IllegalState, RecordError
 from flowshare.client.session.ranges import TopicIdPartition
@@ -101,7 +102,7 @@ class CooperativeConsumer(Generic[K, V]):
         self._value_decoder = value_decoder
         self._topics: tuple[str, ...] = ()
         self._manual: dict[Place, Sequence[Pair]] | None = None
-        self._member: CooperativeMember | None = None
+        self._member: CooperativeMember | FreeMember | None = None
         self._ready = asyncio.Event()
         self._hand: dict[Named, tuple[Partition, Record]] = {}
         self._broken: list[RecordError] = []
@@ -132,6 +133,8 @@ class CooperativeConsumer(Generic[K, V]):
 
         if not partitions:
             raise ValueError("assign at least one partition")
+        if self._free:
+            raise IllegalState("free=True: members take records of all partitions of their topics; subscribe to these")
         self._check_unset()
         for (topic, number), ranges in partitions.items():
             try:
@@ -260,23 +263,27 @@ class CooperativeConsumer(Generic[K, V]):
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _joined(self) -> CooperativeMember:
+    def _joined(self) -> CooperativeMember | FreeMember:
         if self._member is None:
             if not self._topics and self._manual is None:
                 raise IllegalState("the consumer reads nothing; call subscribe() or assign() first")
-            self._member = CooperativeMember(
-                self._connect,
-                group_id=self._group_id,
-                clock=self._clock,
-                topics=self._topics,
-                manual=self._manual,
-                settings=self._settings,
-                member_id=self._member_id,
-                on_ready=self._ready.set,
-                on_lost=self._lost,
-            )
+            self._member = self._new_member()
             self._member.start()
         return self._member
+
+    def _new_member(self) -> CooperativeMember | FreeMember:
+        common: dict[str, Any] = {
+            "group_id": self._group_id,
+            "clock": self._clock,
+            "topics": self._topics,
+            "settings": self._settings,
+            "member_id": self._member_id,
+            "on_ready": self._ready.set,
+            "on_lost": self._lost,
+        }
+        if self._free:
+            return FreeMember(self._connect, **common)
+        return CooperativeMember(self._connect, manual=self._manual, **common)
 
     def _decoded(self, taken: list[tuple[Partition, list[Record]]]) -> list[CooperativeRecord[K, V]]:
         records: list[CooperativeRecord[K, V]] = []

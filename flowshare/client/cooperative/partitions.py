@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from flowshare.client.cooperative.assigning import Place
 from flowshare.client.cooperative.dispatch import Found
 from flowshare.client.cooperative.scan import KeyScan
+from flowshare.client.cooperative.spans import SpanScan
 from flowshare.protocol.decoding import RawRecord
 
 if TYPE_CHECKING:
@@ -16,15 +17,15 @@ if TYPE_CHECKING:
 
     from flowshare.clock import Clock
 
-R = TypeVar("R")
 Record = Found[RawRecord]
-Scan = KeyScan[RawRecord]
+AnyScan = KeyScan[RawRecord] | SpanScan[RawRecord]
+AnyBatch = Any
 
 
 class Partition:
     """One partition. lease_end_s: nothing is begun from then on, in the clock's monotonic seconds."""
 
-    def __init__(self, place: Place, topic_id: uuid.UUID, scan: Scan) -> None:
+    def __init__(self, place: Place, topic_id: uuid.UUID, scan: AnyScan) -> None:
         self.place = place
         self.topic_id = topic_id
         self.scan = scan
