@@ -10,7 +10,7 @@ from flowshare.client.cooperative.assigning import Place
 from flowshare.client.cooperative.dispatch import Found
 from flowshare.client.cooperative.scan import KeyScan
 from flowshare.client.cooperative.spans import SpanScan
-from flowshare.protocol.decoding import RawRecord
+from flowshare.protocol.decoding import LastBatch, RawRecord
 
 if TYPE_CHECKING:
     import uuid
@@ -33,6 +33,7 @@ class Partition:
         self.blocked: tuple[str, ...] = ()
         """Who holds what it waits for."""
         self.trouble: str | None = None
+        self.last_batch = LastBatch()
 
     @property
     def key(self) -> tuple[uuid.UUID, int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.protocol.decoding import PADDING, SIZE_MAX, RawRecord, read_batch
-from flowshare.protocol.headers import BatchHeader, DecodeError, frames
+from flowshare.protocol.decoding import PADDING, SIZE_MAX, LastBatch, RawRecord
+from flowshare.protocol.headers import OFFSET_MAX, BatchHeader, DecodeError, frames
 from flowshare.protocol.key_hash import key_slot_hash
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages.records import AbortedTransaction
 
 KEYS_KEPT: Final = 20_000
+WANTED: Final = (0, OFFSET_MAX)
 
 
 class Scanned(NamedTuple):
@@ -26,26 +27,38 @@ class Scanned(NamedTuple):
     damaged: list[tuple[int, int, str]]
 
 
-def scan_log(data: bytes, offset: int, aborted: Sequence[AbortedTransaction] = ()) -> Scanned:
+def scan_log(
+    data: bytes,
+    offset: int,
+    aborted: Sequence[AbortedTransaction] = (),
+    *,
+    until: int = OFFSET_MAX,
+    last: LastBatch | None = None,
+) -> Scanned:
     """The records of whole batches from `offset` on, without control records and those of aborted transactions.
 
-    aborted: as of a fetch of committed records. Raises: DecodeError when the bytes are no sequence of batches at all.
+    aborted: as of a fetch of committed records. until: no batch is read that begins there or behind. last: keeps the
+    last batch read, for who reads a few records of it at a time.
+    Raises: DecodeError when the bytes are no sequence of batches at all.
     """
+    last = last or LastBatch()
     padded = data + PADDING
     found = Scanned([], offset, [])
     records, _, damaged = found
     end = offset
     transactions = _Aborted(aborted)
-    for header in frames(data, partial_tail=True):
+    headers = [one for one in frames(data, partial_tail=True) if one.base_offset < until]
+    for header in headers:
         skipped = transactions.skips(header)
         if header.last_offset < end:
             continue
         try:
-            batch = [] if skipped else read_batch(padded, header, SIZE_MAX).records
+            final = header is headers[-1]
+            batch = [] if skipped else last.read(padded, header, SIZE_MAX, WANTED, final=final).records
         except DecodeError as error:
             damaged.append((max(end, header.base_offset), header.last_offset, str(error)))
         else:
-            records += [(one.offset, hash_of(one), one) for one in batch if one.offset >= end]
+            records += [(one.offset, hash_of(one), one) for one in batch if end <= one.offset < until]
         end = header.last_offset + 1
     return found._replace(end=end)
 

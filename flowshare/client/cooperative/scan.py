@@ -39,6 +39,7 @@ from flowshare.client.cooperative.dispatch import Dispatcher, Found
 from flowshare.cooperative.offsets import RANGES_MAX, SPAN_MAX, CommittedOffsets
 from flowshare.cooperative.ranges import KEY_RANGES_MAX, Pair, merged, minus, overlaps
 from flowshare.cooperative.types import HASHES, KeyRange, KeyRanges
+from flowshare.protocol.headers import OFFSET_MAX
 
 R = TypeVar("R")
 SLOT_BITS: Final = 15
@@ -237,6 +238,11 @@ class KeyScan(Generic[R]):
         position = self._position()
         full = self._dispatcher.buffered >= self._buffer_max
         return None if position is None or full or position >= self._limit() else position
+
+    @property
+    def until(self) -> int:
+        """Where reading may end: nowhere."""
+        return OFFSET_MAX
 
     def scanned(self, first: int, end: int, records: Iterable[tuple[int, int, R]]) -> int:
         """All that there is from `first` up to, without, `end`: (offset, hash, record), ascending; how many are this

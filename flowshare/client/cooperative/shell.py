@@ -411,7 +411,8 @@ class CooperativeShell(abc.ABC):
         return self._settings.partition_fetch_bytes
 
     def _scanned(self, partition: Partition, position: int, log: FetchedLog) -> None:
-        scanned = scan_log(log.records, position, log.aborted)
+        until, last = partition.scan.until, partition.last_batch
+        scanned = scan_log(log.records, position, log.aborted, until=until, last=last)
         for first, last, why in scanned.damaged:
             logger.error("record=%s@%d..%d: the stored bytes cannot be read: %s", partition.text, first, last, why)
         partition.scan.scanned(position, scanned.end, scanned.records)

@@ -146,6 +146,11 @@ class SpanScan(Generic[R]):
         """Where to read on; None: nothing is to be read."""
         return next((span.next for span in self._spans if span.next < span.end), None)
 
+    @property
+    def until(self) -> int:
+        """Where reading may end: nothing from there on is this member's."""
+        return max((span.end for span in self._spans if span.next < span.end), default=0)
+
     def scanned(self, first: int, end: int, records: Iterable[tuple[int, int, R]]) -> int:
         """All that there is from `first` up to `end`: (offset, hash, record), ascending; how many are this member's."""
         found = {offset: record for offset, _, record in records}
