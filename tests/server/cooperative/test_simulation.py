@@ -136,6 +136,7 @@ class Judge:
 
     async def check_c(self) -> None:
         self.w.storage.before_write = None
+        await settle()  # what was being written, and fails, is behind us
         told = await self.w.told()
         self.w.storage.before_write = self.maybe_fail
         if told is None:
