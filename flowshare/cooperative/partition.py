@@ -3,7 +3,7 @@
     decision = partition.commit(…)                        raises before anything is changed
     await store(decision.mutations)                       in the order of the decisions, several at once at will
     partition.confirm(decision)                           the answer may leave: `decision.answer`
-    or partition.roll_back(decision)                      it could not be stored
+    or partition.roll_back(decision)                      nothing of it is stored; where that is in doubt, `load` again
 
 A decision counts for the next ones at once, so that many can be written together, and nobody outside knows of it before
 it is durable: what is not is neither granted (no answer has left) nor free (the next call sees it). Therefore answers
@@ -282,7 +282,7 @@ class CooperativePartition:
             if self.claims:
                 raise InconsistentGroupProtocol("members share this partition by keys: join with the same mode")
             pending, taken = self.pending.ranges(), list[Span]()
-            while count and len(taken) < PIECES_MAX and not (taken and self.spans.full):
+            while not taken or (count and len(taken) < PIECES_MAX and not self.spans.full):
                 span = self.spans.take(member, count, self.offsets, log_end, now_ms, lease_ms=lease_ms, pending=pending)
                 if span is None:
                     break
