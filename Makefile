@@ -52,8 +52,9 @@ check: setup  ## format, lint, types, layers, fast tests (CI runs those with all
 	@$(BIN)/lint-imports --no-cache
 	@test "$(CI)" = true || $(BIN)/python -m pytest -q -m "not slow"
 
-scenarios: setup  ## which of the share-group scenarios are shown, which are left and why; proves the runner by flipping
+scenarios: setup  ## which of the scenarios of share groups and cooperative groups are shown, which are left and why; proves the runner by flipping
 	@$(BIN)/python tests/scenarios/report.py
+	@$(BIN)/python -m tests.cooperative.report
 
 mutants: setup  ## plants known bugs one at a time; each must be caught
 	@$(BIN)/python tests/share/mutants.py

@@ -3,9 +3,9 @@
     python benchmarks/cooperative_core.py [--runs N]
 
 A commit is of one offset in the middle of a gap, which makes a range more, or of one beside a range, which makes it
-longer; it is decided, its mutations are made, and it is taken back outside of the measured time. `partition` is the same
-through `CooperativePartition`: the claim is looked up, too. Seconds are CPU seconds of this process. Printed are median
-and best of the runs, in microseconds a commit. Exits 1 if a claim does not hold.
+longer; it is decided, its mutations are made, and it is taken back outside of the measured time. `partition` is the
+same through `CooperativePartition`: the claim is looked up, too. Seconds are CPU seconds of this process. Printed are
+median and best of the runs, in microseconds a commit. Exits 1 if a claim does not hold.
 """
 
 from __future__ import annotations

@@ -321,8 +321,9 @@ class CooperativePartition:
         """
         with self._step(now_ms) as step:
             self._check_epoch(reset_epoch)
-            fenced = tuple(at for at, entry in enumerate(entries) if not self._lets_through(member, entry))
-            ranges = [pair for at, entry in enumerate(entries) if at not in fenced for pair in entry.ranges]
+            passed = [self._lets_through(member, entry) for entry in entries]
+            fenced = tuple(at for at, through in enumerate(passed) if not through)
+            ranges = [pair for through, entry in zip(passed, entries, strict=True) if through for pair in entry.ranges]
             step.change = self.offsets.commit(ranges, log_end=log_end)
             self.spans.shrink(self.offsets, ranges)
             return step.decided(CommitAnswer(self.progress, fenced))

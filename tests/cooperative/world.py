@@ -246,7 +246,10 @@ class World:
         self.counts["blocked"] += len(decision.answer.blocked)
         self.counts["taken"] += len(lost)
         deadlines = {**self.deadlines, member.name: self.now_ms + LEASE_MS}
-        reply = lambda: self.send(lambda: self.answered(member, sequence, held, sent_ms))  # noqa: E731
+
+        def reply() -> None:
+            self.send(lambda: self.answered(member, sequence, held, sent_ms))
+
         self.decided(decision, now, reply, deadlines)
 
     def answered(self, member: Member, sequence: int, held: dict[int, int], sent_ms: int) -> None:
