@@ -52,8 +52,9 @@ check: setup  ## format, lint, types, layers, fast tests (CI runs those with all
 	@$(BIN)/lint-imports --no-cache
 	@test "$(CI)" = true || $(BIN)/python -m pytest -q -m "not slow"
 
-scenarios: setup  ## which of the share-group scenarios are shown, which are left and why; proves the runner by flipping
+scenarios: setup  ## which of the scenarios of share groups and cooperative groups are shown, which are left and why; proves the runner by flipping
 	@$(BIN)/python tests/scenarios/report.py
+	@$(BIN)/python -m tests.cooperative.report
 
 mutants: setup  ## plants known bugs one at a time; each must be caught
 	@$(BIN)/python tests/share/mutants.py
@@ -62,7 +63,7 @@ mutants: setup  ## plants known bugs one at a time; each must be caught
 	@$(BIN)/python -m tests.client.session.mutants
 
 bench: setup  ## figures, printed
-	@for b in core server log agent order beyond once; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+	@for b in core cooperative_core server log agent order beyond once; do $(BIN)/python benchmarks/$$b.py || exit 1; done
 
 bench-peers: setup  ## figures beside other clients on a real Kafka, which it starts; needs Java and Maven, 60 minutes
 	@for b in peers native latency; do $(BIN)/python benchmarks/$$b.py || exit 1; done

@@ -127,7 +127,7 @@ def _homes(
         most = 0
         home, place = -1, 0
         for (name, partition), keys in sorted(owned.get(member, {}).items()):
-            if name == topic and partition < partitions and total(keys) > most:
+            if name == topic and 0 <= partition < partitions and total(keys) > most:
                 most, home, place = total(keys), partition, keys[0].first
         if home >= 0:
             homes[home].append((place, member))

@@ -30,8 +30,11 @@ granted under this epoch or an older one. The epoch is the one (or the largest) 
 when it started the handler.
 
 Calls of one member carry a `sequence` that grows, so that one that was under way on a connection that broke does not
-take back what a later one asked for. Leases are counted from `now_ms`, when the call arrived, which is after the member
-sent it; the member counts from there, so it stops first. Who loads stored claims gives each a whole lease.
+take back what a later one asked for. An owner that has just begun takes any: what was under way to the one before died
+with its connections.
+
+Leases are counted from when the call arrived, which is after the member sent it; the member counts from there, so it
+stops first. Who loads stored claims gives each a whole lease.
 
 State is replaced, never changed in place: `state` before a step is what undoes it.
 """
@@ -164,6 +167,8 @@ class Claims:
 
     def changed_since(self, before: ClaimsState) -> PutClaims | None:
         """What is to be written after a step; None: nothing. Of a lease its length is stored, not its end."""
+        if self.state is before:
+            return None
         holders = _holders(self.state)
         if self.state.claims == before.claims and {one[::2] for one in holders} == {
             one[::2] for one in _holders(before)

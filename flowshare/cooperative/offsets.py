@@ -122,9 +122,7 @@ class CommittedOffsets:
         return offset < self.stable or self.committed_end(offset) > offset
 
     def committed_end(self, offset: int) -> int:
-        """The first offset at `offset` or behind that is not committed."""
-        if offset < self.stable:
-            return self.stable
+        """The first offset at `offset` or behind that is not committed; `offset` is not before S."""
         at = bisect_right(self._firsts, offset) - 1
         return max(offset, self._ends[at]) if at >= 0 else offset
 

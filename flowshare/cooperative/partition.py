@@ -3,7 +3,7 @@
     decision = partition.commit(…)                        raises before anything is changed
     await store(decision.mutations)                       in the order of the decisions, several at once at will
     partition.confirm(decision)                           the answer may leave: `decision.answer`
-    or partition.roll_back(decision)                      it could not be stored
+    or partition.roll_back(decision)                      nothing of it is stored; where that is in doubt, `load` again
 
 A decision counts for the next ones at once, so that many can be written together, and nobody outside knows of it before
 it is durable: what is not is neither granted (no answer has left) nor free (the next call sees it). Therefore answers
@@ -282,7 +282,7 @@ class CooperativePartition:
             if self.claims:
                 raise InconsistentGroupProtocol("members share this partition by keys: join with the same mode")
             pending, taken = self.pending.ranges(), list[Span]()
-            while count and len(taken) < PIECES_MAX and not (taken and self.spans.full):
+            while not taken or (count and len(taken) < PIECES_MAX and not self.spans.full):
                 span = self.spans.take(member, count, self.offsets, log_end, now_ms, lease_ms=lease_ms, pending=pending)
                 if span is None:
                     break
@@ -321,8 +321,9 @@ class CooperativePartition:
         """
         with self._step(now_ms) as step:
             self._check_epoch(reset_epoch)
-            fenced = tuple(at for at, entry in enumerate(entries) if not self._lets_through(member, entry))
-            ranges = [pair for at, entry in enumerate(entries) if at not in fenced for pair in entry.ranges]
+            passed = [self._lets_through(member, entry) for entry in entries]
+            fenced = tuple(at for at, through in enumerate(passed) if not through)
+            ranges = [pair for through, entry in zip(passed, entries, strict=True) if through for pair in entry.ranges]
             step.change = self.offsets.commit(ranges, log_end=log_end)
             self.spans.shrink(self.offsets, ranges)
             return step.decided(CommitAnswer(self.progress, fenced))

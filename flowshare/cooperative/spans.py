@@ -146,6 +146,8 @@ class Spans:
 
     def shrink(self, committed: CommittedOffsets, touched: Sequence[Pair]) -> None:
         """Follow a commit of these offsets: spans end where nothing of them is left."""
+        if not self.state.spans:
+            return
         left: list[Span] = []
         for span in self.state.spans:
             if any(first < span.end and span.first < end for first, end in touched):

@@ -18,7 +18,7 @@ from tests.cooperative.model import CommittedSet, check_form, members
 one_range = st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 some_ranges = st.lists(one_range, max_size=8)
 requests = st.lists(some_ranges, max_size=8)
-no_deadline = settings(deadline=None)
+no_deadline = settings(deadline=None, max_examples=50)
 
 
 def same(offsets, model):

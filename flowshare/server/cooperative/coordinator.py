@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.cooperative import stored
 from flowshare.cooperative.partition import CooperativePartition, PartitionState
-from flowshare.core_errors import FencedMemberEpoch, InvalidRequest, OffsetOutOfRange
+from flowshare.core_errors import CoordinatorNotAvailable, FencedMemberEpoch, InvalidRequest, OffsetOutOfRange
 from flowshare.server.cooperative.beside import NEW_BYTES, StableOffset
 from flowshare.server.cooperative.owner import PARTITION_BYTES, PartitionOwner, mirror
 from flowshare.server.cooperative.store import (
+    PREFIX,
     PartitionKey,
     deletes_of,
     group_prefix,
@@ -82,6 +83,8 @@ class Group:
         default_factory=dict[Place, "asyncio.Task[PartitionOwner | None]"]
     )
     members: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    used_ms: int = 0
+    """When it was asked for last."""
 
     @property
     def size(self) -> int:
@@ -101,8 +104,9 @@ class Group:
 class CooperativeGroups:
     """The cooperative groups of a server.
 
-    beside: their ordinary offsets. check: whether a group is this server's. follow, unfollow: of a log whose bounds are
-    not known otherwise. ends_known: whether a log's end, as it is known here, is where it ends.
+    beside: their ordinary offsets. check: whether a group is this server's. exists: looks for a topic that is not known
+    here. follow, unfollow: of a log whose bounds are not known otherwise. ends_known: whether a log's end, as it is
+    known here, is where it ends.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class CooperativeGroups:
         stats: Stats,
         groups_max: int,
         check: Callable[[str], None] = lambda _: None,
+        exists: Callable[[uuid.UUID], Awaitable[bool]] | None = None,
         follow: Callable[[str, int], Awaitable[None]] | None = None,
         unfollow: Callable[[str, int], None] | None = None,
         ends_known: bool = True,
@@ -127,6 +132,7 @@ class CooperativeGroups:
         self._beside = beside
         self._groups_max = groups_max
         self._check = check
+        self._exists = exists
         self._follow = follow
         self._unfollow = unfollow
         self._ends_known = ends_known
@@ -159,13 +165,21 @@ class CooperativeGroups:
     def find(self, group_id: str, party: str | None) -> Group:
         """The group, whether it has state or not. party: who asks. Raises: CoreError, Refused."""
         self.check(group_id)
+        now_ms = self.clock.steady_ms()
         known = self.groups.get(group_id)
         if known is not None:
+            known.used_ms = now_ms
             return known
         writer = GroupWriter(group_id, self._beside, run=self._runtime.spawn, stats=self.stats)
-        group = self._runtime.make(group_id, lambda: Group(group_id, writer), party, self._groups_max)
-        self._runtime.expect(self.clock.steady_ms() + IDLE_MS)
+        group = self._runtime.make(group_id, lambda: Group(group_id, writer, used_ms=now_ms), party, self._groups_max)
+        self._runtime.expect(now_ms + IDLE_MS)
         return group
+
+    async def topic(self, place: Place) -> Topic:
+        """The topic of a partition. Raises: UnknownTopicId, UnknownTopicOrPartition, LogError."""
+        if self._exists is not None and self.topics.by_id(place[0]) is None:
+            await self._exists(place[0])
+        return self.topics.find(*place)
 
     async def open(self, group: Group, place: Place, party: str | None, begin: Begin | None) -> PartitionOwner | None:
         """The owner of a partition, loaded if need be. begin: where it begins if nothing is stored; None: it does not,
@@ -218,6 +232,13 @@ class CooperativeGroups:
         async with self._beside.locked(group_id, None):
             self.forget(group_id, partitions)
             await self._storage.write(await removal(self._storage, group_id, partitions))
+
+    async def topic_gone(self, topic_id: uuid.UUID) -> None:
+        """Delete what groups, whose offsets are another server's, have of a topic that is gone. Raises: LogError."""
+        keys = {key_of(name) for name, _ in await self._storage.scan(PREFIX)}
+        for key in keys:
+            if key.topic_id == topic_id:
+                await self.delete(key.group_id, (key[1:],))
 
     def lay_down(self, mine: Callable[[str], bool]) -> None:
         """Another server coordinates these groups from now on; who waits for an answer asks there."""
@@ -286,7 +307,9 @@ class CooperativeGroups:
         try:
             async with self._beside.locked(group.group_id, party):
                 owner = await self._make(group, place, topic, begin, anew=anew)
-                if owner is None or self.groups.get(group.group_id) is not group:
+                if self.groups.get(group.group_id) is not group:
+                    raise CoordinatorNotAvailable(f"group {group.group_id} is served elsewhere from now on; try again")
+                if owner is None:
                     return None
                 there = True
                 group.owners[place] = owner
@@ -395,7 +418,8 @@ class CooperativeGroups:
             self._drop(group, idle)
             for name in [name for name, (_, until_ms) in group.members.items() if until_ms <= now_ms]:
                 del group.members[name]
-            if not (group.owners or group.loading or group.members or group.writer.busy):
+            in_use = group.owners or group.loading or group.members or group.writer.busy
+            if not in_use and group.used_ms + IDLE_MS <= now_ms:
                 del self.groups[group_id]
 
     # --- inside -------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ class CooperativeMembers(Family):
 
         async def one(part: PartitionCommit) -> CommittedPartition:
             try:
-                check_readable(self._groups, part.topic_id, connection)
+                await check_readable(self._groups, (part.topic_id, part.partition), connection)
                 owner = await self._owner(group, (part.topic_id, part.partition), party)
                 if owner is None:
                     raise FencedStateEpoch("nothing is kept of the partition: the group was deleted, or never held it")
@@ -198,7 +198,7 @@ class _Hold:
         """What becomes of one partition; those that are not named are left first."""
         request, groups, place = self._request, self._groups, (part.topic_id, part.partition)
         try:
-            check_readable(groups, part.topic_id, self._connection)
+            await check_readable(groups, place, self._connection)
             party = self._connection.counts_as()
             begin = Begin(request.auto_offset_reset, part.committed)
             owner = await groups.open(self._group, place, party, begin if part.keys else None)
@@ -288,7 +288,7 @@ class _Take:
         return told
 
     async def _opened(self, part: TakenFrom) -> PartitionOwner:
-        check_readable(self._groups, part.topic_id, self._connection)
+        await check_readable(self._groups, (part.topic_id, part.partition), self._connection)
         party = self._connection.counts_as()
         begin = Begin(self.request.auto_offset_reset, part.committed)
         owner = await self._groups.open(self._group, (part.topic_id, part.partition), party, begin)
@@ -324,11 +324,14 @@ def refused(make: Callable[..., R], part: Any, error: BaseException) -> R:
     return refusal(make, error, topic_id=part.topic_id, partition=part.partition)
 
 
-def check_readable(groups: CooperativeGroups, topic_id: Any, connection: InProcess) -> None:
-    """Raises: Refused, when the connection's peer may not read the topic."""
-    topic = groups.topics.by_id(topic_id)
+async def check_readable(groups: CooperativeGroups, place: Place, connection: InProcess) -> None:
+    """Whether there is such a partition, and the connection's peer may read its topic.
+
+    Raises: UnknownTopicId, UnknownTopicOrPartition, LogError, Refused.
+    """
+    topic = await groups.topic(place)
     may_read = connection.may_read
-    if topic is not None and may_read is not None and not may_read(topic.name):
+    if may_read is not None and not may_read(topic.name):
         raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"READ on topic {topic.name} is not allowed")
 
 

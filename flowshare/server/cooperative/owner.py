@@ -90,6 +90,8 @@ class PartitionOwner:
         self._clock = clock
         self._stats = stats
         self._ends_known = ends_known
+        self._end: int | None = None
+        """Of the log, when it was looked at last."""
 
     # --- what is asked ------------------------------------------------------------------------------------------
 
@@ -146,8 +148,7 @@ class PartitionOwner:
     async def commit(self, member: str, reset_epoch: int, entries: Sequence[CommitEntry | SpanEntry]) -> CommitAnswer:
         """As `CooperativePartition.commit`."""
         now_ms = self._begin()
-        bounds = self.bounds() if self._ends_known else None
-        end = None if bounds is None else bounds.high_watermark
+        end = self._end if self._ends_known else None
         decision = self.partition.commit(member, reset_epoch, entries, now_ms, log_end=end)
         self._stats.fenced += len(decision.answer.fenced)
         return await self._durable(decision)
@@ -156,8 +157,9 @@ class PartitionOwner:
         """As `CooperativePartition.take`. Raises: UnknownTopic, too."""
         now_ms = self._begin()
         self._adopt(committed, now_ms)
-        end = self._log.offsets(self.topic.name, self.key.partition).high_watermark
-        return await self._durable(self.partition.take(member, count, end, now_ms, lease_ms=lease_ms))
+        if self._end is None:
+            raise UnknownTopic(f"the log of {self.topic.name}-{self.key.partition} is not there")
+        return await self._durable(self.partition.take(member, count, self._end, now_ms, lease_ms=lease_ms))
 
     async def renew(self, member: str, epochs: Iterable[int], *, lease_ms: int) -> tuple[int, ...]:
         """As `CooperativePartition.renew`."""
@@ -265,6 +267,7 @@ class PartitionOwner:
     def _follow(self, now_ms: int) -> None:
         """Pass over what the log has lost at its start, take back what it has lost at its end."""
         bounds = self.bounds()
+        self._end = None if bounds is None else bounds.high_watermark
         if bounds is None:
             return
         offsets = self.partition.offsets

@@ -49,6 +49,7 @@ class Member:
         self.name = name
         self.topic_id = topic_id
         self.group = group
+        self.lease_ms = LEASE_MS
         self.sequence = 0
         self.generation = 1
         self.epochs: dict[int, int] = {}
@@ -65,7 +66,7 @@ class Member:
             member_id=self.name,
             generation=self.generation,
             sequence=self.sequence,
-            lease_ms=LEASE_MS,
+            lease_ms=self.lease_ms,
             auto_offset_reset="earliest",
             partitions=parts,
         )
@@ -94,7 +95,9 @@ class Member:
         """An entry of a commit under the first claim of a partition."""
         first, end, known = self.held[at][0]
         first, end = keys or (first, end)
-        return CommitEntry(KeyRange(first, end), known if epoch is None else epoch, [OffsetRange(*one) for one in ranges])
+        return CommitEntry(
+            KeyRange(first, end), known if epoch is None else epoch, [OffsetRange(*one) for one in ranges]
+        )
 
     async def commits(self, *entries, at: int = 0, reset_epoch=None):
         """Commit entries of one partition; the answer for it."""
@@ -119,7 +122,7 @@ class Member:
             group_id=self.group,
             member_id=self.name,
             count=count,
-            lease_ms=LEASE_MS,
+            lease_ms=self.lease_ms,
             auto_offset_reset="earliest",
             partitions=tuple(TakenFrom(self.topic_id, one) for one in at),
         )
