@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: setup demo test coverage test-real check bench bench-peers bench-scale bench-spark scenarios mutants chaos attack fuzz lock clean
+.PHONY: setup demo test coverage test-real check check-mypy check-pyright check-format check-lint check-layers bench bench-peers bench-scale bench-spark scenarios mutants chaos attack fuzz lock clean
 
 setup: $(STAMP)
 
@@ -45,12 +45,23 @@ test-real: setup  ## the other tests: real Kafkas, Java, Spark, chaos; without J
 	@$(TESTS) -m real
 
 check: setup  ## format, lint, types, layers, fast tests (CI runs those with all the others)
-	@$(BIN)/ruff format --check -q .
-	@$(BIN)/ruff check -q .
-	@$(BIN)/mypy
-	@$(BIN)/basedpyright --level error
-	@$(BIN)/lint-imports --no-cache
+	@$(MAKE) --no-print-directory -j 2 check-mypy check-pyright check-format check-lint check-layers
 	@test "$(CI)" = true || $(BIN)/python -m pytest -q -m "not slow"
+
+check-mypy:
+	@$(BIN)/mypy
+
+check-pyright:
+	@$(BIN)/basedpyright --level error
+
+check-format:
+	@$(BIN)/ruff format --check -q .
+
+check-lint:
+	@$(BIN)/ruff check -q .
+
+check-layers:
+	@$(BIN)/lint-imports --no-cache
 
 scenarios: setup  ## which of the scenarios of share groups and cooperative groups are shown, which are left and why; proves the runner by flipping
 	@$(BIN)/python tests/scenarios/report.py
@@ -74,6 +85,7 @@ bench-scale: setup  ## fleets of up to 1,000 workers on virtual time: balance, m
 
 chaos: setup  ## faults of all kinds under load, judged from outside: embedded, a fleet on a real Kafka, keys in order on both, pipelines (SEED, RUNS, RECORDS)
 	@$(BIN)/python benchmarks/chaos.py --kills 20
+	@$(BIN)/python benchmarks/chaos.py --kills 12 --records 200000 --workers 4
 	@$(BIN)/python -m tests.chaos.run --runs $(or $(RUNS),20) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.order --runs $(or $(RUNS),20) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.order --once --runs $(or $(ONCE_RUNS),3) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))

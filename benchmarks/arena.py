@@ -65,9 +65,10 @@ class Server:
         self.bootstrap = bootstrap
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
-    def topic(self, name: str) -> str:
-        """A topic of one partition."""
-        self._admin.create_topics([NewTopic(name, 1, 1)])[name].result(CALL_LIMIT_S)
+    def topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        """A new topic."""
+        made = NewTopic(name, partitions, 1, config=dict(config or {}))
+        self._admin.create_topics([made])[name].result(CALL_LIMIT_S)
         return name
 
     def fill(self, name: str, records: int, *, batch: int = 1000, random_keys: bool = False) -> str:

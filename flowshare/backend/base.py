@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -125,6 +125,9 @@ class Backend(ABC):
 
     async def set_address(self, address: str) -> None:  # noqa: B027 - where it is not possible
         """Make known to other processes where this one's health pages answer (`host:port`), where that is possible."""
+
+    def on_lost(self, listener: Callable[[BackendError], object]) -> None:  # noqa: B027 - where it cannot happen
+        """Have `listener` told, once, when what lay there is gone for good: to wait for it is of no use."""
 
     def stats(self) -> Mapping[str, Any]:
         """Counters and gauges of the share-partitions led here, `Server.stats`; empty when none are."""

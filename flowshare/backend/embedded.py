@@ -8,6 +8,10 @@ or not, one of the others takes it within moments, opens the storage, and listen
     LEADING -- another one leads, too --> SEEKING       where locks are not kept (`log.owner`)
     SEEKING -- the leader listens --> JOINED            until its connection ends
     JOINED  -- the connection ended --> SEEKING         trying the lock first
+    any     -- the directory is gone, or another --> LOST
+
+Who is LOST leads and joins nothing any more: in an empty directory all groups would begin anew. It is looked for by who
+leads, each second, and by the others when that one is gone.
 
 A process that others are to come before (a short command, a supervisor's worker) has patience: while workers live on
 the path, it tries the lock only after that time.
@@ -30,12 +34,13 @@ from flowshare.backend.base import EMBEDDED, Backend, BackendError, KafkaAddress
 from flowshare.backend.path_workers import Registration, running_workers
 from flowshare.clock import LoopClock
 from flowshare.log.base import StorageError, StorageHeld
-from flowshare.log.owner import read_owner
+from flowshare.log.folder import OwnFolder
+from flowshare.log.owner import GONE, read_owner, still_there
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from flowshare.backend.path_login import PathDoor
     from flowshare.client.net.security import Security
@@ -115,6 +120,10 @@ class EmbeddedBackend(Backend):
         self._silent = 0
         """How often in a row the leader did not answer."""
         self._led: LedPath | None = None
+        self._folder: OwnFolder | None = None
+        """The directory that is led or joined, open, so that it is told from another one at its path."""
+        self._lost: BackendError | None = None
+        self._lost_listeners: list[Callable[[BackendError], object]] = []
         self.bootstrap: str | None = None
         """`host:port` where Kafka clients reach the leader of the path; None while it is not known."""
 
@@ -166,7 +175,9 @@ class EmbeddedBackend(Backend):
         led, self._led = self._led, None
         if led is not None:
             await led.close()
+        self._let_go_of_folder()
         self._known, self.bootstrap, self._error, self._holder = asyncio.Event(), None, None, None
+        self._lost = None
 
     async def connect(self, client_id: str) -> Connection:
         """A connection to the leader, this process or another; waits for one, so the caller bounds the wait.
@@ -176,6 +187,8 @@ class EmbeddedBackend(Backend):
         if self._task is None:
             raise BackendError("the embedded backend is not open")
         await self._known.wait()
+        if self._lost is not None:
+            raise ConnectionError(str(self._lost))
         if self._led is not None:
             return self._led.server.connect(client_id=client_id)
         if self.bootstrap is None:
@@ -192,6 +205,10 @@ class EmbeddedBackend(Backend):
         before, self._registration = self._registration, None
         if before is not None:
             await asyncio.to_thread(before.remove)
+
+    def on_lost(self, listener: Callable[[BackendError], object]) -> None:
+        """Have `listener` told, once, when the path is gone while this process works on it."""
+        self._lost_listeners.append(listener)
 
     def stats(self) -> Mapping[str, Any]:
         """Counters and gauges, see `Server.stats`; empty while another process leads."""
@@ -238,6 +255,15 @@ class EmbeddedBackend(Backend):
 
         Raises: LogError (but StorageHeld), BackendError (the leader lets nobody in without a login).
         """
+        if not await self._lead_or_join():
+            return False
+        self._let_go_of_folder()
+        self._folder = await asyncio.to_thread(OwnFolder.found, self.path)
+        self._known.set()
+        return True
+
+    async def _lead_or_join(self) -> bool:
+        """As `_settle`."""
         if await self._to_wait():
             return await self._join()
         try:
@@ -246,7 +272,6 @@ class EmbeddedBackend(Backend):
             self._error = held
             return await self._join()
         self.bootstrap, self._security = self._led.address, self._led.security
-        self._known.set()
         return True
 
     async def _to_wait(self) -> bool:
@@ -286,7 +311,6 @@ class EmbeddedBackend(Backend):
             )
         self.bootstrap, self._security = owner.listener, security
         logger.info("joined the leader of %s: %s", self.path, owner)
-        self._known.set()
         return True
 
     async def _open(self, address: str, client_id: str, security: Security | None) -> TcpConnection:
@@ -309,8 +333,9 @@ class EmbeddedBackend(Backend):
         return connection
 
     async def _follow(self) -> None:
-        """Stay with the leader; when it is gone, lead or find the next one."""
+        """Stay with the leader; when it is gone, lead or find the next one, unless the path is gone."""
         while True:
+            led = self._led is not None
             if self._led is not None:
                 await self._led.storage.lost.wait()
                 self._known.clear()
@@ -324,8 +349,33 @@ class EmbeddedBackend(Backend):
                 await self._watched.wait_closed()
                 self._watched = None
                 self._known.clear()
+            if await asyncio.to_thread(self._is_gone):
+                self._lose(told=led)
+                return
+            if not led:
                 logger.warning("the leader of %s is gone; taking its place or joining the next one", self.path)
             await self._seek()
+
+    def _is_gone(self) -> bool:
+        try:
+            return self._folder is not None and not still_there(self._folder)
+        except OSError as error:
+            logger.debug("%s: %s", self.path, error)
+            return False
+
+    def _lose(self, *, told: bool) -> None:
+        """Nothing is led or joined any more. told: the log has why."""
+        self._lost = BackendError(f"{self.path} {GONE}")
+        if not told:
+            logger.critical("%s", self._lost)
+        self._known.set()
+        for listener in self._lost_listeners:
+            listener(self._lost)
+
+    def _let_go_of_folder(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close()
 
     async def _seek(self) -> None:
         tries = 0
@@ -383,6 +433,7 @@ class LedPath:
             if self.listener is not None:
                 await self.listener.close()
         finally:
+            self.storage.prepare_close()
             try:
                 await self.server.close()
             finally:

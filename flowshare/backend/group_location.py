@@ -34,6 +34,7 @@ import orjson
 
 from flowshare.backend.base import BackendError
 from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.admin.internal_topics import MOVES
 from flowshare.client.errors import ServerError
 from flowshare.client.producer.message import Message
 from flowshare.fleet.inspection import fleets_of, known_groups, slots_of
@@ -278,7 +279,7 @@ async def has_state(kafka: ClusterConnection, fleet: str) -> bool:
         return False
 
 
-TOPIC: Final = "__flowshare_moves"
+TOPIC: Final = MOVES
 CONFIGS: Final = {"cleanup.policy": "compact", "max.compaction.lag.ms": "604800000"}
 MARKS_MAX: Final = 1_000_000
 NOT_THERE: Final = frozenset(

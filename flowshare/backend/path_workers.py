@@ -54,9 +54,10 @@ class Registration:
             raise
 
     def remove(self) -> None:
-        """Take the file away; harmless when it is gone. It is not a forked child's."""
+        """Take the file away; harmless when it is gone, or has to stay. It is not a forked child's."""
         if os.getpid() == self.entry.pid:
-            self._file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is nobody's when its lock is gone
+                self._file.unlink(missing_ok=True)
         os.close(self._locked)
 
 

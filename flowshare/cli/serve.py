@@ -13,7 +13,7 @@ import click
 
 from flowshare.cli import logs
 from flowshare.cli.options import debug_option, log_options
-from flowshare.cli.output import say
+from flowshare.cli.output import Failure, say
 from flowshare.clock import LoopClock, new_loop
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def _tls(*, tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None, tl
 
 
 async def _serve(options: StandaloneOptions) -> None:
+    from flowshare.agents.worker.keeper import either
     from flowshare.garbage import Tuning
     from flowshare.log.descriptors import raise_limit
     from flowshare.server.settings import Settings
@@ -127,8 +128,14 @@ async def _serve(options: StandaloneOptions) -> None:
         if options.insecure and not options.listen.loopback:
             logger.warning("%s can be reached from other machines, and some protection is off", options.listen)
         say(f"listening on {broker.address}")
-        await stop.wait()
-        logger.info("closing")
+        lost = asyncio.ensure_future(broker.until_lost())
+        try:
+            await either(lost, stop)
+            logger.info("closing")
+            if lost.done():
+                raise Failure(lost.result())
+        finally:
+            lost.cancel()
     finally:
         tuning.undo()
         await broker.close()

@@ -78,15 +78,19 @@ def grow(name: str, partitions: int, breaks_order: bool, url: str) -> None:
 
 @topics.command("delete")
 @click.argument("name")
+@click.option("--internal", is_flag=True, help="Also a topic in which Kafka or flowshare keep what they know.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @broker_options
-def delete(name: str, yes: bool, url: str) -> None:
+def delete(name: str, internal: bool, yes: bool, url: str) -> None:
     """Delete a topic and its records."""
+    from flowshare.client.admin.internal_topics import deletes_internal, what_is_lost
 
+    if not internal and (lost := what_is_lost(name)) is not None:
+        raise Failure(deletes_internal(name, lost))
     if not yes:
         click.confirm(f"delete topic {name} and all its records?", abort=True)
 
-    run(url, lambda session: session.admin.delete_topic(name))
+    run(url, lambda session: session.admin.delete_topic(name, internal=internal))
     say(f"deleted topic {name}")
 
 

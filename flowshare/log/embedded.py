@@ -19,10 +19,10 @@ from flowshare.clock import Clock
 from flowshare.log import keys
 from flowshare.log.base import StorageDamaged, StorageError, Topic
 from flowshare.log.commits import WriterQueue
-from flowshare.log.owner import BEAT_S, DOUBT_S, NO_LOCKS, OwnerLock
+from flowshare.log.owner import BEAT_S, DOUBT_S, GONE, NO_LOCKS, STORE_DIRECTORY, OwnerLock, still_there
 from flowshare.log.partition import StoredPartition, TopicPartitions, load_blocking
 from flowshare.log.storage import TAIL_BYTES, BrokerStorage
-from flowshare.log.store import STORE_DIRECTORY, RocksStore
+from flowshare.log.store import RocksStore
 from flowshare.log.topics import decode_topic
 
 T = TypeVar("T")
@@ -47,6 +47,8 @@ class EmbeddedStorage(BrokerStorage):
         self._seeker = ThreadPoolExecutor(1, thread_name_prefix="flowshare-seeker")
         self.lost = asyncio.Event()
         """Another process leads the path, too, or the path is gone: nothing is written any more."""
+        self.why_lost = ""
+        """The same in words, with what to do."""
         self.folder = lock.folder
         """The directory; open as long as the storage is."""
         self.owner_before = lock.before
@@ -103,7 +105,8 @@ class EmbeddedStorage(BrokerStorage):
                 logger.debug("%s: %s", self._lock.path, error)
                 continue
             if why is not None:
-                refusal = StorageError(f"{self._lock.path} was {why}")
+                refusal = StorageError(f"{self._lock.path} {why}")
+                self.why_lost = str(refusal)
                 logger.critical("%s. Nothing more is written from here", refusal)
                 self._writing.refuse(refusal)
                 self.lost.set()
@@ -111,16 +114,18 @@ class EmbeddedStorage(BrokerStorage):
 
     def _why_lost(self) -> str | None:
         """Say that this holder lives; what became of the path if it is its own no more. Raises: OSError, NotPrivate."""
-        if not self.folder.in_place() or not (self._lock.path / STORE_DIRECTORY / "CURRENT").exists():
-            return (
-                "removed or replaced while this process led it: put it back, or a backup, and start this process again"
-            )
+        if not still_there(self.folder):
+            return GONE
         other = self._lock.beat()
-        return None if other is None else f"taken by {other}, though this process has its lock; {NO_LOCKS}"
+        return None if other is None else f"was taken by {other}, though this process has its lock; {NO_LOCKS}"
 
     async def set_listener(self, listener: str | None, *, secret: bool = False) -> None:
         """Say in `owner.json` where this process listens, and whether for the path's secret. Raises: OSError."""
         await self.blocking(lambda: self._lock.set_listener(listener, secret=secret))
+
+    def prepare_close(self) -> None:
+        """What is in doubt stays so until the storage is opened again."""
+        self._writing.stop()
 
     async def close(self) -> None:
         """Write what is queued, confirm it, let go of the path. Safe to call twice."""

@@ -20,6 +20,8 @@ reach there: such a mount is none for a path.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -48,7 +50,15 @@ BEAT_S: Final = 1.0
 DOUBT_S: Final = 3.0
 """How long the holder on another machine is given to say so."""
 NO_LOCKS: Final = "keep it on a local disk, or mount this one with locks (NFS: lockd; neither nolock nor local_lock)"
-OWN_NAMES: Final = frozenset({LOCK_FILE, OWNER_FILE, WORKERS_DIRECTORY, "store", "confirmed"})
+STORE_DIRECTORY: Final = "store"
+STORE_FILE: Final = "CURRENT"
+"""Of RocksDB's files one that each store has."""
+GONE: Final = (
+    "was removed or replaced while this process worked on it: put it back, or a backup, before you start this process "
+    "again, which else begins anew on an empty one"
+)
+"""What became of a path that is not `still_there`, and what to do."""
+OWN_NAMES: Final = frozenset({LOCK_FILE, OWNER_FILE, WORKERS_DIRECTORY, STORE_DIRECTORY, "confirmed"})
 """What a storage's directory holds (see `store.py` for the last two, `backend/path_workers.py` for the one before)."""
 
 logger = logging.getLogger(__name__)
@@ -151,10 +161,11 @@ class OwnerLock:
             self.untold = True
 
     def release(self) -> None:
-        """Remove `owner.json` and drop the lock; a forked child has neither."""
+        """Remove `owner.json`, if the disk lets it, and drop the lock; a forked child has neither."""
         named = read_owner(self.path)
         if os.getpid() == self.owner.pid and named is not None and named.token == self.owner.token:
-            self.folder.remove(OWNER_FILE)
+            with contextlib.suppress(OSError):  # only the lock decides
+                self.folder.remove(OWNER_FILE)
         self._drop()
 
     def _take(self) -> None:
@@ -200,6 +211,11 @@ class OwnerLock:
         self.folder.write(OWNER_FILE, orjson.dumps(asdict(self.owner)))
 
 
+def still_there(folder: OwnFolder) -> bool:
+    """Whether an open directory is where it was, and its store in it. Raises: OSError."""
+    return folder.in_place() and (folder.path / STORE_DIRECTORY / STORE_FILE).exists()
+
+
 def _refuse_foreign(path: Path, names: Collection[str]) -> None:
     """Raise StorageError for a directory with others' files in it and nothing of a storage: a path was mistyped."""
     others = sorted(name for name in names if not name.startswith(".") and name != "lost+found")
@@ -217,9 +233,9 @@ def _unusable(path: Path, error: OSError) -> str:
             return f"{path} cannot be used as a storage: {place} is a file; name a directory in the broker URL"
     if no_room(error):
         return f"{path} cannot be used as a storage: {error.strerror}; make room on that disk first"
+    advice = "mount it for writing" if error.errno == errno.EROFS else "give this user the right to write there"
     return (
-        f"{path} cannot be used as a storage: {error.strerror}; give this user the right to write there, or name "
-        "another directory in the broker URL"
+        f"{path} cannot be used as a storage: {error.strerror}; {advice}, or name another directory in the broker URL"
     )
 
 

@@ -495,6 +495,9 @@ class BrokerStorage(Storage):
         entries = await self.blocking(lambda: list(self._store.scan(first, keys.after(first))))
         return [(key[len(keys.STATE) :], value) for key, value in entries]
 
+    def prepare_close(self) -> None:
+        """Call it before whoever writes here is closed: from now on nobody waits for a disk to take writes again."""
+
     async def close(self) -> None:
         """Write what is queued, confirm it, let go of the place. Safe to call twice."""
         self._closed = True

@@ -40,9 +40,9 @@ from flowshare.log import keys
 from flowshare.log.base import StorageDamaged, StorageError, StorageFull, no_room
 from flowshare.log.damage import Marker, check_reached, check_wal
 from flowshare.log.descriptors import limit_now, store_files
+from flowshare.log.owner import STORE_DIRECTORY
 
 MARKER_FILE: Final = "confirmed"
-STORE_DIRECTORY: Final = "store"
 WRITE_BUFFER_BYTES: Final = 32 * 1024 * 1024
 CACHE_BYTES: Final = 32 * 1024 * 1024
 BLOB_BYTES_MIN: Final = 4096

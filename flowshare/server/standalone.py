@@ -145,6 +145,17 @@ class Standalone:
         node = self._listener.node
         return Address(host=node.host, port=node.port)
 
+    async def until_lost(self) -> str:
+        """Wait until the directory is gone, or another process leads it, too; says which, and what to do."""
+        from flowshare.log.embedded import EmbeddedStorage
+
+        storage = self._storage
+        if isinstance(storage, EmbeddedStorage):
+            await storage.lost.wait()
+            return storage.why_lost
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
+
     async def start(self) -> None:
         """Open everything, the socket last.
 
@@ -166,6 +177,8 @@ class Standalone:
                 server.prepare_close()
             if listener is not None:
                 await listener.close()
+            if storage is not None:
+                storage.prepare_close()
             if server is not None:
                 await server.close()
         finally:

@@ -12,7 +12,8 @@ that `decide` calls committed; or its outputs are aborted, and its records are a
   the epoch of the leader's claim, as rows and ledgers may be gone; and is above these all the same (`last_number`);
 - a row is confirmed in the slot's log before its transaction is asked to be committed. Only who leads the slot has
   writes confirmed, and all of them are read by who leads it next: so its numbers are above this one;
-- who leads next takes over the lane's transactional id before it reads the ledger: what was not decided then never is;
+- who leads next takes over the lane's transactional id before it reads the ledger: what was not decided then never is.
+  It reads where it has just written, in a transaction that is aborted: others may have an older ledger;
 - rows of what was not done are deleted no later than in the write that has the lane's next rows: the ledger passes
   their number with that transaction;
 - a row of what is committed is deleted by the write that makes its changes, which are made where the records are still
@@ -38,7 +39,8 @@ A coordinator may call a transaction ended without telling its partitions so (KA
 tells them again, by empty transactions of the same producer with the same end. The note is what he needs for that:
 
     note                 coordinator says          is told
-    it has an end        open                      what a predecessor was telling is ended first, as he meant to
+    it has an end        open                      what a predecessor was telling is ended first, as he meant to, by
+                                                   who has the slot: the note is written again before that
     it has an end        anything                  `before`: committed; `last`: that end
     it has none          committed, aborted        the same, with this end, which is noted before the producer is fenced
     it has none          open                      aborted: what the coordinator names; all else of the note: committed

@@ -357,7 +357,7 @@ class Bus:
         if not all(runtime.idle for runtime in running):
             return False
         for runtime in running:
-            if runtime.agent.kind == "cooperative" and await self._behind(runtime.agent):
+            if runtime.agent.name in self.app.cooperative_agents and await self._behind(runtime.agent):
                 return False
         groups = {runtime.agent.group for runtime in running}
         return not any(row["backlog"] for row in await self.host.lag() if row["group"] in groups)

@@ -309,6 +309,31 @@ async def test_a_renamed_function_is_warned_of(caplog: pytest.LogCaptureFixture)
     assert "Was the function renamed?" in caplog.text
 
 
+@pytest.mark.flowshare
+async def test_a_renamed_function_is_warned_of_before_it_runs_again_what_the_old_one_finished(
+    caplog: pytest.LogCaptureFixture,
+):
+    from flowshare.agents.host.host import Host, HostSettings
+
+    old, new = (fs.App("t") for _ in range(2))
+    old.share_agent("in", name="older")(nothing)
+    new.share_agent("in", name="newer")(nothing)
+    async with fs.testing.harness(old) as bus:
+        await bus.send("in", 1)
+        await bus.run_until_idle()
+        await bus.host.service.call(bus.host.runtimes["older"].stop)
+        inline = HostSettings(threads=False, inline_threads=True)
+        for _ in range(2):
+            host = Host(new, backend=bus.host.backend, clock=bus.clock, settings=inline)
+            await host.start()
+            await host.stop()
+
+    [told] = [one.getMessage() for one in caplog.records if "renamed" in one.getMessage()]
+    assert "group t.older has no member and finished records of the same topic" in told
+    assert "on which the new group begins anew (start earliest)" in told
+    assert "pass group='t.older'" in told
+
+
 class _running_on:  # noqa: N801 - reads as a function
     """A second app on the harness's backend, paused so that its backlog stays."""
 

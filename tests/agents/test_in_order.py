@@ -18,7 +18,7 @@ from flowshare.agents.feed import feeder, setup
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.server.share.owner import PartitionOwner
-from flowshare.server.share.wants import Taken
+from flowshare.server.share.waiters import Taken
 from flowshare.testing import Bus
 from tests.agents.agents_kit import Seen, one_agent, run_app
 from tests.waiting import LIMIT_S, until

@@ -11,6 +11,7 @@ import flowshare as fs
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.agents.kmq.agent import REFUSED
 from flowshare.agents.kmq.ahead import Ahead
+from flowshare.agents.scale.load import LoadWatch
 from flowshare.backend.memory import MemoryBackend
 from flowshare.client.producer.message import Message
 from flowshare.kmq.markers import decode
@@ -308,6 +309,22 @@ def test_a_worker_that_stops_handles_what_it_has_marked():
         assert len(begun) == len(starts) == run.agent.stats()["accepted"]
 
     kmq(app_of(handle, concurrency=2), work)
+
+
+def test_figures_of_share_groups_leave_an_agent_of_a_queue_out():
+    async def handle(value: bytes) -> None: ...
+
+    app = app_of(handle)
+    app.share_agent("in", name="shared")(handle)
+
+    async def work(run):
+        host = run.host
+        load = LoadWatch(host.runtimes, host.admin, host.backend.capabilities, clock=run.clock)
+        await load.look()
+        assert [row["agent"] for row in load.topics()] == ["shared"]
+        assert {row["group"] for row in await host.lag()} == {"t.shared"}
+
+    kmq(app, work)
 
 
 def test_a_paused_agent_marks_nothing():

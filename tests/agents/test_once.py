@@ -103,6 +103,14 @@ def shop(tmp_path: Path) -> Shop:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("given", [None, "topic-1:0:5", 5])
+def test_what_is_no_delivery_is_refused_before_anything_is_written(shop: Shop, given: Any):
+    with pytest.raises(fs.errors.UsageError, match=r"takes the record's delivery, not .*fs\.current_delivery"):
+        shop.handle(given)
+
+    assert shop.rows() == []
+
+
 def test_a_repeated_delivery_is_not_the_first(shop: Shop):
     assert shop.handle(delivered(5))
     assert not shop.handle(delivered(5))

@@ -13,6 +13,8 @@ import pytest
 import flowshare as fs
 from flowshare.agents.handler.errors import UndecodableValue, Unencodable, UsageError
 from flowshare.client import errors as fs_errors
+from flowshare.client.producer.message import Message, size_of
+from tests.agents.agents_kit import run_agent
 
 
 @dataclass
@@ -59,6 +61,99 @@ def test_what_a_handler_of_the_topic_would_not_get_is_refused_where_it_is_sent(v
 )
 def test_what_fits_is_sent(value_type: Any, value: Any):
     assert app.topic("orders", value_type=value_type)._made(None, value, None, None, None, {}).topic == "orders"
+
+
+@pytest.mark.parametrize(
+    ("headers", "wrong"),
+    [
+        ("trace", "not 'trace'"),
+        (5, "not 5"),
+        (["trace"], "this is none: 'trace'"),
+        ([("trace",)], r"this is none: \('trace',\)"),
+        ([("a", b"1", b"2")], "this is none"),
+        ({"trace": 5}, r"this is none: \('trace', 5\)"),
+        ({b"trace": b"1"}, "this is none"),
+        ({"trace": {"id": b"1"}}, "this is none"),
+    ],
+)
+def test_headers_of_another_shape_are_refused_with_the_right_one(headers: Any, wrong: str):
+    text = rf"headers are a dict or pairs of names and bytes, str or None \(.*\).*{wrong}"
+    with pytest.raises(Unencodable, match=text):
+        fs.Send("out", b"x", headers=headers).encode()
+    with pytest.raises(Unencodable, match=text):
+        app.topic("orders")._made(None, b"x", None, None, headers, {})
+
+
+@pytest.mark.parametrize("headers", [{"a": b"1", "b": "2", "c": None}, [("a", b"1"), ["b", "2"], ("c", None)]])
+def test_headers_are_a_dict_or_pairs(headers: Any):
+    assert fs.Send("out", b"x", headers=headers).encode().headers == (("a", b"1"), ("b", b"2"), ("c", None))
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "hint"),
+    [
+        (1_764_000_000_000, "so many are behind the year 9999: divide milliseconds by 1000"),
+        (-1_764_000_000_000, "divide milliseconds by 1000"),
+        (datetime(2026, 1, 1, tzinfo=UTC), r"of a datetime: its timestamp\(\)"),
+        ("now", "must be seconds since 1970, or None"),
+        (float("nan"), "must be seconds since 1970, or None"),
+    ],
+)
+def test_a_timestamp_that_is_none_in_seconds_is_refused_where_it_is_sent(timestamp: Any, hint: str):
+    with pytest.raises(Unencodable, match=f"^the timestamp of a record for out is .*{hint}"):
+        fs.Send("out", b"x", timestamp=timestamp).encode()
+    with pytest.raises(Unencodable, match=hint):
+        app.topic("out")._made(None, b"x", None, timestamp, None, {})
+    with pytest.raises(TypeError, match=hint):
+        size_of(Message(b"x", timestamp=timestamp), "out", 1000)
+
+
+@pytest.mark.parametrize("timestamp", [None, 0, 1_764_000_000.5, 253_402_300_799])
+def test_a_timestamp_in_seconds_is_taken(timestamp: Any):
+    assert fs.Send("out", b"x", timestamp=timestamp).encode().timestamp == timestamp
+
+
+@pytest.mark.parametrize(
+    "mixed", [[fs.Send("out", 1), {"n": 2}], [{"n": 2}, fs.Send("out", 1)], (fs.Send("out", 1), None)]
+)
+@pytest.mark.parametrize("options", [{}, {"sink": "out"}, {"sink": "out", "exactly_once": True}])
+def test_a_list_of_sends_and_of_something_else_is_the_handlers_failure(mixed: Any, options: dict[str, Any]):
+    async def handler(value: Any) -> Any:
+        return mixed
+
+    seen = run_agent(handler, [1], retry=None, **options)
+
+    [letter] = seen.dead
+    assert "some are fs.Send and others are not" in letter.reason
+    assert "wrap these in fs.Send(topic, value)" in letter.reason
+    assert seen.records("out") == []
+
+
+def test_who_awaits_a_send_of_the_delivery_is_told_that_it_is_none():
+    async def handler(value: Any, delivery: fs.Delivery) -> None:
+        await delivery.send("out", value)  # type: ignore[func-returns-value]
+
+    seen = run_agent(handler, [1], retry=None)
+
+    [letter] = seen.dead
+    assert "delivery.send(…) is not awaited" in letter.reason
+    assert seen.records("out") == []
+
+
+@pytest.mark.parametrize("sink", [(), "other"])
+def test_what_a_send_of_the_delivery_returns_is_nothing_to_produce(sink: Any):
+    async def handler(value: Any, delivery: fs.Delivery) -> Any:
+        return delivery.send("out", value)  # type: ignore[func-returns-value]
+
+    seen = run_agent(handler, [1], sink=sink)
+
+    assert [record.value for record in seen.records("out")] == [1]
+    assert seen.records("other") == []
+
+
+def test_there_is_no_current_delivery_where_no_handler_runs():
+    with pytest.raises(UsageError, match="is for what a handler calls, and no handler runs here"):
+        fs.current_delivery()
 
 
 @pytest.mark.asyncio

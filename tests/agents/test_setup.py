@@ -33,7 +33,7 @@ class Admin:
     async def describe_topic(self, name: str) -> None:
         """It is there."""
 
-    async def list_groups(self, *, states: object) -> list[Any]:
+    async def list_groups(self) -> list[Any]:
         return []
 
     async def group_configs(self, group_id: str) -> list[ConfigEntry]:

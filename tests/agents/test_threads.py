@@ -134,9 +134,7 @@ def test_context_variables_and_current_delivery_are_per_record():
     found: list[Any] = []
 
     def handler(value: int) -> None:
-        delivery = fs.current_delivery()
-        assert delivery is not None
-        found.append(delivery.offset)
+        found.append(fs.current_delivery().offset)
 
     threaded(app_of(handler, concurrency=1), [1, 2], lambda stats: stats["accepted"] == 2)
 
@@ -153,9 +151,7 @@ def test_async_middleware_stands_around_a_def_handler():
 
     async def around(delivery: fs.Delivery, call_next: Any) -> Any:
         await asyncio.sleep(0)
-        current = fs.current_delivery()
-        assert current is not None
-        calls.append(current.offset)
+        calls.append(fs.current_delivery().offset)
         try:
             return await call_next()
         except ValueError as error:

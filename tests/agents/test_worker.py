@@ -326,6 +326,22 @@ def test_a_worker_handles_its_first_record_soon(shop):
     sys.stderr.write(f"first record after {took:.2f} s\n")
 
 
+@pytest.mark.parametrize("options", [(), ("--procs", "2")], ids=["one", "supervised"])
+def test_a_worker_whose_path_is_removed_ends_and_makes_no_new_one(shop, options):
+    shop.write(ASYNC)
+    worker = shop.worker(*options)
+    shop.wait_log(worker, "workers are ready" if options else "ready after")
+    shop.order({"id": 1})
+    shop.wait_for("end", 1)
+
+    shop.path.rename(shop.folder / "elsewhere")
+    code = worker.wait(LIMIT_S)
+
+    assert code == 1
+    assert f"{shop.path} was removed or replaced while this process worked on it: put it back" in shop.log(worker)
+    assert not shop.path.exists()
+
+
 def test_reload_restarts_after_a_change(shop):
     shop.write(ASYNC)
     worker = shop.worker("--reload", "--log-format", "json")

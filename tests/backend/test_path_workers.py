@@ -48,6 +48,17 @@ def test_a_file_that_nobody_holds_is_removed_whatever_is_in_it(tmp_path: Path, c
     assert not left.exists()
 
 
+def test_a_file_that_cannot_be_removed_keeps_no_worker_from_ending(tmp_path: Path) -> None:
+    known = Registration(tmp_path, address="127.0.0.1:1", now_ms=1)
+    file = tmp_path / "workers" / f"{os.getpid()}.json"
+    file.unlink()
+    file.mkdir()  # as on a disk that has become read only, which root is kept from, too
+
+    known.remove()
+
+    Registration(tmp_path / "elsewhere", address="127.0.0.1:1", now_ms=1).remove()
+
+
 def test_a_path_that_is_not_there_has_no_workers(tmp_path: Path) -> None:
     assert running_workers(tmp_path / "nowhere") == []
 

@@ -12,9 +12,7 @@ from flowshare.dev.broker import DevBroker, Wanted, start
 from flowshare.dev.jars import VERSION
 from flowshare.dev.probe import HOST, free_ports
 from tests.chaos.proxy import Proxy, Wires
-
-QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""A broker that lives for minutes and starts often."""
+from tests.jvm import QUICK_JVM
 
 
 class MortalKafka:

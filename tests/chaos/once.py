@@ -7,9 +7,10 @@
 A row is a world of its own (`tests.chaos.once_world`), agents by key with two outputs of each record, a tenth of the
 attempts failing and a twentieth of the records rejected (`tests.chaos.order_app`). In the rows `random` somebody is
 killed while records are on their way, `--kills` times; in the others `--step-kills` times when a process has come to
-the named step of a settle (`tests.chaos.once_steps`), and stands there. A member, the leader (at a step: who stands
-there), the broker, or all at once. When all has come to rest, the topics are read and `tests.chaos.once_judge` says
-what is wrong. Exit code 1: something is, in any row. With at_least_once it is meant to be: that shows the judge works.
+the named step of a settle (`tests.chaos.once_steps`), and stands there. The tests have rows of several steps. A member,
+the leader (at a step: who stands there), the broker, or all at once. When all has come to rest, the topics are read and
+`tests.chaos.once_judge` says what is wrong. Exit code 1: something is, in any row. With at_least_once it is meant to
+be: that shows the judge works.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from flowshare.client.producer.producer import Message
 from tests.chaos import once_steps
@@ -51,14 +53,19 @@ ATTEMPTS = 60
 """A record may be in hand at each kill, and none is to end in the dead letters for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """One row. step: RANDOM, or where a process stands when the victim is killed."""
+class Hit(NamedTuple):
+    """A kill. step: RANDOM, or where a process stands when the victim is killed."""
 
-    place: str
     step: str
     victim: str
-    kills: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One row, with its kills in their order."""
+
+    place: str
+    hits: tuple[Hit, ...]
     records: int
     seed: int
     promise: str = EXACTLY_ONCE
@@ -71,7 +78,9 @@ class Plan:
     @property
     def title(self) -> str:
         """Its name in the table."""
-        return f"{self.place:<9} {self.step:<40} {self.victim:<7}"
+        steps, victims = dict.fromkeys(hit.step for hit in self.hits), dict.fromkeys(hit.victim for hit in self.hits)
+        step, victim = (one[0] if len(one) == 1 else "several" for one in (list(steps), list(victims)))
+        return f"{self.place:<9} {step:<40} {victim:<7}"
 
 
 @dataclass(slots=True)
@@ -122,12 +131,8 @@ class Proof:
             "ATTEMPTS": str(ATTEMPTS),
             "ONCE": plan.promise,
         }
-        if plan.step != RANDOM:
-            environment |= {
-                "STEP": plan.step,
-                "STEP_BACKEND": plan.backend,
-                "STEP_FOLDER": str(folder / "steps"),
-            }
+        if any(hit.step != RANDOM for hit in plan.hits):
+            environment |= {"STEP_BACKEND": plan.backend, "STEP_FOLDER": str(folder / "steps")}
         self.world = World(folder, brokers, topic=self.topic, environment=environment, dice=self.dice)
         keys = keys_of(plan.seed, max(50, plan.records // PER_KEY), plan.records, SKEW)
         self.feed = Feed(self.world.url, self.topic, [_message(*one) for one in enumerate(keys)])
@@ -157,26 +162,28 @@ class Proof:
         make_topics(self.world.url, output_topics(self.topic), OUTPUT_PARTITIONS)
         self.feed.start()
         self.world.start()
-        piece = plan.records // (plan.kills + 1)
-        for _ in range(plan.kills):
+        piece = plan.records // (len(plan.hits) + 1)
+        for hit in plan.hits:
             self._feed(piece)
+            # It connects anew for each piece, and gives up when the brokers die while it does.
+            self._wait(lambda: self._fed() and self.feed.sent >= self.feed.up_to, PROGRESS_S, "the records are sent")
             # Some of the piece has ended and most of it is on its way: the kill meets what is being settled.
             self._wait_decided(len(self.journals.decided) + round(piece * self.dice.uniform(0.02, 0.4)))
-            self._hit()
+            self._hit(hit)
             self.world.back()
         self._feed(plan.records)
         self._wait(lambda: self._decided() >= plan.records, FINISH_S, "all records end")
         self._wait(self._finished, FINISH_S, "the group has finished all records")
         self.world.stop()
 
-    def _hit(self) -> None:
-        if self.plan.step == RANDOM:
-            self.world.hit(self.plan.victim)
+    def _hit(self, hit: Hit) -> None:
+        if hit.step == RANDOM:
+            self.world.hit(hit.victim)
             return
-        self.steps.arm()
+        self.steps.arm(hit.step)
         try:
-            self._wait(lambda: self.steps.reached() is not None, REACH_S, f"somebody comes to: {self.plan.step}")
-            self.world.hit(self.plan.victim, self.steps.reached())
+            self._wait(lambda: self.steps.reached() is not None, REACH_S, f"somebody comes to: {hit.step}")
+            self.world.hit(hit.victim, self.steps.reached())
         finally:
             self.steps.disarm()
             self.steps.release()
@@ -184,8 +191,12 @@ class Proof:
     def _feed(self, more: int) -> None:
         self.feed.up_to = min(self.plan.records, self.feed.up_to + more)
 
-    def _decided(self) -> int:
+    def _fed(self) -> bool:
         assert self.feed.error is None, f"records could not be sent: {self.feed.error!r}"
+        return True
+
+    def _decided(self) -> int:
+        self._fed()
         self.journals.go_on()
         return len(self.journals.decided)
 
@@ -262,9 +273,7 @@ def plans_of(options: argparse.Namespace, seed: int) -> list[Plan]:
             plans += [
                 Plan(
                     place=place,
-                    step=step,
-                    victim=victim,
-                    kills=options.kills if at_random else options.step_kills,
+                    hits=(Hit(step, victim),) * (options.kills if at_random else options.step_kills),
                     records=options.records if at_random else options.step_records,
                     seed=seed + len(plans) + number,
                     promise=options.promise,

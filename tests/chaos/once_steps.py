@@ -1,9 +1,9 @@
 """Steps of a settle at which a run may stop one of its workers, to have somebody killed right there.
 
-A worker's app calls `patch` when it is imported: with STEP in its environment it wraps the product's function where
-that step is, in this process alone. Whoever comes to the step first after the run has laid down the file `armed` takes
-it and waits until the run has killed whom it wanted and takes the file `reached-<pid>` away. Nothing of it is in the
-product; where a step is there is the table `POINTS`.
+A worker's app calls `patch` when it is imported: with STEP_FOLDER in its environment it wraps the product's functions
+where the steps are, in this process alone. The run lays down a file `armed` that names a step; whoever comes to that
+step first takes the file and waits until the run has killed whom it wanted and takes the file `reached-<pid>` away.
+Nothing of it is in the product; where a step is there is the table `POINTS`.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Steps:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def arm(self) -> None:
-        """The next one who comes to the step stops there."""
-        (self._folder / "armed").touch()
+    def arm(self, step: str) -> None:
+        """The next one who comes to this step stops there."""
+        (self._folder / "armed").write_text(step)
 
     def disarm(self) -> None:
         """Nobody does any more."""
@@ -101,16 +101,16 @@ class Steps:
 
 
 def patch() -> None:
-    """Wrap the function of the step that the environment names. Raises: AttributeError, ModuleNotFoundError: it is not
-    where POINTS says."""
-    step = os.environ.get("STEP")
-    if not step:
+    """Wrap the functions of all steps, of the backend that the environment names. Raises: AttributeError,
+    ModuleNotFoundError: one is not where POINTS says."""
+    folder = os.environ.get("STEP_FOLDER")
+    if not folder:
         return
-    point = POINTS[os.environ["STEP_BACKEND"], os.environ["ONCE"]][step]
-    owner, name = found(point)
-    original = getattr(owner, name)
-    # What decorators noted on it, such as which request it handles, goes along.
-    setattr(owner, name, functools.wraps(original)(_wrapped(original, point, Path(os.environ["STEP_FOLDER"]))))
+    for step, point in POINTS[os.environ["STEP_BACKEND"], os.environ["ONCE"]].items():
+        owner, name = found(point)
+        original = getattr(owner, name)
+        # What decorators noted on it, such as which request it handles, goes along.
+        setattr(owner, name, functools.wraps(original)(_wrapped(original, step, point, Path(folder))))
 
 
 def found(point: Point) -> tuple[Any, str]:
@@ -123,7 +123,7 @@ def found(point: Point) -> tuple[Any, str]:
     return owner, name
 
 
-def _wrapped(original: Callable[..., Any], point: Point, folder: Path) -> Callable[..., Any]:
+def _wrapped(original: Callable[..., Any], step: str, point: Point, folder: Path) -> Callable[..., Any]:
     def counts(arguments: tuple[Any, ...]) -> bool:
         return not point.with_outputs or bool(arguments[0])
 
@@ -131,44 +131,46 @@ def _wrapped(original: Callable[..., Any], point: Point, folder: Path) -> Callab
 
         def blocking(self: Any, *arguments: Any, **named: Any) -> Any:
             if point.when == "before" and counts(arguments):
-                _stop_blocking(folder)
+                _stop_blocking(folder, step)
             result = original(self, *arguments, **named)
             if point.when == "after" and counts(arguments):
-                _stop_blocking(folder)
+                _stop_blocking(folder, step)
             return result
 
         return blocking
 
     async def waiting(self: Any, *arguments: Any, **named: Any) -> Any:
         if point.when == "before" and counts(arguments):
-            await _stop(folder)
+            await _stop(folder, step)
         result = await original(self, *arguments, **named)
         if point.when == "after" and counts(arguments):
-            await _stop(folder)
+            await _stop(folder, step)
         return result
 
     return waiting
 
 
-def _taken(folder: Path) -> Path | None:
-    """The file that says that this process has stopped; None: nobody is to stop, or another one has."""
-    mine = folder / f"reached-{os.getpid()}"
+def _taken(folder: Path, step: str) -> Path | None:
+    """The file that says that this process has stopped; None: nobody is to stop at this step, or another one has."""
+    armed, mine = folder / "armed", folder / f"reached-{os.getpid()}"
     try:
-        (folder / "armed").rename(mine)
+        if armed.read_text() != step:
+            return None
+        armed.rename(mine)
     except FileNotFoundError:
         return None
     return mine
 
 
-async def _stop(folder: Path) -> None:
+async def _stop(folder: Path, step: str) -> None:
     """Only this call waits; whatever else the process does goes on."""
-    mine = _taken(folder)
+    mine = _taken(folder, step)
     while mine is not None and mine.exists():  # noqa: ASYNC110 - it is another process that takes it away
         await asyncio.sleep(LOOK_S)
 
 
-def _stop_blocking(folder: Path) -> None:
+def _stop_blocking(folder: Path, step: str) -> None:
     """The whole thread waits, as what is patched does not."""
-    mine = _taken(folder)
+    mine = _taken(folder, step)
     while mine is not None and mine.exists():
         time.sleep(LOOK_S)

@@ -16,10 +16,10 @@ from pathlib import Path
 from flowshare.dev.broker import DevBroker, Wanted, start
 from flowshare.dev.probe import HOST
 from flowshare.dev.processes import process, tied_to_parent
-from tests.chaos.cluster import QUICK_JVM
 from tests.chaos.leadership import Leadership
 from tests.chaos.order import APP
 from tests.chaos.workers import Process, Processes
+from tests.jvm import QUICK_JVM
 from tests.kafka.fixtures import REPLICATED
 
 PLACES = ("embedded", "fleet1", "fleet2")

@@ -46,15 +46,19 @@ from flowshare.spark.source.reading import READER
 from tests.chaos.cluster import MortalKafka
 from tests.chaos.proxy import Wires
 from tests.interop.toolbox import Toolbox
+from tests.jvm import QUICK_DRIVER
 from tests.spark.serving import Serving, serving
 from tests.waiting import blocking_until
 
 PLACES = ("embedded", "native", "workers")
 SINKS = ("files", "batches")
+KINDS = ("driver", "jvm", "all", "python", "stop")
+KAFKA_KINDS = ("broker", "slow", "stall", "throttle")
 CONF = (
     "spark.ui.enabled=false",
     "spark.sql.shuffle.partitions=2",
     "spark.driver.memory=1g",
+    QUICK_DRIVER,
     "spark.sql.streaming.pollingDelay=10ms",
 )
 BATCHES_A_KILL = 8
@@ -80,13 +84,14 @@ MET_PART = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One run. place: where the share group lives; sink: the pipeline of `spark_app`."""
+    """One run. place: where the share group lives; sink: the pipeline of `spark_app`. faults: empty: by the dice."""
 
     place: str
     sink: str
     seed: int
     records: int = 200_000
     kills: int = 30
+    faults: tuple[str, ...] = ()
 
     @property
     def all_records(self) -> int:
@@ -287,12 +292,13 @@ class Run:
         """Violations. Raises: AssertionError when it does not go on."""
         with serving(self._url) as broker:
             self._produce(broker, 0, self.plan.records)
+        kinds = [*KINDS, *KAFKA_KINDS] if self._kafka else KINDS
         try:
             self._query.start()
-            for number in range(self.plan.kills):
+            for number, kind in enumerate(self.plan.faults or self._dice.choices(kinds, k=self.plan.kills)):
                 if number == self.plan.kills // 2:
                     self._new_checkpoint()
-                if not self._fault():
+                if not self._fault(kind):
                     print(f"it ran out of records before fault {number + 1}", flush=True)
                     break
             self._query.kill("all")
@@ -355,11 +361,8 @@ class Run:
         finally:
             toolbox.close()
 
-    def _fault(self) -> bool:
+    def _fault(self, kind: str) -> bool:
         """Let something happen; False: the query has nothing left to do."""
-        kinds = ["driver", "jvm", "all", "python", "stop"]
-        kinds += ["broker", "slow", "stall", "throttle"] if self._kafka else []
-        kind = self._dice.choice(kinds)
         if self._dice.random() < 0.75:
             if not self._query.wait_going():
                 return False
@@ -464,11 +467,12 @@ def _one(plan: Plan, folder: Path, kafka: MortalKafka | None, bootstrap: str | N
     return len(found)
 
 
-def short_run(place: str, sink: str, folder: Path, bootstrap: str | None = None) -> int:
+def short_run(place: str, sink: str, folder: Path, *faults: str, bootstrap: str | None = None) -> int:
     """One run as the tests have it, with a seed that is printed; the number of violations."""
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
-    return chaos([Plan(place=place, sink=sink, seed=seed, records=20_000, kills=3)], folder, bootstrap=bootstrap)
+    plan = Plan(place=place, sink=sink, seed=seed, records=10_000, kills=len(faults), faults=faults)
+    return chaos([plan], folder, bootstrap=bootstrap)
 
 
 def main() -> None:

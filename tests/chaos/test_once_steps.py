@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 from pathlib import Path
@@ -14,6 +15,8 @@ from tests.chaos import once_steps
 from tests.chaos.once_judge import AT_LEAST_ONCE, EXACTLY_ONCE
 from tests.chaos.once_steps import POINTS, Point, Steps
 from tests.waiting import blocking_until, until
+
+STEP = "a step"
 
 
 class Product:
@@ -32,7 +35,7 @@ class Product:
 
 
 def wrapped(name: str, when: Any, folder: Path, *, with_outputs: bool = False) -> Any:
-    return once_steps._wrapped(vars(Product)[name], Point("", when, with_outputs), folder)
+    return once_steps._wrapped(vars(Product)[name], STEP, Point("", when, with_outputs), folder)
 
 
 @pytest.mark.asyncio
@@ -41,7 +44,7 @@ async def test_who_comes_to_the_step_first_stands_there_until_it_is_released(tmp
     steps, product = Steps(tmp_path), Product()
     settle = wrapped("settle", when, tmp_path)
 
-    steps.arm()
+    steps.arm(STEP)
     first = asyncio.ensure_future(settle(product, "a"))
     await until(steps.reached)
     stopped, seen = steps.reached(), list(product.done)
@@ -59,9 +62,19 @@ async def test_who_comes_to_the_step_first_stands_there_until_it_is_released(tmp
 async def test_a_call_without_outputs_goes_on_where_they_are_asked_for(tmp_path):
     steps = Steps(tmp_path)
 
-    steps.arm()
+    steps.arm(STEP)
     assert await wrapped("settle", "after", tmp_path, with_outputs=True)(Product(), "") == ""
 
+    assert steps.reached() is None
+
+
+@pytest.mark.asyncio
+async def test_nobody_stops_at_a_step_that_is_not_armed(tmp_path):
+    steps = Steps(tmp_path)
+
+    steps.arm("another step")
+
+    assert await wrapped("settle", "before", tmp_path)(Product(), "a") == "A"
     assert steps.reached() is None
 
 
@@ -69,7 +82,7 @@ async def test_a_call_without_outputs_goes_on_where_they_are_asked_for(tmp_path)
 async def test_nobody_stops_when_it_is_disarmed(tmp_path):
     steps = Steps(tmp_path)
 
-    steps.arm()
+    steps.arm(STEP)
     steps.disarm()
 
     assert await wrapped("settle", "before", tmp_path)(Product(), "a") == "A"
@@ -79,7 +92,7 @@ def test_a_function_that_does_not_wait_stands_with_its_thread(tmp_path):
     steps, product = Steps(tmp_path), Product()
     thread = threading.Thread(target=wrapped("decide", "before", tmp_path), args=(product, "a"))
 
-    steps.arm()
+    steps.arm(STEP)
     thread.start()
     blocking_until(steps.reached)
     seen = list(product.done)
@@ -92,18 +105,19 @@ def test_a_function_that_does_not_wait_stands_with_its_thread(tmp_path):
 
 @pytest.mark.parametrize("backend", ["embedded", "workers"])
 def test_each_step_without_the_promise_is_in_the_product(monkeypatch, tmp_path, backend):
-    for step, point in POINTS[backend, AT_LEAST_ONCE].items():
-        owner, name = once_steps.found(point)
-        original = vars(owner)[name]
-        monkeypatch.setenv("STEP", step)
-        monkeypatch.setenv("STEP_BACKEND", backend)
-        monkeypatch.setenv("STEP_FOLDER", str(tmp_path))
-        monkeypatch.setenv("ONCE", AT_LEAST_ONCE)
+    places = {once_steps.found(point) for point in POINTS[backend, AT_LEAST_ONCE].values()}
+    originals = {(owner, name): vars(owner)[name] for owner, name in places}
+    for (owner, name), original in originals.items():
         monkeypatch.setattr(owner, name, original)  # puts it back
+    monkeypatch.setenv("STEP_BACKEND", backend)
+    monkeypatch.setenv("STEP_FOLDER", str(tmp_path))
+    monkeypatch.setenv("ONCE", AT_LEAST_ONCE)
 
-        once_steps.patch()
+    once_steps.patch()
 
-        assert vars(owner)[name].__wrapped__ is original
+    for (owner, name), original in originals.items():
+        assert vars(owner)[name] is not original
+        assert inspect.unwrap(vars(owner)[name]) is inspect.unwrap(original)
         assert vars(owner)[name].handles == original.handles
 
 

@@ -14,4 +14,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(1500)]
 def test_a_pipeline_that_is_killed_again_and_again_has_every_record_once(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    assert short_run("workers", "files", tmp_path, bootstrap=request.getfixturevalue("kafka").bootstrap) == 0
+    bootstrap = request.getfixturevalue("kafka").bootstrap
+
+    assert short_run("workers", "files", tmp_path, "driver", "python", bootstrap=bootstrap) == 0

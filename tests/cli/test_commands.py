@@ -83,6 +83,17 @@ def test_topics_are_made_listed_described_and_deleted(shell):
     assert shell.json("topics", "ls") == []
 
 
+def test_an_internal_topic_is_deleted_with_an_option_of_its_own_and_nobody_is_asked_before(shell):
+    name = "__flowshare_state.shop"
+    for yes in ([], ["--yes"]):
+        err = shell("topics", "delete", name, *yes, code=1)
+        assert "records that were finished run again" in err
+        assert err.rstrip().endswith(f"`flowshare topics delete {name} --internal`")
+
+    asked = shell("topics", "delete", name, "--internal", "--yes", code=1)
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in asked  # it came to the brokers
+
+
 def test_partitions_are_added_where_no_order_of_keys_breaks_or_when_told_to(shell):
     shell("topics", "create", "orders")
     assert shell("topics", "grow", "orders", "-p", "2") == "topic orders has 2 partitions\n"

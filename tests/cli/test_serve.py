@@ -77,6 +77,17 @@ def test_a_foreign_client_finds_the_broker_and_its_topics_again_after_a_restart(
 
 
 @pytest.mark.slow
+def test_a_broker_whose_directory_is_removed_ends_with_one_sentence(tmp_path):
+    with served("--data", str(tmp_path / "log"), "--log-level", "error") as (process, _):
+        (tmp_path / "log").rename(tmp_path / "elsewhere")
+        said = process.communicate(timeout=END_S)[1]
+
+    assert process.returncode == 1
+    assert said.splitlines()[-1].startswith(f"flowshare: {tmp_path / 'log'} was removed or replaced while this process")
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [":memory:", "memory://"])
 def test_a_broker_in_memory_keeps_nothing_and_writes_nothing(tmp_path, monkeypatch, data):
     monkeypatch.chdir(tmp_path)

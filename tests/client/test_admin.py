@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from flowshare.backend.group_location import TOPIC as MARKS
 from flowshare.client.admin.admin import OffsetReset, PartitionBounds, ShareAdmin
 from flowshare.client.errors import ConnectionLost, ServerError
+from flowshare.fleet.state.topic import state_topic
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from tests.client.fakes import FakeServer
@@ -42,6 +44,31 @@ async def test_topics_are_created_described_grown_and_deleted(clock):
         await world.admin.delete_topic("b")
         with pytest.raises(ServerError, match="topics ls"):
             await world.admin.describe_topic("b")
+
+
+@pytest.mark.parametrize(
+    ("topic", "lost"),
+    [
+        (state_topic("shop"), "all that the fleet shop knows: its groups begin anew"),
+        (MARKS, "which groups were moved"),
+        ("__consumer_offsets", "the committed offsets of all consumer groups"),
+        ("__transaction_state", "which transactions are open"),
+        ("__share_group_state", "where all share groups of the brokers stand"),
+        ("__somebodys", "whatever its owner keeps in it"),
+    ],
+)
+async def test_an_internal_topic_is_deleted_by_who_says_so_only(clock, topic, lost):
+    server = FakeServer()
+    server.then(m.DeleteTopicRequest, m.TopicResult(topic=topic))
+    admin = ShareAdmin(server.connect, clock=clock)
+    with pytest.raises(ServerError) as refused:
+        await admin.delete_topic(topic)
+
+    assert f"with it goes {lost}" in str(refused.value)
+    assert str(refused.value).endswith(f"`flowshare topics delete {topic} --internal`")
+    await admin.delete_topic(topic, internal=True)
+    await admin.close()
+    assert server.requests == [m.DeleteTopicRequest(name=topic)]
 
 
 async def test_a_batch_that_a_broker_cut_off_at_the_end_of_its_answer_is_asked_for_again(clock, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flowshare.client.errors import NotConnected
@@ -217,6 +219,79 @@ async def test_an_offset_that_is_gone_is_moved_to_the_logs_start(clock):
         await one.close()
 
     await _world(clock, work, partitions=1)
+
+
+@pytest.mark.asyncio
+async def test_a_topic_that_is_gone_is_asked_for_with_pauses_and_said(clock):
+    async def work(world):
+        one = consumer(world)
+        await _begun(one)
+        await world.admin.delete_topic("orders")
+        assert await one.fetch(wait_ms=0) == []
+        with pytest.raises(NotConnected, match="UNKNOWN_TOPIC_OR_PARTITION"):
+            await one.fetch(wait_ms=0)
+        await world.admin.create_topic("orders", partitions=2)
+        await world.send(b"1")
+        while not (found := await _or_nothing(one)):
+            await clock.sleep(0.1)
+        assert found == [b"1"]
+        await one.close()
+
+    await _world(clock, work)
+
+
+async def _or_nothing(one):
+    try:
+        return await values(one)
+    except NotConnected:
+        return []
+
+
+@pytest.mark.parametrize("how", ["is refused", "has no leader"])
+@pytest.mark.asyncio
+async def test_a_partition_that_cannot_be_read_holds_up_no_other(clock, how, monkeypatch):
+    """The cluster's connection looks for a leader for ten seconds, and answers nothing else meanwhile."""
+
+    async def work(world):
+        one = consumer(world)
+        await _begun(one)
+        sending, broken = one._link.send, True
+
+        async def send(request, **options):
+            mine = getattr(request, "partitions", ())
+            if broken and isinstance(request, m.FetchRequest) and ("orders", 1) in {part[:2] for part in mine}:
+                await clock.sleep(10)
+                if how == "has no leader":
+                    raise NotConnected("leader of orders-1: nobody is")
+                answer = await sending(request, **options)
+                wrong = [
+                    replace(log, error=ErrorCode.NOT_LEADER_OR_FOLLOWER, records=b"") if log.partition == 1 else log
+                    for log in answer.partitions
+                ]
+                return replace(answer, partitions=tuple(wrong))
+            return await sending(request, **options)
+
+        monkeypatch.setattr(one._link, "send", send)
+        await _or_nothing(one)
+        while not one.positions.keys() - one._probes.keys():
+            await clock.sleep(0.1)
+        await world.send(b"0", partition=0)
+        began_s = clock.monotonic()
+        assert await values(one) == [b"0"]
+        assert clock.monotonic() - began_s < 1
+        broken = False
+        await world.send(b"1", partition=1)
+        while not (found := await values(one)):
+            await clock.sleep(0.1)
+        assert found == [b"1"]
+        await one.close()
+
+    await _world(clock, work)
+
+
+async def _begun(one):
+    one.start()
+    return await one.ready()
 
 
 @pytest.mark.asyncio

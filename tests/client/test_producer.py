@@ -348,7 +348,8 @@ async def test_keyed_records_go_where_every_client_sends_them_and_others_change_
     await sender.close()
 
 
-async def test_an_unknown_topic_is_created_once_and_early_records_keep_their_order(clock, server):
+async def test_an_unknown_topic_is_created_once_and_early_records_keep_their_order(clock, server, caplog):
+    caplog.set_level("INFO", "flowshare.client")
     sender = producer(server, clock)
 
     waiting = [sender.send_nowait("new", b"%d" % n) for n in range(3)]
@@ -357,6 +358,7 @@ async def test_an_unknown_topic_is_created_once_and_early_records_keep_their_ord
     assert [future.result().offset for future in waiting] == [0, 1, 2]
     assert values(server, "new") == [b"0", b"1", b"2"]
     assert len(server.seen(m.CreateTopicRequest)) == 1
+    assert caplog.messages == ["topic new was missing and is made, partitions=1"]
     await sender.close()
 
 

@@ -24,7 +24,7 @@ from flowshare.server.share.opened_log import OpenedBatches, OpenedLog
 from flowshare.server.share.owner import PartitionOwner
 from flowshare.server.share.partition_log import PartitionLog
 from flowshare.server.share.stats import Stats
-from flowshare.server.share.wants import Want
+from flowshare.server.share.waiters import Want
 from flowshare.share.config import GroupConfig
 from flowshare.share.records import encode_update
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType, AcquireMode, PartitionUpdate
@@ -157,6 +157,11 @@ class Leader:
         return self.storage._outputs[0]
 
     @property
+    def lanes(self):
+        """The slot's lanes, with how far they are."""
+        return self.outputs._lanes.used
+
+    @property
     def key(self):
         return ShareKey(GROUP, self.world.kafka.storage.topics()[INPUT].topic_id, 0)
 
@@ -207,6 +212,26 @@ class Leader:
         self.owner._alarm.ring()
         self.owner.waiting.look()
         return durable
+
+    async def ending(self, offset, *values, late=False, **where):
+        """`settle` up to where it asks to commit, which is held until `kafka.release`; what is to be awaited."""
+        self.world.kafka.hold(m.EndTxnRequest, late=late)
+        durable = self.settle(offset, *values, **where)
+        await self.world.asked(m.EndTxnRequest)
+        return durable
+
+    async def die_committed(self, offset, *values):
+        """`settle`, and die before the answer that it is committed comes; what would be to be awaited."""
+        self.dies(after=m.EndTxnRequest)
+        durable = self.settle(offset, *values)
+        await self.world.until(lambda: self.dead)
+        return durable
+
+    async def give_away(self, name):
+        """Give the slot to another worker in order."""
+        await self.storage.lay_down(0)
+        await self.owner.close()
+        await self.slot.hand_over(name)
 
     async def accept(self, offset):
         """Accept a record without outputs."""
@@ -289,12 +314,18 @@ class World:
             return (request.topic, request.partition) in self.still
         return getattr(request, "transactional_id", None) in self.still
 
-    async def leader(self, name, **options):
-        """A worker that leads the slot from now on, and has loaded the share-partition."""
+    async def unloaded(self, name, **options):
+        """A worker that leads the slot from now on; nobody has asked for the share-partition yet."""
         leader = Leader(self, name, **options)
         self.leaders.append(leader)
-        await leader.lead()
-        return await leader.load()
+        return await leader.lead()
+
+    async def leader(self, name, *, take=0, **options):
+        """A worker that leads the slot from now on, has loaded the share-partition, and lent so many records."""
+        leader = await (await self.unloaded(name, **options)).load()
+        if take:
+            await leader.take(take)
+        return leader
 
     def visible(self, topic=OUTPUT, partition=0):
         """What a reader of committed records gets."""

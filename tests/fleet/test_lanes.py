@@ -36,19 +36,16 @@ def test_the_log_names_where_the_last_transactions_went_whatever_became_of_the_n
 
 def test_a_note_that_cannot_be_read_keeps_no_lane_from_being_taken_over():
     async def scenario(world):
-        leader = await world.leader("a", settings=FEW)
-        await leader.take(3)
+        leader = await world.leader("a", take=3, settings=FEW)
         world.still.update(f"{TOPIC}.0.outputs.{lane}" for lane in range(3))
         await leader.settle(0, b"out-0")
-        lanes = len(leader.outputs._lanes)
+        lanes = len(leader.lanes)
         await leader.slot.write([(lane_entry(0, 0, LaneNote())[0], b"damaged, too")])
         world.still.clear()
-        await leader.storage.lay_down(0)
-        await leader.owner.close()
-        await leader.slot.hand_over("b")
+        await leader.give_away("b")
         second = await world.leader("b", settings=FEW)
         await world.clock.sleep(5)
-        assert len(second.outputs._lanes) >= lanes
+        assert len(second.lanes) >= lanes
 
     on_outputs(scenario)
 
@@ -59,11 +56,11 @@ def test_lanes_that_could_not_be_used_for_a_while_do_not_add_to_the_transactions
         world.still.update(f"{TOPIC}.0.outputs.{lane}" for lane in range(3))
         await written(leader, out(world, b"out-0"))
         world.still.clear()
-        await world.until(lambda: all(u.state.name == "READY" for u in leader.outputs._lanes))
+        await world.until(lambda: all(u.state.name == "READY" for u in leader.lanes))
         world.kafka.hold(m.EndTxnRequest)
         some = [asyncio.ensure_future(written(leader, out(world, b"x"))) for _ in range(10)]
         await world.clock.sleep(0.5)
-        busy = sum(u.state.name != "READY" for u in leader.outputs._lanes)
+        busy = sum(u.state.name != "READY" for u in leader.lanes)
         world.kafka.release(m.EndTxnRequest)
         await asyncio.gather(*some)
         assert busy <= 2
@@ -95,7 +92,7 @@ def test_a_partition_that_is_well_again_is_written_to_while_its_lanes_coordinato
         world.still.add((OUTPUT, 1))
         stuck = asyncio.ensure_future(written(leader, out(world, b"two", 1)))
         await world.clock.sleep(1)
-        (sending,) = [used for used in leader.outputs._lanes if used.state.name == "SENDING"]
+        (sending,) = [used for used in leader.lanes if used.state.name == "SENDING"]
         world.still.add(sending.lane.transactional_id)  # its coordinator is away, for an hour
         with pytest.raises(OutputRefused):
             await stuck
@@ -131,7 +128,7 @@ def test_a_partition_that_stood_still_is_written_to_as_soon_as_its_lane_is_free(
         with pytest.raises(OutputRefused):
             await written(leader, out(world, b"one", 1))
         world.still.clear()
-        await world.until(lambda: leader.outputs._lanes[0].state.name == "READY")
+        await world.until(lambda: leader.lanes[0].state.name == "READY")
         await world.clock.sleep(1)
 
         await written(leader, out(world, b"two", 1))
@@ -147,13 +144,13 @@ def test_a_lane_that_lost_a_broker_in_use_is_taken_over_again_when_it_is_free():
         await written(leader, out(world, b"one"))
         world.kafka.hold(m.EndTxnRequest)
         going_on = asyncio.ensure_future(written(leader, out(world, b"two")))
-        await world.until(lambda: leader.outputs._lanes[0].state.name == "ENDING")
+        await world.until(lambda: leader.lanes[0].state.name == "ENDING")
         asked = world.kafka.asked[m.InitProducerIdRequest]
 
-        leader.outputs._lanes[0].lane._brokers._on_lost()
+        leader.lanes[0].lane._brokers._on_lost()
         world.kafka.release(m.EndTxnRequest)
         await going_on
-        await world.until(lambda: leader.outputs._lanes[0].state.name == "READY")
+        await world.until(lambda: leader.lanes[0].state.name == "READY")
         await world.clock.sleep(1)
 
         assert world.kafka.asked[m.InitProducerIdRequest] == asked + 1

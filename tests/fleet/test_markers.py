@@ -27,8 +27,7 @@ async def dies_with_its_broker(world, leader, *, after, kept=()):
 
 def test_outputs_that_were_committed_are_visible_when_the_next_leader_has_told_their_partitions():
     async def scenario(world):
-        first = await world.leader("a")
-        await first.take()
+        first = await world.leader("a", take=1)
         await dies_with_its_broker(world, first, after=m.EndTxnRequest)
         assert world.held_up()
 
@@ -44,8 +43,7 @@ def test_outputs_that_were_committed_are_visible_when_the_next_leader_has_told_t
 
 def test_outputs_of_a_transaction_that_the_next_leader_aborts_stay_away_when_the_abort_is_forgotten():
     async def scenario(world):
-        first = await world.leader("a")
-        await first.take()
+        first = await world.leader("a", take=1)
         await dies_with_its_broker(world, first, after=m.TxnOffsetCommitRequest)
 
         second = await world.leader("b")
@@ -61,8 +59,7 @@ def test_outputs_of_a_transaction_that_the_next_leader_aborts_stay_away_when_the
 
 def test_a_transaction_that_only_some_partitions_were_told_of_is_told_to_the_others():
     async def scenario(world):
-        first = await world.leader("a")
-        await first.take(2)
+        first = await world.leader("a", take=2)
         first.settle(1, b"beside", partition=1)
         await dies_with_its_broker(world, first, after=m.EndTxnRequest, kept=[OTHER])
 
@@ -79,8 +76,7 @@ def test_a_transaction_that_only_some_partitions_were_told_of_is_told_to_the_oth
 
 def test_a_lane_whose_broker_was_lost_tells_how_its_last_transaction_ended_before_it_is_used_again():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take(3)
+        leader = await world.leader("a", take=3)
         world.kafka.forget_markers()
         await leader.settle(0, b"first")
         await world.kafka.cut()
@@ -122,8 +118,7 @@ def test_partitions_that_are_gone_keep_nobody_from_telling_the_others():
 @pytest.mark.parametrize("carried_out", [False, True])
 def test_a_take_over_whose_connection_breaks_goes_on_where_it_was(kind, carried_out):
     async def scenario(world):
-        first = await world.leader("a")
-        await first.take()
+        first = await world.leader("a", take=1)
         await dies_with_its_broker(world, first, after=m.EndTxnRequest)
 
         if carried_out:
@@ -143,13 +138,12 @@ def test_a_broker_that_is_lost_while_a_transaction_begins_costs_nothing_of_the_o
     """It waits for its coordinator meanwhile, and then it is refused."""
 
     async def scenario(world):
-        leader = await world.leader("a", settings=ONE)
-        await leader.take(3)
+        leader = await world.leader("a", take=3, settings=ONE)
         world.kafka.forget_markers()
         await leader.settle(0, b"first")
         world.kafka.refuse(m.AddPartitionsToTxnRequest, ErrorCode.CONCURRENT_TRANSACTIONS, 5)
         refused = leader.settle(1, b"too large")
-        await world.until(lambda: leader.outputs._lanes[0].state.name == "SENDING")
+        await world.until(lambda: leader.lanes[0].state.name == "SENDING")
         await world.asked(m.AddPartitionsToTxnRequest, world.kafka.asked[m.AddPartitionsToTxnRequest] + 2)
         await world.kafka.cut()
         world.refused[m.ProduceRequest] = ErrorCode.MESSAGE_TOO_LARGE
@@ -163,15 +157,14 @@ def test_a_broker_that_is_lost_while_a_transaction_begins_costs_nothing_of_the_o
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_transaction_that_is_aborted_takes_nothing_of_the_one_before_it_elsewhere(lost):
     async def scenario(world):
-        leader = await world.leader("a", settings=ONE)
-        await leader.take(3)
+        leader = await world.leader("a", take=3, settings=ONE)
         world.kafka.forget_markers()
         await leader.settle(0, b"first")
         world.kafka.hold(m.AddPartitionsToTxnRequest)
         refused = leader.settle(1, b"too large", partition=1)
-        await world.until(lambda: leader.outputs._lanes[0].state.name == "SENDING")
+        await world.until(lambda: leader.lanes[0].state.name == "SENDING")
         if lost:
-            leader.outputs._lanes[0].lane._brokers._on_lost()
+            leader.lanes[0].lane._brokers._on_lost()
         world.forbidden.add((m.ProduceRequest, OUTPUT))
         world.kafka.release(m.AddPartitionsToTxnRequest)
         await asyncio.wait([refused])
@@ -184,8 +177,7 @@ def test_a_transaction_that_is_aborted_takes_nothing_of_the_one_before_it_elsewh
 
 def test_a_transaction_that_a_successor_aborts_takes_nothing_of_the_one_before_it_elsewhere():
     async def scenario(world):
-        first = await world.leader("a", settings=ONE)
-        await first.take(2)
+        first = await world.leader("a", take=2, settings=ONE)
         world.kafka.forget_markers()
         await first.settle(0, b"first")
         first.dies(after=m.TxnOffsetCommitRequest)
@@ -201,8 +193,7 @@ def test_outputs_of_an_open_transaction_that_the_log_does_not_name_stay_away():
     """The leader and the broker die when the partition has the output, and the slot's log not yet the note."""
 
     async def scenario(world):
-        first = await world.leader("a", settings=ONE)
-        await first.take(2)
+        first = await world.leader("a", take=2, settings=ONE)
         write = first.slot.write
 
         def lost(entries):
@@ -232,11 +223,8 @@ def test_outputs_of_an_open_transaction_that_the_log_does_not_name_stay_away():
 @pytest.mark.parametrize("again", [False, True])
 def test_a_transaction_that_is_committed_while_a_successor_fences_its_leader_is_told_so(again):
     async def scenario(world):
-        first = await world.leader("a", settings=ONE)
-        await first.take()
-        world.kafka.hold(m.EndTxnRequest)
-        first.settle(0, b"first")
-        await world.asked(m.EndTxnRequest)
+        first = await world.leader("a", take=1, settings=ONE)
+        await first.ending(0, b"first")
         go_on = world.kafka.hold_later_ones_no_more(m.EndTxnRequest)
         coordinator = world.kafka.server._transactions
 
@@ -276,8 +264,7 @@ def test_a_transaction_that_is_committed_while_a_successor_fences_its_leader_is_
 @pytest.mark.parametrize("committed", [True, False])
 def test_how_a_transaction_ended_is_known_to_who_comes_after_a_successor_that_could_not_tell_it(committed):
     async def scenario(world):
-        first = await world.leader("a")
-        await first.take()
+        first = await world.leader("a", take=1)
         await dies_with_its_broker(world, first, after=m.EndTxnRequest if committed else m.TxnOffsetCommitRequest)
         world.kafka.not_led.add((OUTPUT, 0))
         second = Leader(world, "b")
@@ -299,8 +286,7 @@ def test_how_a_transaction_ended_is_known_to_who_comes_after_a_successor_that_co
 
 def test_who_lost_the_slot_and_takes_its_lane_again_keeps_nothing_from_being_told():
     async def scenario(world):
-        first = await world.leader("a", settings=ONE)
-        await first.take()
+        first = await world.leader("a", take=1, settings=ONE)
         world.kafka.forget_markers()
         await first.settle(0, b"first")
         assert world.held_up()
@@ -323,8 +309,7 @@ def test_who_lost_the_slot_and_takes_its_lane_again_keeps_nothing_from_being_tol
 
 def test_who_lost_the_slot_and_takes_its_lane_again_aborts_nothing_that_is_being_told():
     async def scenario(world):
-        first = await world.leader("a", settings=ONE)
-        await first.take()
+        first = await world.leader("a", take=1, settings=ONE)
         world.kafka.forget_markers()
         await first.settle(0, b"first")
         world.kafka.hold(m.EndTxnRequest)
@@ -348,8 +333,7 @@ def test_who_lost_the_slot_and_takes_its_lane_again_aborts_nothing_that_is_being
 @pytest.mark.parametrize("committed", [True, False])
 def test_who_dies_while_partitions_are_told_leaves_the_rest_to_the_next_one(kind, committed):
     async def scenario(world):
-        first = await world.leader("a", settings=ONE)
-        await first.take(2)
+        first = await world.leader("a", take=2, settings=ONE)
         await written(first, out(world, b"zero", 1))
         await dies_with_its_broker(world, first, after=m.EndTxnRequest if committed else m.TxnOffsetCommitRequest)
         second = Leader(world, "b", settings=ONE)
@@ -380,14 +364,13 @@ async def takes_over(world, name):
 
 def state_of(leader):
     """That of its only lane."""
-    (used,) = leader.outputs._lanes
+    (used,) = leader.lanes
     return used.state.name
 
 
 def test_partitions_are_told_when_they_have_a_leader():
     async def scenario(world):
-        first = await world.leader("a", settings=ONE)
-        await first.take()
+        first = await world.leader("a", take=1, settings=ONE)
         await dies_with_its_broker(world, first, after=m.EndTxnRequest)
         world.kafka.not_led.add((OUTPUT, 0))
         asked = world.kafka.asked[m.AddPartitionsToTxnRequest]
@@ -405,11 +388,10 @@ def test_partitions_are_told_when_they_have_a_leader():
 
 def test_partitions_that_get_a_new_leader_while_they_are_told_are_told_again():
     async def scenario(world):
-        first = await world.leader("a", settings=ONE)
-        await first.take()
+        first = await world.leader("a", take=1, settings=ONE)
         await dies_with_its_broker(world, first, after=m.EndTxnRequest)
         world.kafka.hold(m.EndTxnRequest)
-        asked = world.kafka.asked[m.EndTxnRequest]
+        asked = world.kafka.asked[m.AddPartitionsToTxnRequest]
 
         second = await takes_over(world, "b")
         world.kafka.elections += 1
@@ -417,7 +399,7 @@ def test_partitions_that_get_a_new_leader_while_they_are_told_are_told_again():
         world.kafka.release(m.EndTxnRequest)
         await world.until(lambda: state_of(second) == "READY")
 
-        assert world.kafka.asked[m.EndTxnRequest] == asked + 2
+        assert world.kafka.asked[m.AddPartitionsToTxnRequest] == asked + 2
         assert await world.visible() == [b"first"]
 
     on_outputs(scenario)
@@ -425,8 +407,7 @@ def test_partitions_that_get_a_new_leader_while_they_are_told_are_told_again():
 
 def test_a_lane_is_used_when_all_partitions_are_told():
     async def scenario(world):
-        first = await world.leader("a", settings=ONE)
-        await first.take()
+        first = await world.leader("a", take=1, settings=ONE)
         await dies_with_its_broker(world, first, after=m.EndTxnRequest)
         world.kafka.unmarked.add((OUTPUT, 0))
 
@@ -442,18 +423,72 @@ def test_a_lane_is_used_when_all_partitions_are_told():
 
 def test_what_was_told_is_told_once():
     async def scenario(world):
-        first = await world.leader("a", settings=ONE)
-        await first.take()
+        first = await world.leader("a", take=1, settings=ONE)
         await dies_with_its_broker(world, first, after=m.EndTxnRequest)
         second = await takes_over(world, "b")
         assert state_of(second) == "READY"
         await second.kill()
-        asked = world.kafka.asked[m.EndTxnRequest]
+        asked = world.kafka.asked[m.AddPartitionsToTxnRequest]
 
         third = await takes_over(world, "c")
 
         assert state_of(third) == "READY"
-        assert world.kafka.asked[m.EndTxnRequest] == asked
+        assert world.kafka.asked[m.AddPartitionsToTxnRequest] == asked
+        assert await world.visible() == [b"first"]
+
+    on_outputs(scenario)
+
+
+def test_who_lost_the_slot_while_it_told_an_end_ends_nothing_of_its_successors():
+    """It stood still; the next leader is in the middle of a transaction when it goes on."""
+
+    async def scenario(world):
+        first = await world.leader("a", take=2, settings=ONE)
+        await dies_with_its_broker(world, first, after=m.EndTxnRequest)
+        world.kafka.hold(m.AddPartitionsToTxnRequest)
+        asked = world.kafka.asked[m.AddPartitionsToTxnRequest]
+        second = Leader(world, "b", settings=ONE)
+        world.leaders.append(second)
+        await second.lead()
+        await world.asked(m.AddPartitionsToTxnRequest, asked + 1)  # it has fenced, knows: committed, and stands still
+        go_on = world.kafka.hold_later_ones_no_more(m.AddPartitionsToTxnRequest)
+
+        third = await world.leader("c", take=1, settings=ONE)
+        world.kafka.hold(m.TxnOffsetCommitRequest)
+        settled = third.settle(1, b"second")
+        await world.until(world.held_up)  # its output is there, and not in the ledger yet
+        go_on.set()
+        await world.clock.sleep(2)
+        world.kafka.release(m.TxnOffsetCommitRequest)
+        await settled
+        await third.owner.close()
+
+        assert await world.visible() == [b"first", b"second"]
+
+    on_outputs(scenario)
+
+
+def test_a_broker_that_coordinates_the_ledger_no_more_and_does_not_know_is_not_believed():
+    async def scenario(world):
+        first = await world.leader("a", take=1, settings=ONE)
+        await first.die_committed(0, b"first")
+        real, believed = world.kafka.carry_out, [True]
+
+        async def carry_out(connection, request):
+            if believed[0] and isinstance(request, m.OffsetFetchRequest) and ".ledger." in request.group_id:
+                ((topic, partition),) = request.partitions
+                return m.OffsetFetchResponse(partitions=(m.FetchedOffset(topic, partition),))  # as before the first
+            if believed[0] and isinstance(request, m.TxnOffsetCommitRequest):
+                believed[0] = False  # the client looks for the coordinator again
+                ((topic, partition, *_),) = request.offsets
+                result = m.OffsetResult(topic, partition, ErrorCode.NOT_COORDINATOR)
+                return m.OffsetCommitResponse(partitions=(result,))
+            return await real(connection, request)
+
+        world.kafka.carry_out = carry_out
+        second = await world.leader("b", settings=ONE)
+
+        assert 0 not in await second.take(6)
         assert await world.visible() == [b"first"]
 
     on_outputs(scenario)

@@ -54,8 +54,7 @@ def test_a_settle_writes_outputs_and_state():
 
 def test_settles_at_the_same_time_share_transactions_and_lanes():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take(6)
+        leader = await world.leader("a", take=6)
 
         await asyncio.gather(*(leader.settle(n, b"out-%d" % n) for n in range(6)))
         await leader.owner.close()
@@ -85,8 +84,7 @@ async def settled_by_the_next(world, outputs):
 @pytest.mark.parametrize("carried_out", [False, True])
 def test_outputs_are_visible_if_and_only_if_the_record_is_settled_wherever_the_leader_dies(step, carried_out):
     async def scenario(world):
-        first = await world.leader("a")
-        await first.take()
+        first = await world.leader("a", take=1)
         first.dies(**{"after" if carried_out else "before": step})
         told = first.settle(0, b"first")
         await world.until(lambda: told.done() or first.dead)
@@ -115,11 +113,8 @@ def test_outputs_are_visible_if_and_only_if_the_record_is_settled_wherever_the_l
 @pytest.mark.parametrize("carried_out", [False, True])
 def test_a_successor_that_dies_while_it_takes_over_loses_nothing(step, carried_out):
     async def scenario(world):
-        first = await world.leader("a")
-        await first.take()
-        first.dies(after=m.EndTxnRequest)
-        first.settle(0, b"first")
-        await world.until(lambda: first.dead)
+        first = await world.leader("a", take=1)
+        await first.die_committed(0, b"first")
 
         second = Leader(world, "b")
         world.leaders.append(second)
@@ -139,8 +134,7 @@ def test_a_successor_that_dies_while_it_takes_over_loses_nothing(step, carried_o
 
 def test_a_leader_that_dies_when_only_its_row_is_written_has_settled_nothing():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
         world.kafka.hold(m.AddPartitionsToTxnRequest)
         leader.settle(0, b"out-0")
         await world.until(leader.rows)
@@ -158,11 +152,8 @@ def test_a_leader_that_dies_when_only_its_row_is_written_has_settled_nothing():
 @pytest.mark.parametrize("late", [False, True])
 def test_a_leader_that_dies_before_it_commits_has_settled_nothing(late):
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
-        world.kafka.hold(m.EndTxnRequest, late=late)
-        leader.settle(0, b"out-0")
-        await world.asked(m.EndTxnRequest)
+        leader = await world.leader("a", take=1)
+        await leader.ending(0, b"out-0", late=late)
         assert world.held_up()
         await leader.kill()
         go_on = world.kafka.hold_later_ones_no_more(m.EndTxnRequest)
@@ -182,11 +173,8 @@ def test_a_leader_that_dies_before_it_commits_has_settled_nothing(late):
 
 def test_a_leader_that_dies_before_it_hears_that_it_has_committed_has_settled():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take(2)
-        leader.dies(after=m.EndTxnRequest)
-        settled = leader.settle(0, b"out-0")
-        await world.until(lambda: leader.dead)
+        leader = await world.leader("a", take=2)
+        settled = await leader.die_committed(0, b"out-0")
 
         second, taken = await settled_by_the_next(world, [b"out-0"])
         assert taken[1] == 2
@@ -199,8 +187,7 @@ def test_a_leader_that_dies_before_it_hears_that_it_has_committed_has_settled():
 
 def test_a_leader_that_dies_before_it_writes_what_follows_has_settled():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take(2)
+        leader = await world.leader("a", take=2)
         settled = leader.settle(1, b"out-1")
         world.kafka.hold(m.EndTxnRequest)
         await world.asked(m.EndTxnRequest)
@@ -220,12 +207,9 @@ def test_a_leader_that_dies_before_it_writes_what_follows_has_settled():
 
 def test_what_was_committed_is_known_when_two_leaders_died_one_after_another():
     async def scenario(world):
-        first = await world.leader("a")
-        await first.take()
-        first.dies(after=m.EndTxnRequest)
-        first.settle(0, b"out-0")
-        await world.until(lambda: first.dead)
-        second = await unloaded(world, "b")
+        first = await world.leader("a", take=1)
+        await first.die_committed(0, b"out-0")
+        second = await world.unloaded("b")
         await world.until(lambda: [kept.decided for kept in second.rows()] == [True])
         await second.kill()
 
@@ -235,24 +219,14 @@ def test_what_was_committed_is_known_when_two_leaders_died_one_after_another():
     on_outputs(scenario)
 
 
-async def unloaded(world, name):
-    """It leads the slot, and nobody has asked for the share-partition yet."""
-    leader = Leader(world, name)
-    world.leaders.append(leader)
-    return await leader.lead()
-
-
 def test_the_open_transaction_of_a_dead_leader_holds_no_reader_up():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
-        world.kafka.hold(m.EndTxnRequest)
-        leader.settle(0, b"out-0")
-        await world.asked(m.EndTxnRequest)
+        leader = await world.leader("a", take=1)
+        await leader.ending(0, b"out-0")
         await leader.kill()
         begun_s = world.clock.monotonic()
 
-        await unloaded(world, "b")
+        await world.unloaded("b")
         await world.until(lambda: not world.held_up())
 
         assert world.clock.monotonic() - begun_s < 5  # far below the transaction's own time
@@ -265,8 +239,7 @@ def test_the_open_transaction_of_a_dead_leader_holds_no_reader_up():
 
 def test_a_lost_answer_to_a_commit_is_asked_for_again():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
         world.kafka.drop_answers(m.EndTxnRequest)
 
         await leader.settle(0, b"out-0")
@@ -281,8 +254,7 @@ def test_a_lost_answer_to_a_commit_is_asked_for_again():
 @pytest.mark.parametrize("lost", [2, 3])
 def test_the_ledger_says_what_no_answer_does(lost):
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
         world.kafka.drop_answers(m.EndTxnRequest, lost)
 
         await leader.settle(0, b"out-0")
@@ -297,8 +269,7 @@ def test_the_ledger_says_what_no_answer_does(lost):
 
 def test_a_commit_that_never_arrived_is_made_again():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
         world.kafka.hold(m.EndTxnRequest)
         settled = leader.settle(0, b"out-0")
         await world.asked(m.EndTxnRequest, 2)
@@ -316,11 +287,8 @@ def test_a_commit_that_never_arrived_is_made_again():
 
 def test_a_zombie_commits_nothing_and_takes_nothing_from_its_successor():
     async def scenario(world):
-        zombie = await world.leader("a")
-        await zombie.take()
-        world.kafka.hold(m.EndTxnRequest)
-        late = zombie.settle(0, b"late")
-        await world.asked(m.EndTxnRequest)
+        zombie = await world.leader("a", take=1)
+        late = await zombie.ending(0, b"late")
         go_on = world.kafka.hold_later_ones_no_more(m.EndTxnRequest)
 
         second = await world.leader("b")
@@ -342,15 +310,11 @@ def test_a_zombie_does_not_take_what_a_later_leader_has_committed_for_its_own():
     """The leader between them has deleted its row, and used no number itself."""
 
     async def scenario(world):
-        zombie = await world.leader("a")
-        await zombie.take()
-        world.kafka.hold(m.EndTxnRequest)
-        late = zombie.settle(0, b"late")
-        await world.asked(m.EndTxnRequest)
+        zombie = await world.leader("a", take=1)
+        late = await zombie.ending(0, b"late")
         go_on = world.kafka.hold_later_ones_no_more(m.EndTxnRequest)
         await (await world.leader("b")).kill()
-        third = await world.leader("c")
-        await third.take()
+        third = await world.leader("c", take=1)
         await third.settle(0, b"out-0")
 
         go_on.set()
@@ -371,8 +335,7 @@ def test_a_ledger_is_read_when_nothing_of_it_is_open():
             return answered(request)
 
         world.refusal = seen
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
         await leader.settle(0, b"out-0")
 
         assert read
@@ -395,47 +358,31 @@ async def refused(leader, durable):
     return caught.value.places[0]
 
 
-def test_outputs_for_a_topic_that_is_not_there_are_refused():
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ({"topic": "gone", "topic_id": uuid.uuid4()}, "gone"),
+        ({"topic_id": uuid.uuid4()}, "made anew"),
+        ({"partition": 7}, "7"),
+    ],
+    ids=["no topic", "a topic made anew", "no partition"],
+)
+def test_outputs_for_what_is_not_there_are_refused(where, why):
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
 
-        error = await refused(leader, leader.settle(0, b"x", topic="gone", topic_id=uuid.uuid4()))
+        error = await refused(leader, leader.settle(0, b"x", **where))
 
         assert isinstance(error, UnknownTopic)
+        assert why in str(error)
         assert await world.visible() == [b"otherwise"]
-
-    on_outputs(scenario)
-
-
-def test_outputs_for_a_topic_that_was_made_anew_are_refused():
-    async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
-
-        error = await refused(leader, leader.settle(0, b"x", topic_id=uuid.uuid4()))
-
-        assert isinstance(error, UnknownTopic)
-        assert "made anew" in str(error)
-        assert await world.visible() == [b"otherwise"]
-
-    on_outputs(scenario)
-
-
-def test_outputs_for_a_partition_that_is_not_there_are_refused():
-    async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
-
-        assert isinstance(await refused(leader, leader.settle(0, b"x", partition=7)), UnknownTopic)
 
     on_outputs(scenario)
 
 
 def test_outputs_that_are_too_large_are_refused_and_their_neighbours_are_written():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take(3)
+        leader = await world.leader("a", take=3)
         await world.kafka.storage.create_topic("small", configs={"max.message.bytes": "200"})
         one = leader.settle(1, b"small enough", topic="small")
         large = leader.settle(0, bytes(1000), topic="small")
@@ -457,8 +404,7 @@ def test_outputs_that_are_too_large_are_refused_and_their_neighbours_are_written
 @pytest.mark.parametrize("kind", [m.AddPartitionsToTxnRequest, m.ProduceRequest])
 def test_outputs_to_where_the_workers_may_not_write_are_refused(kind):
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
         world.forbidden.add((kind, OUTPUT))
         durable = leader.settle(0, b"x")
         await world.until(durable.done)
@@ -472,8 +418,7 @@ def test_outputs_to_where_the_workers_may_not_write_are_refused(kind):
 
 def test_bytes_that_are_no_batch_are_refused():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
         output = Output(OUTPUT, world.kafka.storage.topics()[OUTPUT].topic_id, 0, b"no batch")
 
         with pytest.raises(OutputRefused):
@@ -489,8 +434,7 @@ def test_bytes_that_are_no_batch_are_refused():
 
 def test_a_partition_that_gives_no_answer_rests_and_others_go_on():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take(4)
+        leader = await world.leader("a", take=4)
         world.still.add((OUTPUT, 1))
         begun_s = world.clock.monotonic()
         stuck = leader.settle(0, b"stuck", partition=1)
@@ -533,11 +477,11 @@ def test_a_partition_that_gives_no_answer_for_minutes_takes_a_few_lanes_and_noth
                 await stuck
 
         assert slowest_s < 0.1
-        assert len(leader.outputs._lanes) <= 4
+        assert len(leader.lanes) <= 4
         assert await world.visible() == [b"out-%d" % number for number in range(90)]
         world.still.clear()
         world.kafka.unmarked.clear()
-        await world.until(lambda: all(used.state.name == "READY" for used in leader.outputs._lanes))
+        await world.until(lambda: all(used.state.name == "READY" for used in leader.lanes))
         await world.clock.sleep(6)
         await written(leader, out(world, b"at last", 1))
         assert await world.visible(partition=1) == [b"at last"]
@@ -547,24 +491,22 @@ def test_a_partition_that_gives_no_answer_for_minutes_takes_a_few_lanes_and_noth
 
 def test_when_many_lanes_cannot_be_used_others_take_their_place():
     async def scenario(world):
-        leader = await world.leader("a", settings=OutputSettings(lanes_max=2, stuck_max=3, queue_s=60))
-        await leader.take(3)
+        leader = await world.leader("a", take=3, settings=OutputSettings(lanes_max=2, stuck_max=3, queue_s=60))
         world.still.update(f"{TOPIC}.0.outputs.{lane}" for lane in range(3))
 
         await leader.settle(0, b"out-0")
 
         assert await world.visible() == [b"out-0"]
-        assert 4 <= len(leader.outputs._lanes) <= 5
+        assert 4 <= len(leader.lanes) <= 5
 
     on_outputs(scenario)
 
 
 def test_a_coordinator_that_gives_no_answer_keeps_back_its_own_lane_alone():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take(6)
+        leader = await world.leader("a", take=6)
         await leader.settle(0, b"out-0")
-        await world.until(lambda: len(leader.outputs._lanes) == 2 and leader.outputs._lanes[1].state.name == "READY")
+        await world.until(lambda: len(leader.lanes) == 2 and leader.lanes[1].state.name == "READY")
         world.still.add(f"{TOPIC}.0.outputs.1")  # it is the next one's
         stuck = leader.settle(1, b"out-1")
 
@@ -579,8 +521,7 @@ def test_a_coordinator_that_gives_no_answer_keeps_back_its_own_lane_alone():
 
 def test_when_all_lanes_stand_still_settles_are_refused_after_a_while():
     async def scenario(world):
-        leader = await world.leader("a", settings=OutputSettings(lanes_max=2, stuck_max=0, queue_s=5))
-        await leader.take(3)
+        leader = await world.leader("a", take=3, settings=OutputSettings(lanes_max=2, stuck_max=0, queue_s=5))
         world.still.update(f"{TOPIC}.0.outputs.{lane}" for lane in range(2))
         begun_s = world.clock.monotonic()
 
@@ -597,15 +538,10 @@ def test_when_all_lanes_stand_still_settles_are_refused_after_a_while():
 
 def test_a_slot_that_is_given_away_leaves_what_is_undecided_to_the_next_leader():
     async def scenario(world):
-        first = await world.leader("a")
-        await first.take()
-        world.kafka.hold(m.EndTxnRequest, late=True)
-        told = first.settle(0, b"out-0")
-        await world.asked(m.EndTxnRequest)
+        first = await world.leader("a", take=1)
+        told = await first.ending(0, b"out-0", late=True)
         begun_s = world.clock.monotonic()
-        await first.storage.lay_down(0)
-        await first.owner.close()
-        await first.slot.hand_over("b")
+        await first.give_away("b")
         assert world.clock.monotonic() - begun_s < 2
         with pytest.raises(Undecided):
             await told
@@ -621,13 +557,10 @@ def test_a_slot_that_is_given_away_leaves_what_is_undecided_to_the_next_leader()
 
 def test_a_slot_that_is_given_away_waits_for_what_is_about_to_be_committed():
     async def scenario(world):
-        first = await world.leader("a")
-        await first.take()
+        first = await world.leader("a", take=1)
         told = first.settle(0, b"out-0")
         await world.asked(m.AddPartitionsToTxnRequest)
-        await first.storage.lay_down(0)
-        await first.owner.close()
-        await first.slot.hand_over("b")
+        await first.give_away("b")
         await told
 
         second = await world.leader("b")
@@ -642,11 +575,8 @@ def test_a_slot_that_is_given_away_waits_for_what_is_about_to_be_committed():
 
 def test_a_snapshot_that_was_made_meanwhile_takes_nothing_from_a_settle():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take(6)
-        world.kafka.hold(m.EndTxnRequest)
-        settled = leader.settle(1, b"out-1")
-        await world.asked(m.EndTxnRequest)
+        leader = await world.leader("a", take=6)
+        settled = await leader.ending(1, b"out-1")
         leader.owner._writer._journal.snapshot_due = True
         await leader.accept(0)
         assert await leader.stored() == (1, [(1, 5, "ACQUIRED", 1)])
@@ -661,8 +591,7 @@ def test_a_snapshot_that_was_made_meanwhile_takes_nothing_from_a_settle():
 
 def test_what_could_not_be_written_after_a_commit_is_written_with_the_next_snapshot():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take(2)
+        leader = await world.leader("a", take=2)
         leader.fail_writes = 1
         await leader.settle(0, b"out-0")
         await world.until(lambda: not leader.fail_writes)
@@ -676,8 +605,7 @@ def test_what_could_not_be_written_after_a_commit_is_written_with_the_next_snaps
 
 def test_a_share_partition_that_is_loaded_again_has_what_its_owner_could_not_write():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take(2)
+        leader = await world.leader("a", take=2)
         leader.fail_writes = 1000
         await leader.settle(0, b"out-0")
         await leader.owner.close()
@@ -694,13 +622,10 @@ def test_a_share_partition_that_is_loaded_again_has_what_its_owner_could_not_wri
 
 def test_a_share_partition_is_not_loaded_before_its_settles_are_decided():
     async def scenario(world):
-        first = await world.leader("a")
-        await first.take()
-        first.dies(after=m.EndTxnRequest)
-        first.settle(0, b"out-0")
-        await world.until(lambda: first.dead)
+        first = await world.leader("a", take=1)
+        await first.die_committed(0, b"out-0")
         world.still.add(f"{TOPIC}.0.outputs.0")
-        second = await unloaded(world, "b")
+        second = await world.unloaded("b")
 
         with pytest.raises(StorageError, match="not known yet"):
             await second.load()
@@ -714,12 +639,9 @@ def test_a_share_partition_is_not_loaded_before_its_settles_are_decided():
 
 def test_who_asks_what_a_member_holds_waits_for_no_coordinator_without_end():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
-        world.kafka.hold(m.EndTxnRequest)
-        told = leader.settle(0, b"out-0")
-        await world.asked(m.EndTxnRequest)
-        world.still.update(used.lane.transactional_id for used in leader.outputs._lanes)
+        leader = await world.leader("a", take=1)
+        told = await leader.ending(0, b"out-0")
+        world.still.update(used.lane.transactional_id for used in leader.lanes)
         begun_s = world.clock.monotonic()
 
         with pytest.raises(NotDecided):
@@ -736,8 +658,7 @@ def test_who_asks_what_a_member_holds_waits_for_no_coordinator_without_end():
 
 def test_a_record_whose_settle_is_refused_after_its_lock_lapsed_goes_to_others():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
         world.kafka.hold(m.EndTxnRequest)
         world.still.add((OUTPUT, 1))
         stuck = leader.settle(0, b"stuck", partition=1)
@@ -758,9 +679,7 @@ def test_the_next_of_a_key_waits_until_the_settle_is_committed():
     async def scenario(world):
         leader = await world.leader("a", key_order="key")
         assert set(await leader.take(6)) == {0, 1}
-        world.kafka.hold(m.EndTxnRequest)
-        settled = leader.settle(0, b"out-0")
-        await world.asked(m.EndTxnRequest)
+        settled = await leader.ending(0, b"out-0")
         assert await leader.take(6) == {}
         world.kafka.release(m.EndTxnRequest)
         await settled
@@ -772,8 +691,7 @@ def test_the_next_of_a_key_waits_until_the_settle_is_committed():
 
 def test_the_next_of_a_key_stays_where_it_is_when_the_settle_is_refused():
     async def scenario(world):
-        leader = await world.leader("a", key_order="key")
-        await leader.take(6)
+        leader = await world.leader("a", take=6, key_order="key")
         with pytest.raises(OutputRefused):
             await leader.settle(0, b"x", topic_id=uuid.uuid4())
         assert await leader.take(6) == {}
@@ -790,8 +708,7 @@ def test_the_next_of_a_key_stays_where_it_is_when_the_settle_is_refused():
 @pytest.mark.parametrize("kind", [m.AddPartitionsToTxnRequest, m.InitProducerIdRequest])
 def test_a_coordinator_that_still_ends_the_transaction_before_is_asked_again_within_milliseconds(kind):
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
         world.kafka.refuse(kind, ErrorCode.CONCURRENT_TRANSACTIONS, 3)
         begun_s = world.clock.monotonic()
 
@@ -808,8 +725,7 @@ def test_a_coordinator_that_still_ends_the_transaction_before_is_asked_again_wit
 @pytest.mark.parametrize("kind", [m.AddPartitionsToTxnRequest, m.TxnOffsetCommitRequest, m.EndTxnRequest])
 def test_a_producer_that_brokers_have_forgotten_is_taken_anew(kind, error):
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take(2)
+        leader = await world.leader("a", take=2)
         await leader.settle(0, b"out-0")
         world.refused[kind] = error
 
@@ -842,8 +758,7 @@ def test_an_output_that_its_broker_has_already_is_written():
             return connection
 
         world.kafka.open_node = open_node
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
         await leader.settle(0, b"out-0")
 
         assert await world.visible() == [b"out-0"]
@@ -854,8 +769,7 @@ def test_an_output_that_its_broker_has_already_is_written():
 
 def test_brokers_that_allow_no_long_transactions_get_short_ones():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
         await leader.settle(0, b"out-0")
 
         assert await world.visible() == [b"out-0"]
@@ -885,10 +799,8 @@ def test_a_row_that_cannot_be_read_stops_its_own_share_partition_alone():
         leader = await world.leader("a")
         await leader.slot.write([(Row(leader.key.prefix, 2, 1).key, b"damaged")])
         await leader.slot.write([(lane_entry(0, 0, LaneNote())[0], b"damaged, too")])
-        await leader.storage.lay_down(0)
-        await leader.owner.close()
-        await leader.slot.hand_over("b")
-        second = await unloaded(world, "b")
+        await leader.give_away("b")
+        second = await world.unloaded("b")
 
         with pytest.raises(StorageDamaged):
             await second.load()
@@ -900,8 +812,7 @@ def test_a_row_that_cannot_be_read_stops_its_own_share_partition_alone():
 
 def test_what_waits_for_a_partition_that_gives_no_answer_is_refused_with_it():
     async def scenario(world):
-        leader = await world.leader("a", settings=OutputSettings(lanes_max=1))
-        await leader.take(4)
+        leader = await world.leader("a", take=4, settings=OutputSettings(lanes_max=1))
         await leader.settle(0, b"out-0")
         world.still.add((OUTPUT, 1))
         stuck = leader.settle(1, b"stuck", partition=1)
@@ -921,8 +832,7 @@ def test_what_waits_for_a_partition_that_gives_no_answer_is_refused_with_it():
 
 def test_a_slot_that_may_have_no_lane_says_why():
     async def scenario(world):
-        leader = await world.leader("a", settings=OutputSettings(queue_s=3))
-        await leader.take()
+        leader = await world.leader("a", take=1, settings=OutputSettings(queue_s=3))
         world.kafka.refuse(m.InitProducerIdRequest, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, 1000)
 
         with pytest.raises(StorageError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
@@ -933,15 +843,14 @@ def test_a_slot_that_may_have_no_lane_says_why():
 
 def test_lanes_that_are_only_taken_over_keep_no_connection():
     async def scenario(world):
-        first = await world.leader("a")
-        await first.take(6)
+        first = await world.leader("a", take=6)
         await asyncio.gather(*(first.settle(n, b"out-%d" % n) for n in range(6)))
         await first.kill()
-        second = await unloaded(world, "b")
-        await world.until(lambda: all(used.state.name == "READY" for used in second.outputs._lanes))
+        second = await world.unloaded("b")
+        await world.until(lambda: all(used.state.name == "READY" for used in second.lanes))
 
-        assert second.outputs._lanes
-        assert all(not used.lane._coordinators._nodes for used in second.outputs._lanes)
+        assert second.lanes
+        assert all(not used.lane._coordinators._nodes for used in second.lanes)
         await second.load()
         taken = await second.take(6)
         assert taken == {}
@@ -951,8 +860,7 @@ def test_lanes_that_are_only_taken_over_keep_no_connection():
 
 def test_nothing_is_committed_before_the_slots_own_log_has_the_row():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
         await leader.storage.write([(b"g/x", b"1")])
         await leader.outputs.settle(leader.key.prefix, Prepared(NOTHING), ())  # the lanes are there
         asked = world.kafka.asked[m.EndTxnRequest]
@@ -978,8 +886,7 @@ def notes(leader):
 
 def test_a_lane_is_noted_with_where_its_last_two_transactions_wrote_to():
     async def scenario(world):
-        leader = await world.leader("a", settings=OutputSettings(lanes_max=1))
-        await leader.take(3)
+        leader = await world.leader("a", take=3, settings=OutputSettings(lanes_max=1))
 
         await leader.settle(0, b"out-0")
         await leader.settle(1, b"out-1", partition=1)
@@ -994,8 +901,7 @@ def test_a_lane_is_noted_with_where_its_last_two_transactions_wrote_to():
 
 def test_no_transaction_begins_in_a_lane_that_the_slots_own_log_does_not_know_of():
     async def scenario(world):
-        leader = await world.leader("a")
-        await leader.take()
+        leader = await world.leader("a", take=1)
         world.still.add((TOPIC, 0))
         leader.settle(0, b"out-0")
         await world.clock.sleep(4)
@@ -1013,8 +919,7 @@ def test_a_share_partition_is_not_loaded_while_a_settle_of_its_last_owner_is_und
     """Its row may come at any moment, and be committed."""
 
     async def scenario(world):
-        leader = await world.leader("a", settings=OutputSettings(answer_s=60, decide_s=1))
-        await leader.take()
+        leader = await world.leader("a", take=1, settings=OutputSettings(answer_s=60, decide_s=1))
         await leader.outputs.settle(leader.key.prefix, Prepared(NOTHING), ())
         await leader.storage.decided(leader.key.prefix)
         world.still.add((TOPIC, 0))
@@ -1064,9 +969,7 @@ def test_offsets_are_not_set_anew_before_what_is_under_way_is_decided():
         leaders = LocalLeaders(store=leader.storage, partitions=NothingLoaded(), **parts)
         anew = {leader.key: PartitionState(state_epoch=1, start_offset=0)}
         await leader.take()
-        world.kafka.hold(m.EndTxnRequest)
-        told = leader.settle(0, b"out-0")
-        await world.asked(m.EndTxnRequest)
+        told = await leader.ending(0, b"out-0")
         await leader.owner.close()
         with pytest.raises(Undecided):
             await told

@@ -56,6 +56,27 @@ def test_the_next_worker_goes_on_where_the_last_one_was(ends):
     virtually(scenario)
 
 
+def test_of_a_topic_that_was_made_anew_is_said_what_that_means_to_who_uses_it(caplog):
+    async def scenario(clock):
+        async with Fleet(clock, workers=1) as fleet:
+            await fleet.topic("paid")
+            member = await begin(fleet, OLD)
+            await take(member, 5)
+            await settle(fleet, member, 2, b"out-2")
+            for name in ("paid", "orders"):
+                await fleet.kafka.storage.delete_topic(name)
+                await fleet.topic(name)
+            await clock.sleep(60)
+
+    virtually(scenario)
+
+    told = [record.getMessage() for record in caplog.records if "made anew" in record.getMessage()]
+    assert sorted(told) == [
+        "topic orders was made anew: groups begin anew on it: g",
+        "topic paid was made anew: what is written goes into the new one, the old one is gone",
+    ]
+
+
 def test_a_worker_tells_of_its_transactions():
     async def scenario(clock):
         async with Fleet(clock, workers=1) as fleet:

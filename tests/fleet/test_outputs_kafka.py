@@ -116,7 +116,8 @@ async def test_the_next_leader_knows_what_was_committed_and_fences_the_last_one(
         await fleet.kafka.send(m.CreateTopicRequest(name=topic))
         first = await Worker(fleet, "a", topic).lead(fresh=True)
         await first.settle(0, b"0")  # it dies before it writes what follows
-        lanes = [used.lane for used in first.storage._outputs[0]._lanes]
+        outputs = first.storage._outputs[0]
+        lanes = [used.lane for used in outputs._lanes.used]
         ending = asyncio.Event()
 
         async def never():
@@ -131,7 +132,7 @@ async def test_the_next_leader_knows_what_was_committed_and_fences_the_last_one(
         try:
             assert await second.settled() == [0]
             assert await committed(each_kafka, topic) == [b"0"]  # nobody waits for the open transaction
-            (lane,) = [used.lane for used in first.storage._outputs[0]._lanes if used.settles]
+            (lane,) = [used.lane for used in outputs._under_way]
             with pytest.raises(Exception, match=r"FENCED|INVALID_PRODUCER_EPOCH"):
                 await Lane.end(lane)
             await second.settle(1, b"again")

@@ -17,6 +17,7 @@ from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
+from tests.waiting import until
 
 NAME = "__flowshare_state.orders"
 DEFAULTS = {
@@ -29,15 +30,23 @@ DEFAULTS = {
 }
 
 
-class Brokers:
-    """What a cluster says of one topic. `errors`: request class -> error of its answers; `late`: looks in vain."""
+WRITER = f"{NAME}.0"
+"""The transactional id of the writer of slot 0."""
 
-    def __init__(self, clock, *, replicas=1, partitions=0, errors=None, late=0, **settings):
+
+class Brokers:
+    """What a cluster says of one topic.
+
+    errors: request class -> error of its answers; late: looks in vain; writers: transactional ids that it knows.
+    """
+
+    def __init__(self, clock, *, replicas=1, partitions=0, errors=None, late=0, writers=(), **settings):
         self.cluster = SimpleNamespace(clock=clock, topology=SimpleNamespace(nodes={3: ("c", 3), 1: ("a", 9092)}))
         self.replicas = replicas
         self.partitions = partitions
         self.errors = errors or {}
         self.late = late
+        self.writers = writers
         self.settings = {**DEFAULTS, **{name.replace("_", "."): value for name, value in settings.items()}}
         self.asked = []
 
@@ -61,6 +70,11 @@ class Brokers:
                     m.ConfigEntry(name=name, value=text, is_default=True) for name, text in self.settings.items()
                 ]
                 return m.DescribeConfigsResponse(error=error, entries=() if error else tuple(entries))
+            case m.DescribeTransactionRequest():
+                known = request.transactional_id in self.writers
+                return m.DescribeTransactionResponse(
+                    error=error if known or error else ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+                )
             case m.IncrementalAlterConfigsRequest():
                 self.settings |= {} if error else request.configs
                 return m.Response(error=error)
@@ -91,6 +105,50 @@ def test_a_topic_that_is_not_there_is_made_so_that_nothing_in_it_expires():
     assert made.configs["cleanup.policy"] == "delete"
     assert made.configs["retention.ms"] == made.configs["retention.bytes"] == "-1"
     assert brokers.count(m.IncrementalAlterConfigsRequest) == 0
+
+
+def warnings_of_loss(caplog):
+    return [record.getMessage() for record in caplog.records if "was deleted" in record.getMessage()]
+
+
+def test_a_topic_that_was_deleted_and_is_made_anew_is_told_once_with_what_comes_of_it(caplog):
+    ensure(writers=(WRITER,), late=3)
+
+    (text,) = warnings_of_loss(caplog)
+    assert "records that were finished run again" in text
+    assert "docs/operations.md (the state topic is lost)" in text
+    assert text.endswith(f"topic={NAME}")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"writers": ("__flowshare_state.others.0",)},
+        {"writers": (WRITER,), **RIGHT},
+        {"writers": (WRITER,), "errors": {m.DescribeTransactionRequest: ErrorCode.COORDINATOR_NOT_AVAILABLE}},
+    ],
+    ids=["new", "another fleet's", "there", "not known"],
+)
+def test_nobody_is_told_of_a_loss_where_nothing_is_known_to_be_lost(caplog, state):
+    ensure(**state)
+
+    assert warnings_of_loss(caplog) == []
+
+
+def test_a_coordinator_that_does_not_say_whether_there_was_one_is_not_waited_for_for_ever():
+    class Silent(Brokers):
+        async def send(self, request):
+            if isinstance(request, m.DescribeTransactionRequest):
+                await asyncio.Event().wait()
+            return await super().send(request)
+
+    async def scenario(clock):
+        brokers = Silent(clock)
+        await StateTopic(brokers, "orders").ensure(8)
+        assert brokers.count(m.CreateTopicRequest) == 1
+
+    run(scenario(LoopTimeClock()))
 
 
 def test_with_three_replicas_two_must_have_a_record():
@@ -229,6 +287,33 @@ def test_two_workers_that_start_at_once_make_it_at_kafka(each_kafka, unique):
     assert (topic.partitions, topic.replicas) == (8, 1)
     assert settings["cleanup.policy"] == "delete"
     assert settings["retention.ms"] == settings["retention.bytes"] == "-1"
+
+
+async def deleted_and_made_anew(bootstrap, fleet):
+    """A fleet's first life, as far as brokers notice it, and the start after its state topic was deleted."""
+    clock = LoopClock()
+    cluster = Cluster(bootstrap.split(","), clock=clock)
+    await cluster.start()
+    kafka = cluster.connect("worker")
+    try:
+        await StateTopic(kafka, fleet).ensure(2)
+        topic = state_topic(fleet)
+        await kafka.send(m.InitProducerIdRequest(transactional_id=f"{topic}.0", timeout_ms=60_000))
+        deleted = await kafka.send(m.DeleteTopicRequest(name=topic))
+        assert deleted.error is ErrorCode.NONE
+        await until(lambda: kafka.send(m.MetadataRequest(topics=(topic,))), good=lambda told: told.topics[0].error)
+        await StateTopic(kafka, fleet).ensure(2)
+    finally:
+        await kafka.close()
+        await cluster.close()
+
+
+@pytest.mark.java
+def test_kafka_remembers_that_a_fleet_had_a_state_topic(each_kafka, unique, caplog):
+    asyncio.run(deleted_and_made_anew(each_kafka.bootstrap, unique("orders")))
+
+    # Brokers before 3.0 cannot be asked.
+    assert len(warnings_of_loss(caplog)) == (0 if each_kafka.version.startswith("2.") else 1)
 
 
 @pytest.mark.java

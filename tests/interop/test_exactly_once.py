@@ -35,8 +35,11 @@ SEED, RECORDS = 11, 400
 PARTITIONS, OUTPUT_PARTITIONS = 4, 3
 ACCEPTED = [number for number in range(RECORDS) if not poisoned(SEED, number)]
 ABORTED = "aborted"
-OVER_S = "10"
-"""For how long clients that have no end of a topic look for an output that is too many."""
+END = "end"
+"""The last record of each partition: who has no end of a topic reads until so many records have come. One output too
+many, and one of these is missing."""
+COUNT = len(ACCEPTED) + OUTPUT_PARTITIONS
+LIMIT_S = 60
 
 
 class Outputs(NamedTuple):
@@ -46,14 +49,13 @@ class Outputs(NamedTuple):
     topics: tuple[str, str]
 
 
-def environment(topic: str, backend: str, step: str, folder: Path) -> dict[str, str]:
+def environment(topic: str, backend: str, folder: Path) -> dict[str, str]:
     return {
         "TOPIC": topic,
         "SEED": str(SEED),
         "ONCE": EXACTLY_ONCE,
         "LOCK_S": "3",
         "SHORT_S": "0.01",
-        "STEP": step,
         "STEP_BACKEND": backend,
         "STEP_FOLDER": str(folder / "steps"),
     }
@@ -80,8 +82,8 @@ def abort(server: Server, topic: str) -> None:
     producer.abort_transaction(CALL_LIMIT_S)
 
 
-def work(world: World, steps: Steps, topic: str) -> None:
-    """Workers handle all records, and one dies while it has outputs under way."""
+def work(world: World, steps: Steps, topic: str, step: str) -> None:
+    """Workers handle all records, and one dies at a step at which it has outputs under way."""
     journals = OrderJournals(world.workers.journals)
 
     def decided() -> int:
@@ -90,7 +92,7 @@ def work(world: World, steps: Steps, topic: str) -> None:
         return len(journals.decided)
 
     try:
-        steps.arm()  # the first that are written: of so few records there may be no others when all are ready
+        steps.arm(step)  # the first that are written: of so few records there may be no others when all are ready
         world.start()
         stopped = blocking_until(steps.reached)
         world.hit(LEADER, stopped)
@@ -103,8 +105,8 @@ def work(world: World, steps: Steps, topic: str) -> None:
         world.workers.end()
 
 
-def made(brokers: Any, folder: Path, topic: str, backend: str, step: str) -> World:
-    told = environment(topic, backend, step, folder)
+def made(brokers: Any, folder: Path, topic: str, backend: str) -> World:
+    told = environment(topic, backend, folder)
     return World(folder, brokers, topic=topic, environment=told, dice=random.Random(SEED))
 
 
@@ -117,24 +119,26 @@ def outputs(request, tmp_path_factory):
         kafka = request.getfixturevalue("kafka")
         server = Server("workers", kafka.bootstrap)
         prepare(server, topic)
-        work(made(kafka, folder, topic, "workers", OUTPUTS_WRITTEN), steps, topic)
+        work(made(kafka, folder, topic, "workers"), steps, topic, OUTPUTS_WRITTEN)
         yield finished(server, topic)
         return
     serve = FlowshareProcess(folder, data="broker")
     serve.start()
     prepare(serve.server, topic)
     serve.stop()
-    work(made(None, folder, topic, "embedded", WRITTEN), steps, topic)
+    work(made(None, folder, topic, "embedded"), steps, topic, WRITTEN)
     serve.start()
     yield finished(serve.server, topic)
     serve.stop()
 
 
 def finished(server: Server, topic: str) -> Outputs:
-    """One more aborted transaction behind the outputs."""
+    """One more aborted transaction behind the outputs, and the ends."""
     topics = output_topics(topic)
     for name in topics:
         abort(server, name)
+        for partition in range(OUTPUT_PARTITIONS):
+            server.produce(name, END, partition=partition)
     return Outputs(server.bootstrap, topics)
 
 
@@ -143,9 +147,10 @@ def each_once(outputs: Outputs, read: Callable[[str], list[str]]) -> None:
     for topic in outputs.topics:
         values = read(topic)
         assert [value for value in values if value == ABORTED] == []
-        seen = Counter(Output.decode(value.encode()).number for value in values)
+        seen = Counter(Output.decode(value.encode()).number for value in values if value != END)
         assert sorted(seen) == ACCEPTED, topic
         assert {number: count for number, count in seen.items() if count > 1} == {}, topic
+        assert values.count(END) == OUTPUT_PARTITIONS, topic
 
 
 def test_java_reads_each_output_once(outputs, toolbox):
@@ -160,9 +165,9 @@ def test_java_reads_each_output_once(outputs, toolbox):
 def test_the_console_consumer_reads_each_output_once(outputs, toolbox):
     def read(topic: str) -> list[str]:
         where = ("--bootstrap-server", outputs.bootstrap, "--topic", topic, "--from-beginning")
-        return toolbox(
-            "kafka-console-consumer", *where, "--isolation-level", "read_committed", "--timeout-ms", OVER_S + "000"
-        ).out.splitlines()
+        until = ("--max-messages", f"{COUNT}", "--timeout-ms", f"{LIMIT_S}000")
+        told = toolbox("kafka-console-consumer", *where, "--isolation-level", "read_committed", *until)
+        return told.out.splitlines()
 
     each_once(outputs, read)
 
@@ -175,7 +180,7 @@ def test_franz_go_reads_each_output_once(outputs, unique):
     franz = golang.program()
 
     def read(topic: str) -> list[str]:
-        words = f"topic={topic}", f"group={unique(topic)}", f"count={len(ACCEPTED) + 1}", f"seconds={OVER_S}"
+        words = f"topic={topic}", f"group={unique(topic)}", f"count={COUNT}", f"seconds={LIMIT_S}"
         return [record["value"] for record in golang.run(franz, outputs.bootstrap, "group", *words).records]
 
     each_once(outputs, read)

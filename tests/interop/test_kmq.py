@@ -6,6 +6,7 @@ with the client that it is run with here; none of that is asked for.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import threading
 from pathlib import Path
@@ -109,22 +110,31 @@ def ours(server, queue, tmp_path):
 
 
 VALUES = ["once-a", *(f"{index}" for index in range(20)), "once-b"]
-DELIVERIES = sorted([*VALUES, "once-a", "once-b"])
+AGAIN = {"once-a", "once-b"}
+
+
+def all_came(values: list[str]) -> bool:
+    """Each of them, and those again that were not ended; others may come again, where a machine is slow."""
+    return set(VALUES) == set(values) and all(values.count(one) > 1 for one in AGAIN)
 
 
 def test_the_jvms_consumer_gets_again_from_our_tracker_what_it_did_not_end(server, queue, peer, ours):
     server.produce(queue, *VALUES)
-    client = peer("client", records=len(DELIVERIES))
+    client = peer("client", records=100_000)
     tracker = ours.cli(
         *("kmq", "tracker", "--queue", queue, "--markers", f"{queue}-markers", "--broker", ours.url),
         *("--group", f"{queue}-trackers"),
     )
 
-    blocking_until(lambda: len(client.lines) == len(DELIVERIES), lambda: f"{client.lines}\n{ours.log()}", limit_s=90)
-    assert sorted(line.split()[2] for line in client.lines) == DELIVERIES
+    def values() -> list[str]:
+        return [line.split()[2] for line in client.lines]
+
+    blocking_until(lambda: all_came(values()), lambda: f"{client.lines}\n{ours.log()}", limit_s=90)
     tracker.terminate()
     assert tracker.wait(60) == 0
-    assert "sent again 2, undelivered 0, original lost 0" in ours.log(tracker)
+    assert re.search(
+        r"sent again \d+, undelivered 0, original lost 0, .* foreign markers 0, no markers 0", ours.log(tracker)
+    )
 
 
 def test_our_consumer_gets_again_from_the_jvms_tracker_what_it_did_not_end(server, queue, peer, ours):
@@ -133,8 +143,7 @@ def test_our_consumer_gets_again_from_the_jvms_tracker_what_it_did_not_end(serve
     ours.cli("worker", "shop:app", "--web-port", "0")
     server.produce(queue, *VALUES)
 
-    ours.wait(lambda: len(ours.notes()) >= len(DELIVERIES), limit_s=90)
-    assert sorted(note[2] for note in ours.notes()) == DELIVERIES
+    ours.wait(lambda: all_came([note[2] for note in ours.notes()]), limit_s=90)
 
 
 def test_consumers_of_both_kinds_share_one_group(server, queue, peer, ours):

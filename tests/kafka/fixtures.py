@@ -29,6 +29,7 @@ from flowshare.dev.broker import DevBroker, Wanted, running
 from flowshare.dev.jars import VERSION, locked
 from flowshare.dev.java import java, javac, maven
 from flowshare.dev.processes import Process, process
+from tests.jvm import QUICK_JVM
 from tests.waiting import blocking_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,7 +218,7 @@ def old_kafka(version: str) -> DevBroker:
 def mortal_pair() -> Iterator[DevBroker]:
     """Two nodes of this test's own with all partitions on both. Node 1 is the controller too, so node 2 may die."""
     require_java()
-    with running(Wanted(nodes=2, heap="512m", settings=REPLICATED)) as found:
+    with running(Wanted(nodes=2, heap="512m", jvm=QUICK_JVM, settings=REPLICATED)) as found:
         yield found
 
 

@@ -234,6 +234,21 @@ def test_a_successor_that_begins_at_what_is_needed_knows_what_is_open():
     assert successor.position == one.position
 
 
+def test_a_marker_that_was_read_is_passed_over():
+    """A fetch brings whole batches."""
+    one = tracker(position=1)
+    read(one, start(0, 7, NOW), start(1, 8, NOW))
+
+    assert (one.messages(), one.position) == ([8], 2)
+
+
+def test_counts_of_several_partitions_are_added():
+    total = TrackerCounts(starts=1, lost=2)
+    total.add(TrackerCounts(starts=3, odd=1))
+
+    assert total == TrackerCounts(starts=4, lost=2, odd=1)
+
+
 def test_what_ended_takes_no_room():
     one = tracker()
     for first in range(0, 100_000, 100):

@@ -229,8 +229,31 @@ def test_a_holder_whose_path_is_gone_writes_nothing_more(tmp_path, gone):
             path.mkdir(mode=0o700)
         await lost(storage, clock)
 
-        with pytest.raises(StorageError, match="was removed or replaced while this process led it"):
+        with pytest.raises(StorageError, match="was removed or replaced while this process worked on it"):
             await storage.write([(b"after", b"1")])
         await storage.close()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
+def test_a_name_that_cannot_be_taken_away_keeps_nobody_from_letting_go(tmp_path, monkeypatch, number):
+    lock = OwnerLock(tmp_path, now_ms=0)
+
+    def refuse(name: str) -> None:
+        raise OSError(number, os.strerror(number), name)
+
+    monkeypatch.setattr(lock.folder, "remove", refuse)
+    lock.release()
+
+    assert read_owner(tmp_path) == lock.owner
+    OwnerLock(tmp_path, now_ms=0).release()
+
+
+def test_a_disk_that_is_read_only_says_so(tmp_path, monkeypatch):
+    def refuse(*_args: object, **_more: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StorageError, match="Read-only file system; mount it for writing, or name another directory"):
+        OwnerLock(tmp_path, now_ms=0)

@@ -95,11 +95,6 @@ async def content(storage: BrokerStorage) -> tuple[bytes, bytes, list[bytes]]:
     return b" ".join([*await values(storage, "t"), b"/", *await values(storage, "u")]), state[b"s"], keys
 
 
-async def in_doubt(storage: EmbeddedStorage) -> None:
-    """Wait until one waits for the truth."""
-    await until(lambda: len(storage._writing._doubts) == 1)
-
-
 async def behind_a_commit(storage: EmbeddedStorage, fault: Fault, *calls) -> list[asyncio.Task]:
     """Start the first call, and queue the others when its commit has begun; it waits for `fault.go_on`."""
     begun = fault.begun
@@ -112,7 +107,27 @@ async def behind_a_commit(storage: EmbeddedStorage, fault: Fault, *calls) -> lis
     return tasks
 
 
+async def doubtful(storage: EmbeddedStorage, fault: Fault, *, stored: bool) -> asyncio.Task[None]:
+    """A settle that is in doubt."""
+    fault.fails = [stored]
+    settling = asyncio.create_task(settle(storage, b"a"))
+    await until(lambda: len(storage._writing._doubts) == 1)
+    return settling
+
+
+def on_two_topics(path: Path, body) -> None:
+    """Run `body(storage)` on a new storage at `path`, in which there are `two_topics`."""
+
+    async def whole(storage: EmbeddedStorage) -> None:
+        await two_topics(storage)
+        await body(storage)
+
+    opened(path, whole)
+
+
 NOTHING = (b"before /", b"before", [])
+SETTLED = (b"before a a / a", b"a", [b"a"])
+"""The content when a settle of `a` was not stored, and when it was."""
 
 
 def test_what_was_settled_lasts(tmp_path):
@@ -127,23 +142,21 @@ def test_what_was_settled_lasts(tmp_path):
 
 def test_a_failed_settle_that_is_stored_all_the_same_is_a_success_and_is_there_once(tmp_path, fault):
     async def body(storage: EmbeddedStorage) -> None:
-        await two_topics(storage)
         heard = []
         storage.on_append(lambda topic, _: heard.append((topic, storage.offsets(topic, 0).high_watermark)))
         fault.fails = [True]
         await settle(storage, b"a")
 
         assert heard == [("t", 3), ("u", 1)]
-        assert await content(storage) == (b"before a a / a", b"a", [b"a"])
+        assert await content(storage) == SETTLED
         await settle(storage, b"b")
 
-    opened(tmp_path, body)
+    on_two_topics(tmp_path, body)
     assert opened(tmp_path, content) == (b"before a a b b / a b", b"b", [b"a", b"b"])
 
 
 def test_a_failed_settle_that_is_not_stored_raises_changes_nothing_and_uses_no_offset(tmp_path, fault):
     async def body(storage: EmbeddedStorage) -> None:
-        await two_topics(storage)
         heard = []
         storage.on_append(lambda *place: heard.append(place))
         fault.fails = [False]
@@ -156,7 +169,7 @@ def test_a_failed_settle_that_is_not_stored_raises_changes_nothing_and_uses_no_o
         assert (await storage.append("t", 0, batch(1, value=b"b"))).base_offset == 1
         await settle(storage, b"c")
 
-    opened(tmp_path, body)
+    on_two_topics(tmp_path, body)
     assert opened(tmp_path, content) == (b"before b c c / c", b"c", [b"c"])
 
 
@@ -173,7 +186,6 @@ def test_the_truth_is_told_only_once_the_store_could_be_opened_again(tmp_path, f
 
     async def body(storage: EmbeddedStorage) -> None:
         nonlocal settling
-        await two_topics(storage)
         # The commit that tries the store, too: once in vain, and then it is not that one that is looked for.
         fault.fails = [stored, False]
         settling = asyncio.create_task(settle(storage, b"a"))
@@ -181,18 +193,17 @@ def test_the_truth_is_told_only_once_the_store_could_be_opened_again(tmp_path, f
 
         assert tries == [False] * 5
         assert (settling.exception() is None) == stored
-        assert await content(storage) == ((b"before a a / a", b"a", [b"a"]) if stored else NOTHING)
+        assert await content(storage) == (SETTLED if stored else NOTHING)
 
     settling: asyncio.Task[None]
     monkeypatch.setattr(RocksStore, "reopen", failing)
-    opened(tmp_path, body)
+    on_two_topics(tmp_path, body)
 
 
 def test_what_was_queued_behind_a_failed_commit_is_known_not_to_be_stored_and_fails_at_once(tmp_path, fault):
     fault.stays()
 
     async def body(storage: EmbeddedStorage) -> None:
-        await two_topics(storage)
         fault.fails = [False]
         calls = settle(storage, b"a"), settle(storage, b"b"), storage.append("t", 0, batch(1))
         first, *behind = await behind_a_commit(storage, fault, *calls)
@@ -206,13 +217,12 @@ def test_what_was_queued_behind_a_failed_commit_is_known_not_to_be_stored_and_fa
             await settle(storage, b"c")
         first.cancel()
 
-    opened(tmp_path, body)
+    on_two_topics(tmp_path, body)
     assert opened(tmp_path, content) == NOTHING
 
 
 def test_an_append_of_a_failed_commit_fails_at_once_and_a_settle_beside_it_waits_for_the_truth(tmp_path, fault):
     async def body(storage: EmbeddedStorage) -> None:
-        await two_topics(storage)
         fault.fails = [None, True]
         fault.open_again.clear()
         calls = storage.write([(b"x", b"")]), settle(storage, b"a"), storage.append("t", 0, batch(1))
@@ -227,7 +237,7 @@ def test_an_append_of_a_failed_commit_fails_at_once_and_a_settle_beside_it_waits
         await settling
         assert await content(storage) == (b"before a a v / a", b"a", [b"a", b"x"])
 
-    opened(tmp_path, body)
+    on_two_topics(tmp_path, body)
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -236,22 +246,18 @@ def test_closing_ends_a_doubt_and_opening_again_shows_what_is_true(tmp_path, fau
     tasks = []
 
     async def body(storage: EmbeddedStorage) -> None:
-        await two_topics(storage)
-        fault.fails = [stored]
-        tasks.append(asyncio.create_task(settle(storage, b"a")))
-        await in_doubt(storage)
+        tasks.append(await doubtful(storage, fault, stored=stored))
         assert not tasks[0].done()
 
-    opened(tmp_path, body)
+    on_two_topics(tmp_path, body)
     assert isinstance(tasks[0].exception(), InDoubt)
     assert "injected; whether it was stored is known when the storage is opened again" in str(tasks[0].exception())
-    assert opened(tmp_path, content) == ((b"before a a / a", b"a", [b"a"]) if stored else NOTHING)
+    assert opened(tmp_path, content) == (SETTLED if stored else NOTHING)
 
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_settle_whose_commit_fails_while_the_storage_is_closed_is_in_doubt(tmp_path, fault, stored):
     async def body(storage: EmbeddedStorage) -> None:
-        await two_topics(storage)
         fault.fails = [stored]
         first, behind = await behind_a_commit(storage, fault, settle(storage, b"a"), settle(storage, b"b"))
         closing = asyncio.create_task(storage.close())
@@ -262,15 +268,14 @@ def test_a_settle_whose_commit_fails_while_the_storage_is_closed_is_in_doubt(tmp
         assert type(first.exception()) is InDoubt
         assert type(behind.exception()) is StorageError
 
-    opened(tmp_path, body)
-    assert opened(tmp_path, content) == ((b"before a a / a", b"a", [b"a"]) if stored else NOTHING)
+    on_two_topics(tmp_path, body)
+    assert opened(tmp_path, content) == (SETTLED if stored else NOTHING)
 
 
 def test_a_path_that_is_lost_ends_a_doubt_and_what_was_queued_was_never_written(tmp_path, fault):
     fault.stays()
 
     async def body(storage: EmbeddedStorage) -> None:
-        await two_topics(storage)
         fault.fails = [True]
         first, behind = await behind_a_commit(storage, fault, settle(storage, b"a"), settle(storage, b"b"))
         storage._writing.refuse(StorageError("taken by another one"))
@@ -281,32 +286,26 @@ def test_a_path_that_is_lost_ends_a_doubt_and_what_was_queued_was_never_written(
         with pytest.raises(InDoubt):
             await first
 
-    opened(tmp_path, body)
+    on_two_topics(tmp_path, body)
 
 
 def test_a_path_that_is_lost_while_something_is_in_doubt_ends_the_doubt(tmp_path, fault):
     fault.stays()
 
     async def body(storage: EmbeddedStorage) -> None:
-        await two_topics(storage)
-        fault.fails = [True]
-        task = asyncio.create_task(settle(storage, b"a"))
-        await in_doubt(storage)
+        task = await doubtful(storage, fault, stored=True)
         storage._writing.refuse(StorageError("taken by another one"))
         with pytest.raises(InDoubt):
             await task
 
-    opened(tmp_path, body)
+    on_two_topics(tmp_path, body)
 
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_one_who_gave_up_while_it_was_in_doubt_keeps_nobody_from_going_on(tmp_path, fault, stored):
     async def body(storage: EmbeddedStorage) -> None:
-        await two_topics(storage)
-        fault.fails = [stored]
         fault.open_again.clear()
-        settling = asyncio.create_task(settle(storage, b"a"))
-        await in_doubt(storage)
+        settling = await doubtful(storage, fault, stored=stored)
         settling.cancel()
         await asyncio.wait([settling])
         assert settling.cancelled()
@@ -314,14 +313,13 @@ def test_one_who_gave_up_while_it_was_in_doubt_keeps_nobody_from_going_on(tmp_pa
         await until_writable(storage)
         await settle(storage, b"c")
 
-    opened(tmp_path, body)
+    on_two_topics(tmp_path, body)
     expected = (b"before a a c c / a c", b"c", [b"a", b"c"]) if stored else (b"before c c / c", b"c", [b"c"])
     assert opened(tmp_path, content) == expected
 
 
 def test_a_topic_that_goes_while_a_settle_waits_for_room_is_named_and_the_room_is_given_back(tmp_path):
     async def body(storage: EmbeddedStorage) -> None:
-        await two_topics(storage)
         gate = storage._writing.gate
         await gate.enter(QUEUE_BYTES_MAX)
         settling = asyncio.create_task(settle(storage, b"a"))
@@ -339,7 +337,7 @@ def test_a_topic_that_goes_while_a_settle_waits_for_room_is_named_and_the_room_i
         await storage.create_topic("u")
         assert await content(storage) == NOTHING
 
-    opened(tmp_path, body)
+    on_two_topics(tmp_path, body)
 
 
 def test_in_memory_a_topic_that_goes_while_a_settle_is_held_is_named_and_others_go_on():

@@ -30,8 +30,9 @@ for name, scenario, subject in sorted(chosen, key=lambda case: case[2]):
 """
 DECIDED, ANSWERED, APART = "share/acknowledge", "server/share/settle", "server/share/settle_apart"
 OWNER, WRITING, FOLLOWS = "server/share/owner", "server/share/writing", "server/runtime/settled"
-PREPARED, OUTPUTS, LANE = "slots/prepared", "fleet/state/outputs", "fleet/state/lane"
-SETTLER = "agents/feed/settler"
+PREPARED = "slots/prepared"
+OUTPUTS, LANES, LANE = "fleet/state/outputs", "fleet/state/lanes", "fleet/state/lane"
+SETTLER, UNITS = "agents/feed/settler", "agents/feed/units"
 
 SERVER_MUTANTS = (
     Mutant("a settle may release", DECIDED, "        if batch.types.strip(_SETTLING):\n", "        if False:\n"),
@@ -249,14 +250,14 @@ FLEET_MUTANTS = (
     Mutant("rows stay when what follows is written", OUTPUTS, "committed), *gone])", "committed)])"),
     Mutant(
         "a lane is used that the log does not know",
-        OUTPUTS,
+        LANES,
         "        if used.noted is None:\n            await self._note(used)\n",
         "        if False:\n            await self._note(used)\n",
     ),
     Mutant(
         "a commit without an answer is taken for done",
         OUTPUTS,
-        "        return await self._take(used)\n\n    def _failed",
+        "        return await self._lanes.take(used)\n\n    def _failed",
         "        used.lane.book.committed()\n        return Fate.COMMITTED\n\n    def _failed",
     ),
     Mutant(
@@ -268,7 +269,7 @@ FLEET_MUTANTS = (
     Mutant(
         "a slot that is given away says that what is being ended was not done",
         OUTPUTS,
-        "            error = Undecided if used.state is _State.ENDING else NotLed\n",
+        "            error = Undecided if used.state is LaneState.ENDING else NotLed\n",
         "            error = NotLed\n",
     ),
     Mutant(
@@ -285,7 +286,7 @@ FLEET_MUTANTS = (
     ),
     Mutant(
         "the last of a moved ledger is not looked at",
-        OUTPUTS,
+        LANES,
         "            if found is Fate.TAKEN:\n",
         "            if False:\n",
     ),
@@ -370,7 +371,7 @@ FLEET_MUTANTS = (
     ),
     Mutant(
         "a lane whose broker was lost in use is used on",
-        OUTPUTS,
+        LANES,
         "        if used.lane.shaken:\n            self._take_again(used)\n",
         "",
     ),
@@ -507,12 +508,12 @@ AGENT_MUTANTS = (
         "            if unit.ending.types == ACCEPT:\n",
         "            if True:\n",
     ),
-    Mutant("acks say of no delivery", SETTLER, "attempt = 0 if chunk.fence is None else", "attempt = 0 if True else"),
+    Mutant("acks say of no delivery", UNITS, "attempt = 0 if chunk.fence is None else", "attempt = 0 if True else"),
     Mutant(
         "neighbours with other outcomes are one range",
-        SETTLER,
-        "            if same == last and offset == before + 1:\n",
-        "            if offset == before + 1:\n",
+        UNITS,
+        "        if same == last and offset == before + 1:\n",
+        "        if offset == before + 1:\n",
     ),
     Mutant(
         "a settle that could not be sent stays under way",

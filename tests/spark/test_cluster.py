@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 
+from tests.jvm import QUICK_DRIVER
 from tests.spark.serving import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(480)]
@@ -18,6 +19,7 @@ CONF = (
     "spark.driver.host=127.0.0.1",
     "spark.driver.memory=700m",
     "spark.executor.memory=512m",
+    QUICK_DRIVER,
 )
 APP = """
     import flowshare as fs

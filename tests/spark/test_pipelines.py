@@ -20,6 +20,7 @@ import pytest
 from flowshare.agents.pages import own_user
 from flowshare.dev.jars import libraries
 from tests.chaos.spark import jvm_of
+from tests.jvm import QUICK_DRIVER
 from tests.spark.serving import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(480)]
@@ -27,7 +28,7 @@ APP = "tests.spark.pipes:app"
 ROOT = Path(__file__).parents[2]
 SQLITE = Path(__file__).with_name("sqlite.xml")
 LIMIT_S = 240
-CONF = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=1", "spark.driver.memory=700m")
+CONF = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=1", "spark.driver.memory=700m", QUICK_DRIVER)
 
 
 class Pipes:

@@ -26,6 +26,7 @@ from flowshare.spark.workers.jobs import SparkJobs
 from flowshare.spark.workers.run import MemberRemoval
 from flowshare.spark.workers.supervisor import SparkSupervisor
 from flowshare.spark.workers.task import WorkerTask
+from tests.jvm import QUICK_DRIVER
 from tests.waiting import blocking_until, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(600)]
@@ -33,6 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240.0
 SECRET = "a-password-that-stands-in-no-file"
+DRIVER = f"--driver-memory 512m --conf spark.ui.enabled=false --conf '{QUICK_DRIVER}'"
 NOT_COMPRESSED = "--conf spark.eventLog.compress=false"
 
 APP = """
@@ -109,7 +111,7 @@ class Place:
             "FLOWSHARE_TEST_JOURNAL": str(self.journal.path),
             "FLOWSHARE_SASL_PASSWORD": SECRET,
             "PYTHONPATH": os.pathsep.join([str(self.folder), str(ROOT)]),
-            "PYSPARK_SUBMIT_ARGS": f"--driver-memory 512m --conf spark.ui.enabled=false {self.spark} pyspark-shell",
+            "PYSPARK_SUBMIT_ARGS": f"{DRIVER} {self.spark} pyspark-shell",
         }
         return {**os.environ, **more}
 

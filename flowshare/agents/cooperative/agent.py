@@ -57,7 +57,7 @@ class CooperativeAgent(ShareAgent):
     is a consumer group here.
     """
 
-    kind = "cooperative"
+    in_share_group = False
 
     def __init__(
         self,

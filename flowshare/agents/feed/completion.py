@@ -24,7 +24,8 @@ from flowshare.agents.feed.ack_sender import AckSender
 from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT, RELEASE, Acknowledging
 from flowshare.agents.feed.dead_letter import dead_letter, without_record, without_trace
 from flowshare.agents.feed.delays import Delays, too_large
-from flowshare.agents.feed.settler import Decided, Ending, Records, Settler, Unit
+from flowshare.agents.feed.settler import Decided, Settler
+from flowshare.agents.feed.units import Ending, Records, Unit
 from flowshare.agents.handler.chunk import Chunk
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.agents.handler.send import ProducerRecord, SendGroup

@@ -26,7 +26,7 @@ from flowshare.share.settings import UNKNOWN_SETTING
 if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
     from flowshare.clock import Clock
-    from flowshare.protocol.messages import ConfigEntry
+    from flowshare.protocol.messages import ConfigEntry, SharePartitionOffsets
 
 PREPARE_TRIES: Final = 10
 PREPARE_PAUSE_S: Final = 1.0
@@ -469,26 +469,40 @@ async def _warn_of_parked_keys(agent: ShareAgent, admin: ShareAdmin) -> None:
 
 
 async def _warn_of_older_group(agent: ShareAgent, admin: ShareAdmin) -> None:
-    """A renamed function has a new group and begins anew; say so when the old one is idle with a backlog."""
+    """A renamed function has a new group and begins anew; say so when the old one is idle and has a backlog, or, as
+    long as the new one is not there yet, has read the same topics."""
     if agent.options.group is not None:
         return
-    prefix = f"{agent.app.app_id}."
     used = {one.group for one in agent.app.share_agents.values()}
     try:
-        for listed in await admin.list_groups(states=("Empty",)):
-            if not listed.group_id.startswith(prefix) or listed.group_id in used:
+        groups = await admin.list_groups()
+        begins = agent.group not in {one.group_id for one in groups}
+        for one in groups:
+            idle = one.state == "Empty" and one.group_id.startswith(f"{agent.app.app_id}.")
+            if not idle or one.group_id in used:
                 continue
-            offsets = await admin.group_offsets(listed.group_id)
-            backlog = sum(max(0, part.lag) for part in offsets if part.topic in agent.topics)
-            if backlog:
+            has = _left_by(await admin.group_offsets(one.group_id), agent, begins=begins)
+            if has is not None:
                 logger.warning(
-                    "agent=%s uses group %s; group %s has no member and %d unfinished records of the same topic. "
-                    "Was the function renamed? Then pass group=%r to go on where it was, or delete the old group.",
+                    "agent=%s uses group %s; group %s has no member and %s. Was the function renamed? Then pass "
+                    "group=%r to go on where it was, or delete the old group.",
                     agent.name,
                     agent.group,
-                    listed.group_id,
-                    backlog,
-                    listed.group_id,
+                    one.group_id,
+                    has,
+                    one.group_id,
                 )
     except ClientError as error:
         logger.debug("older groups could not be looked at: %s", error)
+
+
+def _left_by(offsets: Iterable[SharePartitionOffsets], agent: ShareAgent, *, begins: bool) -> str | None:
+    """What an idle group has on the agent's topics that this one, if it `begins`, would do again; None: nothing."""
+    parts = [part for part in offsets if part.topic in agent.topics]
+    backlog = sum(max(0, part.lag) for part in parts)
+    if backlog:
+        return f"{backlog} unfinished records of the same topic"
+    if begins and any(part.start_offset > 0 for part in parts):
+        start = agent.options.auto_offset_reset
+        return f"finished records of the same topic, on which the new group begins anew (start {start})"
+    return None

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any, Final, Protocol, get_args, get_origin, get_type_hints
 
 from flowshare.agents.handler.batch import Records
-from flowshare.agents.handler.delivery import Delivery
+from flowshare.agents.handler.delivery import SENT_LATER, Delivery
 from flowshare.agents.handler.errors import AnnotationError, OptionError, UndecodableValue, Unencodable, UsageError
 from flowshare.agents.handler.middleware import Middleware, check
 from flowshare.agents.handler.options import AgentOptions
 from flowshare.agents.handler.send import ProducerRecord, Send, is_topic, output_topic, topic_name
-from flowshare.agents.handler.texts import said
+from flowshare.agents.handler.texts import said, shown
 from flowshare.agents.handler.values import Decoder, check_topic_type, decoder, describe, encode, explain
 
 logger = logging.getLogger(__name__)
@@ -105,8 +105,8 @@ class Application(Protocol):
 class ShareAgent:
     """One share agent of an app. Made by `@app.share_agent`; calling it calls the function."""
 
-    kind = "share"
-    """Kind of its group: share, or cooperative."""
+    in_share_group = True
+    """Whether its group is a share group."""
 
     def __init__(
         self,
@@ -218,12 +218,12 @@ class ShareAgent:
 
     def outputs(self, result: Any, headers: tuple[tuple[str, bytes], ...]) -> tuple[ProducerRecord, ...]:
         """What a handler's result produces: `Send`s, or the value for each sink. Raises: Unencodable."""
-        if result is None:
+        if result is None or result is SENT_LATER:
             return ()
         if isinstance(result, Send):
             return (result.encode(headers),)
-        if type(result) in (list, tuple) and result and all(isinstance(one, Send) for one in result):
-            return tuple(one.encode(headers) for one in result)
+        if type(result) in (list, tuple) and any(isinstance(one, Send) for one in result):
+            return tuple(_of_sends(one).encode(headers) for one in result)
         if not self._sink_encoders:
             self._warn_of_lost_value(result)
             return ()
@@ -360,3 +360,13 @@ def _batch_annotation(name: str, hint: Any) -> Any:
     if get_origin(hint) is Records:
         return get_args(hint)[0]
     raise AnnotationError(f"agent {name}: a batch handler takes fs.Records[…], not {describe(hint)}")
+
+
+def _of_sends(one: Any) -> Send:
+    """One of what a handler returned in a list with `Send`s. Raises: Unencodable."""
+    if isinstance(one, Send):
+        return one
+    raise Unencodable(
+        f"the handler returned a list in which some are fs.Send and others are not ({shown(one)}): wrap these in "
+        "fs.Send(topic, value), too, or send the others by delivery.send(topic, value) and return the value alone"
+    )

@@ -45,6 +45,19 @@ class EventualResult(Generic[T]):
         return self._future.done()
 
 
+class _SentLater:
+    """What `Delivery.send` returns, for those who await it: there is nothing yet to wait for."""
+
+    def __await__(self) -> Generator[object, None, None]:
+        raise UsageError(
+            "delivery.send(…) is not awaited: it only notes the record, which goes out when the handler ends in an "
+            "accept; leave `await` out (what is to be confirmed at once is sent by its topic: await topic.send(…))"
+        )
+
+
+SENT_LATER: Final = _SentLater()
+
+
 class Fence(NamedTuple):
     """Where a delivery stands among all of its share-partition: two compare as their records were handed out.
 
@@ -190,8 +203,8 @@ class Delivery:
         """Produce a record if the handler ends in an accept, as a returned `fs.Send` is: confirmed before that, or with
         `exactly_once` in one step with it. Of a handler that fails, rejects or releases nothing is sent.
 
-        topic: a topic of the app or a name; the rest as of `fs.Send`. Call it while the handler runs, on any thread.
-        Raises: Unencodable.
+        topic: a topic of the app or a name; the rest as of `fs.Send`. Call it while the handler runs, on any thread,
+        without `await`. Raises: Unencodable.
         """
         from flowshare.agents.handler.tracing import current_headers
 
@@ -205,6 +218,7 @@ class Delivery:
             extra_headers=current_headers(),
         )
         self._chunk.sends.setdefault(self._record.offset, []).append(one)
+        return SENT_LATER  # type: ignore[return-value]  # for who awaits it, which type checkers refuse
 
     def __repr__(self) -> str:
         return f"<Delivery {self.topic}-{self.partition}@{self.offset} attempt {self.attempt}>"
@@ -221,7 +235,16 @@ def refuse_outside(topic: str) -> None:
         )
 
 
-def current_delivery() -> Delivery | None:
-    """The delivery whose handler calls this, also from tasks that the handler made; None outside of handlers."""
+def current_delivery() -> Delivery:
+    """The delivery whose handler calls this, directly or further down, also from tasks and `asyncio.to_thread` that it
+    started; in a batch handler the first of the batch.
+
+    Raises: UsageError outside of handlers.
+    """
     held = current.get()
-    return None if held is None else Delivery(*held)
+    if held is None:
+        raise UsageError(
+            "fs.current_delivery() is for what a handler calls, and no handler runs here: of a timer, a page or a "
+            "thread of your own, send by the topic (await topic.send(…), topic.send_sync(…)), or hand the delivery on"
+        )
+    return Delivery(*held)

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from flowshare.agents.handler.databases import POSTGRESQL, Dialect, Steps, run, run_async
-from flowshare.agents.handler.errors import OptionError, Overtaken
+from flowshare.agents.handler.delivery import Delivery
+from flowshare.agents.handler.errors import OptionError, Overtaken, UsageError
 from flowshare.agents.handler.retry import Seconds, count, seconds
+from flowshare.agents.handler.texts import shown
 from flowshare.clock import Clock, LoopClock
-
-if TYPE_CHECKING:
-    from flowshare.agents.handler.delivery import Delivery
 
 PRUNE_MAX: Final = 10_000
 """Rows that one `prune` deletes at most, unless it is told otherwise."""
@@ -95,7 +94,7 @@ class Once:
         it first in the transaction.
         scope: whose effects; None: of the agent's group. Another one for each further transaction of a handler.
         Raises: fs.errors.Overtaken when a later delivery of the record's key has written in the scope: roll back, and
-        let it through. UsageError when the connection commits each statement by itself.
+        let it through. UsageError when the connection commits each statement by itself, or without a delivery.
         """
         return run(connection, lambda _: self._noting(delivery, scope))
 
@@ -130,6 +129,11 @@ class Once:
 
     def _noting(self, delivery: Delivery, scope: str | None) -> Steps[bool]:
         """The key before the record: of a key's transactions one goes on at a time, from their first statement on."""
+        if not isinstance(delivery, Delivery):
+            raise UsageError(
+                f"first(connection, delivery) takes the record's delivery, not {shown(delivery)}: that of a handler's "
+                "parameter annotated fs.Delivery, fs.current_delivery(), or `row.delivery` in a batch"
+            )
         fence, key = delivery.fence, delivery.order_key
         row = {
             "scope": delivery.group if scope is None else scope,

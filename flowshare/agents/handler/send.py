@@ -101,8 +101,11 @@ def produce(
     key_serializer, value_serializer: in place of the topic's. Raises: Unencodable, OptionError: there is no such one.
     """
     named = isinstance(topic, str)
+    name = output_topic(topic)
+    if timestamp is not None:
+        check_timestamp(timestamp, name)
     return ProducerRecord(
-        output_topic(topic),
+        name,
         encode(value) if named else topic.encode("value", value, value_serializer),
         encode(key) if named else topic.encode("key", key, key_serializer),
         encode_headers(headers, extra_headers),
@@ -139,12 +142,39 @@ def output_topic(topic: Any) -> str:
 def encode_headers(
     headers: Headers | None, extra: tuple[tuple[str, bytes], ...] = ()
 ) -> tuple[tuple[str, bytes | None], ...]:
-    """Headers in bytes; `extra` follows where the name is not taken."""
+    """Headers in bytes; `extra` follows where the name is not taken. Raises: Unencodable."""
     if not headers:
         return extra
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    given = tuple((str(name), value.encode() if isinstance(value, str) else value) for name, value in pairs)
+    given = tuple(_header(one) for one in _pairs(headers))
     if not extra:
         return given
     names = {name for name, _ in given}
     return given + tuple(pair for pair in extra if pair[0] not in names)
+
+
+def check_timestamp(timestamp: Any, topic: str) -> None:
+    """Raise Unencodable for what is no moment in seconds since 1970."""
+    from flowshare.client.producer.message import is_timestamp, no_timestamp
+
+    if not is_timestamp(timestamp):
+        raise Unencodable(no_timestamp(timestamp, topic))
+
+
+HEADERS: Final = 'headers are a dict or pairs of names and bytes, str or None ({"trace": b"1"}, [("trace", b"1")])'
+
+
+def _pairs(headers: Any) -> Iterable[Any]:
+    if isinstance(headers, Mapping):
+        return headers.items()
+    if isinstance(headers, (str, bytes)) or not isinstance(headers, Iterable):
+        raise Unencodable(f"{HEADERS}, not {shown(headers)}")
+    return headers
+
+
+def _header(pair: Any) -> tuple[str, bytes | None]:
+    if isinstance(pair, (tuple, list)) and len(pair) == 2:
+        name, value = pair
+        content = value.encode() if isinstance(value, str) else value
+        if isinstance(name, str) and (content is None or isinstance(content, bytes)):
+            return name, content
+    raise Unencodable(f"{HEADERS}; this is none: {shown(pair)}")

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from flowshare.agents.host.candidate import LeaseCandidate
     from flowshare.agents.host.lease import LeaseGuard
     from flowshare.agents.kmq.agent import KmqAgent
-    from flowshare.backend.base import Backend
+    from flowshare.backend.base import Backend, BackendError
     from flowshare.backend.url import BrokerUrl
     from flowshare.client.admin.admin import ShareAdmin
     from flowshare.client.producer.producer import Producer
@@ -189,6 +189,10 @@ class Host:
         """new, starting, running, draining, stopped."""
         self.was_running = False
         """Whether everything was up once."""
+        self.lost: BackendError | None = None
+        """Why the place of the groups is gone for good, and with it all that this process could do."""
+        self.on_lost: Callable[[], object] = lambda: None
+        """Called then, on the service loop."""
         self._backend = backend
         self._own_backend = backend is None
         self._observer = observer
@@ -338,7 +342,9 @@ class Host:
         for name, runtime in self.runtimes.items():
             reasons.extend(f"{name}: {problem}" for problem in runtime.problems())
         reasons.extend(self.app.streams.problems(self.clock.monotonic()))
-        if self._outage is not None and (away := self._outage.problem()) is not None:
+        if self.lost is not None:
+            reasons.append(str(self.lost))
+        elif self._outage is not None and (away := self._outage.problem()) is not None:
             reasons.append(away)
         return tuple(reasons)
 
@@ -355,7 +361,7 @@ class Host:
         if self._admin is None:
             return []
         agents = (runtime.agent for runtime in self.runtimes.values())
-        groups = None if all_groups else [agent.group for agent in agents if agent.name in self.app.share_agents]
+        groups = None if all_groups else [agent.group for agent in agents if agent.in_share_group]
         return await lag.rows(self._admin, groups, self.clock.now_ms())
 
     # --- on the service loop ---------------------------------------------------------------------------------------
@@ -374,6 +380,7 @@ class Host:
                 asked=asked_of(self.app.share_agents.values()),
                 share_groups=bool(self.app.share_agents or self.app.cooperative_agents) or not self.app.kmq_agents,
             )
+            self._backend.on_lost(self._lose)
             await self._backend.start()
         self._producer = Producer(
             self._connect,
@@ -393,6 +400,10 @@ class Host:
                 where = f"the broker at {self.app.broker_address}"
                 self._outage = Outage(self._admin.ping, clock=self.clock, where=where)
                 self._outage.start()
+
+    def _lose(self, error: BackendError) -> None:
+        self.lost = error
+        self.on_lost()
 
     def _seek_lease(self) -> None:
         """Ask for the app's lease, now or when something wants it."""

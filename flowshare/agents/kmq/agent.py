@@ -59,6 +59,8 @@ class KmqAgent(ShareAgent):
     The other options are those of `AgentOptions`; `group` is a consumer group here.
     """
 
+    in_share_group = False
+
     def __init__(
         self,
         app: Application,

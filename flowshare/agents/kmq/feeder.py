@@ -27,7 +27,7 @@ from flowshare.agents.kmq.markers import MarkerSender
 from flowshare.agents.kmq.setup import prepare
 from flowshare.client.errors import ClientError
 from flowshare.client.groups.consumer import GroupConsumer, Place
-from flowshare.client.groups.membership import GenerationOver, Generation
+from flowshare.client.groups.membership import Generation, GenerationOver
 from flowshare.client.groups.reading import read_log
 from flowshare.client.kmq.tracker import QueueTracker
 from flowshare.clock import backoff_s
@@ -252,10 +252,13 @@ class KmqFeeder:
                 taken = await self._next(generation, room)
                 if not taken or not await self._marked(generation, taken):
                     continue
-            except (OSError, ClientError, DecodeError) as error:
+            except Exception as error:
                 failures += 1
                 self._trouble = f"its queue cannot be read: {error}" if failures >= TROUBLE_AFTER else self._trouble
-                logger.warning("agent=%s topic=%s: %s", self.agent.name, self.agent.queue, error)
+                if isinstance(error, OSError | ClientError | DecodeError):
+                    logger.warning("agent=%s topic=%s: %s", self.agent.name, self.agent.queue, error)
+                else:  # a fault of ours must not end it in silence
+                    logger.exception("agent=%s topic=%s: reading failed", self.agent.name, self.agent.queue)
                 await self._clock.sleep(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S))
                 continue
             failures, self._trouble = 0, None
@@ -292,7 +295,7 @@ class KmqFeeder:
         if self._consumer.generation is not generation:
             return []
         taken = self._ahead.take(room)
-        if taken and not len(self._ahead):
+        if taken and not len(self._ahead) and self._fetching is None:
             self._fetching = generation, self._fetch()
         return taken
 

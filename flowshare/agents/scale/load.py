@@ -76,15 +76,19 @@ class LoadWatch:
         task, self._task = self._task, None
         await cancelled(task)
 
+    def _shared(self) -> list[tuple[str, Runtime]]:
+        """Those that are in a share group: of others nothing is known here."""
+        return [(name, runtime) for name, runtime in self._runtimes.items() if runtime.agent.in_share_group]
+
     async def look(self) -> None:
         """Take one look. Raises: ClientError, OSError."""
         facts, now_s = self._facts, self._clock.monotonic()
-        for name, runtime in list(self._runtimes.items()):
+        for name, runtime in self._shared():
             cost = self._costs.get(name)
             if cost is None:
                 cost = self._costs[name] = HandlerCost(runtime.agent.options.retry.max_attempts)
             cost.look(runtime.handler_look())
-        groups = list(dict.fromkeys(runtime.agent.group for runtime in self._runtimes.values()))
+        groups = list(dict.fromkeys(runtime.agent.group for _, runtime in self._shared()))
         facts.begin()
         found = await lag.rows(self._admin, groups, self._clock.now_ms(), facts)
         self._rates.look(found, now_s)
@@ -110,7 +114,7 @@ class LoadWatch:
         """One row a group and topic (`lag.by_topic`), with `needed_workers`, None when unknown."""
         made: list[Row] = []
         found = lag.by_topic(self.rows, self._rates)
-        for name, runtime in list(self._runtimes.items()):
+        for name, runtime in self._shared():
             agent = runtime.agent
             topics = (*agent.topics, retry_topic(agent.group))
             mine = [row for row in found if row["group"] == agent.group and row["topic"] in topics]
@@ -124,7 +128,7 @@ class LoadWatch:
         While it is not known (`known` false) that is the number of members there are, so that nothing changes.
         """
         by_topic = self.topics(target_age_s)
-        agents = [self._agent(name, by_topic) for name in list(self._runtimes)]
+        agents = [self._agent(name, by_topic) for name, _ in self._shared()]
         figures = [agent["needed"] for agent in agents]
         known = self._fresh and None not in figures
         figure = max((one for one in figures if one is not None), default=0.0)

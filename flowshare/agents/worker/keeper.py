@@ -108,6 +108,13 @@ class Keeper(ABC, Generic[P]):
     async def _run_again(self, place: P) -> None:
         """Run one worker, again and again, until it is to leave."""
 
+    def fail(self, code: int, why: str) -> None:
+        """There is nothing to look after any more: drain all workers and end with this code."""
+        if self._failed is None:
+            self._failed = code
+            logger.error("%s; stopping", why)
+        self.stop()
+
     # --- for subclasses ---------------------------------------------------------------------------------------------
 
     @property
@@ -122,13 +129,6 @@ class Keeper(ABC, Generic[P]):
     def _leave_all(self) -> None:
         for place in self._places.values():
             place.leaving.set()
-
-    def _fail(self, code: int, why: str) -> None:
-        """There is nothing to look after any more: end with this code."""
-        if self._failed is None:
-            self._failed = code
-            logger.error("%s; stopping", why)
-        self.stop()
 
     async def _until_empty(self) -> None:
         while tasks := [place.keeper for place in self._places.values() if place.keeper is not None]:

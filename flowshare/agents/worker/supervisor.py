@@ -47,6 +47,7 @@ WORKER_NUMBER: Final = "FLOWSHARE_WORKER_NUMBER"
 """Environment variable with the worker's number, 1 to N; it is the same after a restart."""
 READY_FD: Final = "FLOWSHARE_READY_FD"
 """Environment variable with the descriptor on which a worker tells, once, where its health pages are."""
+EXIT_LOST: Final = 1
 REFUSED: Final = "refused: "
 """How the word begins that a worker gives its supervisor instead of an address when it cannot start."""
 WHY_MAX: Final = 500
@@ -81,8 +82,9 @@ def run_supervisor(
     """Lead `backend` (None: nothing to lead) and run the workers until SIGTERM, SIGHUP, SIGINT or a start that fails.
 
     beside: what runs as long as the supervisor does, and may resize it. pages: makes what is served about all workers.
-    Returns the exit code: 0 when all workers drained, 3 when one was cut off or killed, 130 after a second Ctrl-C, and
-    the worker's own code when no worker ever got going. Raises: what the backend refuses to start with.
+    Returns the exit code: 0 when all workers drained, 3 when one was cut off or killed, 130 after a second Ctrl-C, the
+    worker's own code when no worker ever got going, and 1 when what `backend` leads is gone. Raises: what the backend
+    refuses to start with.
     """
     supervisor = Supervisor(options, LoopClock())
 
@@ -94,6 +96,7 @@ def run_supervisor(
                 stack.push_async_callback(served.close)
                 logger.info("health and metrics of all workers at http://%s", address)
             if backend is not None:
+                backend.on_lost(lambda error: supervisor.fail(EXIT_LOST, str(error)))
                 await backend.start()
                 stack.push_async_callback(backend.close)
             return await supervisor.run(beside)
@@ -154,7 +157,7 @@ class Supervisor(Keeper[Place]):
                 pause_s = PAUSE_FIRST_S
             why = self._refused.get(number)
             if why is not None and not self._going and self._refused.keys() >= set(self._kept):
-                self._fail(code, f"no worker can start: {why}")
+                self.fail(code, f"no worker can start: {why}")
                 return
             what = f"ended ({_how(code)})" if why is None else f"cannot start: {why}"
             self._down[number] = f"worker {number} {what}"

@@ -56,6 +56,7 @@ class AppRun:
 
     def __init__(self, app: App, settings: HostSettings, clock: Clock, parts: Sequence[PartFactory] = ()) -> None:
         self.host = Host(app, clock=clock, settings=settings, parts=parts)
+        self.host.on_lost = self.stop
         self.loop: asyncio.AbstractEventLoop
         """The handlers'; its owner sets it."""
         self.ended = threading.Event()
@@ -97,6 +98,9 @@ class AppRun:
         if crash is not None:
             logger.error("the app crashed: %s", named(crash), exc_info=crash)
             return EXIT_FAILED
+        if self.host.lost is not None:
+            logger.error("stopped: there is nothing left to work on")
+            return EXIT_FAILED
         if self.host.state == "stopped" and not (self.host.runtimes or self.host.was_running):
             logger.info("stopped before it had started")
             return EXIT_CLEAN
@@ -133,7 +137,8 @@ def run_worker(app: App, *, drain_timeout_s: float | None = None, parts: Sequenc
     """Run the app on the calling (main) thread until SIGTERM, SIGINT or a crash; returns the exit code.
 
     drain_timeout_s: overrides the agents' own. parts: started on the service loop (the health pages).
-    0: drained and left in order. 3: handlers were left behind at the drain deadline. 1: the app crashed.
+    0: drained and left in order. 3: handlers were left behind at the drain deadline. 1: the app crashed, or the place
+    of its groups is gone (`Backend.on_lost`).
     Raises: what refused to start (see `Host.start`).
     """
     return _Worker(app, drain_timeout_s, parts, LoopClock()).run()
@@ -147,6 +152,7 @@ class _Worker:
         settings = HostSettings(watchdog=True, patience_s=PATIENCE_S if supervisor else 0.0, lead=not supervisor)
         self._run = AppRun(app, settings, clock, parts)
         self._host = self._run.host
+        self._host.on_lost = self._on_lost
         self._signals = Signals(
             on_stop=self._on_stop,
             on_second=self._on_second,
@@ -193,6 +199,11 @@ class _Worker:
         report_ready(self._host.address)
         if supervised():
             self._host.service.submit(self._end_when_orphaned)
+
+    def _on_lost(self) -> None:
+        """As with SIGTERM: what handlers have begun elsewhere they may end, though nothing of it is settled."""
+        self._last_call(signal.SIGTERM)
+        self._host.service.submit(self._drain_and_end)
 
     async def _end_when_orphaned(self) -> None:
         """Drain when the supervisor is gone: whoever starts it again would have this worker twice."""

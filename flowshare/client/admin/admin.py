@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
+from flowshare.client.admin.internal_topics import deletes_internal, what_is_lost
 from flowshare.client.arguments import checked, settings_of
 from flowshare.client.errors import ConnectionLost, ServerError, check
 from flowshare.client.net.link import Connect, Link
@@ -126,8 +127,14 @@ class ShareAdmin:
         if not (exist_ok and answer.error is ErrorCode.TOPIC_ALREADY_EXISTS):
             check(answer.error, answer.message, f"creating topic {name}")
 
-    async def delete_topic(self, name: str) -> None:
-        """Remove a topic with its records."""
+    async def delete_topic(self, name: str, *, internal: bool = False) -> None:
+        """Remove a topic with its records.
+
+        internal: also one that holds what Kafka or flowshare know of others (its name begins with `__`).
+        Raises: ServerError (POLICY_VIOLATION: it is such a topic, and the text says what would be lost; …).
+        """
+        if not internal and (lost := what_is_lost(name)) is not None:
+            check(ErrorCode.POLICY_VIOLATION, deletes_internal(name, lost), f"deleting topic {name}")
         answer = await self._link.send(messages.DeleteTopicRequest(name=name))
         check(answer.error, answer.message, f"deleting topic {name}")
 

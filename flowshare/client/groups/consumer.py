@@ -43,6 +43,8 @@ Reset = Literal["earliest", "latest"] | int
 PARTITION_BYTES: Final = 1 << 20
 FETCH_BYTES: Final = 8 << 20
 TRIES: Final = 5
+PROBE_S: Final = 0.5
+"""Between two questions for a partition that cannot be read."""
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +97,9 @@ class GroupConsumer:
             settings=settings,
         )
         self._finding: asyncio.Task[None] | None = None
+        self._probes: dict[Place, asyncio.Task[None]] = {}
+        self._refusal = ""
+        """Why a partition could not be read last."""
         self._ready = asyncio.Event()
         self.generation: Generation | None = None
         """By which it reads; None: by none."""
@@ -109,6 +114,7 @@ class GroupConsumer:
         """Leave the group."""
         await self.member.close()
         await cancelled(self._finding)
+        await self._end_probes()
         await self._link.close()
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -125,32 +131,74 @@ class GroupConsumer:
     ) -> list[FetchedLog]:
         """What there is at the positions, of these partitions or all; empty when another generation began meanwhile.
 
-        max_bytes: of each partition. An offset out of the log is moved, and read by the next call.
+        max_bytes: of each partition. An offset out of the log is moved, and read by a later call. A partition that
+        cannot be read now is left out until it can be.
         Raises: ServerError, OSError, ClientError.
         """
         generation = self.generation
         asked = tuple(
             FetchPartition(*place, offset, max_bytes)
             for place, offset in self.positions.items()
-            if places is None or place in places
+            if (places is None or place in places) and place not in self._probes
         )
         if not asked:
+            if self._probes:
+                await self._clock.sleep(PROBE_S)
+                raise NotConnected(f"group {self.member.group_id}: no partition can be read: {self._refusal}")
             return []
-        answer = await self._link.send(
-            FetchRequest(partitions=asked, max_wait_ms=wait_ms, max_bytes=FETCH_BYTES), wait_s=wait_ms / 1000
-        )
+        try:
+            answer = await self._link.send(
+                FetchRequest(partitions=asked, max_wait_ms=wait_ms, max_bytes=FETCH_BYTES), wait_s=wait_ms / 1000
+            )
+        except NotConnected as error:
+            for part in asked:
+                self._probe((part.topic, part.partition), str(error))
+            return []
         check(answer.error, answer.message, f"group {self.member.group_id}: reading")
-        if self.generation is not generation:
-            return []
+        return await self._good(answer.partitions) if self.generation is generation else []
+
+    async def _good(self, logs: Sequence[FetchedLog]) -> list[FetchedLog]:
+        """Those that are answered; of the others each is asked for alone until it is. Raises: ServerError."""
         good: list[FetchedLog] = []
-        for log in answer.partitions:
+        for log in logs:
             if log.error is ErrorCode.NONE:
                 good.append(log)
             elif log.error is ErrorCode.OFFSET_OUT_OF_RANGE:
                 await self._move_into((log.topic, log.partition))
-            elif not ServerError(log.error).retriable:
-                check(log.error, log.message, f"reading {log.topic}-{log.partition}")
+            else:
+                refused = ServerError(log.error, log.message, about=f"reading {log.topic}-{log.partition}")
+                if not refused.retriable:
+                    raise refused
+                self._probe((log.topic, log.partition), str(refused))
         return good
+
+    def _probe(self, place: Place, why: str) -> None:
+        """Leave a partition out until it answers: one that nobody leads would hold up all others."""
+        self._refusal = why
+        if place not in self._probes and place in self.positions:
+            logger.debug("group=%s: %s-%d is asked for alone: %s", self.member.group_id, *place, why)
+            probing = asyncio.create_task(self._until_answered(place), name=f"{self.member.group_id}: {place}")
+            self._probes[place] = probing
+
+    async def _until_answered(self, place: Place) -> None:
+        while True:
+            await self._clock.sleep(PROBE_S)
+            if (position := self.positions.get(place)) is None:
+                self._probes.pop(place, None)
+                return
+            try:
+                log = await self.read_at(place, position, max_bytes=1)
+            except (OSError, ClientError) as error:
+                self._refusal = str(error)
+                continue
+            if log.error in (ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE):
+                self._probes.pop(place, None)
+                return
+            self._refusal = str(ServerError(log.error, log.message, about=f"reading {log.topic}-{log.partition}"))
+
+    async def _end_probes(self) -> None:
+        probes, self._probes = self._probes, {}
+        await cancelled(*probes.values())
 
     def move(self, generation: Generation, place: Place, offset: int) -> None:
         """Read on from there, if the generation is still the same."""
@@ -206,6 +254,7 @@ class GroupConsumer:
 
     async def _let_go(self, generation: Generation) -> None:
         await cancelled(self._finding)
+        await self._end_probes()
         try:
             if self._revoked is not None and self.generation is generation:
                 await self._revoked(generation)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected
 from flowshare.client.groups.assignors import RANGE, Assignor, Subscriber, range_assignor
 from flowshare.client.groups.membership import (
-    GenerationOver,
     Generation,
+    GenerationOver,
     GroupRefused,
     GroupSettings,
     Membership,

@@ -109,6 +109,7 @@ class QueueTracker:
         )
         self._partitions: dict[int, _Partition] = {}
         self._undelivering = 0
+        self._committed_s = clock.monotonic()
         self._past = TrackerCounts()
         """Of partitions that are not this tracker's any more."""
         self._task: asyncio.Task[None] | None = None
@@ -207,24 +208,29 @@ class QueueTracker:
 
     async def _run(self) -> None:
         failures = 0
-        committed_s = self._clock.monotonic()
         while True:
-            generation = await self._consumer.ready()
             try:
-                logs = await self._consumer.fetch(wait_ms=self._wait_ms())
-            except (OSError, ClientError, DecodeError) as error:
+                await self._step()
+            except Exception as error:
                 failures += 1
                 self.trouble = f"the markers in {self._rules.markers} cannot be read: {error}"
-                logger.warning("queue=%s: %s", self._rules.queue, self.trouble)
+                if isinstance(error, OSError | ClientError):
+                    logger.warning("queue=%s: %s", self._rules.queue, self.trouble)
+                else:
+                    logger.exception("queue=%s: a fault of ours", self._rules.queue)
                 await self._clock.sleep(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S))
                 continue
             failures, self.trouble = 0, None
-            for log in logs:
-                self._read(generation, log)
-            self._send_due()
-            if self._clock.monotonic() - committed_s >= COMMIT_S:
-                committed_s = self._clock.monotonic()
-                await self._commit(generation, self._partitions)
+
+    async def _step(self) -> None:
+        """Read markers, send what is due, commit now and then. Raises: OSError, ClientError."""
+        generation = await self._consumer.ready()
+        for log in await self._consumer.fetch(wait_ms=self._wait_ms()):
+            self._read(generation, log)
+        self._send_due()
+        if self._clock.monotonic() - self._committed_s >= COMMIT_S:
+            self._committed_s = self._clock.monotonic()
+            await self._commit(generation, self._partitions)
 
     def _wait_ms(self) -> int:
         """How long to wait for the next marker: until something may be due."""
@@ -240,14 +246,20 @@ class QueueTracker:
         if one is None or self._consumer.generation is not generation:
             return
         tracker, now_ms = one.tracker, self._clock.now_ms()
-        read = read_log(log.records, tracker.position)
+        place = log.topic, log.partition
+        tracker.position = min(tracker.position, self._consumer.positions[place])  # what was cut off is written anew
+        try:
+            read = read_log(log.records, tracker.position)
+        except DecodeError as error:
+            logger.error("%s-%d: an answer cannot be read, asked again: %s", *place, error)  # noqa: TRY400 - no trace is of use
+            return
         for first, last, why in read.damaged:
             tracker.counts.odd += last - first + 1
             logger.error("%s-%d@%d..%d: the stored bytes cannot be read, passed over: %s",
                          log.topic, log.partition, first, last, why)  # fmt: skip
         tracker.read(read.records, now_ms)
         tracker.passed(read.next)
-        self._consumer.move(generation, (log.topic, log.partition), tracker.position)
+        self._consumer.move(generation, place, tracker.position)
         if tracker.position >= log.high_watermark:
             tracker.looked(now_ms)
 

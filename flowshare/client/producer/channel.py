@@ -6,6 +6,7 @@ What is asked here is asked until there is an answer, for a time that the caller
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from flowshare.client.errors import ConnectionLost, NotConnected, ServerError, check
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     """Partitions and settings of a topic that is to be made; None: nothing is known of it."""
 
 R = TypeVar("R")
+logger = logging.getLogger(__name__)
 
 
 def may_pass(error: ServerError) -> bool:
@@ -176,6 +178,7 @@ class Channel:
             made = await self.ask(request, limit_s)
             if made.error is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 check(made.error, made.message, f"creating topic {topic}")
+                logger.info("topic %s was missing and is made, partitions=%d", topic, partitions)
             found = await self._describe(topic, limit_s)
             if found is None:  # brokers learn of it a moment later
                 raise ServerError(ErrorCode.LEADER_NOT_AVAILABLE, about=f"topic {topic} was made just now")

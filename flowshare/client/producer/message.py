@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any, Final, NamedTuple, cast
 
 from flowshare.client.arguments import check_argument, fits
@@ -18,8 +19,8 @@ from flowshare.protocol.key_hash import murmur2
 
 Headers = Sequence[tuple[str, bytes | None]]
 BATCH_OVERHEAD: Final = 61
-TIMESTAMP_MAX: Final = 9e15
-"""Seconds; in milliseconds it still is an int64, as Kafka has it."""
+TIMESTAMP_MAX: Final = 253_402_300_800
+"""Seconds from 1970 to the year 10000. What lies behind it was meant in milliseconds."""
 KEYS_KEPT: Final = 16_384
 
 
@@ -54,7 +55,7 @@ def size_of(message: Any, topic: Any, max_request_size: int) -> int:
     if not (
         (value is None or isinstance(value, bytes))
         and (key is None or isinstance(key, bytes))
-        and (timestamp is None or (fits(timestamp, float) and abs(timestamp) < TIMESTAMP_MAX))
+        and (timestamp is None or is_timestamp(timestamp))
         and (partition is None or type(partition) is int or fits(partition, int))
     ):
         raise TypeError(_wrong(message, topic))
@@ -100,9 +101,20 @@ def _wrong(message: Any, topic: str) -> str:
             )
     if not fits(message.partition, int | None):
         return f"the partition of a record for {topic} is {type(message.partition).__name__}, and must be int or None"
-    return (
-        f"the timestamp of a record for {topic} is {message.timestamp!r:.40}, and must be seconds since 1970, or None"
-    )
+    return no_timestamp(message.timestamp, topic)
+
+
+def is_timestamp(given: Any) -> bool:
+    """Whether it is a moment in seconds since 1970, before the year 10000."""
+    return fits(given, float) and abs(given) < TIMESTAMP_MAX
+
+
+def no_timestamp(given: Any, topic: str) -> str:
+    """Why it is none, and what to give instead."""
+    text = f"the timestamp of a record for {topic} is {given!r:.40}, and must be seconds since 1970, or None"
+    if fits(given, float):
+        return f"{text}; so many are behind the year 9999: divide milliseconds by 1000"
+    return f"{text}; of a datetime: its timestamp()" if isinstance(given, datetime) else text
 
 
 @functools.lru_cache(maxsize=KEYS_KEPT)

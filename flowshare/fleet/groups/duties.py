@@ -266,12 +266,26 @@ class FleetSlotContents:
             if before is None:
                 continue
             if before.topic_id != topic.topic_id:
-                logger.warning("topic %s was made anew: groups begin anew on it", name)
+                self._tell_of_a_new_one(before)
                 task = asyncio.create_task(self._forget(before.topic_id), name=f"forget {before.topic_id}")
                 self._forgetting.add(task)
                 task.add_done_callback(self._forgetting.discard)
             elif before.partitions < topic.partitions:
                 self._warn_of_growth(before, topic)
+
+    def _tell_of_a_new_one(self, before: Topic) -> None:
+        """Whoever reads it elsewhere is told there."""
+        groups = self._service.coordinator.groups
+        readers = {group_id for group_id, group in groups.items() if before.name in group.subscribed}
+        readers |= {key.group_id for key in self._service.partitions.of_topic(before.topic_id)}
+        if readers:
+            logger.warning(
+                "topic %s was made anew: groups begin anew on it: %s", before.name, ", ".join(sorted(readers))
+            )
+        else:
+            logger.warning(
+                "topic %s was made anew: what is written goes into the new one, the old one is gone", before.name
+            )
 
     def _warn_of_growth(self, before: Topic, topic: Topic) -> None:
         """Partitions are Kafka's own to add; a group's coordinator says what it does to an order by key."""

@@ -28,8 +28,8 @@ from rocksdict import Rdict, WriteBatch, WriteOptions
 
 from flowshare.log.base import StorageError, no_room
 from flowshare.log.keys import after
-from flowshare.log.owner import OwnerLock
-from flowshare.log.store import STORE_DIRECTORY, entries, plain_options
+from flowshare.log.owner import STORE_DIRECTORY, OwnerLock
+from flowshare.log.store import entries, plain_options
 from flowshare.slots.errors import SlotError
 from flowshare.slots.records import Entry
 from flowshare.slots.summary import Summary

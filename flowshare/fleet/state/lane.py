@@ -1,10 +1,10 @@
 """`Lane`: one transactional id under which a slot's leader writes outputs, and the ledger that counts its transactions.
 
-It carries there and back; what the answers mean for settles says `slots.prepared`, and `outputs` acts on it. A lane is
-taken over before it is used, and after everything whose outcome is not as it should be: InitProducerId shuts out what
-may still be on its way under the old epoch, completes what was decided and aborts what was not. So no transaction is
-ever aborted in another way, and none that its leader gave up can be left hanging. What coordinators of Kafka 4.1 and
-newer forget of that, empty transactions make good (`Lane._tell_ends`).
+It carries there and back; what the answers mean for settles says `slots.prepared`, and `lanes` and `outputs` act on it.
+A lane is taken over before it is used, and after everything whose outcome is not as it should be: InitProducerId shuts
+out what may still be on its way under the old epoch, completes what was decided and aborts what was not. So no
+transaction is ever aborted in another way, and none that its leader gave up can be left hanging. What coordinators of
+Kafka 4.1 and newer forget of that, empty transactions make good (`Lane._tell_ends`).
 
 Coordinators and outputs are asked over connections of their own, because a broker answers those of one connection one
 after another, and an output partition that stands still would keep back how the transaction ends.
@@ -236,18 +236,23 @@ class Lane:
         self._producer = NOBODY
         self._sequences.clear()
 
-    async def take_over(self) -> int:
+    async def take_over(self, *, in_doubt: bool = True) -> int:
         """Shut older producers of the lane out, and have decided what they left; the ledger.
 
-        Called again until it succeeds, it goes on where it was. Raises: as `_ask`; StorageError, NotLed.
+        in_doubt: whether something is to be decided by it. Called again until it succeeds, it goes on where it was.
+        Raises: as `_ask`; StorageError, NotLed.
         """
         try:
             if self._producer == NOBODY:
                 self.shaken = False
                 self._producer = await self._fence()
-            if self.note.committed is None:
-                return await self._read_ledger()
-            return await self._tell_ends()
+            if self.note.committed is not None:
+                await self._tell_ends()
+            ledger = await self._read_ledger()
+            if not in_doubt or self.note != EMPTY:
+                return ledger
+            await self._write_ledger()
+            return await self._read_ledger()
         except ServerError as error:
             if error.code in FENCED:
                 self.begin_anew()
@@ -256,8 +261,11 @@ class Lane:
     async def _fence(self) -> ProducerIdentity:
         """Be the lane's producer; the note says how its last transaction ended, if there was one."""
         found = await self._describe()
+        if self._open_at is not None and found.state in COMMITTED:
+            self.note = self.note._replace(committed=True)  # after all: it was on its way when it was found open
         if self.note.committed is not None:
             if found.state == OPEN:
+                await self._keep(self.note)  # who cannot has lost the slot, and what is open is a successor's
                 await self._end(committed=self.note.being_ended(_places(found)), producer=found.producer)
         elif found.state == OPEN:
             self._open_at = await self._read_ledger(stable=False)
@@ -301,8 +309,8 @@ class Lane:
     def _init(self) -> InitProducerIdRequest:
         return InitProducerIdRequest(transactional_id=self.transactional_id, timeout_ms=self._timeout_ms)
 
-    async def _tell_ends(self) -> int:
-        """Tell all partitions of the last transactions, and the ledger's, how those ended; the ledger.
+    async def _tell_ends(self) -> None:
+        """Tell all partitions of the last transactions, and the ledger's, how those ended.
 
         Coordinators of Kafka 4.1 and later pass over partitions that have no leader at the moment, such as all of a
         single broker that was killed, and call the transaction ended: readers of committed records stand still there
@@ -312,12 +320,11 @@ class Lane:
         leaders = await self._leaders()
         for places, committed in self.note.ends():
             await self._end_empty(places, committed=committed)
-        ledger = await self._read_ledger()
+        await self._read_ledger()
         if leaders != await self._leaders():
             raise NotConnected("partitions that outputs went to have new leaders")
         await self._keep(EMPTY)
         self.note = EMPTY
-        return ledger
 
     async def _end_empty(self, places: Sequence[Place], *, committed: bool) -> None:
         """A transaction that has these partitions, and nothing in them."""
@@ -375,6 +382,16 @@ class Lane:
             names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(not_led))
             raise NotConnected(f"partitions that outputs went to have no leader: {names}")
         return leaders
+
+    async def _write_ledger(self) -> None:
+        """Have a number taken in, in a transaction that is aborted: who is asked next coordinates the ledger's group.
+
+        Offsets are read without a write, so a broker that has lost the group and not heard of it yet, as one that
+        stood still, would answer with what it knew. It can take nothing in.
+        """
+        await self._add_ledger()
+        await self._count(0)
+        await self._end(committed=False)
 
     async def _read_ledger(self, *, stable: bool = True) -> int:
         """stable: not before all is told to it."""

@@ -10,6 +10,10 @@ is made with the cluster's own replication factor; with three replicas or more, 
 it is confirmed. Another worker may be doing the same: what it has not finished is waited for. Without the right to read
 a topic's settings they are believed to be right, with a warning.
 
+A fleet that had a state topic before is told from a new one by a transactional id, that of the writer of its first slot
+(`sender`): its coordinator knows it for a week longer (`transactional.id.expiration.ms`). The ledgers of its lanes are
+no sign: they are offsets in the state topic, and brokers delete those of a topic with it.
+
 `check_formats` is asked before a worker joins: who leads a slot has written in its own format, its claim first of all,
 so the last record of each slot shows which releases lead. A worker that could not follow them would be chosen for slots
 and never claim them.
@@ -23,6 +27,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.client.admin.internal_topics import FLEET_STATE
 from flowshare.client.errors import ClientError, ServerError, check
 from flowshare.fleet.state.reading import found_in
 from flowshare.log.base import OffsetOutOfRange, StorageDamaged
@@ -30,6 +35,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     CreateTopicRequest,
     DescribeConfigsRequest,
+    DescribeTransactionRequest,
     FetchRequest,
     IncrementalAlterConfigsRequest,
     ListOffsetsRequest,
@@ -47,6 +53,9 @@ if TYPE_CHECKING:
 SETTLED_S: Final = 5.0
 """How long another worker, or a broker that is behind, is given to finish making the topic."""
 PAUSE_S: Final = 0.1
+TRACES_S: Final = 5.0
+"""How long a coordinator may take to say whether there was such a topic before; a new cluster's needs a second."""
+FIRST_SLOT: Final = 0
 MESSAGE_BYTES_MIN: Final = 1_048_588
 """Kafka's own default of max.message.bytes; the largest batch that is written has half of it."""
 REPLICAS_SAFE: Final = 3
@@ -138,11 +147,21 @@ class StateTopic:
         """Raises: StateTopicRefused."""
         if self._made:
             return  # the broker that was asked has not heard of it yet
+        had_one = await self._had_one()
         request = CreateTopicRequest(name=self.name, partitions=slots, configs=MADE_WITH)
         answer = await self._kafka.send(request)
         if answer.error is ErrorCode.NONE:
             self._made = True
             logger.info("made the state topic topic=%s slots=%d", self.name, slots)
+            if had_one:
+                logger.warning(
+                    "the state topic of this fleet was deleted, and is made anew without the state of its groups: they "
+                    "begin where their agents' `start` says, so records that were finished run again, and their "
+                    "outputs are written again, those of exactly_once=True, too; where that is not wanted, stop all "
+                    "workers now, and see docs/operations.md (the state topic is lost) for how to begin later "
+                    "topic=%s",
+                    self.name,
+                )
         elif answer.error is not ErrorCode.TOPIC_ALREADY_EXISTS:
             error = ServerError(answer.error, answer.message, about=f"making the state topic {self.name}")
             if error.retriable:
@@ -152,6 +171,16 @@ class StateTopic:
                 f"{error}; make it with: {self._tool('topics')} --create --topic {self.name} --partitions {slots} "
                 f"--replication-factor 3 --config {MIN_INSYNC}=2{configs}"
             )
+
+    async def _had_one(self) -> bool:
+        """Whether the fleet had such a topic before; what cannot be found out in a few seconds counts as no."""
+        request = DescribeTransactionRequest(transactional_id=f"{self.name}.{FIRST_SLOT}")
+        try:
+            answer = await self._kafka.cluster.clock.wait_for(self._kafka.send(request), TRACES_S)
+        except (OSError, ClientError) as error:
+            logger.debug("whether %s was there before is not known: %s", self.name, error)
+            return False
+        return answer.error is ErrorCode.NONE
 
     async def _settings(self) -> Mapping[str, str] | None:
         """The topic's settings, none where they may not be read; None: the broker does not know them yet."""
@@ -199,7 +228,7 @@ def wrong_settings(settings: Mapping[str, str], replicas: int) -> dict[str, str]
     return faults
 
 
-PREFIX: Final = "__flowshare_state."
+PREFIX: Final = FLEET_STATE
 LENGTH_MAX: Final = 200
 """A topic's name may have 249 characters; this leaves room for the prefix and a slot's number behind it."""
 _ALLOWED: Final = re.compile(r"[a-zA-Z0-9._-]+")

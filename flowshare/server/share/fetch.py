@@ -26,7 +26,7 @@ from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX, ShareKey
 from flowshare.server.runtime.waiting import Ended
 from flowshare.server.share.acknowledge import OK, Result, check_readable, merged, settle
 from flowshare.server.share.duties import NOT_KNOWN
-from flowshare.server.share.wants import NOTHING, Taken, Want
+from flowshare.server.share.waiters import NOTHING, Taken, Want
 from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from flowshare.core_errors import InvalidRequest
 from flowshare.log.base import LogError, OffsetOutOfRange
-from flowshare.server.share.wants import NOTHING
+from flowshare.server.share.waiters import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from flowshare.server.share.opened_log import OpenedLog
     from flowshare.server.share.parked_keys import ParkedKeys
     from flowshare.server.share.partition_log import LogGuard
-    from flowshare.server.share.waiters import Waiters
-    from flowshare.server.share.wants import Taken, Want
+    from flowshare.server.share.waiters import Taken, Waiters, Want
     from flowshare.share.acquire import Acquisition
     from flowshare.share.acquire_by_key import Picked
     from flowshare.share.partition import SharePartition

@@ -22,8 +22,7 @@ from flowshare.server.share.ordered_fetch import OrderedFetch
 from flowshare.server.share.parked_keys import ParkedKeys
 from flowshare.server.share.partition_log import LogGuard, cut, overlapping
 from flowshare.server.share.returns import SOON_MS
-from flowshare.server.share.waiters import Waiters
-from flowshare.server.share.wants import NOTHING, READ_TRIES, Taken
+from flowshare.server.share.waiters import NOTHING, READ_TRIES, Taken, Waiters
 from flowshare.server.share.writing import QUEUE_MAX, StateWriter
 from flowshare.share.config import PARK
 from flowshare.share.types import AcknowledgeBatch, AcknowledgeType
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from flowshare.server.share.opened_log import OpenedLog
     from flowshare.server.share.partition_log import CuttableLog, PartitionLog
     from flowshare.server.share.stats import Stats
-    from flowshare.server.share.wants import Want
+    from flowshare.server.share.waiters import Want
     from flowshare.share.acknowledge import Refusal
     from flowshare.share.acquire import Acquisition
     from flowshare.share.config import GroupConfig

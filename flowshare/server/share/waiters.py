@@ -1,15 +1,19 @@
-"""The fetches that wait at one share-partition: whether there is something for them, and which of them is woken."""
+"""Fetches at one share-partition: what each wants and gets, whether there is something for it, which one is woken."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.core_errors import CoreError
 from flowshare.log.base import LogError
 from flowshare.server.runtime.waiting import WaitQueue
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+
     from flowshare.clock import Clock
     from flowshare.server.runtime.waiting import Alarm, Waiter
     from flowshare.server.share.parked_keys import ParkedKeys
@@ -17,13 +21,51 @@ if TYPE_CHECKING:
     from flowshare.server.share.quotas import Quota
     from flowshare.server.share.writing import StateWriter
     from flowshare.share.partition import SharePartition
+    from flowshare.share.types import AcquiredRange, AcquireMode
 
+READ_TRIES: Final = 8
+"""How often a fetch reads again because another fetch moved on the cursor while it read."""
 CHOOSY_WAKES: Final = 16
 """Fetches woken at once while it depends on the member what it may take: the first in line may be one that may not."""
 
 
+class Want(NamedTuple):
+    """What a fetch wants of one share-partition. `waiter.ended` stops it from acquiring any more."""
+
+    member_id: str
+    mode: AcquireMode
+    records_max: int
+    batch_size: int
+    bytes_max: int
+    with_records: bool
+    waiter: Waiter
+    heads: int = 0
+    """Where there is an order: so many keys may be begun (0: as many as records), and so long is a chain."""
+    chain: int = 1
+
+
+class Taken(NamedTuple):
+    """What a fetch got. `durable`: to be awaited before the records leave; raises StorageError.
+
+    fence: where there is an order: the load's generation, and the serial number of the first record; one that is n
+    offsets behind it has one that is n higher. following: of parked keys, which are to become dead letters unrun:
+    offset -> the record that the key was parked for.
+    """
+
+    ranges: tuple[AcquiredRange, ...] = ()
+    records: bytes = b""
+    durable: asyncio.Future[None] | None = None
+    fence: tuple[int, int] | None = None
+    following: Mapping[int, int] = MappingProxyType({})
+    locked_ms: int = 0
+    """When the locks began, on the steady clock."""
+
+
+NOTHING: Final = Taken()
+
+
 class Waiters:
-    """Those of one loaded share-partition."""
+    """The fetches that wait at one loaded share-partition."""
 
     def __init__(
         self,

@@ -259,7 +259,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
                     self._left(worker, ended, lived_s)
                     return
                 if ended.refused and not self._was_ready:
-                    self._fail(EXIT_FAILED, ended.why)
+                    self.fail(EXIT_FAILED, ended.why)
                     return
                 well = worker.fetched and time.monotonic() - worker.ready_s >= SETTLED_S
                 row = 1 if well else row + 1
@@ -270,7 +270,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
                 if pause_s:
                     await pause(worker.leaving, pause_s)
         except SparkGone as error:
-            self._fail(EXIT_FAILED, str(error))
+            self.fail(EXIT_FAILED, str(error))
         finally:
             worker.stop_waiting()
             self.figures.ended(worker.number)
@@ -331,7 +331,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
         while True:
             await asyncio.sleep(LOOK_S)
             if (gone := await self._jobs.gone()) is not None:  # who has no job is told by nobody
-                self._fail(EXIT_FAILED, gone)
+                self.fail(EXIT_FAILED, gone)
                 return
             for worker in self._all:
                 if worker.unheard_s > LIVE_S and worker.task is not None:
