@@ -134,7 +134,7 @@ class FreeMember(CooperativeShell):
                 max_wait_ms=round(wait_s * 1000),
                 lease_ms=round(self._settings.lease * 1000),
                 auto_offset_reset=self._settings.auto_offset_reset,
-                partitions=tuple(TakenFrom(*one.key) for one in self._turns) if lacks > 0 else (),
+                partitions=await self._asked() if lacks > 0 else (),
                 renew=tuple(
                     SpanEpochs(*one.key, self._spans(one).epochs) for one in self.partitions if self._spans(one).epochs
                 ),
@@ -158,6 +158,15 @@ class FreeMember(CooperativeShell):
             return REFUSED_S
         return 0.0 if any(got) or wait_s else min(renewal_s, NOTHING_S)
 
+    async def _asked(self) -> tuple[TakenFrom, ...]:
+        """All partitions, with what is committed the ordinary way of those that are new."""
+        new = [one.place for one in self._turns if not one.begun]
+        there = await self._ordinary.committed(new) if new else {}
+        return tuple(TakenFrom(*one.key, there.get(one.place)) for one in self._turns)
+
+    def _mirrors(self, partition: Partition) -> bool:
+        return partition.begun
+
     def _taken(self, part: TakenPartition) -> int:
         partition = self.partitions.of(part.topic_id, part.partition)
         if partition is None:
@@ -165,7 +174,7 @@ class FreeMember(CooperativeShell):
         if part.error is not ErrorCode.NONE:
             partition.trouble = f"{partition.text}: {part.error.name} {part.message or ''}".strip()
             return 0
-        partition.trouble = None
+        partition.trouble, partition.begun = None, True
         scan = self._spans(partition)
         lost = scan.taken([(one.first, one.end, one.epoch) for one in part.spans], progress_of(part))
         self.partitions.lost(partition, lost)

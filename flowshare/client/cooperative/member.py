@@ -112,6 +112,9 @@ class CooperativeMember(CooperativeShell):
             self._keys(partition).set_target(())
         await super()._release_all()
 
+    def _mirrors(self, partition: Partition) -> bool:
+        return any(not piece.first for piece in partition.scan.pieces)
+
     def _gives_back(self, partition: Partition) -> bool:
         return self._keys(partition).releases
 
@@ -207,14 +210,27 @@ class CooperativeMember(CooperativeShell):
                 self.partitions.forget(partition)
         return wanted
 
+    async def _with_ordinary(self, wanted: Sequence[WantedKeys]) -> list[WantedKeys]:
+        """The same, with what is committed the ordinary way where the member begins with a partition."""
+        new = {one.key: one.place for one in self.partitions if not one.begun}
+        asked = [new[one[:2]] for one in wanted if one[:2] in new]
+        if not asked:
+            return list(wanted)
+        there = await self._ordinary.committed(asked)
+        return [
+            one if one[:2] not in new else one._replace(committed=there[new[one.topic_id, one.partition]])
+            for one in wanted
+        ]
+
     async def _held_by(self, wanted: Sequence[WantedKeys]) -> None:
         """Say it, and take in what became of it. Raises: ServerError, OSError, ClientError."""
         if not wanted and not self._sequence:
             self._answered = 1  # nothing was ever asked for, so there is nothing to know
             self._told.set()
             return
+        told = await self._with_ordinary(wanted)
         sent_s = self._clock.monotonic()
-        answer = await self._say(wanted)
+        answer = await self._say(told)
         for part in answer.partitions:
             partition = self.partitions.of(part.topic_id, part.partition)
             if partition is not None:
@@ -226,7 +242,7 @@ class CooperativeMember(CooperativeShell):
         if part.error is not ErrorCode.NONE:
             partition.trouble = f"{partition.text}: {part.error.name} {part.message or ''}".strip()
             return
-        partition.trouble = None
+        partition.trouble, partition.begun = None, True
         partition.blocked = tuple(sorted({one.holder for one in part.blocked}))
         scan, progress = self._keys(partition), progress_of(part)
         claims = [(one.first, one.end, one.epoch) for one in part.held]

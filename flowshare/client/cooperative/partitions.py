@@ -30,6 +30,10 @@ class Partition:
         self.topic_id = topic_id
         self.scan = scan
         self.lease_end_s = 0.0
+        self.begun = False
+        """Whether the server has answered for it; before, it is told what is committed the ordinary way."""
+        self.mirrored = -1
+        """The stable offset when it was looked at last whether tools see it."""
         self.blocked: tuple[str, ...] = ()
         """Who holds what it waits for."""
         self.trouble: str | None = None

@@ -22,6 +22,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.cooperative.assigning import PROTOCOL, Place, assign, encode_user_data
+from flowshare.client.cooperative.ordinary import OrdinaryOffsets
 from flowshare.client.cooperative.partitions import AnyBatch, Partition, Partitions, Record
 from flowshare.client.cooperative.reading import scan_log
 from flowshare.client.cooperative.scan import COMMIT_MAX, CommitPart, Progress
@@ -33,7 +34,15 @@ from flowshare.client.net.link import Connect, Link
 from flowshare.client.settings import CooperativeSettings
 from flowshare.cooperative.types import KeyRanges
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import EARLIEST, FetchPartition, FetchRequest, ListOffsetsRequest, MetadataRequest
+from flowshare.protocol.messages import (
+    EARLIEST,
+    FetchPartition,
+    FetchRequest,
+    ListOffsetsRequest,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetToCommit,
+)
 from flowshare.protocol.messages.cooperative import (
     CommitEntry,
     CooperativeCommitRequest,
@@ -60,6 +69,9 @@ COMMIT_RANGES_MAX: Final = 10_000
 TOPICS_S: Final = 1.0
 FAULT_S: Final = 1.0
 """After a fault of ours."""
+MIRROR_S: Final = 1.0
+"""How often the group's ordinary offset is looked at."""
+MIRROR_LIMIT_S: Final = 5.0
 RELEASE_S: Final = 2.0
 """How long a member that leaves waits for the answer."""
 MANUAL_GENERATION: Final = 0
@@ -96,6 +108,7 @@ class CooperativeShell(abc.ABC):
         self._link = Link(connect, clock=clock, settings=self._settings.link, name=name)
         self._reader = Link(connect, clock=clock, settings=self._settings.link, name=f"{name}: reader")
         self._group = self._membership(connect) if joins else None
+        self._ordinary = OrdinaryOffsets(self._link, group_id, self._commit_ordinary)
         self._generation = MANUAL_GENERATION
         self._targets: dict[Place, KeyRanges] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -161,7 +174,7 @@ class CooperativeShell(abc.ABC):
             return
         if self._group is not None:
             self._group.start()
-        loops = (self._hold_loop, self._read_loop, self._commit_loop)
+        loops = (self._hold_loop, self._read_loop, self._commit_loop, self._mirror_loop)
         self._tasks = [asyncio.create_task(self._on(loop), name=f"{self.group_id}: {loop.__name__}") for loop in loops]
 
     async def _on(self, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -195,6 +208,8 @@ class CooperativeShell(abc.ABC):
         except TimeoutError:
             logger.warning("group=%s: not all commits were answered; what was not is handled again", self.group_id)
         await self._stop_tasks()
+        if self._tasks:
+            await self._mirror()
         if self._tasks and release:
             await self._release_all()
         if self._group is not None:
@@ -338,6 +353,35 @@ class CooperativeShell(abc.ABC):
             self.partitions.to_commit.set()
             await future
 
+    # --- the ordinary offset ------------------------------------------------------------------------------------
+
+    async def _mirror_loop(self) -> None:
+        while not self._ordinary.settled:
+            await self._clock.sleep(MIRROR_S)
+            await self._mirror()
+        await asyncio.Event().wait()
+
+    async def _mirror(self) -> None:
+        """Have the ordinary offsets of the group be the stable ones, where that is this member's to see to."""
+        mine = [one for one in self.partitions if self._mirrors(one) and self.partitions.live(one)]
+        try:
+            await self._clock.wait_for(self._ordinary.follow(mine), MIRROR_LIMIT_S)
+            self._trouble.pop("ordinary", None)
+        except (OSError, ClientError, TimeoutError) as error:
+            logger.debug("group=%s: its ordinary offsets are not the stable ones yet: %s", self.group_id, error)
+
+    @abc.abstractmethod
+    def _mirrors(self, partition: Partition) -> bool:
+        """Whether this member sees to a partition's ordinary offset."""
+
+    async def _commit_ordinary(self, offsets: Sequence[OffsetToCommit]) -> None:
+        if self._group is not None and self._group.generation is not None:
+            await self._group.commit(self._group.generation, offsets)
+            return
+        request = OffsetCommitRequest(group_id=self.group_id, member_id="", generation=-1, offsets=tuple(offsets))
+        for one in (await self._link.send(request)).partitions:
+            check(one.error, None, f"group {self.group_id}: its ordinary offset of {one.topic}-{one.partition}")
+
     # --- topics -------------------------------------------------------------------------------------------------
 
     async def _described(self, topics: Sequence[str]) -> dict[str, TopicMetadata]:
@@ -411,8 +455,8 @@ class CooperativeShell(abc.ABC):
         return self._settings.partition_fetch_bytes
 
     def _scanned(self, partition: Partition, position: int, log: FetchedLog) -> None:
-        until, last = partition.scan.until, partition.last_batch
-        scanned = scan_log(log.records, position, log.aborted, until=until, last=last)
+        until, batch = partition.scan.until, partition.last_batch
+        scanned = scan_log(log.records, position, log.aborted, until=until, last=batch)
         for first, last, why in scanned.damaged:
             logger.error("record=%s@%d..%d: the stored bytes cannot be read: %s", partition.text, first, last, why)
         partition.scan.scanned(position, scanned.end, scanned.records)

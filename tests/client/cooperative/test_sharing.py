@@ -13,6 +13,8 @@ import pytest
 from flowshare.client.cooperative.consumer import CooperativeConsumer
 from flowshare.client.groups.consumer import GroupConsumer
 from flowshare.cooperative.types import HASHES, WHOLE, KeyRange
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import OffsetCommitRequest, OffsetFetchRequest, OffsetToCommit
 from flowshare.testing import run
 from tests.client.cooperative.worlds import QUICK, CoopWorld, Worker, coop_world
 
@@ -407,5 +409,56 @@ def test_a_lost_answer_of_a_hold_repeats_nothing() -> None:
             world.check_order()
             world.faults.lose_answer = world.faults.lose_call = lambda request: False
             await shared(world, *workers)
+
+    run(story())
+
+
+def test_tools_see_the_stable_offset_as_that_of_the_group_and_23_a_reset_begins_anew() -> None:
+    async def story() -> None:
+        async with coop_world() as world:
+            await world.send(30)
+            a = world.worker("a")
+            await world.until(lambda: world.stable() == 30)
+            await asyncio.sleep(10)
+            assert await ordinary(world) == 30
+            await a.stop()
+            connection = await world.world.connect()
+            request = OffsetCommitRequest(group_id="g", offsets=(OffsetToCommit("orders", 0, 12),))
+            (answer,) = (await connection.send(request)).partitions
+            assert answer.error is ErrorCode.NONE
+            await connection.close()
+            world.worker("b")
+            await world.until(lambda: len(world.runs) == 48)
+            assert sorted(one.offset for one in world.runs if one.member == "b") == list(range(12, 30))
+            await world.until(lambda: world.stable() == 30)
+
+    run(story())
+
+
+async def ordinary(world: CoopWorld) -> int:
+    connection = await world.world.connect()
+    answer = await connection.send(OffsetFetchRequest(group_id="g", partitions=(("orders", 0),)))
+    await connection.close()
+    return int(answer.partitions[0].offset)
+
+
+def test_35_workers_that_are_replaced_one_by_one_under_load_repeat_nothing() -> None:
+    async def story() -> None:
+        async with coop_world(partitions=2) as world:
+
+            async def handler(record: Any) -> None:
+                await asyncio.sleep(0.05)
+
+            old = [world.worker(f"old {number}", handler) for number in range(5)]
+            await shared(world, *old)
+            await world.send(3_000, keys=1_000)
+            new: list[Worker] = []
+            for number, worker in enumerate(old):
+                await worker.stop()
+                new.append(world.worker(f"new {number}", handler))
+                await asyncio.sleep(1.0)
+            await world.until(lambda: len(world.handled()) == 3_000 and all(one.committed for one in world.runs))
+            assert all(len(runs) == 1 for runs in world.handled().values())
+            world.check_order()
 
     run(story())
