@@ -13,6 +13,7 @@ from flowshare.backend.base import Capabilities
 if TYPE_CHECKING:
     from flowshare.agents.cooperative.agent import CooperativeAgent
     from flowshare.agents.feed.acknowledgements import Observer
+    from flowshare.agents.handler.chunk import Chunk
     from flowshare.agents.run.pool import Environment, Pool
 
 HERE: Final = Capabilities(durable=True, settling=False, server_dead_letters=False)
@@ -43,4 +44,12 @@ class CooperativeFeeder(Feeder):
         member = CooperativeFeed(self._connect, self.agent, clock=self._clock, member_id=self._member_id)
         self._member = member
         await member.start()
+        told = self._held.on_lost
+
+        def lost(chunk: Chunk, offsets: set[int]) -> None:
+            member.given_up(chunk.tp, offsets)
+            if told is not None:
+                told(chunk, offsets)
+
+        self._held.on_lost = lost
         return member

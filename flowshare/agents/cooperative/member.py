@@ -13,7 +13,7 @@ how late a released one comes again, and whether what is acknowledged is still t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
@@ -225,11 +225,22 @@ class CooperativeFeed:
             partition=partition.place[1],
             records=b"",
             acquired=tuple(acquired),
-            lock_deadline=partition.lease_end_s,
+            lock_deadline=self._deadline_s(partition),
             generation=partition.scan.lives,
             fence=(max(one.epoch for one in found), 0),
             read=RawDecoded(runs=runs),
         )
+
+    def _deadline_s(self, partition: Partition) -> float:
+        """When nothing may run any more. The member has lost it all before, so that both agree what is lost."""
+        return partition.lease_end_s + self._member.lease_spare_s
+
+    def given_up(self, tp: TopicPartition, offsets: Collection[int]) -> None:
+        """The feed has given these up: what of them is still the member's is begun again."""
+        for offset in offsets:
+            found = self._in_hand.pop((tp, offset), None)
+            if found is not None:
+                self._member.give_back(*found)
 
     def _lost(self, partition: Partition, lost: list[Record]) -> None:
         self._losses += 1
@@ -291,7 +302,7 @@ class CooperativeFeed:
         if finished:
             answer.pending.append((partition, partition.scan.lives, finished))
         if renews:
-            result = result._replace(lock_deadline=partition.lease_end_s)
+            result = result._replace(lock_deadline=self._deadline_s(partition))
         if refused:
             result = result._replace(refused=tuple(refused), refusal=ErrorCode.INVALID_RECORD_STATE, message=LOST)
         return result

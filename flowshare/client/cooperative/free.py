@@ -149,7 +149,7 @@ class FreeMember(CooperativeShell):
             if partition is not None:
                 self.partitions.lost(partition, self._spans(partition).lose_spans(lost.epochs))
         for partition in self.partitions:
-            partition.lease_end_s = now_s + answer.lease_ms / 1000
+            partition.lease_end_s = now_s + answer.lease_ms / 1000 - self.lease_spare_s
         got = [self._taken(part) for part in answer.partitions]
         self._turns.rotate(-1)
         self._sequence += 1

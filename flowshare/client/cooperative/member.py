@@ -234,7 +234,7 @@ class CooperativeMember(CooperativeShell):
         for part in answer.partitions:
             partition = self.partitions.of(part.topic_id, part.partition)
             if partition is not None:
-                await self._held(partition, part, sent_s + answer.lease_ms / 1000)
+                await self._held(partition, part, sent_s + answer.lease_ms / 1000 - self.lease_spare_s)
         self._heard()
 
     async def _held(self, partition: Partition, part: HeldPartition, lease_end_s: float) -> None:

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import FetchedLog, TopicMetadata
     from flowshare.protocol.messages.cooperative import CooperativeHoldResponse
 
+LEASE_SPARE: Final = 0.06
+"""This part of a lease is not used: who is told that it is over needs a moment to stop what it does."""
 RENEWALS: Final = 3
 """Renewals within a lease."""
 READ_SHORT_S: Final = 0.1
@@ -254,6 +256,11 @@ class CooperativeShell(abc.ABC):
     @abc.abstractmethod
     def drain(self) -> None:
         """Begin nothing new, and give back what is finished: for a member that stops. It stays in the group."""
+
+    @property
+    def lease_spare_s(self) -> float:
+        """So long before its leases end the member gives up what it holds."""
+        return self._settings.lease * LEASE_SPARE
 
     # --- leases -------------------------------------------------------------------------------------------------
 
