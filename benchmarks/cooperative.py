@@ -4,7 +4,8 @@
 
 The ideal is members x 1 / work records a second. A member handles one record at a time. Timed is from when all members
 hold something and each has handled a record, for so many seconds; joining is told apart. All run in this process, on a
-server in memory, so what it costs them to read, dispatch and commit is in the figure.
+server in memory, so what it costs them to read, dispatch and commit is in the figure. So is what the machine costs: as
+many loops that only sleep run before and after, and their rate is told beside it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,24 @@ from flowshare.client.cooperative.consumer import CooperativeConsumer
 from flowshare.client.producer.producer import Message
 
 GROUP = "bench"
+
+
+async def bare(args: argparse.Namespace, seconds: float) -> float:
+    """Handlers without anything around them: records a second."""
+    done = 0
+
+    async def loop() -> None:
+        nonlocal done
+        while True:
+            await asyncio.sleep(args.work)
+            done += 1
+
+    tasks = [asyncio.create_task(loop()) for _ in range(args.members)]
+    start = time.perf_counter()
+    await asyncio.sleep(seconds)
+    for task in tasks:
+        task.cancel()
+    return done / (time.perf_counter() - start)
 
 
 async def main(args: argparse.Namespace) -> None:
@@ -50,6 +69,7 @@ async def main(args: argparse.Namespace) -> None:
                     consumer.commit(record)
                     done[name] += 1
 
+        before_it = await bare(args, args.seconds / 3)
         began = time.perf_counter()
         names = [f"m{number:02}" for number in range(args.members)]
         tasks = [asyncio.create_task(member(name)) for name in names]
@@ -65,9 +85,11 @@ async def main(args: argparse.Namespace) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        alone = (before_it + await bare(args, args.seconds / 3)) / 2
         print(
             f"{args.mode}: {args.members} members x {args.work * 1000:g} ms, {args.keys} keys: {rate:.1f} records/s, "
-            f"{rate / ideal:.3f} of the ideal {ideal:g}; a member handled {each[0]} to {each[-1]}; "
+            f"{rate / ideal:.3f} of the ideal {ideal:g}, {rate / alone:.3f} of {alone:.1f} without any group; "
+            f"a member handled {each[0]} to {each[-1]}; "
             f"all at work after {joined - args.settle:.1f} s; {100 * used / took:.0f} % of a processor"
         )
 

@@ -87,6 +87,13 @@ class CooperativeAgent(ShareAgent):
     def __repr__(self) -> str:
         return f"<CooperativeAgent {self.name} of {', '.join(self.topics)}, group {self.group}>"
 
+    def describe(self) -> dict[str, Any]:
+        """The agent's settings by name."""
+        facts = {
+            key: value for key, value in super().describe().items() if key not in ("lock_duration", "exactly_once")
+        }
+        return {**facts, "lease": self.lease_s, "overlap_after": self.overlap_after_s, "shares": self.shares}
+
     @property
     def member_settings(self) -> CooperativeSettings:
         """Of its member."""

@@ -79,20 +79,21 @@ def _by_topic(ranges: Mapping[Place, KeyRanges]) -> dict[str, dict[str, list[lis
 def _parsed(user_data: bytes) -> dict[str, Any]:
     """The object; an empty one where there is none that can be read."""
     try:
-        found = json.loads(user_data) if user_data else {}
+        found: Any = json.loads(user_data) if user_data else {}
     except ValueError:
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
-def _owned(told: object) -> dict[core.TopicPartition, KeyRanges]:
+def _owned(said: object) -> dict[core.TopicPartition, KeyRanges]:
     """What a member says that it had; what of it makes no sense is left out."""
     found: dict[core.TopicPartition, KeyRanges] = {}
-    topics = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    topics = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
     for topic, partitions in topics.items():
-        for partition in cast("dict[str, Any]", partitions) if isinstance(partitions, dict) else ():
+        told = cast("dict[str, Any]", partitions) if isinstance(partitions, dict) else {}
+        for partition in told:
             try:
-                keys = _ranges(partitions, int(partition))
+                keys = _ranges(told, int(partition))
             except (InvalidRequest, ValueError):
                 continue
             if keys:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast, overload
 
 from flowshare.client.arguments import check_argument, settings_of
-from flowshare.client.consumer.inflight import Headers, ShareRecord
+from flowshare.client.consumer.inflight import ShareRecord
 from flowshare.client.cooperative.free import FreeMember
 from flowshare.client.cooperative.member import CooperativeMember
 from flowshare.client.errors import ClientError, Closed, IllegalState, RecordError
@@ -305,7 +305,7 @@ class CooperativeConsumer(Generic[K, V]):
                 raw.timestamp,
                 cast("K", raw.key) if self._key_decoder is None else self._key_decoder(raw.key),
                 cast("V", raw.value) if self._value_decoder is None else self._value_decoder(raw.value),
-                cast("Headers", tuple(raw.headers or ())),
+                tuple(raw.headers or ()),
                 found.attempt,
             )
         except Exception as error:  # noqa: BLE001 (a decoder is the application's and may raise anything)

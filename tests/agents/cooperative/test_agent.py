@@ -149,3 +149,28 @@ def test_values_that_cannot_be_are_refused(option: str, value: Any) -> None:
     app = fs.App("shop")
     with pytest.raises(OptionError, match=option):
         app.cooperative_agent("orders", **{option: value})(handler)
+
+
+def test_a_worker_introduces_its_cooperative_agents(caplog: pytest.LogCaptureFixture) -> None:
+    from flowshare.agents.app import summary
+    from flowshare.cli.worker import introduce
+
+    app = fs.App("shop", broker="memory://")
+    agent = app.cooperative_agent("orders", lease=5, overlap_after=60)(handler)
+    with caplog.at_level("INFO"):
+        introduce(app, 3)
+    line = summary.cooperative_line(agent)
+    assert line in caplog.text
+    assert "cooperative group shop.handler · concurrency 3" in line
+    assert "lease 5 s" in line
+    assert "overlap after 60 s" in line
+    assert agent.describe()["lease"] == 5
+
+
+def test_agents_of_one_group_are_refused() -> None:
+    app = fs.App("shop")
+    app.cooperative_agent("orders", group="g")(handler)
+    with pytest.raises(fs.errors.UsageError, match="share group 'g'"):
+        app.cooperative_agent("other", group="g", name="second")(handler)
+    with pytest.raises(fs.errors.UsageError, match="share group 'g'"):
+        app.share_agent("other", group="g", name="third")(handler)
