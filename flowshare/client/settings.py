@@ -110,6 +110,8 @@ class CooperativeSettings:
     session_timeout, heartbeat_interval, rebalance_timeout, group_instance_id: of its membership in the group, as
         Kafka's consumers have them.
     max_poll_records: records that a poll returns at most, and that are taken ahead in free mode (max.poll.records).
+    max_poll_interval: the longest time between two polls; after it the consumer gives all back and leaves its group,
+        and the next poll joins again (max.poll.interval.ms).
     buffer_records: records of one partition that wait at most; with so many nothing more of it is read.
     fetch_max_bytes, partition_fetch_bytes, fetch_max_wait: bytes of one fetch, of each partition in it, and how long
         the server may hold it (fetch.max.bytes, max.partition.fetch.bytes, fetch.max.wait.ms).
@@ -131,6 +133,7 @@ class CooperativeSettings:
     rebalance_timeout: float = 6.0
     group_instance_id: str | None = None
     max_poll_records: int = 500
+    max_poll_interval: float = 300.0
     buffer_records: int = 2_000
     fetch_max_bytes: int = 50 * MIB
     partition_fetch_bytes: int = MIB
@@ -140,7 +143,14 @@ class CooperativeSettings:
 
     def __post_init__(self) -> None:
         """Raises: TypeError, ValueError."""
-        seconds = ("drain_timeout", "fetch_max_wait", "default_api_timeout", "close_timeout", "heartbeat_interval")
+        seconds = (
+            "drain_timeout",
+            "fetch_max_wait",
+            "default_api_timeout",
+            "close_timeout",
+            "heartbeat_interval",
+            "max_poll_interval",
+        )
         counts = ("max_poll_records", "buffer_records", "fetch_max_bytes", "partition_fetch_bytes", "lease")
         check_settings(self, {**dict.fromkeys(seconds, 0), **dict.fromkeys(counts, 1)})
 

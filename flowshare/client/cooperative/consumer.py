@@ -14,6 +14,7 @@ without a key have no order. One task uses a consumer.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast, overload
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from flowshare.client.cooperative.assigning import Place
     from flowshare.client.cooperative.partitions import Partition, Record
     from flowshare.client.net.link import Connect
-    from flowshare.clock import Clock
+    from flowshare.clock import Clock, TimerHandle
     from flowshare.cooperative.ranges import Pair
     from flowshare.cooperative.types import KeyRanges
 
@@ -44,6 +45,8 @@ FOREVER_S: Final = 3600.0
 WAIT_MIN_S: Final = 0.001
 Named = tuple[str, int, int]
 """Topic, partition and offset."""
+
+logger = logging.getLogger(__name__)
 
 
 class CooperativeConsumer(Generic[K, V]):
@@ -108,6 +111,9 @@ class CooperativeConsumer(Generic[K, V]):
         self._broken: list[RecordError] = []
         self._busy = False
         self._closed = False
+        self._overdue: TimerHandle | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._lives = 0
 
     # --- what it reads ------------------------------------------------------------------------------------------
 
@@ -250,6 +256,9 @@ class CooperativeConsumer(Generic[K, V]):
             return
         self._closed = True
         self._ready.set()
+        if self._overdue is not None:
+            self._overdue.cancel()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
         if self._member is not None:
             await self._member.close()
 
@@ -272,12 +281,14 @@ class CooperativeConsumer(Generic[K, V]):
         return self._member
 
     def _new_member(self) -> CooperativeMember | FreeMember:
+        self._lives += 1
+        again = self._member_id is not None and self._lives > 1  # calls of one id are numbered from its first one on
         common: dict[str, Any] = {
             "group_id": self._group_id,
             "clock": self._clock,
             "topics": self._topics,
             "settings": self._settings,
-            "member_id": self._member_id,
+            "member_id": f"{self._member_id}.{self._lives}" if again else self._member_id,
             "on_ready": self._ready.set,
             "on_lost": self._lost,
         }
@@ -337,10 +348,30 @@ class CooperativeConsumer(Generic[K, V]):
         if self._busy:
             raise IllegalState("a consumer is used by one task at a time")
         self._busy = True
+        if self._overdue is not None:
+            self._overdue.cancel()
         try:
             yield
         finally:
             self._busy = False
+            if not self._closed:
+                self._overdue = self._clock.call_later(self._settings.max_poll_interval, self._late)
+
+    def _late(self) -> None:
+        """The application has not polled for too long: others get what it holds."""
+        member, self._member = self._member, None
+        if member is None:
+            return
+        logger.warning(
+            "no poll for %g s: what the consumer of group %s has in hand goes to others, the next poll joins again; "
+            "poll more often, or raise max_poll_interval",
+            self._settings.max_poll_interval,
+            self._group_id,
+        )
+        self._hand.clear()
+        leaving = asyncio.get_running_loop().create_task(member.close(), name="leave")
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
 
 
 class CooperativeRecord(ShareRecord[K, V]):
