@@ -136,6 +136,8 @@ class CooperativeGroups:
         self._follow = follow
         self._unfollow = unfollow
         self._ends_known = ends_known
+        self._last_epoch = 0
+        """Of a partition that began: one that was deleted and begins again in the same millisecond has a larger one."""
         self._by_log: dict[tuple[str, int], dict[PartitionOwner, None]] = {}
         self._runtime = CoordinatorRuntime[Group](
             "cooperative groups", limit="group.max.groups", clock=clock, budget=budget, size_of=lambda one: one.size
@@ -355,7 +357,8 @@ class CooperativeGroups:
     async def _begin(self, key: PartitionKey, topic: Topic, begin: Begin, left: Stored) -> CooperativePartition:
         """The first state of a partition, written in place of what is left over of another one."""
         stable = await self._begin_at(key, topic, begin)
-        partition = CooperativePartition.new(stable, reset_epoch=self.clock.now_ms())
+        self._last_epoch = max(self.clock.now_ms(), self._last_epoch + 1)
+        partition = CooperativePartition.new(stable, reset_epoch=self._last_epoch)
         writes: dict[bytes, bytes | None] = dict(deletes_of(key.prefix, left))
         writes.update(writes_of(key.prefix, partition.snapshot()))
         progress = partition.progress

@@ -32,7 +32,7 @@ from flowshare.protocol.messages.cooperative import (
     TakenPartition,
     TakenSpan,
 )
-from flowshare.server.cooperative.coordinator import Begin
+from flowshare.server.cooperative.coordinator import MEMBER_BYTES, Begin
 from flowshare.server.cooperative.owner import CLAIM_BYTES, RANGE_BYTES
 from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
@@ -83,6 +83,8 @@ class CooperativeMembers(Family):
         _check_count(sum(len(part.keys) for part in request.partitions), KEY_RANGES_MAX, "ranges of keys")
         _check_once((part.topic_id, part.partition) for part in request.partitions)
         group = self._groups.find(group_id, connection.counts_as())
+        if member not in group.members:
+            self._groups.take(connection.counts_as(), MEMBER_BYTES)
         group.called(member, request.sequence, self._clock.steady_ms() + terms.lease_ms)
         ask = _Hold(self._groups, group, request, terms, connection)
         told = tuple(await _each(ask.hold, request.partitions))

@@ -14,12 +14,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from flowshare.cooperative.partition import DecisionState
 from flowshare.core_errors import CoordinatorNotAvailable
 from flowshare.log.base import UnknownTopic
 from flowshare.protocol.messages.cooperative import STABLE_METADATA, GroupOffset, stable_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from flowshare.clock import Clock
     from flowshare.cooperative.partition import (
@@ -82,8 +83,8 @@ class PartitionOwner:
         self.seen_stored = seen
         self.mirrored = mirror(partition.offsets.stable, partition.offsets.reset_epoch)
         """What was written as the group's ordinary offset last; another one that is there is somebody else's."""
-        self.adopted: GroupOffset | None = None
-        """Somebody else's, at which a decision that is under way begins anew."""
+        self._adoption: tuple[Decision[Any], GroupOffset | None] | None = None
+        """A decision under way that begins anew, and somebody else's offset that it is written over."""
         self._writer = writer
         self._beside = beside
         self._log = log
@@ -181,7 +182,7 @@ class PartitionOwner:
         """As `CooperativePartition.reset`; what somebody else has committed for the group meanwhile counts no more."""
         now_ms = self._begin()
         decision = self.partition.reset(offset, now_ms)
-        self.adopted = self._there()
+        self._adoption = decision, self._there()
         return await self._durable(decision)
 
     async def read(self, *, ranges: bool) -> Read:
@@ -221,16 +222,19 @@ class PartitionOwner:
 
     # --- its ordinary offset ------------------------------------------------------------------------------------
 
-    @property
-    def may_mirror(self) -> bool:
-        """Whether the group's ordinary offset may be written: somebody else's is left until the group begins there."""
-        return self._there() in (None, self.mirrored, self.adopted)
+    def may_mirror(self, decisions: Container[Decision[Any]]) -> bool:
+        """Whether the group's ordinary offset may be written with these decisions: somebody else's is left alone until
+        one of them begins there."""
+        there = self._there()
+        if there is None or there == self.mirrored:
+            return True
+        return self._adoption is not None and self._adoption[0] in decisions and self._adoption[1] == there
 
-    def written(self, stable: GroupOffset | None) -> None:
-        """It was, or it could not be (None)."""
-        self.adopted = None
-        if stable is not None:
-            self.mirrored = stable
+    def written(self, stable: GroupOffset) -> None:
+        """This is the group's ordinary offset now."""
+        self.mirrored = stable
+        if self._adoption is not None and self._adoption[0].state is not DecisionState.UNDER_WAY:
+            self._adoption = None
 
     def _there(self) -> GroupOffset | None:
         return self._beside.committed(self.key.group_id, self.topic, self.key.partition)
@@ -244,14 +248,19 @@ class PartitionOwner:
         if not beside.exact and there.metadata.startswith(STABLE_METADATA):
             self.seen = True
             return
-        if there.offset < 0 or there in (self.mirrored, self.adopted) or self.partition.in_use:
+        if there.offset < 0 or there == self.mirrored or self._adopts(there) or self.partition.in_use:
             return
         logger.info("the group begins anew at offset %d, which was set for it: %s", there.offset, self.key)
         self._stats.resets += 1
         decision = self.partition.reset(there.offset, now_ms)
-        self.adopted = there
+        self._adoption = decision, there
         self._keep(decision)
         self._follow(now_ms)
+
+    def _adopts(self, there: GroupOffset) -> bool:
+        """Whether a decision that is under way begins anew there."""
+        found = self._adoption
+        return found is not None and found[0].state is DecisionState.UNDER_WAY and found[1] == there
 
     # --- inside -------------------------------------------------------------------------------------------------
 

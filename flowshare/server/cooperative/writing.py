@@ -133,13 +133,12 @@ class GroupWriter:
             except BaseException as error:
                 self._give_up(steps, StorageError(f"{type(error).__name__}: {error}"))
                 raise
-        for owner in {step.owner for step in steps}:
-            told = moved.get(owner)
-            owner.written(None if told is None else told.value)
         for step in steps:
             step.owner.partition.confirm(step.decision)
             if not step.told.done():
                 step.told.set_result(None)
+        for owner, told in moved.items():
+            owner.written(told.value)
 
     def _told_of(self, error: Exception) -> Exception:
         """What those are told who wait for a write that failed: it can be tried again."""
@@ -177,10 +176,11 @@ class GroupWriter:
             if owner.seen and not owner.seen_stored:
                 owner.seen_stored = True
                 writes[owner.prefix + SEEN_KEY] = b"\x01"
+        decisions = {step.decision for step in steps}
         moved = {
             owner: StableOffset(owner.topic, owner.key.partition, mirror(*put))
             for owner, put in stable.items()
-            if owner.may_mirror
+            if owner.may_mirror(decisions)
         }
         return writes, moved
 
@@ -189,7 +189,6 @@ class GroupWriter:
         undone: set[Decision[Any]] = set()
         for step in steps:
             undone.update(step.owner.partition.roll_back(step.decision))
-            step.owner.written(None)
             step.owner.seen_stored = False
             step.fail(error)
         behind = [step for step in self._queue if step.decision in undone]

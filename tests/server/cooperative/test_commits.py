@@ -141,6 +141,20 @@ async def test_what_is_not_in_the_log_yet_cannot_be_committed():  # 18
         assert await w.state() == (10, [])
 
 
+async def test_what_lay_behind_an_end_that_the_log_lost_is_taken_back():  # 18
+    async with cooperative(100) as w:
+        m = await holder(w, 60, (70, 80), (90, 95))
+        entry, epoch = m.entry((60, 65)), m.epochs[0]
+
+        w.server._cooperative_groups.cut("t", 0, 75)
+        late = await m.commits(entry)
+
+        assert late.error is ErrorCode.FENCED_STATE_EPOCH
+        assert await w.state() == (60, [(70, 75)])
+        assert await w.offset() == (60, stable_metadata((await m.hold(WHOLE)).reset_epoch))
+        assert m.epochs[0] > epoch
+
+
 async def test_one_stuck_record_and_thousands_done_are_one_range():  # 20
     async with cooperative(2_000) as w:
         m = await holder(w)

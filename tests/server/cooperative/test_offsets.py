@@ -117,6 +117,27 @@ async def test_a_reset_while_somebody_holds_something_waits_until_nobody_does():
         assert (await m.hold(WHOLE)).stable == 20
 
 
+async def test_a_reset_is_followed_once_though_the_state_is_being_written_meanwhile():
+    async with cooperative(100) as w:
+        m, held = w.member("m"), asyncio.Event()
+        await m.hold(WHOLE)
+        await m.commit((0, 50))
+        await w.set_offset(20)
+        w.storage.before_write = held.wait
+        leaving = asyncio.ensure_future(m.leaves())
+        await settle()
+        again = asyncio.ensure_future(w.member("n").hold(WHOLE))
+        await settle()
+        held.set()
+        await leaving
+        first = await again
+
+        assert first.stable == 20
+        assert await w.offset() == (20, stable_metadata(first.reset_epoch))
+        await w.clock.advance(LEASE_MS / 1000)
+        assert (await m.hold(WHOLE)).reset_epoch == first.reset_epoch
+
+
 async def test_a_reset_is_seen_once():
     async with cooperative(100) as w:
         m = w.member("m")
@@ -165,8 +186,8 @@ async def test_a_group_name_that_is_used_again_begins_clean(restarts):  # 24
         await m.commit((0, 50), (60, 70))
         epoch = m.epochs[0]
         await delete(w)
-        await w.clock.advance(0.001)
         if restarts:
+            await w.clock.advance(0.001)
             await w.restart()
             w.again(m)
 
