@@ -10,7 +10,7 @@ import pytest
 from tests.agents.processes import Processes
 from tests.waiting import blocking_pause, blocking_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 APP = """
 import asyncio, os
@@ -52,7 +52,7 @@ def test_twenty_kills_of_the_tracker_lose_nothing_and_a_poisoned_record_has_four
     worker = processes.cli("worker", "shop:app", "--web-port", "0")
     processes.wait_log(worker, "ready after")
     sent: list[bytes] = []
-    for kill in range(20):
+    for kill in range(int(os.environ.get("KILLS", "20"))):
         values = [b"%d-%d" % (kill, index) for index in range(40)]
         processes.send("orders", *values)
         sent += values
