@@ -30,7 +30,7 @@ demo: setup  ## the main job on real data, with a killed worker, ending in a tab
 # in our order, because pytest-xdist puts files with one test last, which are the longest.
 TESTS := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 
-CORES := share groups transactions slots kmq protocol client/session
+CORES := share groups cooperative transactions slots kmq protocol client/session
 
 test: coverage  ## every test that needs nothing but Python, the slow ones too
 	@$(TESTS) -m "not real and not (core and not slow)"
@@ -63,8 +63,9 @@ check-lint:
 check-layers:
 	@$(BIN)/lint-imports --no-cache
 
-scenarios: setup  ## which of the share-group scenarios are shown, which are left and why; proves the runner by flipping
+scenarios: setup  ## which of the scenarios of share groups and cooperative groups are shown, which are left and why; proves the runner by flipping
 	@$(BIN)/python tests/scenarios/report.py
+	@$(BIN)/python -m tests.cooperative.report
 
 mutants: setup  ## plants known bugs one at a time; each must be caught
 	@$(BIN)/python tests/share/mutants.py
@@ -73,7 +74,7 @@ mutants: setup  ## plants known bugs one at a time; each must be caught
 	@$(BIN)/python -m tests.client.session.mutants
 
 bench: setup  ## figures, printed
-	@for b in core server log agent order beyond once; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+	@for b in core cooperative_core server log agent order beyond once; do $(BIN)/python benchmarks/$$b.py || exit 1; done
 
 bench-peers: setup  ## figures beside other clients on a real Kafka, which it starts; needs Java and Maven, 60 minutes
 	@for b in peers native latency; do $(BIN)/python benchmarks/$$b.py || exit 1; done

@@ -25,8 +25,8 @@ _MODULES = {
     "flowshare.agents.handler.send": "Send",
     "flowshare.agents.handler.sinks": "Console Folder Jdbc Produce",
     "flowshare.backend.blocking": "BlockingShareConsumer",
-    "flowshare.backend.broker": "Broker Producer ShareAdmin ShareConsumer",
-    "flowshare.client.settings": "ConsumerSettings ProducerSettings",
+    "flowshare.backend.broker": "Broker CooperativeConsumer Producer ShareAdmin ShareConsumer",
+    "flowshare.client.settings": "ConsumerSettings CooperativeSettings ProducerSettings",
     "flowshare.errors": "FlowshareError",
     "flowshare.share.types": "AcknowledgeType",
 }
@@ -60,10 +60,12 @@ if TYPE_CHECKING:
     from flowshare.agents.handler.sinks import Produce as Produce
     from flowshare.backend.blocking import BlockingShareConsumer as BlockingShareConsumer
     from flowshare.backend.broker import Broker as Broker
+    from flowshare.backend.broker import CooperativeConsumer as CooperativeConsumer
     from flowshare.backend.broker import Producer as Producer
     from flowshare.backend.broker import ShareAdmin as ShareAdmin
     from flowshare.backend.broker import ShareConsumer as ShareConsumer
     from flowshare.client.settings import ConsumerSettings as ConsumerSettings
+    from flowshare.client.settings import CooperativeSettings as CooperativeSettings
     from flowshare.client.settings import ProducerSettings as ProducerSettings
     from flowshare.errors import FlowshareError as FlowshareError
     from flowshare.share.types import AcknowledgeType as AcknowledgeType

@@ -1,5 +1,5 @@
-"""What the cores (`share`, `groups`, `transactions`) raise, under Kafka's names for it: always the peer's or the user's
-fault, never ours (that is AssertionError).
+"""What the cores (`share`, `groups`, `cooperative`, `transactions`) raise, under Kafka's names for it: always the
+peer's or the user's fault, never ours (that is AssertionError).
 
 `protocol/errors.py` holds the table from these to Kafka's error codes. UNKNOWN_PRODUCER_ID has no class: since Kafka
 2.5 a partition that forgot a producer takes its next batch whatever its sequence (KIP-360).
@@ -154,6 +154,17 @@ class GroupSubscribedToTopic(CoreError):
 
 class OffsetMetadataTooLarge(CoreError):
     """More metadata with an offset than the server takes (offset.metadata.max.bytes)."""
+
+
+# --- cooperative groups -----------------------------------------------------------------------------------------------
+
+
+class OffsetOutOfRange(CoreError):
+    """The offset is behind the end of the log, so nobody can have handled it."""
+
+
+class BoundReached(CoreError):
+    """As much is kept as may be; what fills gaps or waits for less still goes. To be tried again later."""
 
 
 # --- producers and transactions ---------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from flowshare.backend.base import BackendError
 from flowshare.backend.url import BrokerUrl, parse_broker
 from flowshare.client.admin import admin
 from flowshare.client.consumer import consumer
+from flowshare.client.cooperative import consumer as cooperative
 from flowshare.client.producer import producer
 from flowshare.clock import LoopClock
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from flowshare.client.consumer.backlog import Decoder
-    from flowshare.client.settings import ConsumerSettings, LinkSettings, ProducerSettings
+    from flowshare.client.settings import ConsumerSettings, CooperativeSettings, LinkSettings, ProducerSettings
     from flowshare.protocol.messages import Connection
 
 K = TypeVar("K")
@@ -161,6 +162,57 @@ class ShareConsumer(_Client, consumer.ShareConsumer[K, V]):
         connect = partial(at.connect, client_id, [group_id])
         super().__init__(connect, group_id=group_id, clock=at.clock, settings=settings, **decoders)
         self.subscribe(topics)
+        at.clients.append(self)
+
+
+class CooperativeConsumer(_Client, cooperative.CooperativeConsumer[K, V]):
+    """A member of a cooperative group: members share partitions by keys, and commit records one by one.
+
+    One task uses it. It joins at its first poll; a new group starts at its `auto_offset_reset` (earliest).
+    """
+
+    @overload
+    def __init__(
+        self: CooperativeConsumer[bytes | None, bytes | None],
+        broker: str | BrokerUrl | Broker,
+        topics: Sequence[str] = (),
+        *,
+        group_id: str,
+        settings: CooperativeSettings | None = None,
+        client_id: str = CLIENT_ID,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        broker: str | BrokerUrl | Broker,
+        topics: Sequence[str] = (),
+        *,
+        group_id: str,
+        settings: CooperativeSettings | None = None,
+        client_id: str = CLIENT_ID,
+        key_decoder: Decoder[K],
+        value_decoder: Decoder[V],
+    ) -> None: ...
+    def __init__(
+        self,
+        broker: str | BrokerUrl | Broker,
+        topics: Sequence[str] = (),
+        *,
+        group_id: str,
+        settings: CooperativeSettings | None = None,
+        client_id: str = CLIENT_ID,
+        **decoders: Any,
+    ) -> None:
+        """topics: none: `assign` says what it reads. Decoders turn bytes (or None) into keys and values.
+
+        Raises: BadBrokerUrl, ValueError (no group), TypeError.
+        """
+        at = self._at(broker)
+        super().__init__(
+            partial(at.connect, client_id), group_id=group_id, clock=at.clock, settings=settings, **decoders
+        )
+        if topics:
+            self.subscribe(topics)
         at.clients.append(self)
 
 

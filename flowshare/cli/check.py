@@ -65,7 +65,8 @@ def examine(app: App) -> list[Finding]:
     from flowshare.agents.app import summary
 
     agents, queues = list(app.share_agents.values()), list(app.kmq_agents.values())
-    findings = [Finding("ok", text) for text in (*map(summary.line, agents), *map(summary.kmq_line, queues))]
+    sharing = map(summary.cooperative_line, app.cooperative_agents.values())
+    findings = [Finding("ok", text) for text in (*map(summary.line, agents), *map(summary.kmq_line, queues), *sharing)]
     findings += _streams(app)
     if not findings:
         findings.append(
@@ -89,7 +90,7 @@ def _streams(app: App) -> list[Finding]:
 
 def _middleware(app: App) -> list[Finding]:
     findings = []
-    for agent in (*app.share_agents.values(), *app.kmq_agents.values()):
+    for agent in (*app.share_agents.values(), *app.kmq_agents.values(), *app.cooperative_agents.values()):
         try:
             _ = agent.middleware
         except Exception as error:  # noqa: BLE001 - what would refuse the start is what we are here to say

@@ -102,7 +102,8 @@ async def _declare(app_path: str, topic: str, session: CommandSession) -> None:
     from flowshare.agents.app.loading import load_app
     from flowshare.agents.feed.setup import declare
 
-    await declare(load_app(app_path).share_agents.values(), topic, session.admin)
+    app = load_app(app_path)
+    await declare((*app.share_agents.values(), *app.cooperative_agents.values()), topic, session.admin)
 
 
 async def _send(
@@ -202,7 +203,9 @@ def _warning(values: Iterator[bytes], topic: str, app_path: str) -> Iterator[byt
     """The values as they are; a warning for the first that an agent of the app cannot decode."""
     from flowshare.agents.app.loading import load_app
 
-    agents = [agent for agent in load_app(app_path).share_agents.values() if topic in agent.topics]
+    app = load_app(app_path)
+    declared = (*app.share_agents.values(), *app.cooperative_agents.values())
+    agents = [agent for agent in declared if topic in agent.topics]
     for value in values:
         for agent in list(agents):
             decode = agent.decoder(topic)

@@ -130,12 +130,14 @@ def introduce(app: App, concurrency: int | None) -> None:
     from flowshare.agents.app import summary
 
     agents, queues = list(app.share_agents.values()), list(app.kmq_agents.values())
-    if not agents and not queues and not app.streams.declared:
+    sharing = list(app.cooperative_agents.values())
+    if not agents and not queues and not sharing and not app.streams.declared:
         raise Failure("the app has no share agent; decorate a function with @app.share_agent('topic')")
-    for agent in (*agents, *queues):
+    for agent in (*agents, *queues, *sharing):
         if concurrency is not None:
             agent.options = replace(agent.options, concurrency=concurrency)
-    for text in (*map(summary.line, agents), *map(summary.kmq_line, queues)):
+    lines = (*map(summary.line, agents), *map(summary.kmq_line, queues), *map(summary.cooperative_line, sharing))
+    for text in lines:
         logger.info("%s", text)
     if app.streams.declared:
         logger.info("Faust's own, in consumer group %s: %s", app.conf.id, ", ".join(app.streams.declared))
@@ -174,7 +176,7 @@ def supervise(
             broker,
             lead=True,
             asked=asked_of(app.share_agents.values()),
-            share_groups=bool(app.share_agents) or not app.kmq_agents,
+            share_groups=bool(app.share_agents or app.cooperative_agents) or not app.kmq_agents,
         )
 
     def pages(supervisor: Supervisor) -> SupervisorPages:

@@ -6,6 +6,7 @@ for a value of another type and ValueError for one that is too small.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -90,6 +91,68 @@ class ConsumerSettings:
         """Raises: TypeError, ValueError."""
         seconds = ("max_poll_interval", "fetch_max_wait", "default_api_timeout")
         check_settings(self, {**dict.fromkeys(seconds, 0), "max_poll_records": 1, "fetch_max_bytes": 1})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CooperativeSettings:
+    """Settings of a member of a cooperative group, and of a `CooperativeConsumer`.
+
+    enable_auto_commit: the next poll commits what the last one returned; else each record is committed by the
+        application (enable.auto.commit).
+    auto_offset_reset: where a partition begins of which the group has committed nothing: `earliest`, `latest`, or
+        `none`: that is an error (auto.offset.reset).
+    isolation_level: `read_committed` hands out no record of a transaction that is open or was aborted
+        (isolation.level).
+    lease: after so long without an answer of the server a member begins nothing, and others get what it holds.
+    drain_mode: what others may do that wait for what this member does not give back in time. `strict`: wait for its
+        lease; `available`: take it after `drain_timeout`, so that two handlers of one key may overlap.
+    shares: whether it takes parts of partitions. unshared_topics: topics of which it takes whole partitions only.
+    session_timeout, heartbeat_interval, rebalance_timeout, group_instance_id: of its membership in the group, as
+        Kafka's consumers have them.
+    max_poll_records: records that a poll returns at most, and that are taken ahead in free mode (max.poll.records).
+    max_poll_interval: the longest time between two polls; after it the consumer gives all back and leaves its group,
+        and the next poll joins again (max.poll.interval.ms).
+    buffer_records: records of one partition that wait at most; with so many nothing more of it is read.
+    fetch_max_bytes, partition_fetch_bytes, fetch_max_wait: bytes of one fetch, of each partition in it, and how long
+        the server may hold it (fetch.max.bytes, max.partition.fetch.bytes, fetch.max.wait.ms).
+    default_api_timeout: how long `commit_sync` waits unless told otherwise (default.api.timeout.ms).
+    close_timeout: how long `close` waits for commits.
+    """
+
+    link: LinkSettings = field(default_factory=LinkSettings)
+    enable_auto_commit: bool = False
+    auto_offset_reset: Literal["earliest", "latest", "none"] = "earliest"
+    isolation_level: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
+    lease: float = 30.0
+    drain_mode: Literal["strict", "available"] = "strict"
+    drain_timeout: float = 60.0
+    shares: bool = True
+    unshared_topics: Sequence[str] = ()
+    session_timeout: float = 10.0
+    heartbeat_interval: float = 1.0
+    rebalance_timeout: float = 6.0
+    group_instance_id: str | None = None
+    max_poll_records: int = 500
+    max_poll_interval: float = 300.0
+    buffer_records: int = 2_000
+    fetch_max_bytes: int = 50 * MIB
+    partition_fetch_bytes: int = MIB
+    fetch_max_wait: float = 0.5
+    default_api_timeout: float = 60.0
+    close_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Raises: TypeError, ValueError."""
+        seconds = (
+            "drain_timeout",
+            "fetch_max_wait",
+            "default_api_timeout",
+            "close_timeout",
+            "heartbeat_interval",
+            "max_poll_interval",
+        )
+        counts = ("max_poll_records", "buffer_records", "fetch_max_bytes", "partition_fetch_bytes", "lease")
+        check_settings(self, {**dict.fromkeys(seconds, 0), **dict.fromkeys(counts, 1)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

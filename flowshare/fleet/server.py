@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.fleet.directory import OF_WORKERS
 from flowshare.fleet.groups.metadata import NoRecords
 from flowshare.protocol.kafka import ApiKey
+from flowshare.server.cooperative.members import CooperativeMembers
+from flowshare.server.cooperative.tools import CooperativeTools
 from flowshare.server.runtime.connection import Table
 from flowshare.server.share.groups import GroupApis
 from flowshare.server.share.offsets import ShareOffsetApis
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from flowshare.fleet.groups.configs import FleetConfigs
     from flowshare.fleet.groups.metadata import FleetMetadata
     from flowshare.log.base import Storage
+    from flowshare.server.cooperative.coordinator import CooperativeGroups
     from flowshare.server.edge.base import Endpoint
     from flowshare.server.runtime.connection import InProcess
     from flowshare.server.security.sasl import Sasl
@@ -52,11 +55,13 @@ class FleetServer:
         configs: FleetConfigs,
         calls: FleetCalls,
         look: Callable[[Collection[str]], Awaitable[object]],
+        cooperative: CooperativeGroups,
     ) -> None:
-        """look: finds topics that are not known here yet, by name."""
+        """look: finds topics that are not known here yet, by name. cooperative: those groups that are this worker's."""
         self._service = service
         self.clock, self.topics = service.clock, service.topics
-        self.authorize, self.stats = service.authorize, service.figures
+        self.authorize = service.authorize
+        self._cooperative = cooperative
         self._directory = directory
         self._calls = calls
         self._handlers = Table(
@@ -65,10 +70,16 @@ class FleetServer:
                 GroupApis(service),
                 configs,
                 ShareOffsetApis(service, storage, look),
+                CooperativeMembers(cooperative),
+                CooperativeTools(cooperative),
                 metadata,
                 NoRecords(),
             )
         )
+
+    def stats(self) -> Mapping[str, Any]:
+        """Counters and gauges, see `Server.stats`."""
+        return {**self._service.figures(), "cooperative": self._cooperative.figures()}
 
     @property
     def config(self) -> ServerConfig:

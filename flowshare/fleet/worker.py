@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.core_errors import InconsistentGroupProtocol
 from flowshare.fleet.directory import Directory, WorkerAddress
 from flowshare.fleet.groups.calls import LEAVING, FleetCalls
 from flowshare.fleet.groups.configs import FleetConfigs
@@ -35,6 +36,9 @@ from flowshare.fleet.state.slot import Slot
 from flowshare.fleet.state.topic import StateTopic, check_formats
 from flowshare.fleet.storage import FleetStorage
 from flowshare.log.base import StorageError, StorageHeld
+from flowshare.server.cooperative.beside import InKafka
+from flowshare.server.cooperative.coordinator import CooperativeGroups
+from flowshare.server.cooperative.stats import Stats
 from flowshare.server.net.limits import ListenerLimits
 from flowshare.server.records.configs import ConfigApis
 from flowshare.server.share.service import ShareService
@@ -125,12 +129,14 @@ class FleetWorker:
             self._limits.close,
             self.settings.close,
             self._contents.close,
+            self._cooperative.close,
             self._service.close_partitions,
             self._service.close_groups,
             self._slot_group.close,
         ):
             self._closing.push_async_callback(close)
         await self._service.start()
+        self._cooperative.start()
         self._limits.start()
         self.settings.start()
 
@@ -228,8 +234,14 @@ class FleetWorker:
         if ends_transactions(self._cluster.api_versions):
             storage.write_outputs(self._cluster, self._topic.name)
         duties = self._build_service(storage)
+        self._cooperative = self._cooperative_groups(storage, duties)
         self._contents = FleetSlotContents(
-            service=self._service, settings=self.settings, groups=self._groups, log=self._log, slots=slots
+            service=self._service,
+            settings=self.settings,
+            groups=self._groups,
+            log=self._log,
+            slots=slots,
+            cooperative=self._cooperative,
         )
         self._build_slots(slots, cached, led)
         self._build_server(storage, duties)
@@ -284,6 +296,31 @@ class FleetWorker:
         self._groups.service = limits.service = self._service
         self.settings.on_change(self._configure)
         return duties
+
+    def _cooperative_groups(self, storage: FleetStorage, duties: FleetDuties) -> CooperativeGroups:
+        """Those of this worker: their members are Kafka's business, and so are their ordinary offsets."""
+
+        def check(group_id: str) -> None:
+            duties.check_coordinator(group_id)
+            if self._service.knows_group(group_id):
+                raise InconsistentGroupProtocol(f"{group_id!r} is a share group; use another group.id")
+
+        groups = CooperativeGroups(
+            storage=storage,
+            topics=self._service.topics,
+            clock=self._clock,
+            beside=InKafka(storage),
+            budget=self._service.budget,
+            stats=Stats(),
+            groups_max=self._options.config.share_groups_max,
+            check=check,
+            exists=self._log.exists,
+            follow=self._log.follow,
+            unfollow=self._log.unfollow,
+            ends_known=False,
+        )
+        self._log.on_cut(groups.cut)
+        return groups
 
     def _configure(self, config: FleetConfig) -> None:
         self._known_groups.configure(config.server)
@@ -357,6 +394,7 @@ class FleetWorker:
             configs=configs,
             calls=self.calls,
             look=self._log.refresh,
+            cooperative=self._cooperative,
         )
 
     def _slot(self, number: int, lost: Callable[[], object]) -> Slot:

@@ -190,6 +190,8 @@ CORE_ERRORS: Final[dict[type[core_errors.CoreError], ErrorCode]] = {
     core_errors.CoordinatorNotAvailable: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     core_errors.GroupSubscribedToTopic: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
     core_errors.OffsetMetadataTooLarge: ErrorCode.OFFSET_METADATA_TOO_LARGE,
+    core_errors.OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
+    core_errors.BoundReached: ErrorCode.THROTTLING_QUOTA_EXCEEDED,
     core_errors.OutOfOrderSequence: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     core_errors.InvalidProducerEpoch: ErrorCode.INVALID_PRODUCER_EPOCH,
     core_errors.ProducerFenced: ErrorCode.PRODUCER_FENCED,

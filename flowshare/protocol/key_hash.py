@@ -1,12 +1,16 @@
-"""What a record's key is to the order of a group: a hash, the same for servers and members.
+"""What a record's key is to those who share a partition: a hash, the same for servers and members.
 
 A server that hands out the first unsettled record of each key only remembers a number for each offset, and members tell
 a key's records apart by the same number. Two keys with one hash wait for each other, which costs time and nothing else.
+
+Members that share a partition by ranges of keys (`flowshare.cooperative`) go by `key_slot_hash`: the hash by which
+Kafka's producers choose partitions, of which ranges, unlike remainders, are even within each partition.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +25,9 @@ NO_ORDER: Final = 0
 """The hash of records that have no key."""
 NAME_MAX: Final = 512
 """Bytes of the keys that are known by themselves where many are remembered."""
+_SEED: Final = 0x9747B28C
+_MULTIPLIER: Final = 0x5BD1E995
+_MASK: Final = 0xFFFFFFFF
 _BY_KEY: Final = "key"
 _BY_HEADER: Final = "header:"
 
@@ -42,6 +49,31 @@ def key_name(key: bytes) -> bytes:
 def name_hash(name: bytes) -> int:
     """The hash of the key with this name."""
     return key_hash(name) if len(name) <= NAME_MAX else int.from_bytes(name[-4:])
+
+
+def murmur2(data: bytes) -> int:
+    """Kafka's murmur2 of `data`, as an unsigned 32-bit number."""
+    length = len(data)
+    value = _SEED ^ length
+    words = length >> 2
+    for word in struct.unpack_from(f"<{words}I", data):
+        mixed = (word * _MULTIPLIER) & _MASK
+        mixed ^= mixed >> 24
+        value = ((value * _MULTIPLIER) & _MASK) ^ ((mixed * _MULTIPLIER) & _MASK)
+    tail = data[words << 2 :]
+    if tail:
+        value ^= int.from_bytes(tail, "little")
+        value = (value * _MULTIPLIER) & _MASK
+    value ^= value >> 13
+    value = (value * _MULTIPLIER) & _MASK
+    return value ^ (value >> 15)
+
+
+def key_slot_hash(key: bytes | None, offset: int) -> int:
+    """The place of a record among the ranges of keys of its partition, from 0 to 2³¹ − 1: murmur2 of its key without
+    the sign; of a record without a key, of its offset as eight bytes, so that those spread, the same for all members.
+    """
+    return murmur2(offset.to_bytes(8) if key is None else key) & 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.groups.consumer_types import ConsumerConfig
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.log.base import StateStore
     from flowshare.log.storage import BrokerStorage
+    from flowshare.server.cooperative.coordinator import CooperativeGroups
+    from flowshare.server.groups.coordinator import Gone
     from flowshare.server.runtime.connection import Family, InProcess
+    from flowshare.server.runtime.state import Write
     from flowshare.server.runtime.topic_index import TopicIndex
     from flowshare.server.security.acls import Authorizer
     from flowshare.share.config import ServerConfig
@@ -97,7 +100,10 @@ class Server:
             settle=self.classic.complete_transaction,
             budget=budget,
         )
+        self._budget = budget
         self._storage = storage
+        self._cooperative_groups: CooperativeGroups | None = None
+        self.classic.beside = self._forget
         self._handlers = self._table(storage)
 
     async def start(self) -> None:
@@ -113,6 +119,8 @@ class Server:
         """
         await self.share.close_groups()
         await self._transactions.close()
+        if self._cooperative_groups is not None:
+            await self._cooperative_groups.close()
         await self.classic.close()
         await self.share.close_partitions()
 
@@ -142,8 +150,11 @@ class Server:
         Beside the fields of `Stats`: groups by state, share sessions, loaded share-partitions, fetches under way,
         connections; per loaded share-partition records in flight, delayed, blocked by another one
         of their key, lapsed locks and redeliveries. offsets_expired: committed offsets of consumer groups.
+        `cooperative`: of cooperative groups, once one of them asked.
         """
-        return {**self.share.figures(), "offsets_expired": self.classic.offsets_expired}
+        figures = {**self.share.figures(), "offsets_expired": self.classic.offsets_expired}
+        groups = self._cooperative_groups
+        return figures if groups is None else {**figures, "cooperative": groups.figures()}
 
     def _table(self, storage: BrokerStorage) -> Table:
         share = self.share
@@ -153,7 +164,23 @@ class Server:
             ConfigApis(share, storage, storage.alter_topic, consumer_groups=self.classic),
             TopicApis(share, storage, self.classic),
         )
-        return Table(families, (self._records, self._share_offsets, self._groups, self._producers, self._states))
+        later = (
+            self._records,
+            self._share_offsets,
+            self._groups,
+            self._producers,
+            self._states,
+            self._cooperative,
+        )
+        return Table(families, later)
+
+    async def _forget(self, group_id: str, partitions: Gone) -> Sequence[Write]:
+        """What goes with committed offsets of a group: its state as a cooperative one."""
+        from flowshare.server.cooperative.store import removal
+
+        if self._cooperative_groups is not None:
+            self._cooperative_groups.forget(group_id, partitions)
+        return await removal(self._storage, group_id, partitions)
 
     # --- what share agents alone never ask for: imported and made at the first of its requests ----------------------
 
@@ -185,3 +212,22 @@ class Server:
         from flowshare.server.share.state_apis import ShareStateApis
 
         return (ShareStateApis(self.share, self._storage),)
+
+    def _cooperative(self) -> Iterable[Family]:
+        from flowshare.server.cooperative.beside import InGroups
+        from flowshare.server.cooperative.coordinator import CooperativeGroups
+        from flowshare.server.cooperative.members import CooperativeMembers
+        from flowshare.server.cooperative.stats import Stats
+        from flowshare.server.cooperative.tools import CooperativeTools
+
+        groups = self._cooperative_groups = CooperativeGroups(
+            storage=self._storage,
+            topics=self.topics,
+            clock=self.clock,
+            beside=InGroups(self.classic),
+            budget=self._budget,
+            stats=Stats(),
+            groups_max=self.classic.config.groups_max,
+        )
+        groups.start()
+        return (CooperativeMembers(groups), CooperativeTools(groups))

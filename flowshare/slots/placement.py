@@ -2,7 +2,8 @@
 
 - A share-partition: by topic and partition alone, so that all groups of a partition have one leader, as in Kafka,
   where metadata names one leader and knows no group. Neighbouring partitions lie in neighbouring slots.
-- A group and its settings: by the group's id.
+- A group and its settings: by the group's id. So is all that is kept of a cooperative group, its partitions' state
+  included: whoever coordinates it decides about all of them.
 - What a slot's leader notes of the slot itself: the key says which slot.
 - Everything else is the fleet's own and lies in the registry slot.
 """
@@ -18,6 +19,7 @@ SLOTS_DEFAULT: Final = 32
 REGISTRY_SLOT: Final = 0
 SHARE_PREFIX: Final = b"s/"
 GROUP_PREFIXES: Final = (b"g/", b"c/")
+COOPERATIVE_PREFIX: Final = b"k/"
 LANES_PREFIX: Final = b"y/"
 SLOT_BYTES: Final = 4
 LENGTH_BYTES: Final = 2
@@ -44,8 +46,19 @@ def share_head(key: bytes) -> bytes:
     return key[: start + int.from_bytes(key[len(SHARE_PREFIX) : start], "big") + TOPIC_BYTES + PARTITION_BYTES]
 
 
+def cooperative_group(key: bytes) -> bytes:
+    """Id of the group that a `COOPERATIVE_PREFIX` key belongs to, as far as it is there.
+
+    k/ <length of group id, 2 bytes> <group id> …
+    """
+    start = len(COOPERATIVE_PREFIX) + LENGTH_BYTES
+    return key[start : start + int.from_bytes(key[len(COOPERATIVE_PREFIX) : start], "big")]
+
+
 def is_whole(prefix: bytes) -> bool:
-    """Whether all state keys that begin so belong to one share-partition."""
+    """Whether all state keys that begin so belong to one share-partition, or to one cooperative group."""
+    if prefix.startswith(COOPERATIVE_PREFIX):
+        return cooperative_group(prefix) == cooperative_group(prefix + b"\xff\xff\xff")
     return prefix.startswith(SHARE_PREFIX) and share_head(prefix) == share_head(prefix + b"\xff")
 
 
@@ -61,6 +74,8 @@ def slot_of_key(key: bytes, slots: int) -> int:
             raise ValueError(f"{key!r} is no key of a share-partition")
         topic_id = uuid.UUID(bytes=head[begin:end])
         return share_slot(topic_id, int.from_bytes(head[end:], "big", signed=True), slots)
+    if key.startswith(COOPERATIVE_PREFIX):
+        return zlib.crc32(cooperative_group(key)) % slots
     if key.startswith(GROUP_PREFIXES):
         return zlib.crc32(key[2:]) % slots
     return REGISTRY_SLOT

@@ -27,11 +27,13 @@ import orjson
 from flowshare.agents.app.app import App
 from flowshare.agents.faust.models import decoder_for
 from flowshare.agents.feed.acknowledgements import Settled
+from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.handler.errors import UndecodableValue, UsageError, nearest
 from flowshare.agents.handler.values import describe
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend.memory import MemoryBackend
 from flowshare.errors import FlowshareError
+from flowshare.protocol.messages.cooperative import CooperativeOffsetsRequest
 from flowshare.testing.clock import LoopTimeClock, ManualClock, settle
 from flowshare.testing.runs import HandlerRun, counted, disorder, is_key, note_runs
 from flowshare.testing.virtual import VirtualTimeLoop
@@ -276,7 +278,7 @@ class Bus:
         return [self._typed(record, channel) for record in self._records.get(name, ())]
 
     def _channel(self, name: str) -> Any:
-        for agent in self.app.share_agents.values():
+        for agent in _agents(self.app).values():
             for channel in (*agent.channels, *agent.options.sink):
                 if not isinstance(channel, str) and channel.get_topic_name() == name:
                     return channel
@@ -303,7 +305,7 @@ class Bus:
         return [DeadLetter(**{field: getattr(record, field) for field in fields}) for record in found]
 
     def _dead_letter_topic(self, agent: Any) -> str:
-        agents = self.app.share_agents
+        agents = _agents(self.app)
         found: Any = agents.get(agent) if isinstance(agent, str) else agent
         if found is None and agent in {one.dead_letter_topic for one in agents.values()}:
             return str(agent)
@@ -312,6 +314,20 @@ class Bus:
         if found.dead_letter_topic is None:
             raise UsageError(f"agent {found.name} has dead_letter=None, so there are no dead letters of it to read")
         return str(found.dead_letter_topic)
+
+    async def _behind(self, agent: ShareAgent) -> int:
+        """How many offsets of a cooperative agent's topics are before their ends and not known as finished."""
+        connection = await self.host.backend.connect("test kit")
+        try:
+            answer = await connection.send(CooperativeOffsetsRequest(group_id=agent.group))
+        finally:
+            await connection.close()
+        stable = {(one.topic, one.partition): one.stable for one in answer.partitions}
+        behind = 0
+        for topic in agent.topics:
+            for number in range((await self.host.admin.describe_topic(topic)).partitions):
+                behind += await self.host.admin.log_end(topic, number) - stable.get((topic, number), 0)
+        return behind
 
     async def _produce(self) -> None:
         queued, self._queued = self._queued, []
@@ -340,6 +356,9 @@ class Bus:
         running = [runtime for runtime in self.host.runtimes.values() if not runtime.paused]
         if not all(runtime.idle for runtime in running):
             return False
+        for runtime in running:
+            if runtime.agent.name in self.app.cooperative_agents and await self._behind(runtime.agent):
+                return False
         groups = {runtime.agent.group for runtime in running}
         return not any(row["backlog"] for row in await self.host.lag() if row["group"] in groups)
 
@@ -405,6 +424,11 @@ def _decoded(value: bytes | None) -> Any:
         return value
 
 
+def _agents(app: App) -> dict[str, ShareAgent]:
+    """The agents that run here, by name."""
+    return {**app.share_agents, **app.cooperative_agents}
+
+
 @asynccontextmanager
 async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
     """Run `app` on a memory log with a clock that does not wait; leaving the block stops it.
@@ -419,7 +443,7 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
         raise UsageError(f"App({app.app_id!r}) runs already; leave its harness or `app.running()` first")
     virtual = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
     clock: ManualClock | LoopTimeClock = LoopTimeClock() if virtual else ManualClock()
-    report = HarnessReport(app.share_agents)
+    report = HarnessReport(_agents(app))
     backend = MemoryBackend(clock=clock)
     await backend.start()
     host = Host(

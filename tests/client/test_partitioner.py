@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowshare.client.producer.message import murmur2, partition_for
+from flowshare.client.producer.message import partition_for
+from flowshare.protocol.key_hash import murmur2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from flowshare.protocol.headers import crc32c
-from flowshare.protocol.key_hash import NAME_MAX, KeyOrder, key_hash, key_name, name_hash
+from flowshare.protocol.key_hash import NAME_MAX, KeyOrder, key_hash, key_name, key_slot_hash, murmur2, name_hash
 
 
 def record(key=None, *headers):
@@ -59,3 +59,16 @@ def test_a_name_is_short_tells_keys_apart_and_has_the_hash_of_its_key():
     assert len(set(names)) == len(keys)
     assert max(map(len, names)) == NAME_MAX + 1
     assert [name_hash(name) for name in names] == [key_hash(key) for key in keys]
+
+
+@pytest.mark.parametrize(("key", "murmur"), [(b"21", -973932308), (b"foobar", -790332482), (b"", 275646681)])
+def test_the_place_of_a_key_is_kafkas_hash_without_its_sign(key, murmur):
+    assert key_slot_hash(key, 7) == murmur & 0x7FFFFFFF
+
+
+def test_records_without_a_key_are_spread_by_their_offsets():
+    places = [key_slot_hash(None, offset) for offset in range(4_000)]
+
+    assert places == [murmur2(offset.to_bytes(8)) & 0x7FFFFFFF for offset in range(4_000)]
+    quarters = [sum(place >> 29 == quarter for place in places) for quarter in range(4)]
+    assert all(900 < count < 1_100 for count in quarters), quarters

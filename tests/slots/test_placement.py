@@ -7,8 +7,9 @@ from collections import Counter
 
 import pytest
 
+from flowshare.server.cooperative.store import PartitionKey, group_prefix
 from flowshare.server.runtime.state import ShareKey
-from flowshare.slots.placement import REGISTRY_SLOT, group_slot, share_slot, slot_of_key
+from flowshare.slots.placement import REGISTRY_SLOT, group_slot, is_whole, share_slot, slot_of_key
 
 TOPIC = uuid.UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
 
@@ -29,6 +30,19 @@ def test_all_keys_of_a_share_partition_lie_in_the_slot_of_its_topic_partition():
 
 def test_a_group_and_its_settings_lie_in_the_groups_slot():
     assert slot_of_key(b"g/orders", 32) == slot_of_key(b"c/orders", 32) == group_slot("orders", 32)
+
+
+@pytest.mark.parametrize("group", ["g", "x" * 300, "größe", "g" * 255])
+def test_all_of_a_cooperative_group_lies_in_the_groups_slot(group):
+    prefix = PartitionKey(group, TOPIC, 7).prefix
+    for key in (group_prefix(group), prefix, prefix + b"\0", prefix + b"\1" + bytes(8)):
+        assert slot_of_key(key, 32) == group_slot(group, 32)
+        assert is_whole(key)
+
+
+def test_what_is_of_several_groups_is_looked_for_in_all_slots():
+    assert not is_whole(b"k/")
+    assert not is_whole(b"k/\0\5ab")
 
 
 def test_the_partitions_of_a_topic_spread_evenly():

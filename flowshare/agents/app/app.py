@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar, Unpack
 
 from flowshare.agents.app.pipeline import SharePipeline
+from flowshare.agents.cooperative.agent import CooperativeAgent, CooperativeArguments
 from flowshare.agents.faust.app import FaustApp
 from flowshare.agents.faust.settings import read_options, read_share, read_web_hosts
 from flowshare.agents.faust.streams import DRAIN_S
@@ -51,6 +52,7 @@ class App(FaustApp):
         self._broker, options = read_options(id, options)
         self.share_agents: dict[str, ShareAgent] = {}
         self.kmq_agents: dict[str, KmqAgent] = {}
+        self.cooperative_agents: dict[str, CooperativeAgent] = {}
         self.pipelines: dict[str, SharePipeline] = {}
         self.middlewares: list[Middleware] = []
         self.sending_thread = SendingThread(self)
@@ -120,10 +122,35 @@ class App(FaustApp):
 
         return decorate
 
+    def cooperative_agent(
+        self, *topics: Any, name: str | None = None, **options: Unpack[CooperativeArguments]
+    ) -> Callable[[Any], CooperativeAgent]:
+        """Make a function an agent of a cooperative group: it is called for every record of the topics, at least once,
+        for the records of one key one after the other.
+
+        topics, name: as for share agents. The options are those of `CooperativeAgent`; one that says nothing in a
+        cooperative group is refused at import, with why.
+        """
+        listed = _listed("cooperative_agent", topics)
+        scope = sys._getframe(1).f_locals  # noqa: SLF001 - types of a handler defined inside a function
+
+        def decorate(fun: Any) -> CooperativeAgent:
+            agent = CooperativeAgent(self, fun, listed, options, self._free_name(fun, name), scope=scope)
+            for other in (*self.kmq_agents.values(), *self.share_agents.values(), *self.cooperative_agents.values()):
+                if other.group == agent.group:
+                    raise UsageError(
+                        f"agents {other.name!r} and {agent.name!r} share group {agent.group!r}: the members of a "
+                        "cooperative group all read the same for the same agent. Give one of them another group=…"
+                    )
+            self.cooperative_agents[agent.name] = agent
+            return agent
+
+        return decorate
+
     def _free_name(self, fun: Any, name: str | None) -> str:
         """The name of a new agent. Raises: UsageError when there is one of this name."""
         found = name or str(getattr(fun, "__name__", type(fun).__name__))
-        if found in self.share_agents or found in self.kmq_agents:
+        if found in self.share_agents or found in self.kmq_agents or found in self.cooperative_agents:
             raise UsageError(f"App({self.app_id!r}) has an agent {found!r} already; give one of them a name=…")
         return found
 
@@ -151,7 +178,7 @@ class App(FaustApp):
         return decorate
 
     def _check_group(self, agent: ShareAgent) -> None:
-        for one in self.kmq_agents.values():
+        for one in (*self.kmq_agents.values(), *self.cooperative_agents.values()):
             if one.group == agent.group:
                 raise UsageError(
                     f"agents {one.name!r} and {agent.name!r} share group {agent.group!r}, which is a consumer group "
@@ -193,7 +220,7 @@ class App(FaustApp):
     def drain_timeout_s(self) -> float:
         """Seconds that handlers get when the process stops: the longest `drain_timeout` of the agents."""
         streams_s = DRAIN_S if self.streams.declared else 0.0
-        agents = (*self.share_agents.values(), *self.kmq_agents.values())
+        agents = (*self.share_agents.values(), *self.kmq_agents.values(), *self.cooperative_agents.values())
         return max([streams_s, *(agent.options.drain_timeout for agent in agents)])
 
     # --- running ------------------------------------------------------------------------------------------------
@@ -232,7 +259,8 @@ class App(FaustApp):
 
         Raises: UsageError when share agents would not run, as nothing of flowshare hosts the app.
         """
-        if self.host is None and (self.share_agents or self.kmq_agents or self.streams.declared):
+        agents = self.share_agents or self.kmq_agents or self.cooperative_agents
+        if self.host is None and (agents or self.streams.declared):
             raise UsageError(
                 f"App({self.app_id!r}) has agents, which Faust's own worker does not run: use `flowshare worker "
                 "module:app`, or `async with app.running():` in a program of your own"

@@ -11,6 +11,7 @@ from flowshare.agents.handler.order import BY_KEY, PARK
 from flowshare.agents.handler.retry import Exponential
 
 if TYPE_CHECKING:
+    from flowshare.agents.cooperative.agent import CooperativeAgent
     from flowshare.agents.kmq.agent import KmqAgent
 
 _SHORT_LOCK_S: Final = 5.0
@@ -61,6 +62,29 @@ def kmq_line(agent: KmqAgent) -> str:
         "timeout none" if options.timeout is None else f"timeout {options.timeout:g} s",
         "with a tracker" if agent.with_tracker else "tracked by `flowshare kmq tracker`",
     ]
+    if options.batch is not None:
+        parts.append(f"batch {options.batch.size} within {options.batch.within_s:g} s")
+    if agent.sinks:
+        parts.append(f"sink {', '.join(agent.sinks)}")
+    if options.rate_limit is not None:
+        parts.append(f"at most {options.rate_limit.per_s:g}/s")
+    return " · ".join(parts)
+
+
+def cooperative_line(agent: CooperativeAgent) -> str:
+    """The settings of an agent of a cooperative group in one line."""
+    facts, options = agent.describe(), agent.options
+    parts = [
+        f"{agent.name} ({facts['handler']}): topics {', '.join(agent.topics)}, shared by keys",
+        f"cooperative group {agent.group}",
+        f"concurrency {options.concurrency}",
+        f"attempts {options.retry.max_attempts}",
+        "timeout none" if options.timeout is None else f"timeout {options.timeout:g} s",
+        f"lease {agent.lease_s:g} s",
+        f"dead letters to {agent.dead_letter_topic}" if agent.dead_letter_topic else "no dead letters",
+    ]
+    if agent.overlap_after_s is not None:
+        parts.append(f"handlers may overlap after {agent.overlap_after_s:g} s")
     if options.batch is not None:
         parts.append(f"batch {options.batch.size} within {options.batch.within_s:g} s")
     if agent.sinks:

@@ -215,16 +215,7 @@ class Feeder:
 
     async def start(self) -> None:
         """Prepare topics and group, join, begin to fetch."""
-        limits = await prepare(self.agent, self._admin, self._capabilities, self._clock, self._allow)
-        side = None if self._delays is None else retry_topic(self.agent.group)
-        member = self._member = new_member(
-            self._connect, self.agent, side, clock=self._clock, member_id=self._member_id
-        )
-        await member.start()
-        await check_order_kept(self.agent, self._admin, self._clock)
-        if not self._capabilities.window_by_count:
-            group = self._fetch_size.group = GroupSize(self.agent, limits.locks, clock=self._clock, admin=self._admin)
-            await group.start()
+        member = await self._joined()
         self._held.follow(member)
         self._acks.start(member)
         if self._completion.settler is not None:
@@ -235,6 +226,20 @@ class Feeder:
         self._stall.start(member)
         if not self._draining:
             self._prefetcher.start(member)
+
+    async def _joined(self) -> Member:
+        """Prepare topics and group, and join."""
+        limits = await prepare(self.agent, self._admin, self._capabilities, self._clock, self._allow)
+        side = None if self._delays is None else retry_topic(self.agent.group)
+        member = self._member = new_member(
+            self._connect, self.agent, side, clock=self._clock, member_id=self._member_id
+        )
+        await member.start()
+        await check_order_kept(self.agent, self._admin, self._clock)
+        if not self._capabilities.window_by_count:
+            group = self._fetch_size.group = GroupSize(self.agent, limits.locks, clock=self._clock, admin=self._admin)
+            await group.start()
+        return member
 
     def pause(self) -> None:
         """Stop fetching, give back what was not begun. Any thread."""
@@ -306,7 +311,7 @@ class Feeder:
         member, self._member = self._member, None
         if member is None:
             return
-        if goes_on and isinstance(member, ShareMember):
+        if goes_on:
             await member.leave_to_locks(unrun=unrun)
         else:
             await member.close(unrun=unrun)

@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from flowshare.client.errors import ClientError
 from flowshare.client.session.arrivals import Arrivals
 from flowshare.client.session.custody import Generations
 from flowshare.client.session.member import ShareMember
+from flowshare.protocol.messages import TopicPartition
 
 if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
@@ -25,7 +26,93 @@ if TYPE_CHECKING:
     from flowshare.client.session.share_session import Plan
     from flowshare.client.session.shell import Late, Told
     from flowshare.clock import Clock
-    from flowshare.protocol.messages import AckBatch, TopicPartition
+    from flowshare.protocol.messages import AckBatch
+
+Unrun = Mapping[TopicPartition, Sequence[tuple[int, int]]]
+
+
+class Member(Protocol):
+    """What the rest of the feed asks of a member: a `ShareMember`, two of them, or one of a cooperative group."""
+
+    @property
+    def member_id(self) -> str:
+        """Its id in the group."""
+        ...
+
+    @property
+    def assignment(self) -> frozenset[TopicIdPartition]:
+        """Partitions that it reads."""
+        ...
+
+    @property
+    def lock_timeout_ms(self) -> int:
+        """How long what it holds is its own without a renewal; 0: not known yet."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Changes when something held may be lost."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing arrives; None when all is well."""
+        ...
+
+    def holds(self, tp: TopicPartition, generation: int) -> bool:
+        """Whether something acquired can still be its own."""
+        ...
+
+    async def start(self) -> None:
+        """Join. Raises: NotConnected, ServerError."""
+
+    async def confirm(self) -> None:
+        """Wait until it is known what is still held. Raises: ClientError."""
+
+    def unsubscribe(self) -> None:
+        """Leave the partitions to others."""
+
+    def ask(self, plan: Plan) -> None:
+        """Begin to acquire. Raises: ServerError, Closed."""
+
+    def on_fetched(self, listener: Callable[[], object] | None) -> None:
+        """Call it when an `ask` has ended."""
+
+    def take_fetched(self) -> list[Fetched]:
+        """What it brought. Raises: ServerError."""
+        ...
+
+    async def last_fetch(self) -> list[Fetched]:
+        """What is on its way, for a member that stops. Raises: ServerError."""
+        ...
+
+    async def acknowledge(
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        *,
+        generation: int | None = None,
+        on_late: Late | None = None,
+    ) -> list[AckResult]:
+        """Say what became of records."""
+        ...
+
+    def begin_acknowledge(
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        told: Told,
+        *,
+        generation: int | None = None,
+        on_late: Late | None = None,
+        rides: bool = False,
+    ) -> None:
+        """The same, for who waits in no task."""
+
+    async def close(self, *, unrun: Unrun | None = None) -> None:
+        """Give back and leave."""
+
+    async def leave_to_locks(self, *, unrun: Unrun) -> None:
+        """Leave while handlers go on: what they hold is left to its locks."""
+
 
 RETRY_RECORDS_MAX: Final = 100
 """Records of the retry topic that one fetch asks for."""
@@ -178,10 +265,10 @@ class MemberPair:
         """Who acquired it: the connection's number says."""
         return self._retry if generation is not None and self._retry.acquired_over(generation) else self._main
 
-    async def close(self, *, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]] | None = None) -> None:
+    async def close(self, *, unrun: Unrun | None = None) -> None:
         """Leave with both."""
         await asyncio.gather(self._main.close(unrun=unrun), self._retry.close(unrun=unrun))
 
-
-Member = ShareMember | MemberPair
-"""What the rest of the feed asks of a member."""
+    async def leave_to_locks(self, *, unrun: Unrun) -> None:
+        """As `close`: brokers give what is held to others."""
+        await self.close(unrun=unrun)

@@ -176,6 +176,8 @@ class Reader:
     def _decode(self, part: Fetched, bytes_max: int) -> RawDecoded | None:
         """The records; offsets without one are acknowledged here."""
         key = (part.tp, part.generation)
+        if part.read is not None:
+            return part.read
         try:
             with collector_paused():
                 decoded = decode_raw(part.records, part.acquired, bytes_max=bytes_max, last=self._last_batch)

@@ -37,6 +37,7 @@ from flowshare.garbage import Tuning
 from flowshare.optimized import refusal
 
 if TYPE_CHECKING:
+    from flowshare.agents.cooperative.agent import CooperativeAgent
     from flowshare.agents.feed.acknowledgements import Observer
     from flowshare.agents.handler.agent import ShareAgent
     from flowshare.agents.host.candidate import LeaseCandidate
@@ -78,6 +79,7 @@ class HostedApp(Protocol):
     lease_guard: LeaseGuard
     share_agents: dict[str, ShareAgent]
     kmq_agents: dict[str, KmqAgent]
+    cooperative_agents: dict[str, CooperativeAgent]
 
     @property
     def streams(self) -> HostedStreams:
@@ -376,7 +378,7 @@ class Host:
                 patience_s=self.settings.patience_s,
                 lead=self.settings.lead,
                 asked=asked_of(self.app.share_agents.values()),
-                share_groups=bool(self.app.share_agents) or not self.app.kmq_agents,
+                share_groups=bool(self.app.share_agents or self.app.cooperative_agents) or not self.app.kmq_agents,
             )
             self._backend.on_lost(self._lose)
             await self._backend.start()
@@ -446,6 +448,8 @@ class Host:
         )
         for name, agent in self.app.share_agents.items():
             self.runtimes[name] = AgentRuntime(agent, environment, observer=self._observer, member_id=ids.get(name))
+        for name, agent in self.app.cooperative_agents.items():
+            self.runtimes[name] = AgentRuntime(agent, environment, observer=self._observer)
         for name, queue_agent in self.app.kmq_agents.items() if self.settings.kmq else ():
             self.runtimes[name] = AgentRuntime(queue_agent, environment, observer=self._observer)
         try:

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.agents.cooperative.agent import CooperativeAgent
 from flowshare.agents.feed.acknowledgements import Observer
 from flowshare.agents.feed.feeder import Feeder
 from flowshare.agents.handler.agent import ShareAgent
@@ -54,6 +55,8 @@ class AgentRuntime:
         self._feeder: Feeder | KmqFeeder = (
             _kmq_feeder(agent, self._pool, environment, observer=observer)
             if isinstance(agent, KmqAgent)
+            else _cooperative_feeder(agent, self._pool, environment, observer=observer, member_id=member_id)
+            if isinstance(agent, CooperativeAgent)
             else Feeder(agent, self._pool, environment, observer=observer, member_id=member_id)
         )
 
@@ -191,3 +194,17 @@ def _kmq_feeder(agent: KmqAgent, pool: Pool, environment: Environment, *, observ
     from flowshare.agents.kmq.feeder import KmqFeeder
 
     return KmqFeeder(agent, pool, environment, observer=observer)
+
+
+def _cooperative_feeder(
+    agent: CooperativeAgent,
+    pool: Pool,
+    environment: Environment,
+    *,
+    observer: Observer | None,
+    member_id: str | None,
+) -> Feeder:
+    """The same for cooperative groups."""
+    from flowshare.agents.cooperative.feeder import CooperativeFeeder
+
+    return CooperativeFeeder(agent, pool, environment, observer=observer, member_id=member_id)

@@ -102,6 +102,8 @@ class TcpConnection:
             return cast("R", await self._place(request))
         if self.is_flowshare and isinstance(request, CreatePartitionsRequest) and request.breaks_order:
             return cast("R", await self._grow(request))
+        if request.call is not None:
+            return cast("R", await self._private(request))
         answer: Any = await self._begin(request, asyncio.get_running_loop().create_future())
         if self.is_flowshare and isinstance(answer, DescribeShareGroupOffsetsResponse) and not answer.error:
             answer = await self._with_own_fields(request, answer)
@@ -221,6 +223,15 @@ class TcpConnection:
         except ServerError as error:
             return TopicResult(topic=request.name, error=error.code, message=str(error))
         return TopicResult(topic=request.name)
+
+    async def _private(self, request: Any) -> Any:
+        from flowshare.protocol.cooperative_codec import CALLS
+
+        call = CALLS[request.call]
+        try:
+            return call.read_answer(await self.call(request.call, **call.request(request)))
+        except ServerError as error:
+            return call.refused(error=error.code, message=str(error))
 
     def _version(self, codec: Codec, request: Any) -> int:
         """The highest common version. Raises: Unsupported."""

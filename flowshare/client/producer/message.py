@@ -8,7 +8,6 @@ the producer, a batch at a time (KIP-794).
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, cast
@@ -16,14 +15,12 @@ from typing import Any, Final, NamedTuple, cast
 from flowshare.client.arguments import check_argument, fits
 from flowshare.client.errors import RecordTooLarge
 from flowshare.client.producer.batching import RECORD_OVERHEAD
+from flowshare.protocol.key_hash import murmur2
 
 Headers = Sequence[tuple[str, bytes | None]]
 BATCH_OVERHEAD: Final = 61
 TIMESTAMP_MAX: Final = 253_402_300_800
 """Seconds from 1970 to the year 10000. What lies behind it was meant in milliseconds."""
-SEED: Final = 0x9747B28C
-MULTIPLIER: Final = 0x5BD1E995
-MASK: Final = 0xFFFFFFFF
 KEYS_KEPT: Final = 16_384
 
 
@@ -118,24 +115,6 @@ def no_timestamp(given: Any, topic: str) -> str:
     if fits(given, float):
         return f"{text}; so many are behind the year 9999: divide milliseconds by 1000"
     return f"{text}; of a datetime: its timestamp()" if isinstance(given, datetime) else text
-
-
-def murmur2(data: bytes) -> int:
-    """Kafka's murmur2 of `data`, as an unsigned 32-bit number."""
-    length = len(data)
-    value = SEED ^ length
-    words = length >> 2
-    for word in struct.unpack_from(f"<{words}I", data):
-        mixed = (word * MULTIPLIER) & MASK
-        mixed ^= mixed >> 24
-        value = ((value * MULTIPLIER) & MASK) ^ ((mixed * MULTIPLIER) & MASK)
-    tail = data[words << 2 :]
-    if tail:
-        value ^= int.from_bytes(tail, "little")
-        value = (value * MULTIPLIER) & MASK
-    value ^= value >> 13
-    value = (value * MULTIPLIER) & MASK
-    return value ^ (value >> 15)
 
 
 @functools.lru_cache(maxsize=KEYS_KEPT)

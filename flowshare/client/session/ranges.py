@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Iterable, Iterator, Sequence
 
+    from flowshare.protocol.decoding import RawDecoded
     from flowshare.protocol.messages import AckBatch, RefusedOutput
     from flowshare.share.types import AcquiredRange
 
@@ -24,7 +25,8 @@ class Fetched(NamedTuple):
     first lock may lapse, in the clock's monotonic seconds. `generation` is the connection's number: hand it to
     `acknowledge`, and what was held over a connection that is gone is not acknowledged by mistake. `fence`:
     generation of the load, and what is added to an offset for its serial number; None: the group has no order.
-    `following`: as `FetchedPartition.following`.
+    `following`: as `FetchedPartition.following`. `read`: the records, where they were read before; `records` is empty
+    then.
     """
 
     topic: str
@@ -36,6 +38,7 @@ class Fetched(NamedTuple):
     generation: int
     fence: tuple[int, int] | None = None
     following: tuple[tuple[int, int], ...] = ()
+    read: RawDecoded | None = None
 
     @property
     def tp(self) -> TopicPartition:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from flowshare.fleet.groups.settings import FleetSettings
     from flowshare.fleet.log.kafka_log import KafkaLog
     from flowshare.log.base import Topic
+    from flowshare.server.cooperative.coordinator import CooperativeGroups
     from flowshare.server.runtime.state import ShareKey
     from flowshare.server.share.service import ShareService
     from flowshare.share.config import GroupConfig
@@ -189,9 +190,17 @@ class FleetSlotContents:
     """Settings, groups and share-partitions of a worker."""
 
     def __init__(
-        self, *, service: ShareService, settings: FleetSettings, groups: FleetGroups, log: KafkaLog, slots: int
+        self,
+        *,
+        service: ShareService,
+        settings: FleetSettings,
+        groups: FleetGroups,
+        log: KafkaLog,
+        slots: int,
+        cooperative: CooperativeGroups,
     ) -> None:
         self._service = service
+        self._cooperative = cooperative
         self._settings = settings
         self._groups = groups
         self._log = log
@@ -223,7 +232,9 @@ class FleetSlotContents:
         return frozenset[str]().union(*(groups[group_id].subscribed for group_id in taken if group_id in groups))
 
     async def lay_down(self, slot: int) -> None:
-        """Serve it no more; what is queued is written, if it still can be."""
+        """Serve it no more; what is queued is written, if it still can be. Of cooperative groups it is refused: their
+        members say it again, to the next one."""
+        self._cooperative.lay_down(lambda group_id: group_slot(group_id, self._slots) == slot)
         await self._service.lay_down(
             groups=lambda group_id: group_slot(group_id, self._slots) == slot,
             share_partitions=lambda key: share_slot(key.topic_id, key.partition, self._slots) == slot,
@@ -293,6 +304,7 @@ class FleetSlotContents:
     async def _forget(self, topic_id: uuid.UUID) -> None:
         try:
             await self._service.coordinator.topic_deleted(topic_id)
+            await self._cooperative.topic_gone(topic_id)
         except LogError as error:
             logger.warning("state of a topic that was made anew is left: %s id=%s", error, topic_id)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from flowshare.protocol.declaration import Api
     from flowshare.protocol.messages.classic import *  # noqa: F403
     from flowshare.protocol.messages.consumer import *  # noqa: F403
+    from flowshare.protocol.messages.cooperative import *  # noqa: F403
     from flowshare.protocol.messages.groups import *  # noqa: F403
     from flowshare.protocol.messages.records import *  # noqa: F403
     from flowshare.protocol.messages.security import *  # noqa: F403
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages.topics import *  # noqa: F403
     from flowshare.protocol.messages.transactions import *  # noqa: F403
 
-FAMILIES: Final = ("share", "topics", "groups", "records", "state", "classic", "consumer", "transactions", "security")
+FAMILIES: Final = (
+    "share", "topics", "groups", "records", "state", "classic", "consumer", "transactions", "security", "cooperative",
+)  # fmt: skip
 """What all share agents speak of is first."""
 
 

@@ -34,6 +34,8 @@ class Request(Generic[R_co]):
     """The API that it asks; None: it is flowshare's own, or asked within a process only."""
     route: ClassVar[Route | None] = None
     """Where it goes where it has no API; None: anywhere."""
+    call: ClassVar[str | None] = None
+    """Under which name it crosses a socket as one of flowshare's own calls (`protocol.cooperative_codec`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

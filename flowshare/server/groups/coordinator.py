@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -51,7 +52,7 @@ from flowshare.server.runtime.turns import Turns
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from flowshare.clock import Clock
     from flowshare.groups.offsets import OffsetChange
@@ -70,6 +71,9 @@ LATE_MS: Final = 500
 """Who looks later than that after its members has not heard of them either."""
 SOON_MS: Final = 3_000
 """So much longer they have then."""
+
+Gone = Sequence[tuple["uuid.UUID", int]] | None
+"""Partitions, by topic id, of which a group's committed offset goes; None: the group goes with all it has."""
 
 
 @dataclass(slots=True)
@@ -140,6 +144,9 @@ class ConsumerGroups:
         self.take = self._runtime.take
         self.is_share_group = is_share_group
         self._damage = Damage()
+        self.beside: Callable[[str, Gone], Awaitable[Sequence[Write]]] = _nothing_beside
+        """Asked when committed offsets of a group go: what is written in one piece with that, because it goes with
+        them. The group's lock is held."""
 
     def __contains__(self, group_id: str) -> bool:
         """Whether the id belongs to a consumer group."""
@@ -380,16 +387,23 @@ class ConsumerGroups:
             entry.outdated = []
 
     async def write_offsets(
-        self, entry: GroupEntry, changes: Iterable[OffsetChange], check: Callable[[], None] = lambda: None
+        self,
+        entry: GroupEntry,
+        changes: Iterable[OffsetChange],
+        check: Callable[[], None] = lambda: None,
+        beside: Sequence[Write] = (),
     ) -> None:
         """Write and apply what was decided; the caller holds the entry's lock.
 
         Others run while the bytes are made. check: asked when nothing is left to do before the write; raises what
-        speaks against it by then.
+        speaks against it by then. beside: written in one piece with it.
 
         Raises: CoordinatorNotAvailable, whatever `check` does
         """
         decided, writes = await self._encoded(entry, changes)
+        writes += beside
+        if gone := _gone(entry, decided):
+            writes += await self.beside(entry.group.group_id, gone)
         if not self.holds(entry):
             raise CoordinatorNotAvailable(f"group {entry.group.group_id} was deleted meanwhile; try again")
         check()
@@ -421,8 +435,9 @@ class ConsumerGroups:
         Raises: GroupIdNotFound, NonEmptyGroup, LogError
         """
         if group_id in self._damage:
+            beside = await self.beside(group_id, None)
             damaged = [(key, None) for key in self._damage.keys(group_id)]
-            await self.storage.write([*await everything_of(self.storage, group_id), *damaged])
+            await self.storage.write([*await everything_of(self.storage, group_id), *damaged, *beside])
             self._damage.forget(group_id)
             return
         entry = self.find(group_id)
@@ -436,6 +451,7 @@ class ConsumerGroups:
     async def delete_locked(self, entry: GroupEntry) -> None:
         """Delete a group; the caller holds the entry's lock. Raises: GroupIdNotFound, NonEmptyGroup, LogError."""
         group_id = entry.group.group_id
+        beside = await self.beside(group_id, None) if entry.offsets else ()
         # Nothing is awaited from its end to the write: whoever makes the group anew writes behind that.
         _, offsets = await self._encoded(entry, entry.offsets.clear())
         if not self.holds(entry):
@@ -445,7 +461,7 @@ class ConsumerGroups:
         del self.entries[group_id]  # first: who joins from now on makes a new group
         left = group.unwritten() if isinstance(group, ConsumerGroup) else {}
         try:
-            await self.storage.write([*entry.outdated, *group_removal(group_id, left), *offsets])
+            await self.storage.write([*entry.outdated, *group_removal(group_id, left), *offsets, *beside])
         except LogError:
             again = group.revive(left) if isinstance(group, ConsumerGroup) else self._revived(group)
             self.entries.setdefault(group_id, GroupEntry(again, entry.offsets, outdated=entry.outdated))
@@ -553,3 +569,14 @@ def _listed(group: ClassicGroup | ConsumerGroup) -> ListedGroup:
         return ListedGroup(group_id=group.group_id, state=group.state, type="consumer", protocol_type=CONSUMER)
     kind = group.protocol_type or ""
     return ListedGroup(group_id=group.group_id, state=group.state.value, type="classic", protocol_type=kind)
+
+
+async def _nothing_beside(_: str, __: Gone) -> Sequence[Write]:
+    return ()
+
+
+def _gone(entry: GroupEntry, decided: Iterable[OffsetChange]) -> list[tuple[uuid.UUID, int]]:
+    """Partitions of which a committed offset is to go, by the ids of their topics."""
+    committed = entry.offsets.committed
+    found = [one.partition for one in decided if one.value is None and one.producer is None]
+    return [(committed[partition].topic_id, partition.number) for partition in found if partition in committed]

@@ -71,7 +71,7 @@ class ShareService:
         self._storage = storage
         self.stats = Stats()
         self.topics = TopicIndex(storage)
-        self._budget = budget or StateBudget(config.coordinator_state_bytes)
+        self.budget = budget or StateBudget(config.coordinator_state_bytes)
         self.damage = Damage()
         self.configs = GroupConfigs(storage, config, self.damage)
         self.duties = duties or Duties(
@@ -119,7 +119,7 @@ class ShareService:
             damage=self.damage,
             return_grace_ms=config.return_grace_ms,
             groups_max=config.share_groups_max,
-            budget=self._budget,
+            budget=self.budget,
             is_other_group=is_other_group,
             members_resume=members_resume,
         )
@@ -145,7 +145,7 @@ class ShareService:
         self.config = config
         self.configs.configure(config)
         self._dead_letters.auto_create = config.dead_letter_auto_create
-        self._budget.configure(config.coordinator_state_bytes)
+        self.budget.configure(config.coordinator_state_bytes)
         self.sessions.configure(
             sessions_max=config.share_sessions_max, connection_sessions_max=config.connection_share_sessions_max
         )

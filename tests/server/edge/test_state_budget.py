@@ -92,7 +92,7 @@ async def add(socket, who, count):
 
 def counted_anew(e):
     """As if a second had gone by since all was counted."""
-    e.server.share._budget.came()
+    e.server.share.budget.came()
 
 
 async def test_members_metadata_takes_only_what_is_left():

@@ -1,0 +1,1 @@
+"""A cooperative agent: more workers than partitions, and each customer with one worker at a time."""

@@ -1,0 +1,133 @@
+"""`CooperativeAgent`: a decorated function in a cooperative group, and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final, TypedDict
+
+from flowshare.agents.handler.agent import Application, ShareAgent
+from flowshare.agents.handler.errors import OptionError, refuse_unknown
+from flowshare.agents.handler.options import AgentOptions
+from flowshare.agents.handler.order import BY_KEY
+from flowshare.agents.handler.retry import Seconds, seconds
+from flowshare.client.settings import CooperativeSettings
+from flowshare.cooperative.types import LEASE_MS, LEASE_MS_MAX, LEASE_MS_MIN
+
+OWN: Final = ("lease", "overlap_after", "shares")
+REFUSED: Final = {
+    "order": "records of one key always run one after the other there; leave it out",
+    "lock_duration": "members hold keys, not records: lease=… says how long after a worker's death others get its keys",
+    "renew": "a worker renews its keys as long as it lives, whatever its handlers do",
+    "max_in_flight": "nobody counts what all members hold together: lower concurrency",
+    "priority": "each key goes on in the order of the log, so that a retry comes before what is behind it",
+    "after_dead_letter": "keys cannot be parked in a cooperative group: a key goes on after a dead letter",
+    "exactly_once": "commits are not written in one step with outputs there: use a share agent with order='key'",
+    "at_most_once": "a record is committed when its handler has ended there: use a share agent",
+}
+"""Options of share agents that say nothing here, and why."""
+
+
+class CooperativeArguments(TypedDict, total=False):
+    """What `@app.cooperative_agent` takes besides topics and a name, for type checkers."""
+
+    lease: Seconds
+    overlap_after: Seconds | None
+    shares: bool
+    group: str | None
+    start: str
+    concurrency: int
+    retry: Any
+    timeout: Seconds | None
+    dead_letter: Any
+    drain_timeout: Seconds
+    reject: Any
+    sink: Any
+    batch: Any
+    rate_limit: Any
+    middleware: Any
+
+
+class CooperativeAgent(ShareAgent):
+    """One agent of an app in a cooperative group. Made by `@app.cooperative_agent`; calling it calls the function.
+
+    lease: seconds after a worker's death until others get its keys (1 to 600). overlap_after: seconds after which
+    another worker may take a key that it is to have from a handler that does not end, so that two may overlap; None: it
+    waits. shares: whether this member takes parts of partitions. The other options are those of `AgentOptions`; `group`
+    is a consumer group here.
+    """
+
+    in_share_group = False
+
+    def __init__(
+        self,
+        app: Application,
+        fun: Callable[..., Any],
+        topics: Sequence[Any],
+        options: Mapping[str, Any],
+        name: str,
+        *,
+        scope: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Raises: OptionError, AnnotationError, UsageError with what to change."""
+        what = f"cooperative agent {name}:"
+        for option in options:
+            if option in REFUSED:
+                raise OptionError(f"{what} {option} says nothing in a cooperative group: {REFUSED[option]}")
+        known = [*OWN, *(one.name for one in fields(AgentOptions) if one.name not in REFUSED)]
+        refuse_unknown(what, options, known)
+        self.lease_s = _lease(what, options.get("lease", LEASE_MS / 1000))
+        self.overlap_after_s = _overlap_after(what, options.get("overlap_after"))
+        self.shares = _flag(what, options.get("shares", True))
+        if options.get("start", "earliest") not in ("earliest", "latest"):
+            raise OptionError(f"{what} start takes 'earliest' or 'latest'")
+        common = {key: value for key, value in options.items() if key not in OWN}
+        super().__init__(app, fun, topics, {**common, "order": BY_KEY}, name, scope=scope)
+
+    def __repr__(self) -> str:
+        return f"<CooperativeAgent {self.name} of {', '.join(self.topics)}, group {self.group}>"
+
+    def describe(self) -> dict[str, Any]:
+        """The agent's settings by name."""
+        facts = {
+            key: value for key, value in super().describe().items() if key not in ("lock_duration", "exactly_once")
+        }
+        return {**facts, "lease": self.lease_s, "overlap_after": self.overlap_after_s, "shares": self.shares}
+
+    @property
+    def member_settings(self) -> CooperativeSettings:
+        """Of its member."""
+        overlap_s = self.overlap_after_s
+        return CooperativeSettings(
+            auto_offset_reset="latest" if self.options.start == "latest" else "earliest",
+            lease=self.lease_s,
+            drain_mode="strict" if overlap_s is None else "available",
+            drain_timeout=0.0 if overlap_s is None else overlap_s,
+            shares=self.shares,
+        )
+
+
+def _lease(what: str, value: Any) -> float:
+    found = _seconds(what, value, "lease")
+    if not LEASE_MS_MIN / 1000 <= found <= LEASE_MS_MAX / 1000:
+        raise OptionError(
+            f"{what} lease takes {LEASE_MS_MIN / 1000:g} to {LEASE_MS_MAX / 1000:g} seconds, not {found:g}"
+        )
+    return found
+
+
+def _overlap_after(what: str, value: Any) -> float | None:
+    return None if value is None else _seconds(what, value, "overlap_after")
+
+
+def _flag(what: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{what} shares takes True or False, not {value!r}")
+    return value
+
+
+def _seconds(what: str, value: Any, name: str) -> float:
+    try:
+        return seconds(value, name)
+    except OptionError as error:
+        raise OptionError(f"{what} {error}") from None

@@ -1,0 +1,351 @@
+"""`CooperativeFeed`: an agent's member of a cooperative group, as the rest of the feed asks of one.
+
+What a server decides for a member of a share group is decided here: which records come next, in the order of each key,
+how late a released one comes again, and whether what is acknowledged is still the member's.
+
+    the feed says         here
+    ask                   records are begun, as soon as there are some (`CooperativeMember.take`)
+    ACCEPT, REJECT, GAP   the record is finished; answered when it is committed
+    RELEASE               it waits for its time, its key with it
+    RENEW                 answered at once: the keys are renewed as long as the process lives
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from flowshare.client.cooperative.member import CooperativeMember
+from flowshare.client.session.arrivals import Arrivals
+from flowshare.client.session.ranges import AckResult, Fetched, TopicIdPartition
+from flowshare.protocol.decoding import RawDecoded
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import TopicPartition
+from flowshare.share.types import AcknowledgeType, AcquiredRange
+
+if TYPE_CHECKING:
+    from flowshare.agents.cooperative.agent import CooperativeAgent
+    from flowshare.agents.feed.members import Unrun
+    from flowshare.client.cooperative.partitions import Partition, Record
+    from flowshare.client.net.link import Connect
+    from flowshare.client.session.share_session import Plan
+    from flowshare.client.session.shell import Late, Told
+    from flowshare.clock import Clock, TimerHandle
+    from flowshare.protocol.messages import AckBatch
+
+WAIT_MIN_S: Final = 0.001
+LOST: Final = "the keys are another member's now"
+UNKNOWN: Final = "outcome unknown: the lease ended before the commit was answered"
+
+
+class _Answer:
+    """What is told when all of its commits are answered."""
+
+    __slots__ = ("pending", "results", "told")
+
+    def __init__(self, told: Told) -> None:
+        self.told = told
+        self.results: list[AckResult] = []
+        self.pending: list[tuple[Partition, int, set[int]]] = []
+
+
+class CooperativeFeed:
+    """One member. Everything on the service loop."""
+
+    def __init__(
+        self, connect: Connect, agent: CooperativeAgent, *, clock: Clock, member_id: str | None = None
+    ) -> None:
+        self._clock = clock
+        self._settings = agent.member_settings
+        self._member = CooperativeMember(
+            connect,
+            group_id=agent.group,
+            clock=clock,
+            topics=agent.topics,
+            settings=self._settings,
+            member_id=member_id,
+            on_ready=self._changed,
+            on_lost=self._lost,
+        )
+        self._arrivals = Arrivals()
+        self._plan: Plan | None = None
+        self._ends: TimerHandle | None = None
+        self._due: TimerHandle | None = None
+        self._looks = False
+        self._in_hand: dict[tuple[TopicPartition, int], tuple[Partition, Record]] = {}
+        self._answers: list[_Answer] = []
+        self._losses = 0
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    @property
+    def member_id(self) -> str:
+        """What the server knows it by."""
+        return self._member.member_id
+
+    @property
+    def assignment(self) -> frozenset[TopicIdPartition]:
+        """Partitions that it holds keys of."""
+        return frozenset(
+            TopicIdPartition(*one.place, one.topic_id) for one in self._member.partitions if one.scan.pieces
+        )
+
+    @property
+    def lock_timeout_ms(self) -> int:
+        """How long what it holds is its own without an answer of the server."""
+        return round(self._settings.lease * 1000)
+
+    @property
+    def generation(self) -> int:
+        """Changes when something in hand was lost."""
+        return self._losses
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing arrives, in words."""
+        return self._member.trouble
+
+    def holds(self, tp: TopicPartition, generation: int) -> bool:
+        """Whether what was begun in this life of the partition can still be the member's."""
+        partition = self._member.partitions.of(*tp)
+        return partition is not None and partition.scan.lives == generation
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to join; who waits for records waits for that, too. Raises: Closed."""
+        self._member.start()
+
+    async def confirm(self) -> None:
+        """Wait until the server has said what is still held. Raises: Closed."""
+        await self._member.confirm()
+
+    def unsubscribe(self) -> None:
+        """Begin nothing new, and leave what is finished to others."""
+        self._member.drain()
+
+    async def close(self, *, unrun: Unrun | None = None) -> None:
+        """Give back what was not run, commit the rest, leave."""
+        self._end_plan()
+        for tp, ranges in (unrun or {}).items():
+            for offset in (offset for first, last in ranges for offset in range(first, last + 1)):
+                found = self._in_hand.pop((tp, offset), None)
+                if found is not None:
+                    self._member.give_back(*found, unrun=True)
+        await self._member.close()
+
+    async def leave_to_locks(self, *, unrun: Unrun) -> None:
+        """As `close`, while handlers go on that cannot be ended: their keys are free when the lease ends."""
+        del unrun
+        self._end_plan()
+        await self._member.close(release=False)
+
+    # --- records ------------------------------------------------------------------------------------------------
+
+    def ask(self, plan: Plan) -> None:
+        """Begin records as soon as there are some, or tell of none when the plan's time is over."""
+        self._plan = plan
+        self._ends = self._clock.call_later(plan.max_wait_s, self._nothing)
+        self._look()
+
+    def on_fetched(self, listener: Callable[[], object] | None) -> None:
+        """As `ShareMember.on_fetched`."""
+        self._arrivals.listener = listener
+        if listener is not None and self._arrivals.ready:
+            listener()
+
+    def take_fetched(self) -> list[Fetched]:
+        """What came of the last `ask`."""
+        return self._arrivals.take()
+
+    async def last_fetch(self) -> list[Fetched]:
+        """The same, for a member that stops: nothing more is begun."""
+        self._end_plan()
+        return self._arrivals.take()
+
+    def _changed(self) -> None:
+        """Something was read, held, lost or committed."""
+        if self._answers:
+            self._settle()
+        if self._plan is not None:
+            self._look()
+
+    def _look(self) -> None:
+        """See in the next turn of the loop: whoever is called now may be in the middle of something."""
+        if not self._looks:
+            self._looks = True
+            asyncio.get_running_loop().call_soon(self._serve)
+
+    def _serve(self) -> None:
+        self._looks = False
+        plan = self._plan
+        if plan is None:
+            return
+        taken = self._member.take(plan.records_max, keys=plan.heads, chain=plan.chain)
+        if taken:
+            self._end_plan()
+            self._arrivals.put([self._fetched(partition, found) for partition, found in taken])
+            return
+        due_s = self._member.next_s()
+        if due_s is not None:
+            if self._due is not None:
+                self._due.cancel()
+            self._due = self._clock.call_later(max(WAIT_MIN_S, due_s - self._clock.monotonic()), self._look)
+
+    def _nothing(self) -> None:
+        if self._plan is not None:
+            self._end_plan()
+            self._arrivals.put([])
+
+    def _end_plan(self) -> None:
+        self._plan = None
+        for timer in (self._ends, self._due):
+            if timer is not None:
+                timer.cancel()
+        self._ends = self._due = None
+
+    def _fetched(self, partition: Partition, found: list[Record]) -> Fetched:
+        found.sort(key=lambda one: one.offset)
+        tp = TopicPartition(*partition.key)
+        for one in found:
+            self._in_hand[tp, one.offset] = (partition, one)
+        acquired: list[AcquiredRange] = []
+        for one in found:
+            last = acquired[-1] if acquired else None
+            if last is not None and last.last + 1 == one.offset and last.delivery_count == one.attempt:
+                acquired[-1] = last._replace(last=one.offset)
+            else:
+                acquired.append(AcquiredRange(one.offset, one.offset, one.attempt))
+        runs = [([one.record for one in ones], count) for count, ones in _by_attempt(found)]
+        return Fetched(
+            topic=partition.place[0],
+            topic_id=partition.topic_id,
+            partition=partition.place[1],
+            records=b"",
+            acquired=tuple(acquired),
+            lock_deadline=self._deadline_s(partition),
+            generation=partition.scan.lives,
+            fence=(max(one.epoch for one in found), 0),
+            read=RawDecoded(runs=runs),
+        )
+
+    def _deadline_s(self, partition: Partition) -> float:
+        """When nothing may run any more. The member has lost it all before, so that both agree what is lost."""
+        return partition.lease_end_s + self._member.lease_spare_s
+
+    def given_up(self, tp: TopicPartition, offsets: Collection[int]) -> None:
+        """The feed has given these up: what of them is still the member's is begun again."""
+        for offset in offsets:
+            found = self._in_hand.pop((tp, offset), None)
+            if found is not None:
+                self._member.give_back(*found)
+
+    def _lost(self, partition: Partition, lost: list[Record]) -> None:
+        self._losses += 1
+        tp = TopicPartition(*partition.key)
+        for one in lost:
+            self._in_hand.pop((tp, one.offset), None)
+
+    # --- acknowledging ------------------------------------------------------------------------------------------
+
+    async def acknowledge(
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        *,
+        generation: int | None = None,
+        on_late: Late | None = None,
+    ) -> list[AckResult]:
+        """Say what became of records; answered when that is committed."""
+        answer: asyncio.Future[list[AckResult]] = asyncio.get_running_loop().create_future()
+
+        def told(results: list[AckResult]) -> None:
+            if not answer.done():
+                answer.set_result(results)
+
+        self.begin_acknowledge(acks, told, generation=generation, on_late=on_late)
+        return await answer
+
+    def begin_acknowledge(
+        self,
+        acks: Mapping[TopicPartition, Sequence[AckBatch]],
+        told: Told,
+        *,
+        generation: int | None = None,
+        on_late: Late | None = None,
+        rides: bool = False,
+    ) -> None:
+        """As `acknowledge`; `told` is called once."""
+        del on_late, rides
+        answer = _Answer(told)
+        for tp, batches in acks.items():
+            answer.results.append(self._acknowledge(tp, batches, generation, answer))
+        self._answers.append(answer)
+        self._settle()
+
+    def _acknowledge(
+        self, tp: TopicPartition, batches: Sequence[AckBatch], generation: int | None, answer: _Answer
+    ) -> AckResult:
+        partition = self._member.partitions.of(*tp)
+        topic = "" if partition is None else partition.place[0]
+        result = AckResult(topic, tp.topic_id, tp.partition, tuple(batches), ErrorCode.NONE, None, 0.0)
+        if partition is None or (generation is not None and partition.scan.lives != generation):
+            return result._replace(error=ErrorCode.INVALID_RECORD_STATE, message=LOST)
+        finished, refused = set[int](), list[tuple[int, int]]()
+        renews = False
+        for batch in batches:
+            renews = renews or batch.types[0] == AcknowledgeType.RENEW
+            for offset in range(batch.first, batch.last + 1):
+                if not self._said(tp, offset, batch, finished):
+                    refused.append((offset, offset))
+        if finished:
+            answer.pending.append((partition, partition.scan.lives, finished))
+        if renews:
+            result = result._replace(lock_deadline=self._deadline_s(partition))
+        if refused:
+            result = result._replace(refused=tuple(refused), refusal=ErrorCode.INVALID_RECORD_STATE, message=LOST)
+        return result
+
+    def _said(self, tp: TopicPartition, offset: int, batch: AckBatch, finished: set[int]) -> bool:
+        """What is said of one record; whether it is in hand."""
+        type_ = batch.types[0] if len(batch.types) == 1 else batch.types[offset - batch.first]
+        found = self._in_hand.get((tp, offset))
+        if found is None or (batch.attempt and found[1].attempt != batch.attempt):
+            return False
+        if type_ == AcknowledgeType.RENEW:
+            return True
+        del self._in_hand[tp, offset]
+        if type_ == AcknowledgeType.RELEASE:
+            return self._member.give_back(*found, delay_s=batch.delay_ms / 1000, unrun=batch.unrun)
+        finished.add(offset)
+        return self._member.finish(*found)
+
+    def _settle(self) -> None:
+        """Tell those whose commits were answered."""
+        left: list[_Answer] = []
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            pending = [one for one in answer.pending if not self._settled(answer, *one)]
+            answer.pending = pending
+            if pending:
+                left.append(answer)
+            else:
+                answer.told(answer.results)
+        self._answers = left + self._answers
+
+    def _settled(self, answer: _Answer, partition: Partition, lives: int, offsets: set[int]) -> bool:
+        if partition.scan.lives != lives:
+            tp = TopicPartition(*partition.key)
+            answer.results = [
+                one._replace(error=ErrorCode.NETWORK_EXCEPTION, message=UNKNOWN, refused=()) if one.tp == tp else one
+                for one in answer.results
+            ]
+            return True
+        offsets.difference_update([offset for offset in offsets if partition.scan.is_settled(offset)])
+        return not offsets
+
+
+def _by_attempt(found: Sequence[Record]) -> list[tuple[int, list[Record]]]:
+    """Neighbours of one attempt together."""
+    return [(attempt, list(ones)) for attempt, ones in groupby(found, key=lambda one: one.attempt)]

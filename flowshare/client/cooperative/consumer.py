@@ -1,0 +1,383 @@
+"""`CooperativeConsumer`: hands out records of partitions that members share by keys; each is committed by itself.
+
+    async with CooperativeConsumer(connect, group_id="billing", clock=LoopClock()) as consumer:
+        consumer.subscribe(["orders"])
+        async for record in consumer:
+            ...
+            consumer.commit(record)
+
+Of each key one record is in hand at a time, the oldest that is not committed: the next one is handed out when that is
+committed or released. So records of a poll may be handled at once, in any order, and each key keeps its own. Records
+without a key have no order. One task uses a consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast, overload
+
+from flowshare.client.arguments import check_argument, settings_of
+from flowshare.client.consumer.inflight import ShareRecord
+from flowshare.client.cooperative.free import FreeMember
+from flowshare.client.cooperative.member import CooperativeMember
+from flowshare.client.errors import ClientError, Closed, IllegalState, RecordError
+from flowshare.client.session.ranges import TopicIdPartition
+from flowshare.client.settings import CooperativeSettings
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from flowshare.client.consumer.backlog import Decoder
+    from flowshare.client.cooperative.assigning import Place
+    from flowshare.client.cooperative.partitions import Partition, Record
+    from flowshare.client.net.link import Connect
+    from flowshare.clock import Clock, TimerHandle
+    from flowshare.cooperative.ranges import Pair
+    from flowshare.cooperative.types import KeyRanges
+
+K = TypeVar("K")
+V = TypeVar("V")
+FOREVER_S: Final = 3600.0
+"""How long one round of an iteration waits; then comes the next one."""
+WAIT_MIN_S: Final = 0.001
+Named = tuple[str, int, int]
+"""Topic, partition and offset."""
+
+logger = logging.getLogger(__name__)
+
+
+class CooperativeConsumer(Generic[K, V]):
+    """A member of a cooperative group that hands out records. Made for one task."""
+
+    @overload
+    def __init__(
+        self: CooperativeConsumer[bytes | None, bytes | None],
+        connect: Connect,
+        *,
+        group_id: str,
+        clock: Clock,
+        settings: CooperativeSettings | None = None,
+        member_id: str | None = None,
+        free: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        group_id: str,
+        clock: Clock,
+        settings: CooperativeSettings | None = None,
+        member_id: str | None = None,
+        free: bool = False,
+        key_decoder: Decoder[K],
+        value_decoder: Decoder[V],
+    ) -> None: ...
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        group_id: str,
+        clock: Clock,
+        settings: CooperativeSettings | None = None,
+        member_id: str | None = None,
+        free: bool = False,
+        key_decoder: Decoder[K] | None = None,
+        value_decoder: Decoder[V] | None = None,
+    ) -> None:
+        """A consumer that joins at its first poll. Decoders turn bytes (or None) into keys and values.
+
+        free: members take records one by one, whatever their keys, in no order. All members of a group say the same.
+        """
+        if not group_id:
+            raise ValueError("a cooperative consumer needs a group_id")
+        check_argument("group_id", group_id, str)
+        self._connect = connect
+        self._group_id = group_id
+        self._clock = clock
+        self._settings = settings_of(settings, CooperativeSettings)
+        self._member_id = member_id
+        self._free = free
+        self._key_decoder = key_decoder
+        self._value_decoder = value_decoder
+        self._topics: tuple[str, ...] = ()
+        self._manual: dict[Place, Sequence[Pair]] | None = None
+        self._member: CooperativeMember | FreeMember | None = None
+        self._ready = asyncio.Event()
+        self._hand: dict[Named, tuple[Partition, Record]] = {}
+        self._broken: list[RecordError] = []
+        self._busy = False
+        self._closed = False
+        self._overdue: TimerHandle | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._lives = 0
+
+    # --- what it reads ------------------------------------------------------------------------------------------
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Read these topics; the group's members share their partitions. Once, before the first poll.
+
+        Raises: ValueError (empty), TypeError, IllegalState.
+        """
+        if isinstance(topics, str) or not topics:
+            raise ValueError("subscribe to a list of at least one topic")
+        check_argument("topics", topics, Sequence[str])
+        self._check_unset()
+        self._topics = tuple(sorted(set(topics)))
+
+    def assign(self, partitions: Mapping[Place, Sequence[Pair]]) -> None:
+        """Read these partitions, and of each the keys whose hashes lie in these half-open ranges; none: all of them.
+
+        Nobody else deals them out: what members leave out nobody reads, and what two of them name waits for the other
+        one's end. Once, before the first poll. Raises: ValueError (empty, ranges overlap), IllegalState.
+        """
+        from flowshare.cooperative.ranges import assigned
+        from flowshare.core_errors import InvalidRequest
+
+        if not partitions:
+            raise ValueError("assign at least one partition")
+        if self._free:
+            raise IllegalState("free=True: members take records of all partitions of their topics; subscribe to these")
+        self._check_unset()
+        for (topic, number), ranges in partitions.items():
+            try:
+                assigned(list(ranges))
+            except InvalidRequest as error:
+                raise ValueError(f"assign: {topic}-{number}: {error}") from None
+        self._manual = dict(partitions)
+
+    def assignment(self) -> dict[Place, KeyRanges]:
+        """What this consumer is to have of which partitions, in half-open ranges of hashes."""
+        return {} if self._member is None else self._member.target
+
+    def held(self) -> dict[Place, KeyRanges]:
+        """What it has now: others may not have finished with the rest."""
+        return {} if self._member is None else self._member.held
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing arrives, in words; None when all is well (there may just be nothing to read)."""
+        return "it has not polled yet" if self._member is None else self._member.trouble
+
+    # --- polling ------------------------------------------------------------------------------------------------
+
+    async def poll(self, timeout: float) -> list[CooperativeRecord[K, V]]:
+        """Records, or an empty list when none came within `timeout`; `max_poll_records` at most.
+
+        With `enable_auto_commit` what the last poll returned counts as finished. Raises: RecordError (that record can
+        be given to `commit` as it is; the others come with the next polls), IllegalState, Closed.
+        """
+        check_argument("poll: timeout", timeout, float)
+        with self._turn():
+            return await self._poll(timeout, self._settings.max_poll_records)
+
+    async def _poll(self, timeout: float, count: int) -> list[CooperativeRecord[K, V]]:
+        member = self._joined()
+        if self._settings.enable_auto_commit:
+            for named in list(self._hand):
+                self._end(named)
+        deadline_s = self._clock.monotonic() + timeout
+        while True:
+            self._ready.clear()
+            records = self._decoded(member.take(count))
+            if records:
+                return records
+            if self._broken:
+                raise self._broken.pop(0)
+            now_s = self._clock.monotonic()
+            if now_s >= deadline_s:
+                return []
+            due_s = member.next_s()
+            await self._wait(min(deadline_s, due_s or deadline_s) - now_s)
+
+    async def _wait(self, limit_s: float) -> None:
+        with suppress(TimeoutError):
+            await self._clock.wait_for(self._ready.wait(), max(WAIT_MIN_S, limit_s))
+        if self._closed:
+            raise Closed("the consumer was closed")
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> CooperativeRecord[K, V]:
+        """The next record, however long it takes; ends when the consumer is closed. Raises: as `poll`."""
+        if self._closed:
+            raise StopAsyncIteration
+        with self._turn():
+            try:
+                while True:
+                    records = await self._poll(FOREVER_S, 1)
+                    if records:
+                        return records[0]
+            except Closed:
+                raise StopAsyncIteration from None
+
+    # --- what became of records ---------------------------------------------------------------------------------
+
+    def commit(self, record: CooperativeRecord[K, V] | RecordError) -> bool:
+        """The record is finished: it is committed soon, by itself, and the next one of its key may come.
+
+        False: the record is not in hand any more; its keys went to another member, which handles it again.
+        """
+        self._check_usable()
+        return self._end((record.topic, record.partition, record.offset))
+
+    def release(self, record: CooperativeRecord[K, V] | RecordError, *, delay: float = 0.0) -> bool:
+        """The record is to be handed out again, not before `delay` seconds; its key waits. False: as `commit`."""
+        self._check_usable()
+        found = self._hand.pop((record.topic, record.partition, record.offset), None)
+        if found is None:
+            return False
+        given = self._joined().give_back(*found, delay_s=delay)
+        self._ready.set()
+        return given
+
+    async def commit_sync(self, timeout: float | None = None) -> None:
+        """Wait until all that is finished is committed. Raises: ClientError: it is not within `timeout` seconds
+        (default_api_timeout)."""
+        self._check_usable()
+        if self._member is None:
+            return
+        limit_s = self._settings.default_api_timeout if timeout is None else timeout
+        try:
+            await self._clock.wait_for(self._member.flush(), limit_s)
+        except TimeoutError:
+            trouble = self._member.trouble or "the server has not answered"
+            raise ClientError(f"not all is committed within {limit_s:g} s: {trouble}") from None
+
+    # --- closing ------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Commit what is finished, give everything back, leave the group. Calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._ready.set()
+        if self._overdue is not None:
+            self._overdue.cancel()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        if self._member is not None:
+            await self._member.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _joined(self) -> CooperativeMember | FreeMember:
+        if self._member is None:
+            if not self._topics and self._manual is None:
+                raise IllegalState("the consumer reads nothing; call subscribe() or assign() first")
+            self._member = self._new_member()
+            self._member.start()
+        return self._member
+
+    def _new_member(self) -> CooperativeMember | FreeMember:
+        self._lives += 1
+        again = self._member_id is not None and self._lives > 1  # calls of one id are numbered from its first one on
+        common: dict[str, Any] = {
+            "group_id": self._group_id,
+            "clock": self._clock,
+            "topics": self._topics,
+            "settings": self._settings,
+            "member_id": f"{self._member_id}.{self._lives}" if again else self._member_id,
+            "on_ready": self._ready.set,
+            "on_lost": self._lost,
+        }
+        if self._free:
+            return FreeMember(self._connect, **common)
+        return CooperativeMember(self._connect, manual=self._manual, **common)
+
+    def _decoded(self, taken: list[tuple[Partition, list[Record]]]) -> list[CooperativeRecord[K, V]]:
+        records: list[CooperativeRecord[K, V]] = []
+        for partition, found in taken:
+            source = TopicIdPartition(*partition.place, partition.topic_id)
+            for one in found:
+                self._hand[*partition.place, one.offset] = (partition, one)
+                record = self._record(source, one)
+                if record is not None:
+                    records.append(record)
+        return records
+
+    def _record(self, source: TopicIdPartition, found: Record) -> CooperativeRecord[K, V] | None:
+        raw = found.record
+        try:
+            return CooperativeRecord(
+                source,
+                raw.offset,
+                raw.timestamp,
+                cast("K", raw.key) if self._key_decoder is None else self._key_decoder(raw.key),
+                cast("V", raw.value) if self._value_decoder is None else self._value_decoder(raw.value),
+                tuple(raw.headers or ()),
+                found.attempt,
+            )
+        except Exception as error:  # noqa: BLE001 (a decoder is the application's and may raise anything)
+            problem = RecordError(source.topic, source.partition, raw.offset, f"{type(error).__name__}: {error}")
+            problem.__cause__ = error
+            self._broken.append(problem)
+            return None
+
+    def _end(self, named: Named) -> bool:
+        found = self._hand.pop(named, None)
+        return found is not None and self._joined().finish(*found)
+
+    def _lost(self, partition: Partition, lost: list[Record]) -> None:
+        for one in lost:
+            self._hand.pop((*partition.place, one.offset), None)
+
+    def _check_unset(self) -> None:
+        self._check_usable()
+        if self._topics or self._manual is not None:
+            raise IllegalState("what the consumer reads was said before; make another one for something else")
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise Closed("the consumer was closed")
+
+    @contextmanager
+    def _turn(self) -> Generator[None]:
+        self._check_usable()
+        if self._busy:
+            raise IllegalState("a consumer is used by one task at a time")
+        self._busy = True
+        if self._overdue is not None:
+            self._overdue.cancel()
+        try:
+            yield
+        finally:
+            self._busy = False
+            if not self._closed:
+                self._overdue = self._clock.call_later(self._settings.max_poll_interval, self._late)
+
+    def _late(self) -> None:
+        """The application has not polled for too long: others get what it holds."""
+        member, self._member = self._member, None
+        if member is None:
+            return
+        logger.warning(
+            "no poll for %g s: what the consumer of group %s has in hand goes to others, the next poll joins again; "
+            "poll more often, or raise max_poll_interval",
+            self._settings.max_poll_interval,
+            self._group_id,
+        )
+        self._hand.clear()
+        leaving = asyncio.get_running_loop().create_task(member.close(), name="leave")
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+
+class CooperativeRecord(ShareRecord[K, V]):
+    """One record as a consumer hands it out.
+
+    timestamp: seconds since 1970. attempt: how often this consumer was given it, 1 the first time.
+    """
+
+    __slots__ = ()

@@ -1,0 +1,111 @@
+"""The partitions that one member of a cooperative group has to do with, and what waits for them to change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from flowshare.client.cooperative.assigning import Place
+from flowshare.client.cooperative.dispatch import Found
+from flowshare.client.cooperative.scan import KeyScan
+from flowshare.client.cooperative.spans import SpanScan
+from flowshare.protocol.decoding import LastBatch, RawRecord
+
+if TYPE_CHECKING:
+    import uuid
+
+    from flowshare.clock import Clock
+
+Record = Found[RawRecord]
+AnyScan = KeyScan[RawRecord] | SpanScan[RawRecord]
+AnyBatch = Any
+
+
+class Partition:
+    """One partition. lease_end_s: nothing is begun from then on, in the clock's monotonic seconds."""
+
+    def __init__(self, place: Place, topic_id: uuid.UUID, scan: AnyScan) -> None:
+        self.place = place
+        self.topic_id = topic_id
+        self.scan = scan
+        self.lease_end_s = 0.0
+        self.begun = False
+        """Whether the server has answered for it; before, it is told what is committed the ordinary way."""
+        self.mirrored = -1
+        """The stable offset when it was looked at last whether tools see it."""
+        self.blocked: tuple[str, ...] = ()
+        """Who holds what it waits for."""
+        self.trouble: str | None = None
+        self.last_batch = LastBatch()
+
+    @property
+    def key(self) -> tuple[uuid.UUID, int]:
+        """As servers name it."""
+        return self.topic_id, self.place[1]
+
+    @property
+    def text(self) -> str:
+        """`topic-partition`."""
+        return f"{self.place[0]}-{self.place[1]}"
+
+
+class Partitions:
+    """All of them, by name; what happens to them is told by events."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._by_place: dict[Place, Partition] = {}
+        self.to_hold = asyncio.Event()
+        """Something is to be asked for or given back."""
+        self.to_read = asyncio.Event()
+        self.to_commit = asyncio.Event()
+        self.on_ready: Callable[[], object] = lambda: None
+        """Called when records may be begun, or something that was waited for has happened."""
+        self.on_lost: Callable[[Partition, list[Record]], object] = lambda partition, lost: None
+        """Told of records in flight that are not the member's any more."""
+        self.settled: set[asyncio.Future[None]] = set()
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(self._by_place.values())
+
+    def get(self, place: Place) -> Partition | None:
+        """The partition of this name, if the member has to do with it."""
+        return self._by_place.get(place)
+
+    def of(self, topic_id: uuid.UUID, partition: int) -> Partition | None:
+        """The same by id."""
+        return next((one for one in self if one.key == (topic_id, partition)), None)
+
+    def add(self, partition: Partition) -> None:
+        """The member has to do with one more."""
+        self._by_place[partition.place] = partition
+
+    def to_the_end(self, partition: Partition) -> None:
+        """It was its turn: the others come first now."""
+        if self._by_place.pop(partition.place, None) is not None:
+            self._by_place[partition.place] = partition
+
+    def forget(self, partition: Partition) -> None:
+        """Nothing of it is held, in flight or wanted."""
+        self._by_place.pop(partition.place, None)
+
+    def lost(self, partition: Partition, lost: list[Record]) -> None:
+        """Tell of records that are lost, and wake whoever waits."""
+        if lost:
+            self.on_lost(partition, lost)
+        self.changed()
+
+    def changed(self) -> None:
+        """Something was held, lost, read or committed: see what can go on."""
+        self.to_read.set()
+        self.on_ready()
+        if all(one.scan.uncommitted == 0 for one in self):
+            settled, self.settled = self.settled, set()
+            for future in settled:
+                if not future.done():
+                    future.set_result(None)
+
+    def live(self, partition: Partition) -> bool:
+        """Whether its lease counts."""
+        return self._clock.monotonic() < partition.lease_end_s

@@ -1,0 +1,436 @@
+"""One member's view of one partition that members share by ranges of keys: what it scanned, what it begins and commits.
+
+The member reads the whole partition and keeps the records whose hashes lie in what it holds. What it holds is cut into
+*pieces*: neighbouring hashes of one epoch, with the offset (`next`) up to which the log was scanned for them, and
+whether the member is still meant to have them (`wanted`: its target, the newest assignment).
+
+Invariant: of each piece every record before `next` is committed, or waits here, or is in flight, or is finished and not
+committed yet; nothing is begun outside of the pieces, nor, outside of wanted ones, what was not begun before.
+
+    it happens                      piece                              its records
+    a range is granted              new, `next` is S                   none; what is committed (R) is skipped
+    the target takes it in          wanted                             may be begun
+    the target leaves it out        not wanted: its slots drain,       what was begun goes on, with its retries;
+                                    `next` stands still                the rest waits: it may come back (39)
+    a hold without it is asked for  gone at once, whatever is said     none was begun; what waits is dropped
+    an answer says it is not held   gone                               in flight: lost, their ends do not count (38)
+    the member's lease is over      all gone                           all lost
+    the log was reset or cut (E)    all as granted anew                all lost
+
+A *slot* is 2^15 neighbouring hashes. It drains until none of its records is in flight, waits for a retry, or is
+finished and not committed: so a range is given back after its commits were answered, and slot by slot, so that a slow
+record keeps its own slot only (36). Draining slots and the target together are what the member asks to hold (`asked`).
+
+A hole between two records, seen by a scan of everything, is void: a control batch, an aborted one, or what compaction
+took. Whoever holds hash 0 commits it, at once and not with the record before it, which may be another member's.
+
+Intake stops at the bounds (SPAN_MAX offsets behind S, RANGES_MAX ranges) and goes on below M: what fills gaps always
+goes. No I/O and no clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
+from operator import itemgetter
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from flowshare.client.cooperative.dispatch import Dispatcher, Found
+from flowshare.cooperative.offsets import RANGES_MAX, SPAN_MAX, CommittedOffsets
+from flowshare.cooperative.ranges import KEY_RANGES_MAX, Pair, merged, minus, overlaps
+from flowshare.cooperative.types import HASHES, KeyRange, KeyRanges
+from flowshare.protocol.headers import OFFSET_MAX
+
+R = TypeVar("R")
+SLOT_BITS: Final = 15
+SLOT: Final = 1 << SLOT_BITS
+BUFFER_MAX: Final = 2_000
+"""Records that wait; with so many nothing more is read."""
+COMMIT_MAX: Final = 2_000
+"""Offsets of one commit."""
+NO_BOUND: Final = 1 << 62
+
+
+class Piece(NamedTuple):
+    """Hashes that are held under one epoch; next: they were scanned up to there, without it."""
+
+    first: int
+    end: int
+    epoch: int
+    next: int
+    wanted: bool
+
+
+class Progress(NamedTuple):
+    """What a server tells of the partition with each answer: S, E, how many ranges are behind S, and M."""
+
+    stable: int
+    reset_epoch: int
+    range_count: int
+    furthest: int
+
+
+class CommitPart(NamedTuple):
+    """Offsets of records whose hashes lie in `keys`, of a claim of this epoch."""
+
+    keys: KeyRange
+    epoch: int
+    ranges: list[tuple[int, int]]
+
+
+class Batch(NamedTuple):
+    """One commit. offsets, by their hashes, and voids are what it is of."""
+
+    reset_epoch: int
+    parts: tuple[CommitPart, ...]
+    offsets: dict[int, int]
+    voids: tuple[tuple[int, int], ...]
+    lives: int
+    """`KeyScan.lives` when it was made."""
+
+
+class KeyScan(Generic[R]):
+    """See the head of the module. S of a partition of which nothing is known is 0."""
+
+    def __init__(self, *, buffer_max: int = BUFFER_MAX) -> None:
+        self._buffer_max = buffer_max
+        self._pieces: list[Piece] = []
+        self._target: KeyRanges = ()
+        self._dispatcher: Dispatcher[R] = Dispatcher()
+        self._committed = _unbounded(0, (), -1)
+        self._done: dict[int, int] = {}
+        """Hashes by offset of what is finished and not sent."""
+        self._sent: dict[int, int] = {}
+        self._voids: list[tuple[int, int]] = []
+        self._sent_voids: tuple[tuple[int, int], ...] = ()
+        self.progress = Progress(0, -1, 0, 0)
+        self.lives = 0
+        """How often all that was held was lost."""
+        self.lost_records = 0
+        """A counter: records in flight whose keys were lost."""
+
+    # -- what is known
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What is held, ascending."""
+        return tuple(self._pieces)
+
+    @property
+    def target(self) -> KeyRanges:
+        """What the member is meant to have."""
+        return self._target
+
+    @property
+    def dispatcher(self) -> Dispatcher[R]:
+        """What waits and what is in flight, for reading."""
+        return self._dispatcher
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight, and nothing that is finished is to be committed."""
+        return not (self._dispatcher.in_flight or self._done or self._sent or self._voids or self._sent_voids)
+
+    @property
+    def uncommitted(self) -> int:
+        """Records that are finished and not known as committed."""
+        return len(self._done) + len(self._sent)
+
+    def is_settled(self, offset: int) -> bool:
+        """Whether a record that was finished is committed, or not this member's any more."""
+        return offset not in self._done and offset not in self._sent
+
+    @property
+    def has_voids(self) -> bool:
+        """Whether holes were seen that are to be committed."""
+        return bool(self._voids)
+
+    @property
+    def at_bound(self) -> bool:
+        """Whether the scan waits for S to come forward, or for gaps to be filled."""
+        position = self._position()
+        return position is not None and position >= self._limit()
+
+    @property
+    def missing(self) -> bool:
+        """Whether something that is wanted is not held."""
+        return bool(minus(self._target, [piece[:2] for piece in self._pieces]))
+
+    # -- what is held
+
+    def set_target(self, target: Sequence[Pair]) -> None:
+        """The newest assignment. What of it is not held is to be asked for, and what is beyond it drains."""
+        self._target = tuple(KeyRange(*pair) for pair in merged(target))
+        self._cut([piece._replace(wanted=False) for piece in self._pieces])
+
+    def asked(self) -> KeyRanges:
+        """What to say in the next hold: the target, and what is held beyond it and drains."""
+        draining = self._draining()
+        asked = merged([*self._target, *draining])
+        if len(asked) > KEY_RANGES_MAX:  # who has more keeps what lies between, too
+            asked = merged([*self._target, *(piece[:2] for piece in self._pieces)])
+        return tuple(KeyRange(*pair) for pair in asked)
+
+    def ask(self) -> KeyRanges:
+        """As `asked`, for a hold that is sent now: what is held and not in it is nobody's from here on."""
+        asked = self.asked()
+        kept = [
+            self._pieces[right]._replace(first=first, end=end)
+            for first, end, _, right in overlaps(asked, [piece[:2] for piece in self._pieces])
+        ]
+        if len(kept) != len(self._pieces) or kept != self._pieces:
+            self._keep(kept)
+        return asked
+
+    @property
+    def releases(self) -> bool:
+        """Whether the next hold gives something back."""
+        return bool(minus([piece[:2] for piece in self._pieces], self.asked()))
+
+    def lacks_ranges(self, claims: Iterable[tuple[int, int, int]], reset_epoch: int) -> bool:
+        """Whether R is to be read before an answer without it is taken in: something of it is new here, be it that the
+        answer that granted it was lost, or that there was no room for R in it."""
+        if reset_epoch != self._committed.reset_epoch:
+            return True
+        known: dict[int, list[Pair]] = {}
+        for piece in self._pieces:
+            known.setdefault(piece.epoch, []).append(piece[:2])
+        return any(minus([(first, end)], known.get(epoch, ())) for first, end, epoch in claims)
+
+    def held(
+        self, claims: Iterable[tuple[int, int, int]], progress: Progress, ranges: Iterable[Pair] | None
+    ) -> list[Found[R]]:
+        """The answer to a hold: all that is held (first, end, epoch); ranges: R, None: nothing is new (`lacks_ranges`).
+        What of the records in flight is lost."""
+        lost: list[Found[R]] = []
+        if progress.reset_epoch != self._committed.reset_epoch:
+            lost = self.lose()
+            self._committed = _unbounded(progress.stable, ranges or (), progress.reset_epoch)
+        elif ranges is not None:
+            self._committed = _unbounded(progress.stable, ranges, progress.reset_epoch)
+        self.follow(progress)
+        old, now = self._pieces, list[Piece]()
+        for first, end, epoch in claims:
+            same = [piece for piece in old if piece.epoch == epoch]
+            for low, high, _, right in overlaps([(first, end)], [piece[:2] for piece in same]):
+                now.append(same[right]._replace(first=low, end=high))
+            for low, high in minus([(first, end)], [piece[:2] for piece in same]):
+                now.append(Piece(low, high, epoch, progress.stable, wanted=False))
+        return lost + self._keep(sorted(now))
+
+    def lose(self) -> list[Found[R]]:
+        """The lease is over, or the partition is gone: nothing is held; what was in flight."""
+        self.lives += 1
+        self._sent, self._sent_voids, self._done, self._voids = {}, (), {}, []
+        return self._keep([])
+
+    def follow(self, progress: Progress) -> None:
+        """S, R's size and M, as the newest answer says."""
+        if progress.reset_epoch == self._committed.reset_epoch and progress.stable >= self.progress.stable:
+            self._committed.sequential(progress.stable)
+        if progress.reset_epoch != self.progress.reset_epoch or progress.stable >= self.progress.stable:
+            self.progress = progress
+
+    # -- scanning
+
+    def position(self) -> int | None:
+        """Where to read on; None: nothing is to be read now."""
+        position = self._position()
+        full = self._dispatcher.buffered >= self._buffer_max
+        return None if position is None or full or position >= self._limit() else position
+
+    @property
+    def until(self) -> int:
+        """Where reading may end: nowhere."""
+        return OFFSET_MAX
+
+    def scanned(self, first: int, end: int, records: Iterable[tuple[int, int, R]]) -> int:
+        """All that there is from `first` up to, without, `end`: (offset, hash, record), ascending; how many are this
+        member's."""
+        end = min(end, self._limit())
+        covered = [piece.wanted and piece.next >= first for piece in self._pieces]
+        starts = [piece.first for piece in self._pieces]
+        zero = next(
+            (piece for piece, there in zip(self._pieces, covered, strict=True) if there and not piece.first), None
+        )
+        taken, last = 0, first if zero is None else max(first, zero.next)
+        for offset, hash_, record in records:
+            if offset >= end:
+                break
+            if zero is not None and offset >= last:
+                self._void(last, offset)
+                last = offset + 1
+            at = bisect_right(starts, hash_) - 1
+            if at < 0 or not covered[at] or not self._pieces[at].next <= offset or hash_ >= self._pieces[at].end:
+                continue
+            if not self._committed.is_committed(offset):
+                self._dispatcher.add(Found(offset, hash_, record))
+                taken += 1
+        if zero is not None:
+            self._void(last, end)
+        self._pieces = [
+            piece._replace(next=max(piece.next, end)) if there else piece
+            for piece, there in zip(self._pieces, covered, strict=True)
+        ]
+        self._merge()
+        return taken
+
+    # -- beginning and ending
+
+    def take(self, count: int, now_s: float, *, keys: int = 0, chain: int = 1) -> list[Found[R]]:
+        """Begin records: `Dispatcher.take`."""
+        taken = self._dispatcher.take(count, now_s, keys=keys, chain=chain, allows=self._allows)
+        for found in taken:
+            found.epoch = self._pieces[self._place(found.hash)].epoch
+        return taken
+
+    def finish(self, found: Found[R]) -> bool:
+        """The record is finished and to be committed; False: it is not this member's any more."""
+        if not self._dispatcher.finish(found):
+            return False
+        self._done[found.offset] = found.hash
+        return True
+
+    def give_back(self, found: Found[R], *, not_before_s: float = 0.0, unrun: bool = False) -> bool:
+        """The record is to be begun again: `Dispatcher.give_back`."""
+        return self._dispatcher.give_back(found, not_before_s=not_before_s, unrun=unrun)
+
+    # -- committing
+
+    def commit(self, count: int = COMMIT_MAX) -> Batch | None:
+        """What is to be committed now, up to so many offsets; None: nothing, or a commit is under way."""
+        if self._sent or self._sent_voids or not (self._done or self._voids):
+            return None
+        if len(self._done) <= count:
+            self._sent, self._done = self._done, {}
+        else:
+            offsets = sorted(self._done)[:count]
+            self._sent = {offset: self._done.pop(offset) for offset in offsets}
+        self._sent_voids, self._voids = tuple(merged(self._voids)[:count]), merged(self._voids)[count:]
+        by_piece: dict[int, list[tuple[int, int]]] = {}
+        for offset, hash_ in self._sent.items():
+            by_piece.setdefault(self._place(hash_), []).append((offset, offset + 1))
+        if self._sent_voids:
+            by_piece.setdefault(self._place(0), []).extend(self._sent_voids)
+        parts = [
+            CommitPart(KeyRange(*self._pieces[at][:2]), self._pieces[at].epoch, merged(ranges))
+            for at, ranges in sorted(by_piece.items())
+        ]
+        return Batch(self._committed.reset_epoch, tuple(parts), self._sent, self._sent_voids, self.lives)
+
+    def committed(self, batch: Batch, progress: Progress, fenced: Iterable[int] = ()) -> bool:
+        """The answer to a commit. fenced: places of parts that were refused: an answer to the next hold says whether
+        their keys are gone; if not, they are committed again. Whether nothing was refused."""
+        if batch.lives != self.lives:
+            return False
+        again = {batch.parts[place].keys for place in fenced}
+        for part in batch.parts:
+            if part.keys not in again:
+                self._committed.commit(part.ranges)
+        self._settle(batch, again)
+        self.follow(progress)
+        return not again
+
+    def failed(self, batch: Batch) -> None:
+        """Nobody knows whether the commit counts: it is sent again."""
+        if batch.lives == self.lives:
+            self._settle(batch, [KeyRange(0, HASHES)])
+
+    def _settle(self, batch: Batch, again: Collection[KeyRange]) -> None:
+        """The commit is not under way any more; what of it lies in `again` and is held is to be committed again."""
+        for offset, hash_ in batch.offsets.items() if again else ():
+            if self._holds(hash_) and any(first <= hash_ < end for first, end in again):
+                self._done[offset] = hash_
+        if any(not first for first, _ in again) and self._holds(0):
+            self._voids = merged([*self._voids, *batch.voids])
+        self._sent, self._sent_voids = {}, ()
+
+    # -- inside
+
+    def _position(self) -> int | None:
+        return min((piece.next for piece in self._pieces if piece.wanted), default=None)
+
+    def _limit(self) -> int:
+        stable, _, count, furthest = self.progress
+        return furthest if count >= RANGES_MAX else stable + SPAN_MAX
+
+    def _place(self, hash_: int) -> int:
+        """The piece of a hash that is held."""
+        return bisect_right(self._pieces, hash_, key=itemgetter(0)) - 1
+
+    def _holds(self, hash_: int) -> bool:
+        at = self._place(hash_)
+        return at >= 0 and hash_ < self._pieces[at].end
+
+    def _allows(self, found: Found[R]) -> bool:
+        """Whether a record may be begun: its key is wanted, or it was begun before and waits for its retry."""
+        at = self._place(found.hash)
+        if at < 0 or found.hash >= self._pieces[at].end:
+            return False
+        return self._pieces[at].wanted or found.not_before_s > 0
+
+    def _void(self, first: int, end: int) -> None:
+        if first < end:
+            self._voids += self._committed.uncommitted(first, end)
+
+    def _draining(self) -> list[tuple[int, int]]:
+        """What is held beyond the target and is not done with."""
+        beyond = [piece[:2] for piece in self._pieces if not piece.wanted]
+        if not beyond:
+            return []
+        hashes = self._dispatcher.pending_hashes() | set(self._done.values()) | set(self._sent.values())
+        if self._voids or self._sent_voids:
+            hashes.add(0)
+        slots = {hash_ >> SLOT_BITS for hash_ in hashes}
+        return [
+            (first, end)
+            for first, end, _, _ in overlaps(beyond, [(one * SLOT, (one + 1) * SLOT) for one in sorted(slots)])
+        ]
+
+    def _keep(self, pieces: list[Piece]) -> list[Found[R]]:
+        """These are held now, and nothing else; what of the records in flight is lost."""
+        if pieces == self._pieces:
+            return []
+        before, self._pieces = self._pieces, pieces
+
+        def keeps(found: Found[R]) -> bool:
+            at = self._place(found.hash)
+            if at < 0 or found.hash >= self._pieces[at].end:
+                return False
+            old = bisect_right(before, found.hash, key=itemgetter(0)) - 1
+            return old >= 0 and found.hash < before[old].end and before[old].epoch == self._pieces[at].epoch
+
+        lost = self._dispatcher.drop(keeps)
+        self.lost_records += len(lost)
+        self._done = {offset: hash_ for offset, hash_ in self._done.items() if self._holds(hash_)}
+        if not self._holds(0):
+            self._voids = []
+        self._cut([piece._replace(wanted=False) for piece in self._pieces])
+        return lost
+
+    def _cut(self, pieces: list[Piece]) -> None:
+        """Cut pieces where the target begins and ends, and see what may be begun."""
+        pairs = [piece[:2] for piece in pieces]
+        inside = [
+            pieces[right]._replace(first=first, end=end, wanted=True)
+            for first, end, _, right in overlaps(self._target, pairs)
+        ]
+        rest = minus(pairs, self._target)
+        outside = [pieces[right]._replace(first=first, end=end) for first, end, _, right in overlaps(rest, pairs)]
+        self._pieces = sorted([*inside, *outside])
+        self._merge()
+        self._dispatcher.offer(self._allows)
+
+    def _merge(self) -> None:
+        """Join neighbours that differ in nothing."""
+        joined: list[Piece] = []
+        for piece in self._pieces:
+            if joined and joined[-1].end == piece.first and joined[-1][2:] == piece[2:]:
+                joined[-1] = joined[-1]._replace(end=piece.end)
+            else:
+                joined.append(piece)
+        self._pieces = joined
+
+
+def _unbounded(stable: int, ranges: Iterable[Pair], reset_epoch: int) -> CommittedOffsets:
+    return CommittedOffsets(stable, ranges, reset_epoch, ranges_max=NO_BOUND, span_max=NO_BOUND)

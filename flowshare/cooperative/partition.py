@@ -1,0 +1,486 @@
+"""One group's view of one partition, shared by keys or in free mode: what its owner decides by, one call after another.
+
+    decision = partition.commit(…)                        raises before anything is changed
+    await store(decision.mutations)                       in the order of the decisions, several at once at will
+    partition.confirm(decision)                           the answer may leave: `decision.answer`
+    or partition.roll_back(decision)                      nothing of it is stored; where that is in doubt, `load` again
+
+A decision counts for the next ones at once, so that many can be written together, and nobody outside knows of it before
+it is durable: what is not is neither granted (no answer has left) nor free (the next call sees it). Therefore answers
+leave in the order of the decisions, those that write nothing too: an answer may tell of what an earlier one wrote.
+
+    UNDER_WAY --confirm--> CONFIRMED       in the order of the decisions; at once where nothing is to be written and
+                                           nothing is under way
+    UNDER_WAY --roll_back--> ROLLED_BACK   together with all that were decided after it, which may rest on it
+
+Invariants: C and K (`offsets`, `claims`, `spans`); and after every `confirm` and `roll_back` without decisions under
+way the state is what `restore` makes of all mutations that were confirmed.
+
+A partition is shared in one way at a time: `hold` is refused while spans are with members, `take` while claims are.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from flowshare.cooperative.claims import Claims, ClaimsState
+from flowshare.cooperative.offsets import Change, CommittedOffsets
+from flowshare.cooperative.pending import Pending
+from flowshare.cooperative.ranges import Pair, checked
+from flowshare.cooperative.spans import Spans, SpansState
+from flowshare.cooperative.types import (
+    LEASE_MS,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    Blocked,
+    Claim,
+    DropPending,
+    KeyRange,
+    Mutation,
+    OffsetColumns,
+    OffsetRange,
+    PendingOffsets,
+    PutPending,
+    PutRange,
+    PutStable,
+    Span,
+    Terms,
+)
+from flowshare.core_errors import (
+    CoreError,
+    FencedMemberEpoch,
+    FencedStateEpoch,
+    InconsistentGroupProtocol,
+    InvalidRequest,
+    NonEmptyGroup,
+)
+
+Answer = TypeVar("Answer")
+PIECES_MAX: Final = 64
+"""Spans that one `take` gives at most."""
+
+
+class Progress(NamedTuple):
+    """How far the partition is: S, E, how many ranges there are behind S, and M."""
+
+    stable: int
+    reset_epoch: int
+    range_count: int
+    furthest: int
+
+
+class CommitEntry(NamedTuple):
+    """Offsets of records whose keys lie in `keys`, or void ones; epoch: of the claim (`Claims.holds`)."""
+
+    keys: KeyRange
+    epoch: int
+    ranges: Sequence[Pair]
+
+
+class SpanEntry(NamedTuple):
+    """Offsets out of the span of this epoch."""
+
+    epoch: int
+    ranges: Sequence[Pair]
+
+
+class HoldAnswer(NamedTuple):
+    """The answer to `hold`: see `Held`. ranges: R, when something was granted, else None; pending: offsets of open
+    transactions, which nobody is to begin."""
+
+    progress: Progress
+    held: tuple[Claim, ...]
+    granted: tuple[KeyRange, ...]
+    blocked: tuple[Blocked, ...]
+    taken: tuple[Claim, ...]
+    superseded: bool
+    ranges: OffsetColumns | None
+    pending: tuple[Pair, ...]
+
+
+class CommitAnswer(NamedTuple):
+    """The answer to a commit. fenced: the places of the entries of which nothing was taken, because the member does not
+    hold their keys, or the span, any more. lost: offsets that count as committed and were not finished."""
+
+    progress: Progress
+    fenced: tuple[int, ...] = ()
+    lost: int = 0
+
+
+class Taken(NamedTuple):
+    """The answer to `take`: the spans, none if nothing is free."""
+
+    progress: Progress
+    spans: tuple[Span, ...]
+
+
+class Completed(NamedTuple):
+    """The answer to `complete`: what was pending; `StableWait` takes it."""
+
+    progress: Progress
+    ranges: tuple[OffsetRange, ...]
+
+
+class Read(NamedTuple):
+    """The answer to `read`. unstable: an open transaction has offsets of it. ranges: R, if asked for."""
+
+    progress: Progress
+    unstable: bool
+    ranges: OffsetColumns | None
+    claims: tuple[Claim, ...]
+
+
+class PartitionState(NamedTuple):
+    """All that is stored of a partition, from `stored.load`."""
+
+    offsets: CommittedOffsets
+    claims: Claims
+    spans: Spans
+    pending: Pending
+
+
+class DecisionState(enum.Enum):
+    """What became of a decision."""
+
+    UNDER_WAY = "under way"
+    CONFIRMED = "confirmed"
+    ROLLED_BACK = "rolled back"
+
+
+class Decision(Generic[Answer]):
+    """What was decided: `mutations` are to be written, in this order; then the answer may leave."""
+
+    __slots__ = ("answer", "before", "change", "mutations", "state")
+
+    def __init__(self, answer: Answer, mutations: tuple[Mutation, ...], before: _Before, change: Change | None) -> None:
+        self.answer, self.mutations, self.before, self.change = answer, mutations, before, change
+        self.state = DecisionState.UNDER_WAY
+
+
+class _Before(NamedTuple):
+    claims: ClaimsState
+    spans: SpansState
+    pending: Mapping[int, PendingOffsets]
+
+
+class CooperativePartition:
+    """See the head of the module. `offsets`, `claims`, `spans`, `pending` are for reading.
+
+    They show what was decided, which may not be durable yet; what is to be told outside comes from `read`.
+    """
+
+    __slots__ = ("_under_way", "claims", "offsets", "pending", "spans")
+
+    def __init__(self, state: PartitionState) -> None:
+        """Go on from what was stored (`stored.load`)."""
+        self.offsets, self.claims, self.spans, self.pending = state
+        self._under_way: deque[Decision[Any]] = deque()
+
+    @classmethod
+    def new(cls, stable: int, *, reset_epoch: int = 0) -> CooperativePartition:
+        """A partition of which nothing is stored yet, at the offset where the group begins; write its `snapshot`.
+
+        reset_epoch: larger than any that this group and partition had before, were they deleted: from the clock.
+        """
+        return cls(PartitionState(CommittedOffsets(stable, (), reset_epoch), Claims(), Spans(), Pending()))
+
+    # -- looking
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is."""
+        offsets = self.offsets
+        return Progress(offsets.stable, offsets.reset_epoch, offsets.count, offsets.furthest)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a member holds anything, or a transaction has something pending."""
+        return bool(self.claims or self.spans or self.pending)
+
+    def next_deadline_ms(self) -> int | None:
+        """When `lapse` has something to do; None: never."""
+        deadlines = (self.claims.next_deadline_ms(), self.spans.next_deadline_ms())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def snapshot(self) -> tuple[Mutation, ...]:
+        """All that there is, as mutations of an empty store. Nothing is under way."""
+        assert not self._under_way, "a snapshot is taken when all decisions are settled"
+        offsets, claims, spans = self.offsets, self.claims, self.spans
+        ranges = (PutRange(first, end, offsets.reset_epoch) for first, end in offsets.ranges())
+        tables = (claims.changed_since(ClaimsState((), {}, 0)), spans.changed_since(SpansState((), 0)))
+        open_ = (PutPending(producer_id, one) for producer_id, one in self.pending.state.items())
+        stable = PutStable(offsets.stable, offsets.reset_epoch)
+        return (stable, *ranges, *(table for table in tables if table is not None), *open_)
+
+    # -- settling
+
+    def confirm(self, decision: Decision[Any]) -> None:
+        """Its mutations are durable; decisions are confirmed in their order."""
+        if decision.state is DecisionState.CONFIRMED:
+            return
+        assert self._under_way, "a decision is confirmed once, and not when it was rolled back"
+        assert self._under_way[0] is decision, "decisions are confirmed in their order"
+        self._under_way.popleft()
+        decision.state = DecisionState.CONFIRMED
+
+    def roll_back(self, decision: Decision[Any]) -> tuple[Decision[Any], ...]:
+        """Its mutations were not written: take it back, and all that were decided after it; these all, in their
+        order. None of their answers may leave: whoever asked asks again."""
+        undone: list[Decision[Any]] = []
+        while decision.state is DecisionState.UNDER_WAY:
+            last = self._under_way.pop()
+            if last.change is not None:
+                self.offsets.undo(last.change)
+            self._back_to(last.before)
+            last.state = DecisionState.ROLLED_BACK
+            undone.append(last)
+        return tuple(reversed(undone))
+
+    # -- sharing by keys
+
+    def hold(
+        self,
+        member: str,
+        generation: int,
+        sequence: int,
+        wanted: Sequence[Pair],
+        now_ms: int,
+        *,
+        terms: Terms,
+        ranges: bool = False,
+    ) -> Decision[HoldAnswer]:
+        """Say all keys that a member wants to hold here from now on: `Claims.hold`. ranges: answer with R though
+        nothing is granted: the answer before, which granted, was lost. What is new to a member is what it did not know
+        that it holds, or knew under another epoch.
+
+        Raises: InvalidRequest, FencedMemberEpoch, InconsistentGroupProtocol.
+        """
+        keys = checked(wanted)
+        _check_lease(terms.lease_ms)
+        with self._step(now_ms) as step:
+            if keys and self.spans:
+                raise InconsistentGroupProtocol("members take this partition record by record: join with the same mode")
+            held = self.claims.hold(
+                member, generation, sequence, keys, now_ms, terms=terms, reserved=self.pending.reserved()
+            )
+            columns = self.offsets.columns if ranges or held.granted else None
+            return step.decided(HoldAnswer(self.progress, *held, columns, tuple(self.pending.ranges())))
+
+    # -- sharing record by record
+
+    def take(self, member: str, count: int, log_end: int, now_ms: int, *, lease_ms: int = LEASE_MS) -> Decision[Taken]:
+        """Give the member up to `count` offsets, the first free ones, in up to PIECES_MAX spans.
+
+        Raises: InvalidRequest, BoundReached, InconsistentGroupProtocol.
+        """
+        _check_lease(lease_ms)
+        with self._step(now_ms) as step:
+            if self.claims:
+                raise InconsistentGroupProtocol("members share this partition by keys: join with the same mode")
+            pending, taken = self.pending.ranges(), list[Span]()
+            while not taken or (count and len(taken) < PIECES_MAX and not self.spans.full):
+                span = self.spans.take(member, count, self.offsets, log_end, now_ms, lease_ms=lease_ms, pending=pending)
+                if span is None:
+                    break
+                taken.append(span)
+                count -= span.end - span.first
+            return step.decided(Taken(self.progress, tuple(taken)))
+
+    def renew(
+        self, member: str, epochs: Iterable[int], now_ms: int, *, lease_ms: int = LEASE_MS
+    ) -> Decision[tuple[int, ...]]:
+        """Begin the leases of these spans anew; the answer: the epochs of those that the member has no more."""
+        _check_lease(lease_ms)
+        with self._step(now_ms) as step:
+            return step.decided(self.spans.renew(member, epochs, now_ms, lease_ms=lease_ms))
+
+    def give_back(self, member: str, epoch: int, now_ms: int) -> Decision[Progress]:
+        """What is not committed of a span is free again. Raises: FencedMemberEpoch."""
+        with self._step(now_ms) as step:
+            self.spans.give_back(member, epoch)
+            return step.decided(self.progress)
+
+    # -- committing
+
+    def commit(
+        self,
+        member: str,
+        reset_epoch: int,
+        entries: Sequence[CommitEntry | SpanEntry],
+        now_ms: int,
+        *,
+        log_end: int | None = None,
+    ) -> Decision[CommitAnswer]:
+        """Commit what a member has finished; entries that are fenced are left out, and told.
+
+        Raises: FencedStateEpoch if there was a reset since, InvalidRequest, OffsetOutOfRange, BoundReached.
+        """
+        with self._step(now_ms) as step:
+            self._check_epoch(reset_epoch)
+            passed = [self._lets_through(member, entry) for entry in entries]
+            fenced = tuple(at for at, through in enumerate(passed) if not through)
+            ranges = [pair for through, entry in zip(passed, entries, strict=True) if through for pair in entry.ranges]
+            step.change = self.offsets.commit(ranges, log_end=log_end)
+            self.spans.shrink(self.offsets, ranges)
+            return step.decided(CommitAnswer(self.progress, fenced))
+
+    def reserve(
+        self,
+        member: str,
+        reset_epoch: int,
+        producer: tuple[int, int],
+        entries: Sequence[CommitEntry | SpanEntry],
+        now_ms: int,
+        *,
+        log_end: int | None = None,
+    ) -> Decision[Progress]:
+        """Let the open transaction of a producer (id, epoch) commit these, if it is committed.
+
+        Raises: FencedMemberEpoch if one entry is fenced: the transaction is to be aborted; else as `commit` and
+        `Pending.reserve`.
+        """
+        with self._step(now_ms) as step:
+            self._check_epoch(reset_epoch)
+            if not all(self._lets_through(member, entry) for entry in entries):
+                raise FencedMemberEpoch(
+                    f"member {member} does not hold what it commits any more: abort the transaction"
+                )
+            ranges = [pair for entry in entries for pair in entry.ranges]
+            self.offsets.undo(self.offsets.commit(ranges, log_end=log_end))  # it raises what the end could not
+            keys = [entry.keys for entry in entries if isinstance(entry, CommitEntry)]
+            pending = self.pending.reserve(*producer, ranges, keys)
+            return step.decided(self.progress, PutPending(producer[0], pending))
+
+    def complete(self, producer_id: int, producer_epoch: int, now_ms: int, *, committed: bool) -> Decision[Completed]:
+        """The transaction has ended. Raises: InvalidProducerEpoch."""
+        with self._step(now_ms) as step:
+            ranges = self.pending.complete(producer_id, producer_epoch)
+            if ranges is None:
+                return step.decided(Completed(self.progress, ()))
+            if committed:
+                step.change = self.offsets.commit(ranges, bounded=False)
+                self.spans.shrink(self.offsets, ranges)
+            elif ranges:
+                self.spans.look_from(ranges[0].first)
+            return step.decided(Completed(self.progress, tuple(ranges)), DropPending(producer_id))
+
+    def sequential(self, offset: int, now_ms: int, *, log_end: int | None = None) -> Decision[CommitAnswer]:
+        """Everything before `offset` is finished, whoever holds what. Raises: InvalidRequest, OffsetOutOfRange."""
+        with self._step(now_ms) as step:
+            return self._passed(step, self.offsets.sequential(offset, log_end=log_end))
+
+    # -- what happens to it
+
+    def read(self, *, ranges: bool = False) -> Decision[Read]:
+        """What may be told of it when all that was decided before is durable. ranges: R, too."""
+        columns = self.offsets.columns if ranges else None
+        with self._step(None) as step:
+            return step.decided(Read(self.progress, self.pending.unstable, columns, self.claims.state.claims))
+
+    def leave(self, member: str, now_ms: int) -> Decision[Progress]:
+        """The member is gone, and stopped before: what it has is free."""
+        with self._step(now_ms) as step:
+            self.claims.leave(member)
+            self.spans.leave(member)
+            return step.decided(self.progress)
+
+    def lapse(self, now_ms: int) -> Decision[Progress]:
+        """End the leases that are over; every other step does so, too."""
+        with self._step(now_ms) as step:
+            return step.decided(self.progress)
+
+    def move_log_start(self, log_start: int, now_ms: int) -> Decision[CommitAnswer]:
+        """Follow a log that begins at `log_start` now; the answer says how many offsets are lost."""
+        with self._step(now_ms) as step:
+            return self._passed(step, self.offsets.move_log_start(log_start))
+
+    def truncate(self, end: int, now_ms: int) -> Decision[Progress]:
+        """Follow a log that was cut at `end`: E grows, so what members have of it is fenced; they read again."""
+        with self._step(now_ms) as step:
+            step.change = self.offsets.truncate(end)
+            self.spans.clear()
+            changed = self.pending.cut(end)
+            return step.decided(self.progress, *(PutPending(one, self.pending.state[one]) for one in changed))
+
+    def reset(self, offset: int, now_ms: int) -> Decision[Progress]:
+        """Begin anew at an offset. Raises: NonEmptyGroup while members hold something, InvalidRequest."""
+        with self._step(now_ms) as step:
+            if self.in_use:
+                raise NonEmptyGroup(
+                    "members hold keys or records of the partition: stop them, or wait for their leases"
+                )
+            step.change = self.offsets.reset(offset)
+            self.spans.clear()
+            return step.decided(self.progress)
+
+    # -- inside
+
+    def _passed(self, step: _Step, change: Change) -> Decision[CommitAnswer]:
+        step.change = change
+        self.spans.shrink(self.offsets, [(0, self.offsets.stable)])
+        return step.decided(CommitAnswer(self.progress, (), change.lost))
+
+    def _check_epoch(self, reset_epoch: int) -> None:
+        if reset_epoch != self.offsets.reset_epoch:
+            raise FencedStateEpoch(
+                f"the partition was reset: its epoch is {self.offsets.reset_epoch}, not {reset_epoch}; read it again"
+            )
+
+    def _lets_through(self, member: str, entry: CommitEntry | SpanEntry) -> bool:
+        if isinstance(entry, CommitEntry):
+            return self.claims.holds(member, entry.epoch, entry.keys)
+        return all(
+            self.spans.holds(member, entry.epoch, pair) or not self.offsets.uncommitted(*pair) for pair in entry.ranges
+        )
+
+    def _back_to(self, before: _Before) -> None:
+        self.claims.state, self.spans.state, self.pending.state = before
+
+    @contextmanager
+    def _step(self, now_ms: int | None) -> Generator[_Step]:
+        """One decision. What lapsed goes with it; if it raises, nothing has changed."""
+        before = _Before(self.claims.state, self.spans.state, self.pending.state)
+        try:
+            if now_ms is not None:
+                self.claims.lapse(now_ms)
+                self.spans.lapse(now_ms)
+            yield _Step(self, before)
+        except CoreError:
+            self._back_to(before)
+            raise
+
+    def begin(self, decision: Decision[Any]) -> None:
+        """For `_Step`: the decision counts from now on."""
+        if decision.mutations or self._under_way:
+            self._under_way.append(decision)
+        else:
+            decision.state = DecisionState.CONFIRMED
+
+
+class _Step:
+    """A decision as it is made. change: what it does to the committed set."""
+
+    __slots__ = ("_before", "_partition", "change")
+
+    def __init__(self, partition: CooperativePartition, before: _Before) -> None:
+        self._partition, self._before = partition, before
+        self.change: Change | None = None
+
+    def decided(self, answer: Answer, *pending: Mutation) -> Decision[Answer]:
+        """Gather what is to be written, and begin."""
+        partition, before = self._partition, self._before
+        tables = (partition.claims.changed_since(before.claims), partition.spans.changed_since(before.spans))
+        offsets = () if self.change is None else self.change.mutations
+        mutations = (*offsets, *pending, *(table for table in tables if table is not None))
+        decision = Decision(answer, mutations, before, self.change)
+        partition.begin(decision)
+        return decision
+
+
+def _check_lease(lease_ms: int) -> None:
+    if not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
+        raise InvalidRequest(f"a lease of {lease_ms} ms: it may have {LEASE_MS_MIN} to {LEASE_MS_MAX} ms")

@@ -1,0 +1,196 @@
+"""The form of a partition in the store: one entry of each kind, many of ranges and transactions. Keys are suffixes, of
+whatever names the group and the partition.
+
+    0x00                       S and E
+    0x01 first offset (8)      a committed range behind S: its end, and the E that it belongs to
+    0x02                       all claims, and the epoch of the newest one
+    0x03                       all spans, and the epoch of the newest one
+    0x04 producer id (8)       what is pending of an open transaction
+
+A value has a version, a checksum, and a body. `load` takes the entries in any order, and whatever prefix of the
+mutations was written: S is what its entry says, ranges of another E than S's count no more, all others are united and
+cut below S. A range that cannot be read is left out and counted: its records come again, none is lost. Everything else
+that cannot be read raises StateCorrupt, because claims and epochs that are forgotten would count twice.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from flowshare.cooperative.claims import Claims
+from flowshare.cooperative.offsets import CommittedOffsets
+from flowshare.cooperative.partition import PartitionState
+from flowshare.cooperative.pending import Pending
+from flowshare.cooperative.spans import Spans
+from flowshare.cooperative.types import (
+    Claim,
+    DropPending,
+    DropRange,
+    Holder,
+    KeyRange,
+    Mutation,
+    OffsetRange,
+    PendingOffsets,
+    PutClaims,
+    PutPending,
+    PutRange,
+    PutSpans,
+    PutStable,
+    Span,
+)
+from flowshare.core_errors import StateCorrupt
+
+VERSION: Final = 1
+STABLE_KEY: Final = b"\x00"
+RANGE_KEY: Final = b"\x01"
+CLAIMS_KEY: Final = b"\x02"
+SPANS_KEY: Final = b"\x03"
+PENDING_KEY: Final = b"\x04"
+_header: Final = struct.Struct(">BI")
+_number: Final = struct.Struct(">q")
+_two: Final = struct.Struct(">qq")
+
+
+class Loaded(NamedTuple):
+    """What `load` found. unreadable: how many ranges could not be read. repair: what a crash left undone, to be written
+    before anything else: else entries stay that nobody deletes."""
+
+    state: PartitionState
+    unreadable: int
+    repair: tuple[Mutation, ...]
+
+
+def encode(mutation: Mutation) -> tuple[bytes, bytes | None]:
+    """Key and value of what is to be written; None: the key is to be deleted."""
+    match mutation:
+        case PutRange(first, end, reset_epoch):
+            return RANGE_KEY + _number.pack(first), _seal(_two.pack(end, reset_epoch))
+        case DropRange(first):
+            return RANGE_KEY + _number.pack(first), None
+        case PutStable(stable, reset_epoch):
+            return STABLE_KEY, _seal(_two.pack(stable, reset_epoch))
+        case PutClaims(epoch, holders, claims):
+            places = {holder.member: at for at, holder in enumerate(holders)}
+            rows = [(first, end, places[member], of) for first, end, member, of in claims]
+            return CLAIMS_KEY, _seal(orjson.dumps([epoch, [list(one) for one in holders], rows]))
+        case PutSpans(epoch, spans):
+            return SPANS_KEY, _seal(orjson.dumps([epoch, [span[:-1] for span in spans]]))
+        case PutPending(producer_id, (producer_epoch, ranges, keys)):
+            body = [producer_epoch, [tuple(one) for one in ranges], [tuple(one) for one in keys]]
+            return PENDING_KEY + _number.pack(producer_id), _seal(orjson.dumps(body))
+        case DropPending(producer_id):
+            return PENDING_KEY + _number.pack(producer_id), None
+
+
+def load(entries: Iterable[tuple[bytes, bytes]], *, now_ms: int) -> Loaded | None:
+    """The partition that these entries are of; None without that of S: there is no partition, or none any more. Every
+    lease begins now. Raises: StateCorrupt."""
+    claims, spans, pending = Claims(), Spans(), dict[int, PendingOffsets]()
+    stable: tuple[int, int] | None = None
+    ranges: list[tuple[int, int, int]] = []
+    unreadable = 0
+    for key, value in entries:
+        kind = key[:1]
+        if kind == RANGE_KEY:
+            try:
+                ranges.append(_range(key, value))
+            except StateCorrupt:
+                unreadable += 1
+        elif kind == STABLE_KEY:
+            stable = _unpack(_two, _unseal(value))
+        elif kind == CLAIMS_KEY:
+            claims = _claims(value, now_ms)
+        elif kind == SPANS_KEY:
+            spans = _spans(value, now_ms)
+        elif kind == PENDING_KEY:
+            pending[_unpack(_number, key[1:])[0]] = _pending(value)
+        else:
+            raise StateCorrupt(f"an entry of a partition has the unknown kind {kind!r}: a newer flowshare wrote it")
+    if stable is None:
+        return None
+    counted = {first: end for first, end, reset_epoch in ranges if reset_epoch == stable[1]}
+    offsets = CommittedOffsets(stable[0], counted.items(), stable[1])
+    repair = _repair(offsets, stable, counted, [first for first, _, _ in ranges])
+    return Loaded(PartitionState(offsets, claims, spans, Pending(pending)), unreadable, repair)
+
+
+def _repair(
+    offsets: CommittedOffsets, stable: tuple[int, int], counted: Mapping[int, int], keys: Iterable[int]
+) -> tuple[Mutation, ...]:
+    """What makes the entries those of the offsets, in an order of which every prefix is as good."""
+    there = dict(offsets.ranges())
+    puts = [PutRange(first, end, offsets.reset_epoch) for first, end in there.items() if counted.get(first) != end]
+    moved = [PutStable(*stable)._replace(stable=offsets.stable)] if offsets.stable != stable[0] else []
+    return (*puts, *moved, *(DropRange(first) for first in sorted(keys) if first not in there))
+
+
+def _range(key: bytes, value: bytes) -> tuple[int, int, int]:
+    (first,) = _unpack(_number, key[1:])
+    end, reset_epoch = _unpack(_two, _unseal(value))
+    if not 0 <= first < end:
+        raise StateCorrupt(f"a stored range goes from {first} to {end}")
+    return first, end, reset_epoch
+
+
+def _claims(value: bytes, now_ms: int) -> Claims:
+    with _readable("claims"):
+        epoch, told, rows = orjson.loads(_unseal(value))
+        holders = [Holder(str(member), int(generation), int(lease_ms)) for member, generation, lease_ms in told]
+        claims = [Claim(int(first), int(end), holders[int(at)].member, int(of)) for first, end, at, of in rows]
+        return Claims(int(epoch), holders, claims, now_ms=now_ms)
+
+
+def _spans(value: bytes, now_ms: int) -> Spans:
+    with _readable("spans"):
+        epoch, rows = orjson.loads(_unseal(value))
+        spans = [
+            Span(int(first), int(end), str(member), int(of), int(lease_ms), 0)
+            for first, end, member, of, lease_ms in rows
+        ]
+        return Spans(int(epoch), spans, now_ms=now_ms)
+
+
+def _pending(value: bytes) -> PendingOffsets:
+    with _readable("pending offsets"):
+        producer_epoch, ranges, keys = orjson.loads(_unseal(value))
+        return PendingOffsets(
+            int(producer_epoch),
+            tuple(OffsetRange(int(first), int(end)) for first, end in ranges),
+            tuple(KeyRange(int(first), int(end)) for first, end in keys),
+        )
+
+
+@contextmanager
+def _readable(what: str) -> Generator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, IndexError) as error:
+        raise StateCorrupt(f"stored {what} cannot be read: {error!r}") from error
+
+
+def _unpack(form: struct.Struct, data: bytes) -> Any:
+    if len(data) != form.size:
+        raise StateCorrupt(f"a stored entry has {len(data)} bytes instead of {form.size}")
+    return form.unpack(data)
+
+
+def _seal(body: bytes) -> bytes:
+    return _header.pack(VERSION, zlib.crc32(body)) + body
+
+
+def _unseal(data: bytes) -> bytes:
+    if len(data) < _header.size:
+        raise StateCorrupt("a stored entry is cut short")
+    version, checksum = _header.unpack_from(data)
+    if version != VERSION:
+        raise StateCorrupt(f"a stored entry has format {version}; this release reads {VERSION}")
+    body = data[_header.size :]
+    if zlib.crc32(body) != checksum:
+        raise StateCorrupt("a stored entry fails its checksum")
+    return body

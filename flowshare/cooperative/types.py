@@ -1,0 +1,167 @@
+"""The words of cooperative groups: ranges, claims, spans, and the mutations that are written.
+
+All ranges are half-open: `first` belongs to them, `end` does not. Times are milliseconds, `_ms`.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+HASHES: Final = 2**31
+"""Keys have hashes from 0 to HASHES − 1: Kafka's murmur2 of the key, without its sign."""
+LEASE_MS: Final = 30_000
+LEASE_MS_MIN: Final = 1_000
+LEASE_MS_MAX: Final = 600_000
+DRAIN_TIMEOUT_MS: Final = 60_000
+
+
+class OffsetRange(NamedTuple):
+    """Offsets from `first` up to, without, `end`."""
+
+    first: int
+    end: int
+
+
+class KeyRange(NamedTuple):
+    """Hashes of keys from `first` up to, without, `end`."""
+
+    first: int
+    end: int
+
+
+KeyRanges = tuple[KeyRange, ...]
+"""Ascending and disjoint."""
+WHOLE: Final[KeyRanges] = (KeyRange(0, HASHES),)
+"""A partition that is not split."""
+
+
+class OffsetColumns(NamedTuple):
+    """Many ranges of offsets, ascending, as two columns: 16 bytes a range, and quick to copy."""
+
+    firsts: array[int]
+    ends: array[int]
+
+    def pairs(self) -> list[OffsetRange]:
+        """The ranges one by one."""
+        return list(map(OffsetRange, self.firsts, self.ends))
+
+
+class DrainMode(enum.StrEnum):
+    """What frees a range that its holder does not give back: STRICT: only the end of its lease. AVAILABLE: a member
+    that waited for `drain_timeout_ms`, too, which may let two handlers of one key overlap and is counted."""
+
+    STRICT = "strict"
+    AVAILABLE = "available"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On what terms a member holds. lease_ms: how long after its last `hold` (LEASE_MS_MIN to LEASE_MS_MAX)."""
+
+    lease_ms: int = LEASE_MS
+    mode: DrainMode = DrainMode.STRICT
+    drain_timeout_ms: int = DRAIN_TIMEOUT_MS
+
+
+class Claim(NamedTuple):
+    """Hashes that a member holds alone. epoch: grows with each tenure; what a commit names to show that it is this
+    claim's."""
+
+    first: int
+    end: int
+    member: str
+    epoch: int
+
+
+class Holder(NamedTuple):
+    """A member that claims something, as it is stored: the group's generation that it knew, and its lease."""
+
+    member: str
+    generation: int
+    lease_ms: int
+
+
+class Blocked(NamedTuple):
+    """Hashes that a member wants and another one (`holder`) holds, since when it waits for them."""
+
+    first: int
+    end: int
+    holder: str
+    since_ms: int
+
+
+class Span(NamedTuple):
+    """Offsets that one member has in free mode, whatever their keys. deadline_ms: when they are free again."""
+
+    first: int
+    end: int
+    member: str
+    epoch: int
+    lease_ms: int
+    deadline_ms: int
+
+
+class PendingOffsets(NamedTuple):
+    """What a producer's open transaction will commit. keys: of the claims that its records were handled under."""
+
+    producer_epoch: int
+    ranges: tuple[OffsetRange, ...]
+    keys: KeyRanges = ()
+
+
+# -- what is written, in order; a later one of the same key replaces an earlier one
+
+
+class PutRange(NamedTuple):
+    """Offsets behind the stable offset are committed. Key: `first`."""
+
+    first: int
+    end: int
+    reset_epoch: int
+
+
+class PutStable(NamedTuple):
+    """All offsets before `stable` are committed; ranges of an older reset epoch count no more."""
+
+    stable: int
+    reset_epoch: int
+
+
+class DropRange(NamedTuple):
+    """The range of this key is part of another one, or behind the stable offset, or gone."""
+
+    first: int
+
+
+class PutClaims(NamedTuple):
+    """All claims, and the epoch of the newest one there ever was."""
+
+    epoch: int
+    holders: tuple[Holder, ...]
+    claims: tuple[Claim, ...]
+
+
+class PutSpans(NamedTuple):
+    """All spans, and the epoch of the newest one there ever was."""
+
+    epoch: int
+    spans: tuple[Span, ...]
+
+
+class PutPending(NamedTuple):
+    """What an open transaction will commit. Key: `producer_id`."""
+
+    producer_id: int
+    pending: PendingOffsets
+
+
+class DropPending(NamedTuple):
+    """The transaction of this producer has ended."""
+
+    producer_id: int
+
+
+Mutation = PutRange | PutStable | DropRange | PutClaims | PutSpans | PutPending | DropPending

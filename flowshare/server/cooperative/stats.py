@@ -1,0 +1,35 @@
+"""Counters of the cooperative groups of one server, since it began."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class Stats:
+    """holds, commits, takes: requests of members. loads: of partitions. writes:
+    of state; failed_writes: those that could not be made, whose requests were refused.
+
+    blocked: ranges that a hold asked for and another member held. overlaps: ranges that were taken from a member that
+    did not give them back in time (mode `available`), whose handlers may have run beside those of the next one. lapsed:
+    claims and spans whose lease ended. fenced: entries of commits that were refused because the member held their keys
+    no more. lost: records that were deleted, or passed over, before anybody had finished them. resets: partitions that
+    began anew where somebody had set the group's offset.
+    """
+
+    holds: int = 0
+    commits: int = 0
+    takes: int = 0
+    writes: int = 0
+    failed_writes: int = 0
+    loads: int = 0
+    blocked: int = 0
+    overlaps: int = 0
+    lapsed: int = 0
+    fenced: int = 0
+    lost: int = 0
+    resets: int = 0
+
+    def copy(self) -> dict[str, int]:
+        """As they are now."""
+        return asdict(self)

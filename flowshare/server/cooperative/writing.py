@@ -1,0 +1,201 @@
+"""What was decided of one group's partitions on its way into the store: queued, written together, then answered.
+
+One write at a time, with everything that is queued: several partitions and many requests in one. Who asked is answered
+when the write is durable. One that fails takes back what was in it and what was decided on top of it meanwhile, in all
+partitions that it was of; whoever asked is told to try again, and nothing is owed to anybody.
+
+    queued ──taken into a write──→ written ──→ confirmed, answered
+      │                              └──the write fails──→ rolled back, refused
+      ├──an earlier one of its partition is rolled back──→ rolled back, refused
+      └──its partition is closed (the group is deleted, or served elsewhere)──→ rolled back, refused
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from flowshare.cooperative import stored
+from flowshare.cooperative.partition import Decision, DecisionState
+from flowshare.cooperative.types import PutStable
+from flowshare.core_errors import CoordinatorNotAvailable, CoreError
+from flowshare.log.base import NotLed, StorageError
+from flowshare.protocol.errors import ErrorCode
+from flowshare.server.cooperative.beside import WRITE_ERRORS, StableOffset
+from flowshare.server.cooperative.owner import mirror
+from flowshare.server.cooperative.store import SEEN_KEY
+from flowshare.server.runtime.failures import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from flowshare.server.cooperative.beside import Beside
+    from flowshare.server.cooperative.owner import PartitionOwner
+    from flowshare.server.cooperative.stats import Stats
+
+logger = logging.getLogger(__name__)
+
+QUEUE_MAX: Final = 10_000
+"""Decisions that wait to be written."""
+MUTATIONS_MAX: Final = 20_000
+"""Of one write; a decision that has more is written alone."""
+
+
+class Step(NamedTuple):
+    """A decision that waits to be written, or to be told behind one that does."""
+
+    owner: PartitionOwner
+    decision: Decision[Any]
+    told: asyncio.Future[None]
+
+    def fail(self, error: Exception) -> None:
+        """It is not durable."""
+        if not self.told.done():
+            self.told.set_exception(error)
+            self.told.exception()  # seen: whoever asked may be gone, and asyncio would report it
+
+
+class GroupWriter:
+    """The queue of one group. run: runs a task to its end, whoever goes away."""
+
+    def __init__(
+        self, group_id: str, beside: Beside, *, run: Callable[[Coroutine[Any, Any, None]], object], stats: Stats
+    ) -> None:
+        self._group_id = group_id
+        self._beside = beside
+        self._run = run
+        self._stats = stats
+        self._queue: list[Step] = []
+        self._writing = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is left to write."""
+        return self._writing or bool(self._queue)
+
+    def check_room(self) -> None:
+        """Raises: StorageError when too much waits to be written."""
+        if len(self._queue) >= QUEUE_MAX:
+            raise StorageError(f"{QUEUE_MAX} steps of group {self._group_id} wait to be written; try again later")
+
+    def add(self, owner: PartitionOwner, decision: Decision[Any]) -> asyncio.Future[None] | None:
+        """Have a decision written; None: it is durable already. What is returned raises LogError, CoreError."""
+        if decision.state is DecisionState.CONFIRMED:
+            return None
+        step = Step(owner, decision, asyncio.get_running_loop().create_future())
+        self._queue.append(step)
+        if not self._writing:
+            self._writing = True
+            self._run(self._write_all())
+        return step.told
+
+    def drop(self, owner: PartitionOwner) -> None:
+        """The partition is closed: nothing of it is written any more that is not being written."""
+        gone = [step for step in self._queue if step.owner is owner]
+        if gone:
+            self._queue = [step for step in self._queue if step.owner is not owner]
+            self._give_up(
+                gone, CoordinatorNotAvailable(f"the state of {owner.key} is served no more, or anew; try again")
+            )
+
+    async def _write_all(self) -> None:
+        try:
+            while self._queue:
+                await self._write()
+        except BaseException as error:
+            self._give_up_all(StorageError(f"{type(error).__name__}: {error}"))
+            raise
+        finally:
+            self._writing = False
+
+    async def _write(self) -> None:
+        try:
+            async with self._beside.locked(self._group_id, None):
+                await self._write_locked()
+        except (CoreError, Refused) as error:  # there is no such group any more, and cannot be one
+            self._give_up_all(error)
+
+    async def _write_locked(self) -> None:
+        """Write what is queued; from taking it to the write nothing is awaited."""
+        steps = self._take()
+        if not steps:
+            return
+        writes, moved = self._writes(steps)
+        if writes:
+            self._stats.writes += 1
+            try:
+                await self._beside.write(self._group_id, list(writes.items()), list(moved.values()))
+            except WRITE_ERRORS as error:
+                self._stats.failed_writes += 1
+                self._give_up(steps, self._told_of(error))
+                return
+            except BaseException as error:
+                self._give_up(steps, StorageError(f"{type(error).__name__}: {error}"))
+                raise
+        for step in steps:
+            step.owner.partition.confirm(step.decision)
+            if not step.told.done():
+                step.told.set_result(None)
+        for owner, told in moved.items():
+            owner.written(told.value)
+
+    def _told_of(self, error: Exception) -> Exception:
+        """What those are told who wait for a write that failed: it can be tried again."""
+        if isinstance(error, NotLed):
+            return Refused(
+                ErrorCode.NOT_COORDINATOR, f"group {self._group_id} is coordinated by another worker: {error}"
+            )
+        logger.error("cooperative state could not be written: %s group=%s", error, self._group_id)
+        if isinstance(error, CoreError):
+            return error
+        return CoordinatorNotAvailable(f"state of group {self._group_id} could not be written: {error}")
+
+    def _take(self) -> list[Step]:
+        """The next ones to be written together, in their order."""
+        count = mutations = 0
+        for step in self._queue:
+            mutations += len(step.decision.mutations)
+            if count and mutations > MUTATIONS_MAX:
+                break
+            count += 1
+        steps, self._queue = self._queue[:count], self._queue[count:]
+        return steps
+
+    def _writes(self, steps: list[Step]) -> tuple[dict[bytes, bytes | None], dict[PartitionOwner, StableOffset]]:
+        """What is to be put, a later one in place of an earlier one of the same key; and stable offsets that moved."""
+        writes: dict[bytes, bytes | None] = {}
+        stable: dict[PartitionOwner, PutStable] = {}
+        for owner, decision, _ in steps:
+            for mutation in decision.mutations:
+                name, value = stored.encode(mutation)
+                writes[owner.prefix + name] = value
+                if isinstance(mutation, PutStable):
+                    stable[owner] = mutation
+        for owner in {step.owner for step in steps if step.decision.mutations}:
+            if owner.seen and not owner.seen_stored:
+                owner.seen_stored = True
+                writes[owner.prefix + SEEN_KEY] = b"\x01"
+        decisions = {step.decision for step in steps}
+        moved = {
+            owner: StableOffset(owner.topic, owner.key.partition, mirror(*put))
+            for owner, put in stable.items()
+            if owner.may_mirror(decisions)
+        }
+        return writes, moved
+
+    def _give_up(self, steps: list[Step], error: Exception) -> None:
+        """Take these back, and what was decided on top of them."""
+        undone: set[Decision[Any]] = set()
+        for step in steps:
+            undone.update(step.owner.partition.roll_back(step.decision))
+            step.owner.seen_stored = False
+            step.fail(error)
+        behind = [step for step in self._queue if step.decision in undone]
+        self._queue = [step for step in self._queue if step.decision not in undone]
+        for step in behind:
+            step.fail(error)
+
+    def _give_up_all(self, error: Exception) -> None:
+        steps, self._queue = self._queue, []
+        self._give_up(steps, error)

@@ -1,0 +1,53 @@
+"""Calls of cooperative groups at the socket (`protocol.cooperative_codec`).
+
+Rights are Kafka's for consumers: READ on the group for members and to reset, DESCRIBE to look; of topics, which members
+name by id, the server asks itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.protocol.cooperative_codec import CALLS, Call, Malformed
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages.cooperative import (
+    CooperativeOffsetsRequest,
+    CooperativeOffsetsResponse,
+    CooperativeResetRequest,
+)
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.edge.forms import may_topic
+from flowshare.server.runtime.failures import Refused
+
+if TYPE_CHECKING:
+    from flowshare.server.edge.base import SocketCall
+
+Body = dict[str, Any]
+
+
+async def _answer(name: str, how: Call, call: SocketCall) -> Body:
+    """What a call asks for. Raises: Refused."""
+    try:
+        request = how.read_request(call.request)
+    except Malformed as error:
+        raise Refused(ErrorCode.INVALID_REQUEST, f"{name}: {error}") from None
+    looks = isinstance(request, CooperativeOffsetsRequest)
+    call.peer.need(Operation.DESCRIBE if looks else Operation.READ, ResourceType.GROUP, request.group_id)
+    if isinstance(request, CooperativeResetRequest):
+        call.peer.need(Operation.READ, ResourceType.TOPIC, request.topic)
+    answer = await call.peer.connection.send(request)
+    if answer.error is not ErrorCode.NONE:
+        raise Refused(answer.error, answer.message or "")
+    if isinstance(answer, CooperativeOffsetsResponse):
+        seen = [part for part in answer.partitions if may_topic(call.peer, Operation.DESCRIBE, part.topic)]
+        answer = replace(answer, partitions=tuple(seen))
+    return how.answer(answer)
+
+
+COOPERATIVE: Final[Mapping[str, Callable[[SocketCall], Awaitable[Body]]]] = {
+    name: partial(_answer, name, how) for name, how in CALLS.items()
+}
+"""The calls by name."""

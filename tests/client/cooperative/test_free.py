@@ -1,0 +1,142 @@
+"""Free mode: members take what comes next, whatever its key; on a server in memory, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flowshare.client.cooperative.dispatch import Found
+from flowshare.client.cooperative.scan import Progress
+from flowshare.client.cooperative.spans import SpanScan
+from flowshare.client.errors import IllegalState
+from flowshare.testing import run
+from tests.client.cooperative.worlds import QUICK, coop_world
+
+
+def test_members_take_parts_of_one_partition_and_every_record_is_handled_once() -> None:
+    async def story() -> None:
+        async with coop_world() as world:
+            await world.send(300, keys=1)
+            for name in "abc":
+                world.worker(name, free=True, concurrency=4)
+            await world.until(lambda: world.stable() == 300)
+            assert all(len(runs) == 1 for runs in world.handled().values())
+            shares = [sum(one.member == name for one in world.runs) for name in "abc"]
+            assert min(shares) > 50, f"one key holds nobody up here: {shares}"
+
+    run(story())
+
+
+def test_what_a_member_had_that_dies_comes_again_when_its_lease_is_over() -> None:
+    async def story() -> None:
+        async with coop_world() as world:
+            await world.send(60)
+
+            async def handler(record: Any) -> None:
+                await asyncio.sleep(1.0)
+
+            a = world.worker("a", handler, free=True, concurrency=3)
+            world.worker("b", handler, free=True, concurrency=3)
+            await world.until(lambda: sum(one.member == "a" for one in world.runs) > 3)
+            a.kill()
+            await world.until(lambda: world.stable() == 60)
+            again = {offset for offset, runs in world.handled().items() if len(runs) > 1}
+            assert again == {one.offset for one in world.runs if one.member == "a" and not one.committed}
+
+    run(story())
+
+
+def test_what_is_released_comes_again_here_and_what_a_member_leaves_is_free_at_once() -> None:
+    async def story() -> None:
+        async with coop_world() as world:
+            await world.send(10)
+            first = world.consumer(replace(QUICK, max_poll_records=4), member_id="a", free=True)
+            first.subscribe(["orders"])
+            got = await first.poll(5.0)
+            assert len(got) == 4
+            assert first.release(got[0], delay=2.0)
+            began_s = asyncio.get_running_loop().time()
+            again: list[Any] = []
+            while not again:
+                again = [one for one in await first.poll(5.0) if one.offset == got[0].offset]
+                assert asyncio.get_running_loop().time() < began_s + 10
+            assert again[0].attempt == 2
+            await first.close()
+            second = world.consumer(replace(QUICK, max_poll_records=10), member_id="b", free=True)
+            second.subscribe(["orders"])
+            came: list[Any] = []
+            while len(came) < 10:
+                found = await second.poll(1.0)
+                assert found, "nothing waits for a lease"
+                came += found
+            await second.close()
+
+    run(story())
+
+
+def test_a_partition_is_shared_in_one_way_at_a_time() -> None:
+    async def story() -> None:
+        async with coop_world() as world:
+            await world.send(10)
+            keys = world.consumer(member_id="a")
+            keys.subscribe(["orders"])
+            await keys.poll(5.0)
+            free = world.consumer(member_id="b", free=True)
+            free.subscribe(["orders"])
+            assert await free.poll(2.0) == []
+            assert "INCONSISTENT_GROUP_PROTOCOL" in str(free.trouble)
+            await free.close()
+            await keys.close()
+            with pytest.raises(IllegalState):
+                world.consumer(free=True).assign({("orders", 0): []})
+
+    run(story())
+
+
+def test_spans_end_when_all_of_them_is_committed_and_holes_are_void() -> None:
+    scan: SpanScan[str] = SpanScan()
+    scan.taken([(10, 16, 1), (30, 32, 2)], Progress(0, 1, 0, 0))
+    assert scan.position() == 10
+    assert scan.scanned(8, 20, [(8, 0, "x"), (11, 0, "a"), (14, 0, "b"), (17, 0, "y")]) == 2
+    assert scan.position() == 30
+    scan.scanned(30, 40, [(30, 0, "c"), (31, 0, "d")])
+    taken: list[Found[str]] = scan.take(10, 0.0)
+    assert [one.record for one in taken] == ["a", "b", "c", "d"]
+    assert [one.epoch for one in taken] == [1, 1, 2, 2]
+    for one in taken[:3]:
+        assert scan.finish(one)
+    batch = scan.commit()
+    assert batch is not None
+    assert list(batch.parts) == [(1, [(10, 16)]), (2, [(30, 31)])]
+    scan.committed(batch, Progress(0, 1, 1, 16))
+    assert scan.epochs == (2,)
+    assert scan.lose_spans([2]) == [taken[3]]
+    assert not scan.finish(taken[3])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_members_that_come_and_go_all_the_time_lose_nothing(seed: int) -> None:
+    async def story() -> None:
+        rng = random.Random(seed)
+        async with coop_world(partitions=2) as world:
+
+            async def handler(record: Any) -> None:
+                await asyncio.sleep(rng.random() * 0.2)
+
+            world.worker("stays", handler, free=True)
+            await world.send(1_000, keys=60)
+            guests: list[Any] = []
+            for number in range(30):
+                await asyncio.sleep(rng.random() * 0.5)
+                if guests and rng.random() < 0.5:
+                    await guests.pop(rng.randrange(len(guests))).stop()
+                else:
+                    guests.append(world.worker(f"guest {number}", handler, free=True))
+            await world.until(lambda: len(world.handled()) == 1_000 and all(one.committed for one in world.runs))
+            assert all(len(runs) == 1 for runs in world.handled().values()), "nobody died"
+
+    run(story())

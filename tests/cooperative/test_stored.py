@@ -1,0 +1,112 @@
+"""The form in the store: what cannot be read is refused, but for ranges, whose records come again."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowshare.cooperative.stored import CLAIMS_KEY, PENDING_KEY, SPANS_KEY, STABLE_KEY, _seal, encode, load
+from flowshare.cooperative.types import (
+    Claim,
+    DropPending,
+    DropRange,
+    Holder,
+    PendingOffsets,
+    PutClaims,
+    PutPending,
+    PutRange,
+    PutSpans,
+    PutStable,
+    Span,
+)
+from flowshare.core_errors import StateCorrupt
+
+STABLE = encode(PutStable(5, 2))
+
+
+def entries(*mutations):
+    return [(key, value) for key, value in map(encode, mutations) if value is not None]
+
+
+def test_keys_sort_as_their_offsets():
+    firsts = [0, 1, 255, 256, 2**40]
+
+    assert sorted(encode(DropRange(first))[0] for first in firsts) == [encode(DropRange(first))[0] for first in firsts]
+    assert encode(PutRange(7, 9, 0))[0] == encode(DropRange(7))[0]
+    assert encode(DropRange(7))[1] is None
+    assert encode(DropPending(7)) == (encode(PutPending(7, PendingOffsets(0, ())))[0], None)
+
+
+def test_there_is_no_partition_without_its_stable_offset():
+    assert load([], now_ms=0) is None
+    assert load(entries(PutRange(7, 9, 0)), now_ms=0) is None
+
+
+def test_ranges_of_another_epoch_count_no_more_and_are_to_be_deleted():
+    loaded = load(entries(PutRange(7, 9, 1), PutStable(5, 2), PutRange(11, 12, 2), PutRange(14, 15, 3)), now_ms=0)
+
+    assert loaded is not None
+    assert loaded.state.offsets.ranges() == [(11, 12)]
+    assert loaded.repair == (DropRange(7), DropRange(14))
+
+
+def test_what_a_crash_left_undone_is_repaired():
+    found = entries(PutStable(5, 2), PutRange(3, 4, 2), PutRange(4, 8, 2), PutRange(10, 13, 2), PutRange(12, 15, 2))
+    loaded = load(found, now_ms=0)
+
+    assert loaded is not None
+    assert (loaded.state.offsets.stable, loaded.state.offsets.ranges()) == (8, [(10, 15)])
+    assert loaded.repair == (PutRange(10, 15, 2), PutStable(8, 2), DropRange(3), DropRange(4), DropRange(12))
+    store = dict(found)
+    for mutation in loaded.repair:
+        key, value = encode(mutation)
+        store.pop(key, None) if value is None else store.update({key: value})
+        again = load(store.items(), now_ms=0)
+        assert again is not None
+        assert again.state.offsets.ranges() == [(10, 15)]
+    assert again.repair == ()
+
+
+def test_a_range_that_cannot_be_read_is_left_out():
+    key, _ = encode(PutRange(7, 9, 2))
+    good = entries(PutStable(5, 2), PutRange(11, 12, 2))
+    for broken in ((key, b"?"), (key, _seal(b"short")), (key + b"x", good[1][1]), encode(PutRange(9, 9, 2))):
+        loaded = load([*good, broken], now_ms=0)
+        assert loaded is not None
+        assert (loaded.unreadable, loaded.state.offsets.ranges()) == (1, [(11, 12)])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        (STABLE_KEY, b""),
+        (STABLE_KEY, _seal(b"1234")),
+        (STABLE_KEY, b"\x09" + STABLE[1][1:]),
+        (STABLE_KEY, STABLE[1][:-1] + b"\x55"),
+        (CLAIMS_KEY, _seal(b"{")),
+        (CLAIMS_KEY, _seal(b"[1,[],[[0,5,0,1]]]")),
+        (CLAIMS_KEY, _seal(b"[1]")),
+        (SPANS_KEY, _seal(b"[1,[[0]]]")),
+        (PENDING_KEY + bytes(8), _seal(b"[1,2]")),
+        (PENDING_KEY, encode(PutPending(7, PendingOffsets(0, ())))[1]),
+        (b"\x09", b""),
+    ],
+)
+def test_what_is_not_a_range_and_cannot_be_read_is_refused(broken):
+    with pytest.raises(StateCorrupt):
+        load([STABLE, broken], now_ms=0)
+
+
+def test_everything_comes_back_with_whole_leases():
+    claims = PutClaims(9, (Holder("a", 4, 1_000), Holder("b", 5, 2_000)), (Claim(0, 5, "a", 2), Claim(7, 9, "b", 8)))
+    spans = PutSpans(3, (Span(5, 9, "a", 3, 1_000, 77),))
+    pending = PutPending(7, PendingOffsets(2, ((5, 6),), ((0, 3),)))
+
+    loaded = load(entries(PutStable(5, 2), claims, spans, pending), now_ms=100)
+
+    assert loaded is not None
+    state = loaded.state
+    assert state.claims.state.claims == claims.claims
+    assert state.claims.state.epoch == 9
+    assert {name: one.deadline_ms for name, one in state.claims.state.members.items()} == {"a": 1_100, "b": 2_100}
+    assert state.spans.state.spans == (Span(5, 9, "a", 3, 1_000, 1_100),)
+    assert state.pending.state == {7: pending.pending}

@@ -1,0 +1,38 @@
+"""Claims in a random world: at most one holder of each hash, and no commit of a claim that ended."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from flowshare.cooperative.types import DrainMode
+from tests.cooperative.world import World
+
+
+def play(mode, worlds, steps, seed):
+    counts = Counter()
+    for number in range(worlds):
+        print("seed", seed + number)
+        world = World(seed + number, mode)
+        for _ in range(steps):
+            world.step()
+        counts.update(world.counts)
+    return counts
+
+
+@pytest.mark.parametrize("mode", list(DrainMode))
+def test_each_hash_has_one_holder_and_no_claim_that_ended_commits(mode):
+    counts = play(mode, 20, 400, random.randrange(2**32))
+
+    assert min(counts[name] for name in ("granted", "blocked", "passed", "fenced")) > 0, counts
+    assert bool(counts["taken"]) == (mode is DrainMode.AVAILABLE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", list(DrainMode))
+def test_each_hash_has_one_holder_and_no_claim_that_ended_commits_in_many_worlds(mode):
+    counts = play(mode, 1_000, 1_000, random.randrange(2**32))
+
+    assert min(counts[name] for name in ("rolled back", "late")) > 100, counts

@@ -1,0 +1,237 @@
+"""Cooperative groups of a fleet: their state lies in the group's slot, whose worker answers their members."""
+
+from __future__ import annotations
+
+import asyncio
+
+from flowshare.protocol import messages as m
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages.cooperative import GroupOffset, TakenFrom, stable_metadata
+from flowshare.slots.placement import group_slot
+from flowshare.testing.clock import LoopTimeClock
+from flowshare.testing.virtual import run
+from tests.fleet.world import Fleet, batch
+from tests.server.cooperative.world import LEASE_MS, LOWER, NONE, UPPER, WHOLE, Member
+
+NOTHING = GroupOffset(-1)
+
+
+async def members(fleet, *names, records: int = 100, topic: str = "orders", group: str = "g"):
+    """Members on connections of their own, and a topic with records."""
+    if topic not in fleet.kafka.storage.topics():
+        await fleet.topic(topic)
+        await fleet.kafka.storage.append(topic, 0, batch(*(b"v",) * records))
+    topic_id = fleet.kafka.storage.topics()[topic].topic_id
+    found = []
+    for name in names:
+        connection = fleet.connection(name)
+        await connection.cluster.start()
+        made = Member(again(connection), name, topic_id, group=group)
+        made.connection = connection
+        found.append(made)
+    return found
+
+
+def again(connection):
+    """Sends once more what a connection was lost with, as members do."""
+
+    async def send(request):
+        try:
+            return await connection.send(request)
+        except OSError:
+            return await connection.send(request)
+
+    return send
+
+
+async def told(fleet, *, group: str = "g"):
+    """What tools are told of the only partition."""
+    (looks,) = await members(fleet, "look")
+    answer = await looks.send(m.CooperativeOffsetsRequest(group_id=group, ranges_from=0))
+    await looks.connection.close()
+    assert answer.error is NONE, answer.message
+    return answer.partitions[0] if answer.partitions else None
+
+
+def stored(fleet) -> dict[int, list[bytes]]:
+    """Keys of cooperative state by slot."""
+    led = [slot for machine in fleet.living for slot in machine.worker._slot_manager.led.items()]
+    return {number: keys for number, slot in led if (keys := [key for key, _ in slot.scan(b"k/")])}
+
+
+def scenario(play, *, workers: int = 3, slots: int = 4):
+    async def all_of_it(clock):
+        async with Fleet(clock, workers=workers, slots=slots) as fleet:
+            await play(fleet)
+
+    run(all_of_it(LoopTimeClock()))
+
+
+def test_members_share_a_partition_and_commit_at_the_groups_worker():
+    async def play(fleet):
+        a, b = await members(fleet, "a", "b")
+        await a.hold(LOWER, committed=NOTHING)
+        await b.hold(UPPER, committed=NOTHING)
+        await a.commit((0, 5))
+        assert await b.commit((5, 9), (20, 30)) == (9, 1, 30)
+
+        part = await told(fleet)
+        assert (part.stable, [tuple(one) for one in part.ranges.pairs()]) == (9, [(20, 30)])
+        assert list(stored(fleet)) == [group_slot("g", fleet.slots)]
+        for one in (a, b):
+            await one.connection.close()
+
+    scenario(play)
+
+
+def test_a_worker_that_does_not_coordinate_the_group_says_so():
+    async def play(fleet):
+        (a,) = await members(fleet, "a")
+        other = next(machine for machine in fleet.machines if machine is not fleet.coordinator("g"))
+        a.send = other.serve("a").send
+
+        answer = await a.asks({0: WHOLE}, committed=NOTHING)
+
+        assert answer.error is ErrorCode.NOT_COORDINATOR
+        assert stored(fleet) == {}
+        await a.connection.close()
+
+    scenario(play)
+
+
+def test_the_next_worker_goes_on_with_claims_and_commits():
+    async def play(fleet):
+        a, b = await members(fleet, "a", "b")
+        await a.hold(LOWER, committed=NOTHING, lease_ms=120_000)
+        await a.commit((0, 5), (7, 9))
+        await fleet.coordinator("g").kill()
+        await fleet.settled()
+
+        blocked = await b.hold(WHOLE, committed=NOTHING)
+        assert [tuple(one[:2]) for one in blocked.held] == list(UPPER)
+        assert blocked.ranges.pairs() == [(7, 9)]
+        assert await a.commit((5, 7)) == (9, 0, 9)
+        for one in (a, b):
+            await one.connection.close()
+
+    scenario(play)
+
+
+def test_a_worker_that_leaves_in_order_hands_the_group_over():
+    async def play(fleet):
+        (a,) = await members(fleet, "a")
+        held = (await a.hold(WHOLE, committed=NOTHING, lease_ms=120_000)).held
+        await a.commit((0, 5))
+        await fleet.coordinator("g").stop()
+        await fleet.settled()
+
+        assert (await a.hold(WHOLE, lease_ms=120_000)).held == held
+        assert await a.commit((5, 7)) == (7, 0, 7)
+        await a.connection.close()
+
+    scenario(play)
+
+
+def test_where_a_group_begins_its_members_say():
+    async def play(fleet):
+        a, b, c = await members(fleet, "a", "b", "c")
+        b.group, c.group = "h", "i"
+
+        unsaid = (await a.asks({0: WHOLE})).partitions[0]
+        first = await a.hold(WHOLE, committed=NOTHING, auto_offset_reset="latest")
+        ordinary = await b.hold(WHOLE, committed=GroupOffset(40, ""))
+        ours = await c.hold(WHOLE, committed=GroupOffset(50, stable_metadata(3)))
+
+        assert unsaid.error is ErrorCode.INVALID_REQUEST
+        assert (first.stable, ordinary.stable, ours.stable) == (100, 40, 50)
+        for one in (a, b, c):
+            await one.connection.close()
+
+    scenario(play)
+
+
+def test_an_administrators_reset_is_followed_when_nobody_holds_anything():
+    async def play(fleet):
+        (a,) = await members(fleet, "a")
+        await a.hold(WHOLE, committed=NOTHING)
+        await a.commit((0, 50))
+        ours = GroupOffset(30, stable_metadata(a.epochs[0]))  # as it was a moment ago
+        kept = await a.hold(WHOLE, committed=GroupOffset(20, ""))
+        await a.leaves()
+        old = await a.hold(WHOLE, committed=ours)
+        await a.leaves()
+        reset = await a.hold(WHOLE, committed=GroupOffset(20, ""))
+
+        assert (kept.stable, old.stable, reset.stable) == (50, 50, 20)
+        assert reset.reset_epoch > old.reset_epoch
+        await a.connection.close()
+
+    scenario(play, workers=1)
+
+
+def test_a_group_that_was_deleted_at_the_brokers_begins_clean():
+    async def play(fleet):
+        (a,) = await members(fleet, "a")
+        await a.hold(WHOLE, committed=NOTHING)
+        await a.commit((0, 50), (60, 70))
+        await a.leaves()
+        never_told = await a.hold(WHOLE, committed=NOTHING)
+        await a.hold(WHOLE, committed=GroupOffset(50, stable_metadata(a.epochs[0])))
+        await a.leaves()
+        await fleet.clock.sleep(1.0)
+
+        anew = await a.hold(WHOLE, committed=NOTHING)
+
+        assert never_told.stable == 50
+        assert (anew.stable, anew.count, anew.reset_epoch > never_told.reset_epoch) == (0, 0, True)
+        await a.connection.close()
+
+    scenario(play, workers=1)
+
+
+def test_members_take_records_and_wait_for_more():
+    async def play(fleet):
+        a, b = await members(fleet, "a", "b", records=3)
+        answer = await a.take(10, partitions=(_from(a),))
+        assert [one[:2] for one in answer.partitions[0].spans] == [(0, 3)]
+        waiting = asyncio.ensure_future(b.take(10, max_wait_ms=5_000, partitions=(_from(b),)))
+        await fleet.clock.sleep(0.5)
+        await fleet.produce("orders", b"w")
+
+        (part,) = (await waiting).partitions
+        assert [one[:2] for one in part.spans] == [(3, 4)]
+        for one in (a, b):
+            await one.connection.close()
+
+    scenario(play, workers=2)
+
+
+def _from(member):
+    return TakenFrom(member.topic_id, 0, NOTHING)
+
+
+def test_a_share_group_cannot_be_cooperative():
+    async def play(fleet):
+        (a,) = await members(fleet, "a")
+        share = fleet.member()
+        await share.start()
+
+        assert (await a.asks({0: WHOLE}, committed=NOTHING)).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        await a.connection.close()
+
+    scenario(play, workers=1)
+
+
+def test_a_lease_ends_at_the_worker():
+    async def play(fleet):
+        a, b = await members(fleet, "a", "b")
+        await a.hold(WHOLE, committed=NOTHING)
+        zombie = a.entry((0, 5))
+        await fleet.clock.sleep(LEASE_MS / 1000 + 0.5)
+        await b.hold(WHOLE, committed=NOTHING)
+
+        assert (await a.commits(zombie)).fenced == (0,)
+        for one in (a, b):
+            await one.connection.close()
+
+    scenario(play, workers=1)

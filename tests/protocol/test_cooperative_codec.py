@@ -1,0 +1,162 @@
+"""The calls of cooperative groups as JSON: what is written is read as it was, and what makes no sense is refused."""
+
+from __future__ import annotations
+
+import uuid
+from array import array
+
+import orjson
+import pytest
+
+from flowshare.cooperative.types import KeyRange, OffsetRange
+from flowshare.protocol import messages as m
+from flowshare.protocol.cooperative_codec import CALLS, NUMBER_MAX, Malformed
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import cooperative as c
+
+ID = uuid.UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
+AT = {"topic_id": ID, "partition": 3}
+FAR = {**AT, "stable": 5, "reset_epoch": 7, "count": 1, "furthest": 9, "log_start": 0, "log_end": 12}
+R = c.OffsetColumns(array("q", [6]), array("q", [9]))
+LEFT = {"error": ErrorCode.UNKNOWN_TOPIC_ID, "message": "gone"}
+REQUESTS = [
+    m.CooperativeHoldRequest(group_id="g", member_id="m", generation=1, sequence=2),
+    m.CooperativeHoldRequest(
+        group_id="größe",
+        member_id="m",
+        generation=0,
+        sequence=0,
+        mode="available",
+        auto_offset_reset="latest",
+        partitions=(
+            c.WantedKeys(ID, 0, ((0, 5), (7, 9))),
+            c.WantedKeys(ID, 1, (), c.GroupOffset(4, "x")),
+            c.WantedKeys(ID, 2, (), c.GroupOffset(-1)),
+        ),
+    ),
+    m.CooperativeCommitRequest(
+        group_id="g",
+        member_id="m",
+        partitions=(
+            c.PartitionCommit(ID, 0, 5, (c.CommitEntry(KeyRange(1, 9), 3, [OffsetRange(0, 2), OffsetRange(4, 5)]),)),
+            c.PartitionCommit(ID, 1, 5, (c.SpanEntry(3, [OffsetRange(0, 2)]),)),
+        ),
+    ),
+    m.CooperativeTakeRequest(
+        group_id="g",
+        member_id="m",
+        count=3,
+        max_wait_ms=5,
+        partitions=(c.TakenFrom(ID, 0), c.TakenFrom(ID, 1, c.GroupOffset(3, "y"))),
+        renew=(c.SpanEpochs(ID, 0, (1, 2)),),
+        give_back=(c.SpanEpochs(ID, 0, (3,)),),
+    ),
+    m.CooperativeOffsetsRequest(group_id="g"),
+    m.CooperativeOffsetsRequest(group_id="g", topics={"t": (0, 1)}, ranges_from=5),
+    m.CooperativeResetRequest(group_id="g", topic="t", partition=1, offset=9),
+]
+ANSWERS = [
+    (
+        "cooperative_hold",
+        m.CooperativeHoldResponse(
+            lease_ms=5,
+            partitions=(
+                c.HeldPartition(
+                    **FAR,
+                    held=(c.HeldKeys(0, 5, 1),),
+                    granted=((0, 5),),
+                    blocked=(c.BlockedKeys(5, 9, "n"),),
+                    superseded=True,
+                    ranges=R,
+                    pending=((7, 8),),
+                ),
+                c.HeldPartition(**AT, **LEFT),
+            ),
+        ),
+    ),
+    (
+        "cooperative_commit",
+        m.CooperativeCommitResponse(
+            partitions=(c.CommittedPartition(**FAR, fenced=(1, 2)), c.CommittedPartition(**AT, **LEFT))
+        ),
+    ),
+    (
+        "cooperative_take",
+        m.CooperativeTakeResponse(
+            lease_ms=5,
+            partitions=(c.TakenPartition(**FAR, spans=(c.TakenSpan(0, 5, 1),)),),
+            lost=(c.SpanEpochs(ID, 0, (4,)),),
+        ),
+    ),
+    (
+        "cooperative_offsets",
+        m.CooperativeOffsetsResponse(
+            partitions=(
+                c.PartitionOffsets(
+                    **FAR,
+                    topic="t",
+                    ranges=R,
+                    more=True,
+                    unstable=True,
+                    claims=(c.ToldClaim(0, 5, "m", 1),),
+                    spans=(c.ToldClaim(6, 7, "m", 2),),
+                ),
+                c.PartitionOffsets(**FAR, topic="t"),
+            )
+        ),
+    ),
+    ("cooperative_reset", m.CooperativeResetResponse(reset_epoch=8)),
+]
+HOLD = CALLS["cooperative_hold"].request(REQUESTS[1])
+COMMIT = CALLS["cooperative_commit"].request(REQUESTS[2])
+TAKE = CALLS["cooperative_take"].request(REQUESTS[3])
+HEX = ID.hex
+BAD = [
+    ("cooperative_hold", {}),
+    ("cooperative_hold", {**HOLD, "group_id": None}),
+    ("cooperative_hold", {**HOLD, "group_id": "g" * 5_000}),
+    ("cooperative_hold", {**HOLD, "sequence": True}),
+    ("cooperative_hold", {**HOLD, "sequence": NUMBER_MAX}),
+    ("cooperative_hold", {**HOLD, "lease_ms": -1}),
+    ("cooperative_hold", {**HOLD, "partitions": {}}),
+    ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0]]}),
+    ("cooperative_hold", {**HOLD, "partitions": [["id", 0, []]]}),
+    ("cooperative_hold", {**HOLD, "partitions": [[5, 0, []]]}),
+    ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0, [[0]]]]}),
+    ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0, [[0, NUMBER_MAX]]]]}),
+    ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0, [5]]]}),
+    ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0, [], [5]]]}),
+    ("cooperative_hold", {**HOLD, "partitions": [[HEX, 0, [], [-2, ""]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [[1, 2, []]]]]}),
+    ("cooperative_commit", {**COMMIT, "partitions": [[HEX, 0, 0, [["e", []]]]]}),
+    ("cooperative_take", {**TAKE, "renew": None}),
+    ("cooperative_take", {**TAKE, "renew": [[HEX, 0, [0.5]]]}),
+    ("cooperative_offsets", {"group_id": "g", "topics": ["t"]}),
+    ("cooperative_offsets", {"group_id": "g", "topics": None, "ranges_from": "0"}),
+    ("cooperative_reset", {"group_id": "g", "topic": 5, "partition": 0, "offset": 0}),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda one: type(one).__name__)
+def test_a_request_is_read_as_it_was_written(request_):
+    call = CALLS[request_.call]
+
+    assert call.read_request(orjson.loads(orjson.dumps(call.request(request_)))) == request_
+
+
+@pytest.mark.parametrize(("name", "answer"), ANSWERS, ids=[name for name, _ in ANSWERS])
+def test_an_answer_is_read_as_it_was_written(name, answer):
+    call = CALLS[name]
+
+    assert call.read_answer(orjson.loads(orjson.dumps(call.answer(answer)))) == answer
+
+
+@pytest.mark.parametrize(("name", "body"), BAD)
+def test_what_makes_no_sense_is_refused(name, body):
+    with pytest.raises(Malformed):
+        CALLS[name].read_request(orjson.loads(orjson.dumps(body)))
+
+
+def test_every_call_can_be_refused():
+    for call in CALLS.values():
+        assert call.refused(error=ErrorCode.NOT_COORDINATOR, message="no").message == "no"
