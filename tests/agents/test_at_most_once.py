@@ -129,7 +129,7 @@ def test_what_the_handler_returns_is_produced_and_what_cannot_be_becomes_a_lette
 
 def test_a_handler_that_is_ended_loses_its_record_and_says_so(caplog: pytest.LogCaptureFixture):
     async def work(n: int) -> None:
-        await asyncio.sleep(10_000)
+        await asyncio.Event().wait()
 
     app = one_agent(work, drain_timeout=1, **MOST)
 

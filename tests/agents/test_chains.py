@@ -201,7 +201,9 @@ class Reading:
         agent = SimpleNamespace(
             name="agent",
             group="g",
-            options=SimpleNamespace(key_order="key", exactly_once=False, retry=SimpleNamespace(max_attempts=2)),
+            options=SimpleNamespace(
+                key_order="key", exactly_once=False, at_most_once=False, retry=SimpleNamespace(max_attempts=2)
+            ),
             decoder=lambda topic: None,
             key_decoder=lambda topic: None,
         )
