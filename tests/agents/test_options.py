@@ -126,7 +126,7 @@ def test_a_second_agent_of_the_same_name_is_refused():
     app = fs.App("t")
     app.share_agent("in")(_handler)
 
-    with pytest.raises(UsageError, match="has a share agent '_handler' already"):
+    with pytest.raises(UsageError, match="has an agent '_handler' already"):
         app.share_agent("in")(_handler)
 
 
