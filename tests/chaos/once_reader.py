@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from flowshare.backend.url import parse_broker
@@ -27,6 +27,15 @@ OPEN_S = 120.0
 """For how long a transaction that a dead worker left may stay open: a successor ends it, or the coordinator does."""
 READ_S = 120.0
 LOOK_S = 0.2
+CHANGING = frozenset(
+    {
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+    }
+)
+"""Of brokers that came again a moment ago."""
 
 
 class Lying(NamedTuple):
@@ -102,17 +111,23 @@ def _wait_closed(admin: AdminClient, places: list[TopicPartition]) -> dict[int, 
     until = time.monotonic() + OPEN_S
     while True:
         stable, ends = (_ends(admin, places, level) for level in (IsolationLevel.READ_COMMITTED, None))
-        if stable == ends:
+        if ends is not None and stable == ends:
             return ends
         assert time.monotonic() < until, f"a transaction stays open: stable up to {stable}, written up to {ends}"
         time.sleep(LOOK_S)
 
 
-def _ends(admin: AdminClient, places: list[TopicPartition], level: IsolationLevel | None) -> dict[int, int]:
+def _ends(admin: AdminClient, places: list[TopicPartition], level: IsolationLevel | None) -> dict[int, int] | None:
+    """None: some partition's leader is changing."""
     wanted = {place: OffsetSpec.latest() for place in places}
     isolation = IsolationLevel.READ_UNCOMMITTED if level is None else level
     asked = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=CALL_S)
-    return {place.partition: told.result(CALL_S).offset for place, told in asked.items()}
+    try:
+        return {place.partition: told.result(CALL_S).offset for place, told in asked.items()}
+    except KafkaException as error:
+        if error.args[0].code() not in CHANGING:
+            raise
+        return None
 
 
 def _to_the_ends(consumer: Consumer, ends: dict[int, int]) -> Iterator[Lying]:
