@@ -348,6 +348,7 @@ def end_transaction(say: Speaker) -> Request:
 def _offsets(say: Speaker) -> Any:
     return part(
         name=say.topic,
+        topic_id=say.topic_id,
         partitions=[
             part(
                 partition_index=say.partition,
@@ -478,7 +479,7 @@ def committed(say: Speaker) -> Request:
     if say.how & 1:
         gone = part(name=say.topic, partitions=[part(partition_index=say.partition)])
         return Request(ApiKey.OFFSET_DELETE, {"group_id": group, "topics": [gone]})
-    topics = [part(name=say.topic, partition_indexes=(0, 1))]
+    topics = [part(name=say.topic, topic_id=say.topic_id, partition_indexes=(0, 1))]
     asked = part(group_id=group, member_id=None, member_epoch=-1, topics=topics)
     return Request(
         ApiKey.OFFSET_FETCH, {"group_id": group, "topics": topics, "groups": [asked], "require_stable": say.how & 2 > 0}
