@@ -492,3 +492,28 @@ def test_a_broker_that_coordinates_the_ledger_no_more_and_does_not_know_is_not_b
         assert await world.visible() == [b"first"]
 
     on_outputs(scenario)
+
+
+def test_a_ledger_that_has_not_heard_of_the_abort_yet_is_read_again_and_nothing_more_is_written():
+    async def scenario(world):
+        first = await world.leader("a", take=1, settings=ONE)
+        await first.die_committed(0, b"first")
+        real, late, written_to = world.kafka.carry_out, [3], []
+
+        async def carry_out(connection, request):
+            if isinstance(request, m.TxnOffsetCommitRequest):
+                written_to.append(request)
+            if late[0] and written_to and isinstance(request, m.OffsetFetchRequest) and ".ledger." in request.group_id:
+                late[0] -= 1
+                ((topic, partition),) = request.partitions
+                unstable = m.FetchedOffset(topic, partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+                return m.OffsetFetchResponse(partitions=(unstable,))
+            return await real(connection, request)
+
+        world.kafka.carry_out = carry_out
+        second = await world.leader("b", settings=ONE)
+
+        assert 0 not in await second.take(6)
+        assert len(written_to) == 1
+
+    on_outputs(scenario)

@@ -253,7 +253,7 @@ class Lane:
             if not in_doubt or self.note != EMPTY:
                 return ledger
             await self._write_ledger()
-            return await self._read_ledger()
+            return await self._clock.wait_for(self._read_when_stable(), self._settings.answer_s)
         except ServerError as error:
             if error.code in FENCED:
                 self.begin_anew()
@@ -393,6 +393,18 @@ class Lane:
         await self._add_ledger()
         await self._count(0)
         await self._end(committed=False)
+
+    async def _read_when_stable(self) -> int:
+        """The ledger, as soon as it has heard of what was just aborted."""
+        pause_s = self._settings.retry_backoff
+        while True:
+            try:
+                return await self._read_ledger()
+            except ServerError as error:
+                if error.code is not ErrorCode.UNSTABLE_OFFSET_COMMIT:
+                    raise
+            await self._clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._settings.retry_backoff_max)
 
     async def _read_ledger(self, *, stable: bool = True) -> int:
         """stable: not before all is told to it."""
