@@ -12,7 +12,7 @@ from flowshare.client.errors import ClientError, ServerError
 from flowshare.client.net.cluster import Cluster
 from flowshare.clock import LoopClock
 from flowshare.dev.broker import Wanted, running
-from flowshare.fleet.state.topic import StateTopic, StateTopicRefused, slot_group, state_topic
+from flowshare.fleet.state.topic import StateTopic, StateTopicRefused, check_formats, slot_group, state_topic
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing.clock import LoopTimeClock
@@ -329,3 +329,18 @@ def kafka_trio():
     """Three nodes that keep every partition three times."""
     with running(Wanted(nodes=3, heap="256m", settings={"default.replication.factor": "3"})) as found:
         yield found
+
+
+@pytest.mark.asyncio
+async def test_a_slot_that_has_no_leader_yet_keeps_no_worker_from_starting():
+    class Kafka:
+        async def send(self, request):
+            return m.ListOffsetsResponse(error=self.error)
+
+    kafka = Kafka()
+    kafka.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    await check_formats(kafka, "state", 2)
+
+    kafka.error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    with pytest.raises(ServerError, match="looking for the ends of state"):
+        await check_formats(kafka, "state", 2)

@@ -260,7 +260,11 @@ async def check_formats(kafka: Any, topic: str, slots: int) -> None:
     asked = (ListOffsetsRequest(topic=topic, partition=slot, timestamp_ms=LATEST) for slot in range(slots))
     ends = await asyncio.gather(*(kafka.send(one) for one in asked))
     for end in ends:
-        check(end.error, end.message, f"looking for the ends of {topic}")
+        try:
+            check(end.error, end.message, f"looking for the ends of {topic}")
+        except ServerError as error:
+            if not error.retriable:  # else it has no leader yet, and has an offset of -1 here
+                raise
     lasts = [FetchPartition(topic, slot, end.offset - 1, PART_BYTES) for slot, end in enumerate(ends) if end.offset > 0]
     answers = await asyncio.gather(*(kafka.send(FetchRequest(partitions=(last,))) for last in lasts))
     for last, answer in zip(lasts, answers, strict=True):
