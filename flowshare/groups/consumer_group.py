@@ -213,7 +213,7 @@ class ConsumerGroup:
         matching: Callable[[str], Collection[str]],
         now_ms: int,
     ) -> BeatAnswer:
-        """Take one heartbeat, checked by `consumer_beat.check_beat`: join or rejoin, go on, or leave.
+        """Take one heartbeat, checked by `consumer_types.check_beat`: join or rejoin, go on, or leave.
 
         topics: at least every subscribed topic that exists, by name; matching: the topics that match a pattern and that
         this member may know of. Answer it when `unwritten` is written.

@@ -7,11 +7,10 @@ import uuid
 from dataclasses import dataclass, field
 
 from flowshare.core_errors import CoreError
-from flowshare.groups.consumer_beat import check_beat
 from flowshare.groups.consumer_group import EPOCHS, ConsumerGroup
 from flowshare.groups.consumer_member import MemberState
 from flowshare.groups.consumer_stored import GroupEpochs, StoredConsumerGroup, decode_epochs, decode_member
-from flowshare.groups.consumer_types import JOIN, LEAVE, LEAVE_FOR_NOW, Beat, ConsumerGroupConfig
+from flowshare.groups.consumer_types import JOIN, LEAVE, LEAVE_FOR_NOW, Beat, ConsumerGroupConfig, check_beat
 
 SESSION_MS = 45_000
 REBALANCE_MS = 60_000

@@ -20,7 +20,6 @@ from flowshare.core_errors import (
     UnsupportedAssignor,
     UnsupportedVersion,
 )
-from flowshare.groups.consumer_beat import check_beat
 from flowshare.groups.consumer_group import EPOCHS, ConsumerGroup
 from flowshare.groups.consumer_member import MemberState
 from flowshare.groups.consumer_stored import (
@@ -30,7 +29,7 @@ from flowshare.groups.consumer_stored import (
     decode_member,
     encode_member,
 )
-from flowshare.groups.consumer_types import JOIN, LEAVE, LEAVE_FOR_NOW, Beat
+from flowshare.groups.consumer_types import JOIN, LEAVE, LEAVE_FOR_NOW, Beat, check_beat
 from flowshare.groups.stored import seal
 from tests.groups.consumer_world import REBALANCE_MS, SESSION_MS, ConsumerWorld, keys, topic, topic_id
 

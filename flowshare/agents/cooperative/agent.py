@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, Final, TypedDict
 
 from flowshare.agents.handler.agent import Application, ShareAgent
-from flowshare.agents.handler.errors import OptionError, refuse_unknown
-from flowshare.agents.handler.options import AgentOptions
+from flowshare.agents.handler.errors import OptionError
+from flowshare.agents.handler.options import common_options
 from flowshare.agents.handler.order import BY_KEY
 from flowshare.agents.handler.retry import Seconds, seconds
 from flowshare.client.settings import CooperativeSettings
@@ -71,17 +70,12 @@ class CooperativeAgent(ShareAgent):
     ) -> None:
         """Raises: OptionError, AnnotationError, UsageError with what to change."""
         what = f"cooperative agent {name}:"
-        for option in options:
-            if option in REFUSED:
-                raise OptionError(f"{what} {option} says nothing in a cooperative group: {REFUSED[option]}")
-        known = [*OWN, *(one.name for one in fields(AgentOptions) if one.name not in REFUSED)]
-        refuse_unknown(what, options, known)
+        common = common_options(what, options, own=OWN, refused=REFUSED, where="in a cooperative group")
         self.lease_s = _lease(what, options.get("lease", LEASE_MS / 1000))
         self.overlap_after_s = _overlap_after(what, options.get("overlap_after"))
         self.shares = _flag(what, options.get("shares", True))
         if options.get("start", "earliest") not in ("earliest", "latest"):
             raise OptionError(f"{what} start takes 'earliest' or 'latest'")
-        common = {key: value for key, value in options.items() if key not in OWN}
         super().__init__(app, fun, topics, {**common, "order": BY_KEY}, name, scope=scope)
 
     def __repr__(self) -> str:
@@ -89,9 +83,8 @@ class CooperativeAgent(ShareAgent):
 
     def describe(self) -> dict[str, Any]:
         """The agent's settings by name."""
-        facts = {
-            key: value for key, value in super().describe().items() if key not in ("lock_duration", "exactly_once")
-        }
+        left = ("lock_duration", "exactly_once", "at_most_once")
+        facts = {key: value for key, value in super().describe().items() if key not in left}
         return {**facts, "lease": self.lease_s, "overlap_after": self.overlap_after_s, "shares": self.shares}
 
     @property

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.cooperative.member import CooperativeFeed
-from flowshare.agents.cooperative.setup import prepare
 from flowshare.agents.feed.feeder import Feeder
+from flowshare.agents.feed.setup import need_topic, retried
+from flowshare.agents.handler.errors import UsageError
 from flowshare.backend.base import Capabilities
 
 if TYPE_CHECKING:
@@ -15,9 +16,13 @@ if TYPE_CHECKING:
     from flowshare.agents.feed.acknowledgements import Observer
     from flowshare.agents.handler.chunk import Chunk
     from flowshare.agents.run.pool import Environment, Pool
+    from flowshare.client.admin.admin import ShareAdmin
+    from flowshare.clock import Clock
 
 HERE: Final = Capabilities(durable=True, settling=False, server_dead_letters=False)
 """What the member in this process can do, wherever the group's state is."""
+CONSUMERS: Final = ("classic", "consumer")
+"""Kinds of groups whose members may form a cooperative one."""
 
 
 class CooperativeFeeder(Feeder):
@@ -53,3 +58,29 @@ class CooperativeFeeder(Feeder):
 
         self._held.on_lost = lost
         return member
+
+
+async def prepare(agent: CooperativeAgent, admin: ShareAdmin, capabilities: Capabilities, clock: Clock) -> None:
+    """Make missing topics if the app allows it, and see that the group can be. Raises: UsageError (what to change),
+    ServerError, BackendError."""
+    if not capabilities.key_order:
+        raise UsageError(
+            f"cooperative agent {agent.name}: Kafka's brokers keep no committed sets; run the app on an embedded path, "
+            "or on a cluster with fs.App(…, share='workers')"
+        )
+    await retried(agent, clock, lambda: _prepare(agent, admin))
+
+
+async def _prepare(agent: CooperativeAgent, admin: ShareAdmin) -> None:
+    channels = [*agent.channels, *agent.options.sink]
+    if agent.dead_letter_topic is not None:
+        given = agent.options.dead_letter
+        channels.append(agent.dead_letter_topic if given is True else given)
+    for channel in channels:
+        await need_topic(agent, admin, channel)
+    kind = await admin.group_kind(agent.group)
+    if kind is not None and kind not in CONSUMERS:
+        raise UsageError(
+            f"cooperative agent {agent.name}: {agent.group!r} is a {kind} group, and members of a cooperative group "
+            "are in a consumer group: give it another name with group=…"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypedDict
 
@@ -200,6 +200,20 @@ class AgentOptions:
         back_ms = round(seconds(self.start, "start") * 1000)
         whole_s, rest_ms = divmod(back_ms, 1000)  # with :g a million seconds would be 1e+06, which groups refuse
         return f"by_duration:PT{whole_s}.{rest_ms:03d}S" if rest_ms else f"by_duration:PT{whole_s}S"
+
+
+def common_options(
+    what: str, given: Mapping[str, Any], *, own: Sequence[str], refused: Mapping[str, str], where: str
+) -> dict[str, Any]:
+    """Those of `given` that are fields of `AgentOptions`, for an agent of another kind.
+
+    own: options that only its kind has. refused: options that say nothing `where` it is, and why. Raises: OptionError.
+    """
+    for option in given:
+        if option in refused:
+            raise OptionError(f"{what} {option} says nothing {where}: {refused[option]}")
+    refuse_unknown(what, given, [*own, *(one.name for one in fields(AgentOptions) if one.name not in refused)])
+    return {key: value for key, value in given.items() if key not in own}
 
 
 def _fits(fits: Callable[[Any], object], takes: str) -> Callable[[Any], Any]:

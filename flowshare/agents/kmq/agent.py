@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, Final, TypedDict
 
 from flowshare.agents.handler.agent import Application, ShareAgent
-from flowshare.agents.handler.errors import OptionError, UsageError, refuse_unknown
-from flowshare.agents.handler.options import AgentOptions
+from flowshare.agents.handler.errors import OptionError, UsageError
+from flowshare.agents.handler.options import common_options
 from flowshare.agents.handler.retry import Retry, Seconds, seconds
 from flowshare.agents.handler.send import is_topic, topic_name
 from flowshare.kmq.markers import COUNT_HEADER
@@ -74,18 +73,13 @@ class KmqAgent(ShareAgent):
     ) -> None:
         """Raises: OptionError, AnnotationError, UsageError with what to change."""
         what = f"KMQ agent {name}:"
-        for option in options:
-            if option in REFUSED:
-                raise OptionError(f"{what} {option} says nothing on a KMQ queue: {REFUSED[option]}")
-        known = [*OWN, *(one.name for one in fields(AgentOptions) if one.name not in REFUSED)]
-        refuse_unknown(what, options, known)
+        common = common_options(what, options, own=OWN, refused=REFUSED, where="on a KMQ queue")
         if len(topics) != 1:
             raise UsageError(f"{what} it reads one topic, which has its own markers; write an agent for each queue")
         self.markers_channel = _markers(what, options.get("markers"))
         self.markers = topic_name(self.markers_channel)
         self.redeliver_after_s = _positive(what, options.get("redeliver_after", REDELIVER_AFTER_S))
         self.with_tracker = _flag(what, options.get("tracker", False))
-        common = {key: value for key, value in options.items() if key not in OWN}
         given = {"retry": Retry(max_attempts=ATTEMPTS_MAX, delay=self.redeliver_after_s), "dead_letter": None, **common}
         super().__init__(app, fun, topics, given, name, scope=scope)
         if self.markers == self.queue:
@@ -122,7 +116,7 @@ class KmqAgent(ShareAgent):
 
     def describe(self) -> dict[str, Any]:
         """The agent's settings by name."""
-        left = ("max_attempts", "lock_duration", "dead_letter", "exactly_once")
+        left = ("max_attempts", "lock_duration", "dead_letter", "exactly_once", "at_most_once")
         facts = {key: value for key, value in super().describe().items() if key not in left}
         return {
             **facts,

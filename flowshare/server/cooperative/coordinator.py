@@ -20,7 +20,6 @@ from flowshare.core_errors import CoordinatorNotAvailable, FencedMemberEpoch, In
 from flowshare.server.cooperative.beside import NEW_BYTES, StableOffset
 from flowshare.server.cooperative.owner import PARTITION_BYTES, PartitionOwner, mirror
 from flowshare.server.cooperative.store import (
-    PREFIX,
     PartitionKey,
     deletes_of,
     group_prefix,
@@ -32,6 +31,7 @@ from flowshare.server.cooperative.store import (
 from flowshare.server.cooperative.writing import GroupWriter
 from flowshare.server.runtime.coordinator import CoordinatorRuntime
 from flowshare.share.settings import duration_ms
+from flowshare.slots.placement import COOPERATIVE_PREFIX
 
 if TYPE_CHECKING:
     import uuid
@@ -237,7 +237,7 @@ class CooperativeGroups:
 
     async def topic_gone(self, topic_id: uuid.UUID) -> None:
         """Delete what groups, whose offsets are another server's, have of a topic that is gone. Raises: LogError."""
-        keys = {key_of(name) for name, _ in await self._storage.scan(PREFIX)}
+        keys = {key_of(name) for name, _ in await self._storage.scan(COOPERATIVE_PREFIX)}
         for key in keys:
             if key.topic_id == topic_id:
                 await self.delete(key.group_id, (key[1:],))

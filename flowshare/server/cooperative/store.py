@@ -8,24 +8,21 @@ ordinary committed offset was seen to be one that members of it had committed (i
 
 from __future__ import annotations
 
-import struct
-import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.cooperative import stored
-from flowshare.core_errors import StateCorrupt
+from flowshare.server.runtime.state import group_head, partition_head, partition_of
+from flowshare.slots.placement import COOPERATIVE_PREFIX
 
 if TYPE_CHECKING:
+    import uuid
     from collections.abc import Collection, Iterable, Sequence
 
     from flowshare.cooperative.types import Mutation
     from flowshare.log.base import StateStore
     from flowshare.server.runtime.state import Write
 
-PREFIX: Final = b"k/"
 SEEN_KEY: Final = b"\x10"
-_LENGTH: Final = struct.Struct(">H")
-_PARTITION: Final = struct.Struct(">i")
 
 
 class PartitionKey(NamedTuple):
@@ -41,7 +38,7 @@ class PartitionKey(NamedTuple):
     @property
     def prefix(self) -> bytes:
         """Start of all store keys of the partition."""
-        return group_prefix(self.group_id) + self.topic_id.bytes + _PARTITION.pack(self.partition)
+        return partition_head(COOPERATIVE_PREFIX, *self)
 
 
 class Stored(NamedTuple):
@@ -53,21 +50,12 @@ class Stored(NamedTuple):
 
 def group_prefix(group_id: str) -> bytes:
     """Start of all store keys of a group."""
-    name = group_id.encode()
-    return PREFIX + _LENGTH.pack(len(name)) + name
+    return group_head(COOPERATIVE_PREFIX, group_id)
 
 
 def key_of(name: bytes) -> PartitionKey:
     """The partition that a store key belongs to. Raises: StateCorrupt."""
-    try:
-        (length,) = _LENGTH.unpack_from(name, len(PREFIX))
-        start = len(PREFIX) + _LENGTH.size
-        group_id = name[start : start + length].decode()
-        topic_id = uuid.UUID(bytes=name[start + length : start + length + 16])
-        (partition,) = _PARTITION.unpack_from(name, start + length + 16)
-    except (struct.error, ValueError) as error:
-        raise StateCorrupt(f"a state key cannot be read: {name!r}") from error
-    return PartitionKey(group_id, topic_id, partition)
+    return PartitionKey(*partition_of(COOPERATIVE_PREFIX, name))
 
 
 async def read(store: StateStore, key: PartitionKey) -> Stored:

@@ -8,8 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from flowshare.core_errors import CoreError
-from flowshare.groups.consumer_beat import check_beat
-from flowshare.groups.consumer_types import JOIN, Beat
+from flowshare.groups.consumer_types import JOIN, Beat, check_beat
 from flowshare.log.base import LogError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (

@@ -64,26 +64,41 @@ class ShareKey(NamedTuple):
     @property
     def prefix(self) -> bytes:
         """Start of all store keys of this share-partition."""
-        return group_prefix(self.group_id) + self.topic_id.bytes + _PARTITION.pack(self.partition)
+        return partition_head(PREFIX, *self)
 
 
 def group_prefix(group_id: str) -> bytes:
     """Start of all store keys of a group's share-partitions."""
-    name = group_id.encode()
-    return PREFIX + _LENGTH.pack(len(name)) + name
+    return group_head(PREFIX, group_id)
 
 
 def key_of(stored: bytes) -> ShareKey:
     """The share-partition that a store key belongs to. Raises: StateCorrupt."""
+    return ShareKey(*partition_of(PREFIX, stored))
+
+
+def group_head(kind: bytes, group_id: str) -> bytes:
+    """Start of all store keys of this kind that are of a group's partitions."""
+    name = group_id.encode()
+    return kind + _LENGTH.pack(len(name)) + name
+
+
+def partition_head(kind: bytes, group_id: str, topic_id: uuid.UUID, partition: int) -> bytes:
+    """Start of all store keys of this kind that are of one partition for one group."""
+    return group_head(kind, group_id) + topic_id.bytes + _PARTITION.pack(partition)
+
+
+def partition_of(kind: bytes, stored: bytes) -> tuple[str, uuid.UUID, int]:
+    """Group id, topic id and partition that a store key of this kind belongs to. Raises: StateCorrupt."""
     try:
-        (length,) = _LENGTH.unpack_from(stored, len(PREFIX))
-        start = len(PREFIX) + _LENGTH.size
+        (length,) = _LENGTH.unpack_from(stored, len(kind))
+        start = len(kind) + _LENGTH.size
         group_id = stored[start : start + length].decode()
         topic_id = uuid.UUID(bytes=stored[start + length : start + length + 16])
         (partition,) = _PARTITION.unpack_from(stored, start + length + 16)
     except (struct.error, ValueError) as error:
         raise StateCorrupt(f"a state key cannot be read: {stored!r}") from error
-    return ShareKey(group_id, topic_id, partition)
+    return group_id, topic_id, partition
 
 
 class StoredState(NamedTuple):

@@ -1,0 +1,89 @@
+"""Cooperative agents on a fleet: the group is Kafka's, its state the workers', and one of them is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+import flowshare as fs
+from tests.agents.processes import Processes
+
+pytestmark = [pytest.mark.real, pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
+
+APP = """
+import asyncio, os
+import flowshare as fs
+
+app = fs.App(os.environ["NAME"], broker=os.environ["URL"])
+orders = app.topic(os.environ["NAME"], partitions=2)
+journal = os.open(os.environ["JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+@app.cooperative_agent(orders, group=os.environ["NAME"], concurrency=8)
+async def work(n: int, delivery: fs.Delivery) -> None:
+    place = f"{os.getpid()} {delivery.partition} {delivery.offset} {delivery.key.decode()}"
+    os.write(journal, f"B {place}\\n".encode())
+    await asyncio.sleep(0.01)
+    os.write(journal, f"E {place}\\n".encode())
+"""
+RECORDS, KEYS = 2_000, 50
+
+
+def test_a_killed_workers_keys_go_to_the_others_in_order_and_the_ordinary_offset_follows(kafka, unique, tmp_path):
+    name = unique("shared")
+    (tmp_path / "shared.py").write_text(APP)
+    world = Processes(tmp_path, f"{kafka.url}?share=workers&fleet={name}", NAME=name)
+    try:
+        first = world.cli("worker", "shared:app", "--web-port", "0")
+        world.wait_log(first, "ready after")
+        victim, _ = (world.cli("worker", "shared:app", "--web-port", "0") for _ in range(2))
+        asyncio.run(_send(kafka.url, name))
+        world.wait(lambda: any(note[:2] == ["E", str(victim.pid)] for note in world.notes()), "the victim works")
+        victim.kill()
+        victim.wait()
+        world.started.remove(victim)
+        world.wait(lambda: len({tuple(note[2:4]) for note in world.notes() if note[0] == "E"}) == RECORDS, "all end")
+
+        _judge(world.notes(), str(victim.pid))
+        world.wait(lambda: _committed(kafka.bootstrap, name) == RECORDS, "the ordinary offset is at the end")
+    finally:
+        world.close()
+
+
+async def _send(url: str, topic: str) -> None:
+    async with fs.Producer(url) as producer:
+        for n in range(RECORDS):
+            producer.send_nowait(topic, str(n).encode(), key=f"k{n % KEYS}".encode())
+
+
+def _judge(notes: list[list[str]], victim: str) -> None:
+    """No key runs twice at once or backwards, but for what the killed worker had begun."""
+    began = Counter(tuple(note[2:4]) for note in notes if note[0] == "B")
+    ended = {(note[1], *note[2:4]) for note in notes if note[0] == "E"}
+    lost = {tuple(note[2:4]) for note in notes if note[1] == victim and (victim, *note[2:4]) not in ended}
+    uncommitted = {tuple(note[2:4]) for note in notes if note[1] == victim}
+    again = {place for place, count in began.items() if count > 1}
+    assert lost <= again
+    assert again <= uncommitted
+    latest: dict[tuple[str, str], int] = defaultdict(lambda: -1)
+    open_at: dict[tuple[str, str], str] = {}
+    for what, pid, partition, offset, key in notes:
+        if what == "E":
+            open_at.pop((partition, key), None)
+            continue
+        assert open_at.get((partition, key), victim) == victim
+        open_at[partition, key] = pid
+        if began[partition, offset] == 1:
+            assert int(offset) > latest[partition, key]
+            latest[partition, key] = int(offset)
+
+
+def _committed(bootstrap: str, group: str) -> int:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+    try:
+        found = consumer.committed([TopicPartition(group, number) for number in range(2)], timeout=10)
+        return sum(max(0, one.offset) for one in found)
+    finally:
+        consumer.close()
