@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 
 from flowshare.client.net.link import Link
 from flowshare.client.settings import LinkSettings
+from flowshare.tasks import cancelled
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 
@@ -93,3 +96,23 @@ def test_an_outage_that_lasts_is_told_again_from_time_to_time(caplog):
 
     assert [text.split(", ")[1] for text in reminders[:3]] == ["try 16: refused", "try 32: refused", "try 64: refused"]
     assert len(reminders) < 12
+
+
+def test_who_is_cancelled_together_with_the_task_that_connects_ends():
+    async def scenario(clock):
+        place = Place()
+        place.down = True
+        link = Link(place.connect, clock=clock, settings=LinkSettings(), name="m1 at worker 7")
+
+        async def tries():
+            while True:
+                with contextlib.suppress(OSError):
+                    await link.connection(60)
+
+        waits = asyncio.create_task(tries())
+        await clock.sleep(1)
+        opens = next(one for one in asyncio.all_tasks() if one not in (waits, asyncio.current_task()))
+        await cancelled(waits, opens)
+        assert waits.cancelled()
+
+    run(scenario(LoopTimeClock()))

@@ -206,6 +206,19 @@ class CooperativeShell(abc.ABC):
             return
         self._closed = True
         try:
+            await self._give_up(release=release)
+        finally:  # also for a caller who waits no longer: nothing of the member may live on
+            await self._stop_tasks()
+            if self._group is not None:
+                await self._group.close()
+            for partition in list(self.partitions):
+                self.partitions.lost(partition, partition.scan.lose())
+            await self._link.close()
+            await self._reader.close()
+
+    async def _give_up(self, *, release: bool) -> None:
+        """What a member tells before it leaves, as far as there is an answer in time."""
+        try:
             await self._clock.wait_for(self.flush(), self._settings.close_timeout)
         except TimeoutError:
             logger.warning("group=%s: not all commits were answered; what was not is handled again", self.group_id)
@@ -214,12 +227,6 @@ class CooperativeShell(abc.ABC):
             await self._mirror()
         if self._tasks and release:
             await self._release_all()
-        if self._group is not None:
-            await self._group.close()
-        for partition in list(self.partitions):
-            self.partitions.lost(partition, partition.scan.lose())
-        await self._link.close()
-        await self._reader.close()
 
     async def _stop_tasks(self) -> None:
         await cancelled(*self._tasks)

@@ -80,6 +80,9 @@ class Link:
         except TimeoutError:
             raise NotConnected(f"{self._name}: no connection within {limit_s:g} s: {self.trouble}") from None
         except asyncio.CancelledError:
+            waiting = asyncio.current_task()
+            if waiting is not None and waiting.cancelling():  # it is the caller who was cancelled
+                raise
             if self._closed:
                 raise Closed(f"{self._name} is closed") from None
             if opening is not self._opening and opening.cancelled():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 import flowshare as fs
 from tests.agents.processes import Processes
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -28,7 +30,7 @@ async def work(n: int, delivery: fs.Delivery) -> None:
     await asyncio.sleep(0.01)
     os.write(journal, f"E {place}\\n".encode())
 """
-RECORDS, KEYS = 2_000, 50
+HEAP, KEYS = 2_000, 50
 
 
 def test_a_killed_workers_keys_go_to_the_others_in_order_and_the_ordinary_offset_follows(kafka, unique, tmp_path):
@@ -39,23 +41,43 @@ def test_a_killed_workers_keys_go_to_the_others_in_order_and_the_ordinary_offset
         first = world.cli("worker", "shared:app", "--web-port", "0")
         world.wait_log(first, "ready after")
         victim, _ = (world.cli("worker", "shared:app", "--web-port", "0") for _ in range(2))
-        asyncio.run(_send(kafka.url, name))
-        world.wait(lambda: any(note[:2] == ["E", str(victim.pid)] for note in world.notes()), "the victim works")
+        sent = asyncio.run(_send_until(kafka.url, name, lambda: _works(world, victim.pid)))
         victim.kill()
         victim.wait()
         world.started.remove(victim)
-        world.wait(lambda: len({tuple(note[2:4]) for note in world.notes() if note[0] == "E"}) == RECORDS, "all end")
+        world.wait(lambda: len({tuple(note[2:4]) for note in world.notes() if note[0] == "E"}) == sent, "all end")
 
         _judge(world.notes(), str(victim.pid))
-        world.wait(lambda: _committed(kafka.bootstrap, name) == RECORDS, "the ordinary offset is at the end")
+        world.wait(lambda: _committed(kafka.bootstrap, name) == sent, "the ordinary offset is at the end")
     finally:
         world.close()
 
 
-async def _send(url: str, topic: str) -> None:
+def _works(world: Processes, pid: int) -> bool:
+    return any(note[:2] == ["E", str(pid)] for note in world.notes())
+
+
+async def _send_until(url: str, topic: str, begun: Callable[[], bool]) -> int:
+    """Send until somebody has begun, and a heap more for it to be killed in the middle of; how many."""
+    sent = 0
     async with fs.Producer(url) as producer:
-        for n in range(RECORDS):
-            producer.send_nowait(topic, str(n).encode(), key=f"k{n % KEYS}".encode())
+
+        async def send(count: int) -> None:
+            nonlocal sent
+            for n in range(sent, sent + count):
+                producer.send_nowait(topic, str(n).encode(), key=f"k{n % KEYS}".encode())
+            sent += count
+            await producer.flush()
+
+        async def some() -> bool:
+            if begun():
+                return True
+            await send(KEYS)
+            return False
+
+        await until(some, "the victim works", look_s=0.1)
+        await send(HEAP)
+    return sent
 
 
 def _judge(notes: list[list[str]], victim: str) -> None:

@@ -231,3 +231,21 @@ def test_a_worker_that_reaches_nobody_stops_when_its_lease_is_over_and_then_othe
             assert all(one.ended_s < died_s + 5 for one in group.ended if one.worker == "a")
 
     run(story())
+
+
+def test_nothing_of_a_worker_that_reaches_nobody_lives_on_when_it_is_stopped() -> None:
+    async def body(delivery: fs.Delivery) -> None:
+        await asyncio.sleep(0.1)
+
+    async def story() -> None:
+        async with workers(body, concurrency=2) as group:
+            await group.start("b")
+            before = asyncio.all_tasks()
+            host = await group.start("a")
+            await group.send([f"k{number}" for number in range(30)])
+            await group.until(lambda: any(one.worker == "a" for one in group.ended))
+            group.cut.add("a")
+            await host.stop()
+            assert {one.get_name() for one in asyncio.all_tasks() - before if "member" in one.get_name()} == set()
+
+    run(story())
