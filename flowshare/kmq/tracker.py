@@ -17,6 +17,9 @@ it has not read yet. Where it has read all there is it goes on by the time that 
 that were there when the tracker began (`caught_up_at`).
 
 **Position.** `needed` is the first marker that a successor has to read: of the oldest message that is not done with.
+
+**Bound.** `OPEN_MAX` messages are kept. Behind them only what ends one is taken in, and when half of them have ended,
+the markers are read again from the first start that was passed over; as at the start nothing is due meanwhile.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ QUIET_MS: Final = 1_000
 """useNowForRedeliverDespiteNoMarkerSeenForMs, as in KMQ's examples."""
 AHEAD_MS_MAX: Final = 3_600_000
 """A marker's timestamp that is further ahead of the machine's clock is not believed."""
+OPEN_MAX: Final = 1_000_000
+"""Messages of one partition that are kept in memory, of some 200 bytes each."""
 PAUSE_MS: Final = 1_000
 PAUSE_MS_MAX: Final = 60_000
 STALE_MAX: Final = 1_024
@@ -97,6 +102,7 @@ class PartitionTracker:
     position: int
     caught_up_at: int
     quiet_ms: int = QUIET_MS
+    open_max: int = OPEN_MAX
     counts: TrackerCounts = field(default_factory=TrackerCounts)
     _open: dict[int, _Open] = field(default_factory=dict)
     """By the message's offset, in the order of the markers."""
@@ -108,6 +114,8 @@ class PartitionTracker:
     """When these were read."""
     _looked_ms: int = -1
     """When all that there was had been read last."""
+    _passed_over: int | None = None
+    """The first start marker that was, as too many messages were open."""
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -143,8 +151,12 @@ class PartitionTracker:
             self._clean()
 
     def passed(self, position: int) -> None:
-        """There is nothing below this offset that was not read: what was there is no record any more."""
+        """There is nothing below this offset that was not read: what was there is no record any more. Goes back to
+        starts that were passed over, as soon as there is room for them."""
         self.position = max(self.position, position)
+        if self._passed_over is not None and len(self._open) <= self.open_max // 2:
+            self.caught_up_at = max(self.caught_up_at, self.position)
+            self.position, self._passed_over = self._passed_over, None
 
     def looked(self, now_ms: int) -> None:
         """All markers that there are at this time have been read."""
@@ -156,6 +168,11 @@ class PartitionTracker:
             if known.sending:
                 return
             del self._open[message]  # behind those that are there: in the order of the markers
+        elif self._passed_over is not None:  # it is read again, and must not have been sent on until then
+            return
+        elif len(self._open) >= self.open_max:
+            self._passed_over = marker
+            return
         self._open[message] = _Open(marker, due_ms)
         heapq.heappush(self._due, (due_ms, message))
 
@@ -168,7 +185,7 @@ class PartitionTracker:
 
     @property
     def caught_up(self) -> bool:
-        """Whether all markers were read that were there when the tracker began."""
+        """Whether all markers were read that were there when the tracker began, or had to read some again."""
         return self.position >= self.caught_up_at
 
     @property
@@ -238,6 +255,10 @@ class PartitionTracker:
     @property
     def needed(self) -> int:
         """The first marker that whoever goes on from here has to read."""
-        for one in self._open.values():
-            return one.marker
-        return self.position
+        behind = self.position if self._passed_over is None else self._passed_over
+        return min(next((one.marker for one in self._open.values()), behind), behind)
+
+    @property
+    def full(self) -> bool:
+        """Whether starts are passed over, as too many messages are open."""
+        return self._passed_over is not None

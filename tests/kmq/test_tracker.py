@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import NamedTuple
 
 import pytest
@@ -260,6 +261,66 @@ def test_what_ended_takes_no_room():
 
     assert len(one._due) < 2_000
     assert one.needed == one.position == 200_000
+
+
+def test_starts_that_there_is_no_room_for_are_read_again_when_there_is():
+    one = PartitionTracker(0, 0, 0, open_max=2)
+    log = [*(start(number, number, NOW) for number in range(4)), end(4, 0, NOW + 1), end(5, 3, NOW + 1)]
+    one.read(log, NOW + 1)
+    one.passed(6)
+    one.looked(NOW + 1)
+
+    assert (one.open, one.full, one.needed, one.position) == (1, False, 1, 2), "it goes back to the third one"
+    one.looked(NOW + 5_000)
+    assert one.due(10) == [], "the ends of what was passed over are not read yet"
+    read(one, *log)
+    one.passed(6)
+    assert one.messages() == [1, 2]
+    assert one.needed == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_with_little_room_each_message_that_is_not_ended_in_time_is_sent_again_once(seed):
+    chance = random.Random(seed)
+    ends = {message: chance.random() < 0.7 for message in range(40)}
+    log: list[Record] = []
+    ended, early, due = set[int](), set[int](), dict[int, int]()
+    for message in range(40):
+        after = chance.choice((5, 60))
+        due[message] = NOW + len(log) + after
+        log.append(start(len(log), message, NOW + len(log), after))
+        for older in chance.sample(range(message + 1), min(3, message + 1)):
+            if ends.pop(older, False):
+                ended.add(older)
+                if NOW + len(log) < due[older]:
+                    early.add(older)
+                log.append(end(len(log), older, NOW + len(log)))
+
+    for open_max in (1_000, 3):
+        sent = sent_again(list(log), open_max)
+        assert sorted(sent) == sorted(set(sent))
+        assert set(range(40)) - ended <= set(sent) <= set(range(40)) - early
+
+
+def sent_again(log, open_max):
+    """Read the log piece by piece, write an end marker of what is due; in which order that was."""
+    one = PartitionTracker(0, 0, 0, open_max=open_max)
+    sent: list[int] = []
+    now = NOW
+    for _ in range(2_000):
+        piece = log[one.position : one.position + 5]
+        now = max(now + 1, *(record.timestamp for record in piece)) if piece else now + 10
+        one.read(piece, now)
+        one.passed(piece[-1].offset + 1 if piece else one.position)
+        if one.position == len(log):
+            one.looked(now)
+        for message in one.due(10):
+            log.append(end(len(log), message, now))
+            one.ended(message)
+            sent.append(message)
+        if not one.open and not one.full and one.position == len(log):
+            return sent
+    raise AssertionError("it never ends")
 
 
 class TrackerModel(RuleBasedStateMachine):

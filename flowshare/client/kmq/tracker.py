@@ -160,7 +160,12 @@ class QueueTracker:
 
     def problems(self) -> list[str]:
         """Why it does not work as it should, one sentence each."""
-        return [text for text in (self._consumer.member.trouble, self.trouble) if text]
+        full = [
+            f"{self._rules.queue}-{number} has {one.tracker.open} open messages: more are looked at when half have ended"
+            for number, one in sorted(self._partitions.items())
+            if one.tracker.full
+        ]
+        return [*(text for text in (self._consumer.member.trouble, self.trouble) if text), *full]
 
     # --- generations --------------------------------------------------------------------------------------------
 
