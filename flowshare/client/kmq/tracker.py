@@ -161,7 +161,7 @@ class QueueTracker:
     def problems(self) -> list[str]:
         """Why it does not work as it should, one sentence each."""
         full = [
-            f"{self._rules.queue}-{number} has {one.tracker.open} open messages: more are looked at when half have ended"
+            f"{self._rules.queue}-{number} has {one.tracker.open} open messages: more are read when half have ended"
             for number, one in sorted(self._partitions.items())
             if one.tracker.full
         ]
