@@ -12,6 +12,7 @@ a Kafka cluster's groups are. `broker` and `blocking` are for programs without a
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from flowshare.backend.base import NOTHING_ASKED
@@ -32,14 +33,15 @@ def open_backend(
     patience_s: float = 0.0,
     lead: bool = False,
     asked: GroupNeeds = NOTHING_ASKED,
+    cooperative: Collection[str] = (),
     share_groups: bool = True,
 ) -> Backend:
     """The backend for a broker URL, not started yet. Raises: BadBrokerUrl, BackendError.
 
     listen, patience_s: for a path that processes share, see `EmbeddedBackend`. lead: for a fleet, see
     `WorkersBackend`. asked: the app's groups and what they need: a place is chosen for them, and one that is wrong for
-    them refused. share_groups: False for who needs topics and consumer groups only. Only what the backend needs is
-    imported, and that when it starts.
+    them refused. cooperative: the app's cooperative groups, which Kafka's brokers do not keep. share_groups: False for
+    who needs topics and consumer groups only. Only what the backend needs is imported, and that when it starts.
     """
     broker = parse_broker(url) if isinstance(url, str) else url
     match broker.kind:
@@ -73,10 +75,16 @@ def open_backend(
 
             return WorkersBackend(broker, clock=clock, lead=lead, asked=asked)
         case "kafka" if broker.share == "native":
+            from flowshare.backend.base import BackendError
             from flowshare.backend.native import NativeBackend
 
+            if cooperative:
+                raise BackendError(
+                    f"Kafka's brokers keep no committed sets, and cooperative groups ({', '.join(cooperative)}) need "
+                    "them: let the workers keep them, with share='workers' in place of 'native', or take an embedded path"
+                )
             return NativeBackend(broker, clock=clock, asked=asked)
         case "kafka":
             from flowshare.backend.auto import AutoBackend
 
-            return AutoBackend(broker, clock=clock, lead=lead, asked=asked)
+            return AutoBackend(broker, clock=clock, lead=lead, asked=asked, cooperative=cooperative)

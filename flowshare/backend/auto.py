@@ -38,10 +38,17 @@ class AutoBackend(KafkaBackend):
     """The share groups of a Kafka cluster, wherever they can live; `chosen` and `reason` are known after `start`."""
 
     def __init__(
-        self, broker: BrokerUrl, *, clock: Clock | None = None, lead: bool = False, asked: GroupNeeds = NOTHING_ASKED
+        self,
+        broker: BrokerUrl,
+        *,
+        clock: Clock | None = None,
+        lead: bool = False,
+        asked: GroupNeeds = NOTHING_ASKED,
+        cooperative: Collection[str] = (),
     ) -> None:
-        """Raises: BadBrokerUrl (how it is secured cannot be)."""
+        """cooperative: groups that only workers keep. Raises: BadBrokerUrl (how it is secured cannot be)."""
         super().__init__(broker, clock=clock, asked=asked)
+        self._cooperative = sorted(cooperative)
         self._lead = lead
         self._chosen: NativeBackend | WorkersBackend | None = None
         self.reason = ""
@@ -119,21 +126,33 @@ class AutoBackend(KafkaBackend):
                 left = await self._left(cluster, fleet, native=not missing)
                 if left is None:
                     return False, f"the fleet {fleet} keeps its groups in {state_topic(fleet)}"
-                if asks:
-                    raise _lacking(next(iter(asks)), asks)
+                self._check_brokers_do(left, asks)
                 return True, f"{left} lives on the brokers and the fleet {fleet} has none of the groups any more"
             if missing:
                 return False, f"the brokers have no share groups ({', '.join(missing)} are missing)"
-            if not asks:
+            if not asks and not self._cooperative:
                 return True, "the brokers have share groups and no agent asks for anything they lack"
             listed = await kafka.send(ListGroupsRequest(types=("share",)))
-            there = asks.keys() & {group.group_id for group in listed.groups}
-            if there:
-                raise _lacking(min(there), asks)
+            there = self._asked.keys() & {group.group_id for group in listed.groups}
+            if there and (self._cooperative or asks.keys() & there):
+                self._check_brokers_do(f"group {min(there)}", {group: asks[group] for group in asks.keys() & there})
+            if self._cooperative:
+                return False, f"group {self._cooperative[0]} is a cooperative one, which workers keep"
             group, words = next(iter(asks.items()))
             return False, f"group {group} asks for {' and '.join(words)}, which the brokers lack"
         finally:
             await kafka.close()
+
+    def _check_brokers_do(self, left: str, asks: GroupNeeds) -> None:
+        """Something lives on the brokers, so all has to. Raises: BackendError (they cannot do all that is asked)."""
+        for group, words in asks.items():
+            raise _lacking(group, words)
+        if self._cooperative:
+            raise BackendError(
+                f"{left} lives on the brokers, which keep no cooperative groups ({', '.join(self._cooperative)}), and "
+                "the groups of an app are in one place: give the cooperative agents an app of their own, or move the "
+                "other groups while no worker runs: flowshare groups move GROUP --to workers"
+            )
 
     async def _left(self, cluster: Cluster, fleet: str, *, native: bool) -> str | None:
         """What lives on the brokers although the fleet has state: it was moved there. None: the workers lead.
@@ -155,9 +174,9 @@ class AutoBackend(KafkaBackend):
         return None if brokers is None else f"group {brokers}"
 
 
-def _lacking(group: str, asks: Mapping[str, Sequence[str]]) -> BackendError:
+def _lacking(group: str, words: Sequence[str]) -> BackendError:
     """A group on the brokers is asked for what they lack."""
     return BackendError(
-        f"group {group} lives on the brokers, which lack {' and '.join(asks[group])}: leave that out, or move "
+        f"group {group} lives on the brokers, which lack {' and '.join(words)}: leave that out, or move "
         f"the group while no worker runs: flowshare groups move {group} --to workers"
     )

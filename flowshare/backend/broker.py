@@ -48,13 +48,18 @@ class Broker:
     Its clients are closed with it, last made first.
     """
 
-    def __init__(self, url: str | BrokerUrl, *, groups: Collection[str] = ()) -> None:
-        """groups: the share groups that will be used; where they live is looked up at once. Raises: BadBrokerUrl."""
+    def __init__(
+        self, url: str | BrokerUrl, *, groups: Collection[str] = (), cooperative: Collection[str] = ()
+    ) -> None:
+        """groups: the share groups that will be used; where they live is looked up at once. cooperative: cooperative
+        groups that will be. Raises: BadBrokerUrl, BackendError (Kafka's brokers are to keep cooperative ones)."""
         self._url = parse_broker(url) if isinstance(url, str) else url
         self.clock = LoopClock()
         self._groups = groups
         self._found: set[str] = set()
-        self._backend = open_backend(self._url, clock=self.clock, asked=dict.fromkeys(groups, ()))
+        self._backend = open_backend(
+            self._url, clock=self.clock, asked=dict.fromkeys(groups, ()), cooperative=cooperative
+        )
         self._open = False
         self.clients: list[Any] = []
         """Those that were made for it and are not closed yet, the first one first."""
@@ -89,11 +94,13 @@ class _Client:
     _broker: Broker
     _own: bool
 
-    def _at(self, broker: str | BrokerUrl | Broker, groups: Collection[str] = ()) -> Broker:
-        """The broker that was given, or one of its own. Raises: BadBrokerUrl, TypeError."""
+    def _at(
+        self, broker: str | BrokerUrl | Broker, groups: Collection[str] = (), *, cooperative: Collection[str] = ()
+    ) -> Broker:
+        """The broker that was given, or one of its own. Raises: BadBrokerUrl, BackendError, TypeError."""
         self._own = not isinstance(broker, Broker)
         if isinstance(broker, str | BrokerUrl):
-            broker = Broker(broker, groups=groups)
+            broker = Broker(broker, groups=groups, cooperative=cooperative)
         elif self._own:
             given = type(broker).__name__
             raise TypeError(f"broker must be a URL such as 'kafka://localhost:9092' or a fs.Broker, not {given}")
@@ -180,6 +187,7 @@ class CooperativeConsumer(_Client, cooperative.CooperativeConsumer[K, V]):
         group_id: str,
         settings: CooperativeSettings | None = None,
         client_id: str = CLIENT_ID,
+        free: bool = False,
     ) -> None: ...
     @overload
     def __init__(
@@ -190,6 +198,7 @@ class CooperativeConsumer(_Client, cooperative.CooperativeConsumer[K, V]):
         group_id: str,
         settings: CooperativeSettings | None = None,
         client_id: str = CLIENT_ID,
+        free: bool = False,
         key_decoder: Decoder[K],
         value_decoder: Decoder[V],
     ) -> None: ...
@@ -201,16 +210,17 @@ class CooperativeConsumer(_Client, cooperative.CooperativeConsumer[K, V]):
         group_id: str,
         settings: CooperativeSettings | None = None,
         client_id: str = CLIENT_ID,
+        free: bool = False,
         **decoders: Any,
     ) -> None:
-        """topics: none: `assign` says what it reads. Decoders turn bytes (or None) into keys and values.
+        """topics: none: `assign` says what it reads. Decoders turn bytes (or None) into keys and values. free: members
+        take records one by one, whatever their keys, in no order; all members of a group say the same.
 
-        Raises: BadBrokerUrl, ValueError (no group), TypeError.
+        Raises: BadBrokerUrl, BackendError (Kafka's brokers keep no such groups), ValueError (no group), TypeError.
         """
-        at = self._at(broker)
-        super().__init__(
-            partial(at.connect, client_id), group_id=group_id, clock=at.clock, settings=settings, **decoders
-        )
+        at = self._at(broker, cooperative=[group_id])
+        connect = partial(at.connect, client_id)
+        super().__init__(connect, group_id=group_id, clock=at.clock, settings=settings, free=free, **decoders)
         if topics:
             self.subscribe(topics)
         at.clients.append(self)

@@ -122,7 +122,8 @@ def _broker(app: App) -> list[Finding]:
                 for entry in running_workers(path)
             ]
         asked = asked_of(app.share_agents.values())
-        return findings + run(url, lambda session: _log(session, app), asked=asked)
+        cooperative = [agent.group for agent in app.cooperative_agents.values()]
+        return findings + run(url, lambda session: _log(session, app), asked=asked, cooperative=cooperative)
     except Exception as error:  # noqa: BLE001 - what would refuse the start is what we are here to say
         return [Finding("error", explain(error))]
 
@@ -241,7 +242,7 @@ async def _workers_lead(kafka: ClusterConnection, app: App) -> bool:
     from flowshare.fleet.rights import absent
     from flowshare.fleet.state.topic import state_topic
 
-    if missing_apis(kafka.cluster) or any(asked_of(app.share_agents.values()).values()):
+    if missing_apis(kafka.cluster) or app.cooperative_agents or any(asked_of(app.share_agents.values()).values()):
         return True
     return not await absent(kafka, [state_topic(fleet_of(app.broker_address))])
 

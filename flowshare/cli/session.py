@@ -8,7 +8,7 @@ ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,13 +103,18 @@ def serving(backend: Backend) -> Any:
 
 @asynccontextmanager
 async def open_session(
-    url: str | BrokerUrl, *, create: bool = False, groups: bool = False, asked: GroupNeeds = NOTHING_ASKED
+    url: str | BrokerUrl,
+    *,
+    create: bool = False,
+    groups: bool = False,
+    asked: GroupNeeds = NOTHING_ASKED,
+    cooperative: Collection[str] = (),
 ) -> AsyncIterator[CommandSession]:
     """Open the log at `url`: an embedded path beside the workers that run on it, or alone when there are none.
 
     create: make an embedded path, or a fleet, that does not exist; without it that is a Failure, as it would be a
     typing mistake. groups: it is about groups: where workers lead them and none runs, this process leads meanwhile.
-    asked: what an app's groups ask for, by which `share=auto` chooses.
+    asked, cooperative: what an app's groups ask for, by which `share=auto` chooses.
 
     Raises: Failure, and what the backend refuses with (StorageHeld names the holder).
     """
@@ -120,7 +125,9 @@ async def open_session(
     if path is not None and not create and not path.exists():
         raise Failure(f"nothing is stored at {path} yet; a worker, or `flowshare topics create`, makes it")
     clock = LoopClock()
-    backend = open_backend(broker, clock=clock, listen=False, patience_s=PATIENCE_S, asked=asked)
+    backend = open_backend(
+        broker, clock=clock, listen=False, patience_s=PATIENCE_S, asked=asked, cooperative=cooperative
+    )
     await backend.start()
     if groups and not getattr(serving(backend), "led", True):
         await backend.close()
@@ -139,11 +146,12 @@ def run(
     create: bool = False,
     groups: bool = False,
     asked: GroupNeeds = NOTHING_ASKED,
+    cooperative: Collection[str] = (),
 ) -> T:
     """Open the log as `open_session` does, await `function(session)`, close the log."""
 
     async def call() -> T:
-        async with open_session(url, create=create, groups=groups, asked=asked) as session:
+        async with open_session(url, create=create, groups=groups, asked=asked, cooperative=cooperative) as session:
             return await function(session)
 
     return asyncio.run(call())

@@ -176,6 +176,7 @@ def supervise(
             broker,
             lead=True,
             asked=asked_of(app.share_agents.values()),
+            cooperative=[agent.group for agent in app.cooperative_agents.values()],
             share_groups=bool(app.share_agents or app.cooperative_agents) or not app.kmq_agents,
         )
 

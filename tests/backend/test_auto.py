@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flowshare.backend import open_backend
 from flowshare.backend.auto import AutoBackend
 from flowshare.backend.base import BackendError
 from flowshare.backend.url import parse_broker
@@ -16,9 +17,9 @@ from tests.fleet.kafka import FakeKafka
 WITHOUT_SHARE_GROUPS = {int(key): (0, 99) for key in ApiKey if not 76 <= key <= 79}
 
 
-async def choice(kafka, *, asks=(), versions=None, broker="kafka://kafka:9092?fleet=shop"):
+async def choice(kafka, *, asks=(), cooperative=(), versions=None, broker="kafka://kafka:9092?fleet=shop"):
     """Whether the brokers are to lead, and why."""
-    backend = AutoBackend(parse_broker(broker), clock=kafka.clock, asked={"g": asks})
+    backend = AutoBackend(parse_broker(broker), clock=kafka.clock, asked={"g": asks}, cooperative=cooperative)
     cluster = kafka.cluster()
     await cluster.start()
     if versions is not None:
@@ -70,13 +71,31 @@ def test_a_fleet_that_has_begun_goes_on():
     assert "__flowshare_state.shop" in reason
 
 
-def test_a_group_that_lives_on_the_brokers_is_not_left_behind():
-    async def lives(kafka):
-        connection = kafka.server.connect(client_id="t")
-        await kafka.storage.create_topic("orders")
-        await connection.send(
-            m.ShareGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=0, subscribed_topics=("orders",))
-        )
+async def lives(kafka):
+    connection = kafka.server.connect(client_id="t")
+    await kafka.storage.create_topic("orders")
+    await connection.send(
+        m.ShareGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=0, subscribed_topics=("orders",))
+    )
 
+
+def test_a_group_that_lives_on_the_brokers_is_not_left_behind():
     with pytest.raises(BackendError, match="flowshare groups move g --to workers"):
         chosen(lives, asks=("a limit for the whole group (max_in_flight=5)",))
+
+
+def test_workers_lead_where_a_group_is_cooperative():
+    native, reason = chosen(cooperative=["till"])
+
+    assert not native
+    assert "till is a cooperative one" in reason
+
+
+def test_a_cooperative_group_does_not_go_beside_a_group_that_lives_on_the_brokers():
+    with pytest.raises(BackendError, match=r"group g lives on the brokers, which keep no cooperative groups \(till\)"):
+        chosen(lives, cooperative=["till"])
+
+
+def test_brokers_alone_are_not_asked_to_keep_cooperative_groups():
+    with pytest.raises(BackendError, match=r"share='workers' in place of 'native'"):
+        open_backend("kafka://localhost:9092?share=native", cooperative=["till"])

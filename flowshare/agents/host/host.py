@@ -378,6 +378,7 @@ class Host:
                 patience_s=self.settings.patience_s,
                 lead=self.settings.lead,
                 asked=asked_of(self.app.share_agents.values()),
+                cooperative=[agent.group for agent in self.app.cooperative_agents.values()],
                 share_groups=bool(self.app.share_agents or self.app.cooperative_agents) or not self.app.kmq_agents,
             )
             self._backend.on_lost(self._lose)
