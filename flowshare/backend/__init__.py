@@ -81,7 +81,7 @@ def open_backend(
             if cooperative:
                 raise BackendError(
                     f"Kafka's brokers keep no committed sets, and cooperative groups ({', '.join(cooperative)}) need "
-                    "them: let the workers keep them, with share='workers' in place of 'native', or take an embedded path"
+                    "them: let the workers keep them (share='workers' in place of 'native'), or take an embedded path"
                 )
             return NativeBackend(broker, clock=clock, asked=asked)
         case "kafka":
