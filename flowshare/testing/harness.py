@@ -31,6 +31,7 @@ from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.handler.errors import UndecodableValue, UsageError, nearest
 from flowshare.agents.handler.values import describe
 from flowshare.agents.host.host import Host, HostSettings
+from flowshare.agents.kmq.agent import KmqAgent
 from flowshare.backend.memory import MemoryBackend
 from flowshare.errors import FlowshareError
 from flowshare.protocol.messages.cooperative import CooperativeOffsetsRequest
@@ -311,6 +312,11 @@ class Bus:
             return str(agent)
         if found not in agents.values():
             raise _no_agent(agent, agents)
+        if isinstance(found, KmqAgent):
+            raise UsageError(
+                f"agent {found.name} reads a KMQ queue: what that gives up is in bus.records("
+                f"{found.rules.undelivered_topic!r})"
+            )
         if found.dead_letter_topic is None:
             raise UsageError(f"agent {found.name} has dead_letter=None, so there are no dead letters of it to read")
         return str(found.dead_letter_topic)
@@ -358,6 +364,8 @@ class Bus:
             return False
         for runtime in running:
             if runtime.agent.name in self.app.cooperative_agents and await self._behind(runtime.agent):
+                return False
+            if not await runtime.finished():
                 return False
         groups = {runtime.agent.group for runtime in running}
         return not any(row["backlog"] for row in await self.host.lag() if row["group"] in groups)
@@ -426,7 +434,7 @@ def _decoded(value: bytes | None) -> Any:
 
 def _agents(app: App) -> dict[str, ShareAgent]:
     """The agents that run here, by name."""
-    return {**app.share_agents, **app.cooperative_agents}
+    return {**app.share_agents, **app.cooperative_agents, **app.kmq_agents}
 
 
 @asynccontextmanager
@@ -434,7 +442,8 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
     """Run `app` on a memory log with a clock that does not wait; leaving the block stops it.
 
     seed: of the jitter of retry delays. Topics are made with one partition when first used. The app's own settings
-    (broker, path) are left alone and untouched. Faust's own agents and tables, which need a broker, do not run here.
+    (broker, path) are left alone and untouched. A KMQ queue has a tracker, whatever its agent says. Faust's own agents
+    and tables, which need a broker, do not run here.
     """
     if not isinstance(app, App):
         raise UsageError(f"harness takes a flowshare.App, not {app!r}")
@@ -450,7 +459,7 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
         app,
         backend=backend,
         clock=clock,
-        settings=HostSettings(threads=False, inline_threads=True, linger=0, streams=False, kmq=False),
+        settings=HostSettings(threads=False, inline_threads=True, linger=0, streams=False, trackers=True),
         observer=report.add,
         random=random.Random(seed),  # noqa: S311 - jitter, not a secret
     )

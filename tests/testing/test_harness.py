@@ -241,3 +241,27 @@ async def test_an_app_with_fausts_agents_and_tables_is_tested_without_them():
         await bus.send(orders, 5)
         await bus.run_until_idle()
         assert [record.value for record in bus.records(good)] == [5]
+
+
+@pytest.mark.flowshare
+async def test_a_kmq_queue_is_tracked_and_what_fails_comes_again_until_it_is_undelivered():
+    app = fs.App("till")
+
+    @app.kmq_agent("payments", markers="payments-markers", redeliver_after=600, sink=["booked"])
+    async def book(payment: dict, delivery: fs.Delivery) -> int:
+        if payment["n"] < 0 or (payment["n"] == 5 and delivery.attempt < 3):
+            raise TimeoutError("not now")
+        return payment["n"]
+
+    async with fs.testing.harness(app) as bus:
+        for n in (1, -2, 5):
+            await bus.send("payments", {"n": n})
+        report = await bus.run_until_idle()
+        with pytest.raises(UsageError, match=r"bus.records\('payments__undelivered'\)"):
+            bus.dead_letters(book)
+
+    assert report[book].accepted == 2
+    assert sorted(report[book].attempts) == [1, 1, 1, 2, 2, 3, 3, 4]
+    assert report[book].reasons == ["TimeoutError: not now"] * 6
+    assert [record.value for record in bus.records("booked")] == [1, 5]
+    assert [record.value for record in bus.records("payments__undelivered")] == [{"n": -2}]

@@ -7,7 +7,7 @@ order, each says which delivery it means, and the answer which are not held (SG-
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -117,8 +117,10 @@ Observer = Callable[[Settled], None]
 class OutcomeReporter:
     """Tells an observer what became of each delivery once that is confirmed; on the service loop."""
 
-    def __init__(self, agent: str, observer: Observer) -> None:
+    def __init__(self, agent: str, observer: Observer, topic: str = "") -> None:
+        """topic: the one that the agent reads, where no answer names it."""
         self._agent = agent
+        self._topic = topic
         self._observer = observer
         self._noted: dict[tuple[TopicPartition, int], tuple[int, str, float]] = {}
 
@@ -132,6 +134,12 @@ class OutcomeReporter:
         for offset in range(ack.first, ack.last + 1):
             attempt, reason, delay_s = self._noted.pop((result.tp, offset), (0, "", 0.0))
             self._observer(Settled(self._agent, topic, partition, offset, attempt, how, reason, delay_s))
+
+    def settled(self, tp: TopicPartition, offsets: Sequence[int], how: str) -> None:
+        """What became of noted records of a topic that nobody answers for."""
+        for offset in offsets:
+            attempt, reason, delay_s = self._noted.pop((tp, offset), (0, "", 0.0))
+            self._observer(Settled(self._agent, self._topic, tp.partition, offset, attempt, how, reason, delay_s))
 
     def ended(self, topic: str, partition: int, offset: int, attempt: int, how: str, reason: str) -> None:
         """The handler of a record that was accepted before has ended."""

@@ -139,7 +139,7 @@ class HostSettings:
         embedded path that nobody else leads.
     linger: seconds that the producer waits to fill a batch; None is its default (test kit: 0).
     streams: run Faust's own agents, streams and tables, if the app has some; False leaves them out (test kit).
-    kmq: run the app's agents of KMQ queues; False leaves them out (test kit).
+    trackers: run a tracker of each KMQ queue, whatever its agent says (test kit).
     member_id: begins the ids of the agents' members (`feed.members.member_ids`), so that others can tell whose they
         are; None draws them.
     """
@@ -152,7 +152,7 @@ class HostSettings:
     lead: bool = True
     sends_only: bool = False
     streams: bool = True
-    kmq: bool = True
+    trackers: bool = False
     member_id: str | None = None
 
 
@@ -446,12 +446,13 @@ class Host:
             admin=self.admin,
             random=self._random,
             inline_threads=self.settings.inline_threads,
+            trackers=self.settings.trackers,
         )
         for name, agent in self.app.share_agents.items():
             self.runtimes[name] = AgentRuntime(agent, environment, observer=self._observer, member_id=ids.get(name))
         for name, agent in self.app.cooperative_agents.items():
             self.runtimes[name] = AgentRuntime(agent, environment, observer=self._observer)
-        for name, queue_agent in self.app.kmq_agents.items() if self.settings.kmq else ():
+        for name, queue_agent in self.app.kmq_agents.items():
             self.runtimes[name] = AgentRuntime(queue_agent, environment, observer=self._observer)
         try:
             async with asyncio.TaskGroup() as group:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from flowshare.agents.cooperative.agent import CooperativeAgent
 from flowshare.agents.feed.acknowledgements import Observer
@@ -79,6 +79,10 @@ class AgentRuntime:
     def idle(self) -> bool:
         """Whether no record is buffered, running or waiting for its acknowledgement here."""
         return self._feeder.idle
+
+    async def finished(self) -> bool:
+        """Whether nothing is left that only this process sees of a queue: records, and markers of its own tracker."""
+        return not isinstance(self.agent, KmqAgent) or await cast("KmqFeeder", self._feeder).finished()
 
     def problems(self) -> list[str]:
         """Why the agent is not healthy, one sentence each."""

@@ -73,7 +73,7 @@ class KmqFeeder:
         self._stats = stats
         self._service_loop = environment.service_loop
         self._handler_loop = environment.handler_loop
-        self._reporter = None if observer is None else OutcomeReporter(agent.name, observer)
+        self._reporter = None if observer is None else OutcomeReporter(agent.name, observer, agent.queue)
         self._markers = MarkerSender(
             agent.name,
             agent.markers,
@@ -81,6 +81,7 @@ class KmqFeeder:
             producer=environment.producer,
             clock=clock,
             stats=stats,
+            on_settled=None if self._reporter is None else self._reporter.settled,
         )
         self._completion = KmqCompletion(
             agent,
@@ -106,7 +107,7 @@ class KmqFeeder:
             reset=self._reset(),
             on_assigned=lambda generation, bounds: self._ahead.clear(),
         )
-        self._tracker = self._own_tracker() if agent.with_tracker else None
+        self._tracker = self._own_tracker() if agent.with_tracker or environment.trackers else None
         self._ahead = Ahead()
         self._topic_id: uuid.UUID | None = None
         self._live: dict[Chunk, int] = {}
@@ -158,6 +159,23 @@ class KmqFeeder:
     def idle(self) -> bool:
         """Whether nothing is held and nothing waits for its end marker."""
         return self.outstanding == 0 and self._markers.unconfirmed == 0
+
+    async def finished(self) -> bool:
+        """Whether all records of its partitions are handled, and its own tracker has nothing to send again.
+
+        Raises: ServerError, OSError, ClientError.
+        """
+        admin, queue = self._environment.admin, self.agent.queue
+        partitions = (await admin.describe_topic(queue)).partitions
+        for number in range(partitions):
+            if self._consumer.positions.get((queue, number), -1) < await admin.log_end(queue, number):
+                return False
+        tracker = self._tracker
+        if tracker is not None:
+            ends = {number: await admin.log_end(self.agent.markers, number) for number in range(partitions)}
+            if not tracker.has_read(ends) or tracker.open:
+                return False
+        return self.idle and not len(self._ahead)
 
     @property
     def paused(self) -> bool:
@@ -473,12 +491,12 @@ class KmqFeeder:
 
     def _decided(self, chunk: Chunk, record: DecodedRecord | RawRecord, reason: str, delay_s: float) -> None:
         self._less(chunk, 1)
-        self._report(chunk, [record.offset])
+        self._report(chunk, [record.offset], reason)
 
-    def _report(self, chunk: Chunk, offsets: list[int]) -> None:
+    def _report(self, chunk: Chunk, offsets: list[int], reason: str = "") -> None:
         if self._reporter is not None:
             for offset in offsets:
-                self._reporter.note(chunk.tp, offset, chunk.attempt(offset))
+                self._reporter.note(chunk.tp, offset, chunk.attempt(offset), reason)
 
     def _less(self, chunk: Chunk, count: int) -> None:
         self.outstanding -= count

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flowshare.agents.run.stats import AgentStats
     from flowshare.client.producer.producer import Producer
     from flowshare.clock import Clock
+    from flowshare.protocol.messages import TopicPartition
 
 BATCH_BYTES: Final = 900_000
 UNDER_WAY_MAX: Final = 2
@@ -45,14 +46,24 @@ class MarkerSender:
     """Sends one agent's markers; on the service loop."""
 
     def __init__(
-        self, agent: str, markers: str, *, after_ms: int, producer: Producer, clock: Clock, stats: AgentStats
+        self,
+        agent: str,
+        markers: str,
+        *,
+        after_ms: int,
+        producer: Producer,
+        clock: Clock,
+        stats: AgentStats,
+        on_settled: Callable[[TopicPartition, Sequence[int], str], object] | None = None,
     ) -> None:
+        """on_settled: told which records are handled, or are not, and how that is counted."""
         self._agent = agent
         self._markers = markers
         self._start = encode_start(after_ms)
         self._producer = producer
         self._clock = clock
         self._stats = stats
+        self._on_settled = on_settled
         self._ends: dict[int, _Ends] = {}
         self._turn_due = False
         self._flushed = asyncio.Event()
@@ -74,6 +85,8 @@ class MarkerSender:
         ends.waiting += offsets
         self.unconfirmed += len(offsets)
         self._stats.acknowledgements += 1
+        if self._on_settled is not None:
+            self._on_settled(key[0], offsets, "accepted")
         if not self._turn_due:
             self._turn_due = True
             asyncio.get_running_loop().call_soon(self._turn)
@@ -92,6 +105,8 @@ class MarkerSender:
     ) -> None:
         """These are not handled: nobody is told, and the tracker sends them again when their time is over."""
         setattr(self._stats, counter, getattr(self._stats, counter) + last - first + 1)
+        if self._on_settled is not None:
+            self._on_settled(key[0], range(first, last + 1), counter)
 
     async def flush(self) -> None:
         """Wait until all end markers are confirmed, or given up."""

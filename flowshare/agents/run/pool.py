@@ -102,6 +102,7 @@ class Environment:
     handler_loop: where handlers run; both may be the same loop (test kit). connect: opens a connection to the backend;
     capabilities: what that can do. producer, admin: shared by all agents, on the service loop. random: source of the
     jitter of retry delays. inline_threads: run `def` handlers on the handler loop instead of in threads (test kit).
+    trackers: run a tracker of each KMQ queue, whatever its agent says (test kit).
     """
 
     clock: Clock
@@ -113,6 +114,7 @@ class Environment:
     admin: ShareAdmin
     random: random_module.Random
     inline_threads: bool = False
+    trackers: bool = False
 
 
 class Pool(abc.ABC):

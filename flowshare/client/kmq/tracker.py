@@ -153,6 +153,11 @@ class QueueTracker:
         """Messages that are open in its partitions."""
         return sum(one.tracker.open for one in self._partitions.values())
 
+    def has_read(self, ends: Mapping[int, int]) -> bool:
+        """Whether it has these partitions, and has read each to that offset."""
+        parts = self._partitions
+        return all(number in parts and parts[number].tracker.position >= end for number, end in ends.items())
+
     @property
     def partitions(self) -> tuple[int, ...]:
         """Those that are its own now."""

@@ -18,7 +18,7 @@ from flowshare.client.producer.producer import Message
 from flowshare.testing import run
 from flowshare.testing.clock import LoopTimeClock
 
-SETTINGS = HostSettings(threads=False, inline_threads=True, linger=0, streams=False, kmq=False)
+SETTINGS = HostSettings(threads=False, inline_threads=True, linger=0, streams=False)
 Body = Callable[[fs.Delivery], Awaitable[object]]
 
 
