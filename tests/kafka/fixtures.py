@@ -36,7 +36,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN, NAMED = "FLOWSHARE_TEST_RUN", "FLOWSHARE_TEST_KAFKA"
 START_LIMIT_S = 900.0
 CORES = frozenset(
-    ROOT / "tests" / name for name in ("share", "groups", "transactions", "slots", "protocol", "client/session")
+    ROOT / "tests" / name
+    for name in ("share", "groups", "cooperative", "transactions", "slots", "kmq", "protocol", "client/session")
 )
 BROKERS = ("kafka", "kafka_pair", "mortal_pair", "each_kafka")
 OLD_VERSIONS = ("3.9.1", "2.8.2")
