@@ -67,6 +67,14 @@ def overlaps(ranges: Sequence[Pair], others: Sequence[Pair]) -> list[Overlap]:
     return found
 
 
+def holes(first: int, end: int, inside: Sequence[int]) -> list[Pair]:
+    """The numbers of a range that are not among `inside`, which lie in it and rise."""
+    if len(inside) == end - first:
+        return []
+    edges = zip([first - 1, *inside], [*inside, end], strict=True)
+    return [(before + 1, after) for before, after in edges if before + 1 < after]
+
+
 def total(ranges: Iterable[Pair]) -> int:
     """How many numbers."""
     return sum(end - first for first, end in ranges)

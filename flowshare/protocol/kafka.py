@@ -92,9 +92,11 @@ class ApiKey(enum.IntEnum):
     """Flowshare's own calls, told of in ApiVersions; see `protocol.private`."""
     FLOWSHARE_SETTLE = 32501
     """ShareSettle, flowshare's own, too; see `protocol.settle_codec`."""
+    FLOWSHARE_FETCH = 32502
+    """Fetch of some keys, flowshare's own, too; see `protocol.filter_codec`."""
 
 
-_OWN: Final = frozenset(key.name.lower() for key in (ApiKey.FLOWSHARE, ApiKey.FLOWSHARE_SETTLE))
+_OWN: Final = frozenset(key.name.lower() for key in (ApiKey.FLOWSHARE, ApiKey.FLOWSHARE_SETTLE, ApiKey.FLOWSHARE_FETCH))
 """APIs that kio knows nothing of."""
 
 

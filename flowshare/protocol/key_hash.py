@@ -13,6 +13,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import google_crc32c
@@ -25,6 +26,8 @@ NO_ORDER: Final = 0
 """The hash of records that have no key."""
 NAME_MAX: Final = 512
 """Bytes of the keys that are known by themselves where many are remembered."""
+KEYS_KEPT: Final = 20_000
+"""Keys whose place among the ranges is remembered."""
 _SEED: Final = 0x9747B28C
 _MULTIPLIER: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
@@ -74,6 +77,17 @@ def key_slot_hash(key: bytes | None, offset: int) -> int:
     the sign; of a record without a key, of its offset as eight bytes, so that those spread, the same for all members.
     """
     return murmur2(offset.to_bytes(8) if key is None else key) & 0x7FFFFFFF
+
+
+def slot_hash_of(record: RawRecord) -> int:
+    """The same of a record; keys seen lately are remembered."""
+    key = record.key
+    return key_slot_hash(None, record.offset) if key is None else _slot_hash_of_key(key)
+
+
+@lru_cache(maxsize=KEYS_KEPT)
+def _slot_hash_of_key(key: bytes) -> int:
+    return key_slot_hash(key, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,17 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode as KafkaError
 
+from flowshare.protocol import filter_codec
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.kafka import ApiKey, entity, write_request
-from flowshare.protocol.messages import AckBatch, SettleOutput, ShareSettleRequest
+from flowshare.protocol.messages import (
+    AckBatch,
+    FetchPartition,
+    FetchRequest,
+    KeyFilter,
+    SettleOutput,
+    ShareSettleRequest,
+)
 from flowshare.protocol.settle_codec import encode_settle
 from flowshare.server.edge.base import Endpoint
 
@@ -71,6 +79,13 @@ def settle(rng: random.Random) -> ShareSettleRequest:
     )
 
 
+def some_keys(rng: random.Random) -> FetchRequest:
+    """A fetch of up to two partitions, of some keys or all."""
+    only = rng.choice((None, KeyFilter(((0, 1 << 30),), 10), KeyFilter(((7, 8), (9, 1 << 31)), 1 << 40)))
+    parts = (FetchPartition(rng.choice((TOPIC, "no")), number, rng.randint(0, 3), only=only) for number in (0, 1))
+    return FetchRequest(partitions=tuple(parts)[: rng.randint(0, 2)], max_wait_ms=rng.choice((0, 10)))
+
+
 def valid(api: Endpoint, version: int, rng: random.Random) -> bytes:
     """A request that can be read, without its length."""
     client_id = rng.choice((None, "", "fuzz"))
@@ -80,6 +95,8 @@ def valid(api: Endpoint, version: int, rng: random.Random) -> bytes:
         return head + rng.choice((b"{}", b"[]", b'{"call":"x"}', b'{"call":"offsets","group_id":"g","topics":{}}', b""))
     if api.key is ApiKey.FLOWSHARE_SETTLE:
         return encode_settle(rng.getrandbits(31), client_id or "", settle(rng), version)[4:]
+    if api.key is ApiKey.FLOWSHARE_FETCH:
+        return filter_codec.encode_fetch(rng.getrandbits(31), client_id or "", some_keys(rng), version)[4:]
     request = example(entity(api.key.name.lower(), version, "request"), rng)
     return write_request(rng.getrandbits(31), client_id, request)[4:]
 

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 from kio.schema.errors import ErrorCode as KafkaError
 from kio.serial.errors import OutOfBoundValue
 
+from flowshare.protocol.filter_codec import decode_fetched
 from flowshare.protocol.kafka import ApiKey, entity, read_response, request_start, write_request
 from flowshare.protocol.private import decode_answer
 from flowshare.protocol.settle_codec import decode_settled
@@ -187,6 +188,9 @@ def _answer(asked: Asked, frame: bytes) -> Any:
         return None
     if start.key == ApiKey.FLOWSHARE_SETTLE:
         decode_settled(frame)
+        return None
+    if start.key == ApiKey.FLOWSHARE_FETCH:
+        decode_fetched(frame)
         return None
     name, version = ApiKey(start.key).name.lower(), start.version
     if start.key == ApiKey.API_VERSIONS and not 0 <= version <= API_VERSIONS_HIGHEST:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from flowshare.cooperative.ranges import Pair, holes
 from flowshare.protocol.decoding import PADDING, SIZE_MAX, LastBatch, RawRecord
 from flowshare.protocol.headers import OFFSET_MAX, BatchHeader, DecodeError, frames
-from flowshare.protocol.key_hash import key_slot_hash
+from flowshare.protocol.key_hash import slot_hash_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowshare.protocol.messages.records import AbortedTransaction
+    from flowshare.protocol.messages.records import AbortedTransaction, Filtered
 
-KEYS_KEPT: Final = 20_000
 WANTED: Final = (0, OFFSET_MAX)
 
 
@@ -58,20 +58,25 @@ def scan_log(
         except DecodeError as error:
             damaged.append((max(end, header.base_offset), header.last_offset, str(error)))
         else:
-            records += [(one.offset, hash_of(one), one) for one in batch if end <= one.offset < until]
+            records += [(one.offset, slot_hash_of(one), one) for one in batch if end <= one.offset < until]
         end = header.last_offset + 1
     return found._replace(end=end)
 
 
-def hash_of(record: RawRecord) -> int:
-    """The place of a record among the ranges of keys; keys seen lately are remembered."""
-    key = record.key
-    return key_slot_hash(None, record.offset) if key is None else _of_key(key)
+def voids_of(filtered: Filtered, records: Sequence[tuple[int, int, RawRecord]]) -> list[Pair]:
+    """Where no record of any key is, as a server says that left out other keys' (`FetchedLog.filtered`), and as is seen
+    in the records that it gave.
 
-
-@lru_cache(maxsize=KEYS_KEPT)
-def _of_key(key: bytes) -> int:
-    return key_slot_hash(key, 0)
+    In batches that it could not open it saw nothing, so that it gave them whole.
+    """
+    if not filtered.unopened:
+        return list(filtered.voids)
+    offsets = [offset for offset, _, _ in records]
+    voids = list(filtered.voids)
+    for first, end in filtered.unopened:
+        inside = offsets[bisect_left(offsets, first) : bisect_left(offsets, end)]
+        voids += holes(first, end, inside)
+    return sorted(voids)
 
 
 class _Aborted:

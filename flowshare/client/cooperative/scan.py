@@ -37,9 +37,10 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from flowshare.client.cooperative.dispatch import Dispatcher, Found
 from flowshare.cooperative.offsets import RANGES_MAX, SPAN_MAX, CommittedOffsets
-from flowshare.cooperative.ranges import KEY_RANGES_MAX, Pair, merged, minus, overlaps
-from flowshare.cooperative.types import HASHES, KeyRange, KeyRanges
+from flowshare.cooperative.ranges import KEY_RANGES_MAX, Pair, holes, merged, minus, overlaps
+from flowshare.cooperative.types import HASHES, WHOLE, KeyRange, KeyRanges
 from flowshare.protocol.headers import OFFSET_MAX
+from flowshare.protocol.messages.records import KeyFilter
 
 R = TypeVar("R")
 SLOT_BITS: Final = 15
@@ -244,36 +245,57 @@ class KeyScan(Generic[R]):
         """Where reading may end: nowhere."""
         return OFFSET_MAX
 
-    def scanned(self, first: int, end: int, records: Iterable[tuple[int, int, R]]) -> int:
+    @property
+    def only(self) -> KeyFilter | None:
+        """The records that are wanted; None: all."""
+        keys = merged(piece[:2] for piece in self._pieces if piece.wanted)
+        return KeyFilter(tuple(keys), self._limit()) if keys and keys != list(WHOLE) else None
+
+    def scanned(
+        self,
+        first: int,
+        end: int,
+        records: Sequence[tuple[int, int, R]],
+        *,
+        keys: Sequence[Pair] | None = None,
+        voids: Iterable[Pair] = (),
+    ) -> int:
         """All that there is from `first` up to, without, `end`: (offset, hash, record), ascending; how many are this
-        member's."""
+        member's. keys: it is all of these keys only, beside `voids`, where nothing is of any key."""
         end = min(end, self._limit())
-        covered = [piece.wanted and piece.next >= first for piece in self._pieces]
+        covered = self._covered(first, keys)
         starts = [piece.first for piece in self._pieces]
-        zero = next(
-            (piece for piece, there in zip(self._pieces, covered, strict=True) if there and not piece.first), None
-        )
-        taken, last = 0, first if zero is None else max(first, zero.next)
+        taken = 0
         for offset, hash_, record in records:
             if offset >= end:
                 break
-            if zero is not None and offset >= last:
-                self._void(last, offset)
-                last = offset + 1
             at = bisect_right(starts, hash_) - 1
             if at < 0 or not covered[at] or not self._pieces[at].next <= offset or hash_ >= self._pieces[at].end:
                 continue
             if not self._committed.is_committed(offset):
                 self._dispatcher.add(Found(offset, hash_, record))
                 taken += 1
-        if zero is not None:
-            self._void(last, end)
+        if covered and covered[0] and not self._pieces[0].first:
+            since = max(first, self._pieces[0].next)
+            inside = [offset for offset, _, _ in records if since <= offset < end] if keys is None else ()
+            for low, high in voids if keys is not None else holes(since, max(since, end), inside):
+                self._void(max(low, since), min(high, end))
         self._pieces = [
             piece._replace(next=max(piece.next, end)) if there else piece
             for piece, there in zip(self._pieces, covered, strict=True)
         ]
         self._merge()
         return taken
+
+    def _covered(self, first: int, keys: Sequence[Pair] | None) -> list[bool]:
+        """Of which pieces a scan of these keys from `first` on has all that is new; others are to be scanned again."""
+        inside = [KeyRange(0, HASHES)] if keys is None else keys
+        starts = [low for low, _ in inside]
+        found: list[bool] = []
+        for piece in self._pieces:
+            at = bisect_right(starts, piece.first) - 1
+            found.append(piece.wanted and piece.next >= first and at >= 0 and piece.end <= inside[at][1])
+        return found
 
     # -- beginning and ending
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.client.cooperative.assigning import PROTOCOL, Place, assign, encode_user_data
 from flowshare.client.cooperative.ordinary import OrdinaryOffsets
 from flowshare.client.cooperative.partitions import AnyBatch, Partition, Partitions, Record
-from flowshare.client.cooperative.reading import scan_log
-from flowshare.client.cooperative.scan import COMMIT_MAX, CommitPart, Progress
+from flowshare.client.cooperative.reading import scan_log, voids_of
+from flowshare.client.cooperative.scan import COMMIT_MAX, CommitPart, KeyScan, Progress
 from flowshare.client.cooperative.spans import SpanPart
 from flowshare.client.errors import ClientError, Closed, ServerError, check
 from flowshare.client.groups.member import GroupMember
@@ -420,13 +420,17 @@ class CooperativeShell(abc.ABC):
         failures = 0
         while True:
             self.partitions.to_read.clear()
-            places = {one.place: at for one in self.partitions if (at := one.scan.position()) is not None}
-            if not places:
+            asked = {
+                one.place: FetchPartition(*one.place, at, self._fetch_bytes(one.place), only=one.scan.only)
+                for one in self.partitions
+                if (at := one.scan.position()) is not None
+            }
+            if not asked:
                 await self.partitions.to_read.wait()
                 continue
-            left_out = any(one.scan.pieces and one.place not in places for one in self.partitions)
+            left_out = any(one.scan.pieces and one.place not in asked for one in self.partitions)
             try:
-                await self._read(places, READ_SHORT_S if left_out else self._settings.fetch_max_wait)
+                await self._read(asked, READ_SHORT_S if left_out else self._settings.fetch_max_wait)
                 failures = 0
                 self._trouble.pop("reading", None)
             except (OSError, ClientError) as error:
@@ -434,14 +438,13 @@ class CooperativeShell(abc.ABC):
                 self._tell("reading", error)
                 await self._clock.sleep(self._link.pause_s(failures))
 
-    async def _read(self, places: Mapping[Place, int], wait_s: float) -> None:
+    async def _read(self, asked: Mapping[Place, FetchPartition], wait_s: float) -> None:
         """One fetch. Raises: ServerError, OSError, ClientError."""
         settings = self._settings
-        asked = tuple(FetchPartition(*place, at, self._fetch_bytes(place)) for place, at in places.items())
         committed = settings.isolation_level == "read_committed"
         answer = await self._reader.send(
             FetchRequest(
-                partitions=asked,
+                partitions=tuple(asked.values()),
                 max_wait_ms=round(min(wait_s, settings.fetch_max_wait) * 1000),
                 max_bytes=settings.fetch_max_bytes,
                 committed=committed,
@@ -454,11 +457,11 @@ class CooperativeShell(abc.ABC):
             partition = self.partitions.get((log.topic, log.partition))
             if partition is None:
                 continue
-            position = places[partition.place]
+            part = asked[partition.place]
             if log.error is ErrorCode.NONE:
-                self._scanned(partition, position, log)
+                self._scanned(partition, part, log)
             elif log.error is ErrorCode.OFFSET_OUT_OF_RANGE:
-                await self._out_of_range(partition, position)
+                await self._out_of_range(partition, part.offset)
             else:
                 retried = ServerError(log.error, log.message, about=f"reading {partition.text}")
         self.partitions.changed()
@@ -468,12 +471,16 @@ class CooperativeShell(abc.ABC):
     def _fetch_bytes(self, place: Place) -> int:
         return self._settings.partition_fetch_bytes
 
-    def _scanned(self, partition: Partition, position: int, log: FetchedLog) -> None:
-        until, batch = partition.scan.until, partition.last_batch
-        scanned = scan_log(log.records, position, log.aborted, until=until, last=batch)
+    def _scanned(self, partition: Partition, asked: FetchPartition, log: FetchedLog) -> None:
+        scan, position = partition.scan, asked.offset
+        scanned = scan_log(log.records, position, log.aborted, until=scan.until, last=partition.last_batch)
         for first, last, why in scanned.damaged:
             logger.error("record=%s@%d..%d: the stored bytes cannot be read: %s", partition.text, first, last, why)
-        partition.scan.scanned(position, scanned.end, scanned.records)
+        if asked.only is None or log.filtered is None or not isinstance(scan, KeyScan):
+            scan.scanned(position, scanned.end, scanned.records)
+        else:
+            voids = voids_of(log.filtered, scanned.records)
+            scan.scanned(position, log.filtered.end, scanned.records, keys=asked.only.keys, voids=voids)
         if partition.scan.has_voids:
             self.partitions.to_commit.set()
 

@@ -151,6 +151,11 @@ class SpanScan(Generic[R]):
         """Where reading may end: nothing from there on is this member's."""
         return max((span.end for span in self._spans if span.next < span.end), default=0)
 
+    @property
+    def only(self) -> None:
+        """Records of any key are wanted."""
+        return None
+
     def scanned(self, first: int, end: int, records: Iterable[tuple[int, int, R]]) -> int:
         """All that there is from `first` up to `end`: (offset, hash, record), ascending; how many are this member's."""
         found = {offset: record for offset, _, record in records}

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from flowshare.client.errors import ClientError, NotConnected, ServerError, Unsupported
 from flowshare.client.net.handshake import Logins, Names, SaslExchange, Versions, api_versions
 from flowshare.client.net.requests import AwaitedAnswer, Pipeline, Waits
-from flowshare.client.wire import Codec, codec_of
+from flowshare.client.wire import FILTERED, Codec, codec_of
+from flowshare.protocol import filter_codec
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import (
     AlterShareGroupOffsetsRequest,
     AlterShareGroupOffsetsResponse,
     CreatePartitionsRequest,
     DescribeShareGroupOffsetsResponse,
+    FetchRequest,
     HeldRanges,
     ParkedKeysRequest,
     ParkedKeysResponse,
@@ -81,6 +83,7 @@ class TcpConnection:
         self.api_versions = versions
         self.is_flowshare = ApiKey.FLOWSHARE in versions
         self.keeps_time = True  # it ends when an answer is overdue (`client.net.requests`)
+        self._filters = ApiKey.FLOWSHARE_FETCH in versions
         self.asks_for_login = ApiKey.SASL_HANDSHAKE in versions
 
     @property
@@ -123,7 +126,10 @@ class TcpConnection:
 
     def _begin(self, request: Any, waits: F) -> F:
         codec = codec_of(request)
-        version = self._version(codec, request)
+        if isinstance(request, FetchRequest) and self._filters and any(part.only for part in request.partitions):
+            codec, version = FILTERED, filter_codec.VERSION
+        else:
+            version = self._version(codec, request)
         self._pipeline.begin(
             waits,
             lambda number: codec.write(number, self._client_id, request, version),

@@ -8,13 +8,14 @@ computed from the wire's fields (`computed`). Connections, and which version is 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
 from flowshare.client.wire import computed, records
 from flowshare.client.wire.base import Codec
-from flowshare.protocol import translation
+from flowshare.protocol import filter_codec, translation
 from flowshare.protocol.kafka import read_response, write_request
+from flowshare.protocol.messages.records import FILTERED_FETCH
 
 if TYPE_CHECKING:
     from flowshare.protocol.declaration import Api
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 BY_HAND = {**computed.CODECS, **records.CODECS}
 """Request class -> how it crosses the wire, None in place of a side that is derived."""
+
+
+FILTERED: Final = Codec(
+    FILTERED_FETCH, filter_codec.encode_fetch, lambda frame, _request, _version: filter_codec.decode_fetched(frame)
+)
+"""How a `FetchRequest` of some keys crosses the wire, to a server that can filter."""
 
 
 def codec_of(request: Request[Any]) -> Codec:
@@ -51,4 +58,4 @@ def _read(api: Api, frame: bytes, request: Any, version: int) -> Any:
     return translation.read_answer(api, read_response(api.name, version, frame)[1], request)
 
 
-__all__ = ["Codec", "codec_of"]
+__all__ = ["FILTERED", "Codec", "codec_of"]

@@ -35,11 +35,20 @@ class ProduceResponse(Response):
     """When the log stamped the records (message.timestamp.type=LogAppendTime), −1: they keep the producer's time."""
 
 
+class KeyFilter(NamedTuple):
+    """Which records are wanted of a partition: those whose hashes (`key_hash.key_slot_hash`) lie in these half-open
+    ranges, ascending and disjoint. until: no batch is read that begins there or behind."""
+
+    keys: tuple[tuple[int, int], ...]
+    until: int
+
+
 class FetchPartition(NamedTuple):
     """One partition to read; its first batch is given even if it is larger than `max_bytes`.
 
     last_epoch: leader epoch of the batch before `offset`, −1: not known; Kafka says when that is not in the log (any
-    more), see `FetchedLog.diverging`.
+    more), see `FetchedLog.diverging`. only: flowshare's own: the records that are wanted, for servers that can leave
+    out the others; whether it did is said by `FetchedLog.filtered`.
     """
 
     topic: str
@@ -47,6 +56,7 @@ class FetchPartition(NamedTuple):
     offset: int
     max_bytes: int = 1 << 20
     last_epoch: int = -1
+    only: KeyFilter | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +86,26 @@ class AbortedTransaction(NamedTuple):
     first_offset: int
 
 
+class Filtered(NamedTuple):
+    """What a server looked at that left out records of other keys: all from the offset asked for up to `end`, without.
+
+    voids: half-open ranges of offsets, ascending, where it found no record of any key: control batches, aborted ones,
+    what compaction took. They are told to who asked for hash 0. unopened: ranges of batches that it could not open and
+    gave whole; what is void in them is not known.
+    """
+
+    end: int
+    voids: tuple[tuple[int, int], ...] = ()
+    unopened: tuple[tuple[int, int], ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedLog(Response):
     """What was read of one partition: whole batches; the first may begin before the offset asked for.
 
     diverging: nothing was read, because the log was cut: the highest leader epoch up to the one asked for, and where
-    that ends.
+    that ends. filtered: flowshare's own: records of other keys are left out, as was asked for, and those of aborted
+    transactions as well; None: all that is there was given.
     """
 
     topic: str
@@ -92,6 +116,7 @@ class FetchedLog(Response):
     last_stable: int = -1
     aborted: tuple[AbortedTransaction, ...] = ()
     diverging: tuple[int, int] | None = None
+    filtered: Filtered | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +218,10 @@ FETCH: Final = Api(
     route=Route(To.LEADERS),
     wait_ms=lambda request: request.max_wait_ms,
 )
+FILTERED_FETCH: Final = Api(
+    ApiKey.FLOWSHARE_FETCH, server=(0, 0), client=(0, 0), wait_ms=lambda request: request.max_wait_ms
+)
+"""A `FetchRequest` with `FetchPartition.only`, for servers that tell of it in ApiVersions."""
 LIST_OFFSETS: Final = Api(
     ApiKey.LIST_OFFSETS,
     ListOffsetsRequest,

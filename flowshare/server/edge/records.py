@@ -15,11 +15,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.filter_codec import decode_fetch, encode_fetched
 from flowshare.protocol.headers import ATTRIBUTES_AT, CODEC_MASK, MAGIC_AT, TRANSACTIONAL_MASK
 from flowshare.protocol.messages import (
     FetchedLog,
     FetchPartition,
     FetchRequest,
+    FetchResponse,
     ProduceRequest,
     ProduceResponse,
 )
@@ -27,6 +29,7 @@ from flowshare.protocol.messages.records import (
     DELETE_RECORDS,
     EARLIEST,
     FETCH,
+    FILTERED_FETCH,
     LATEST,
     LIST_OFFSETS,
     OFFSET_FOR_LEADER_EPOCH,
@@ -43,6 +46,7 @@ from flowshare.protocol.translation import milliseconds
 from flowshare.server.edge.base import Endpoint, Peer, SocketCall
 from flowshare.server.edge.derived import derived
 from flowshare.server.edge.forms import LEADER_EPOCH, Form, check_epoch, form, may_cluster, may_topic, once, topics_of
+from flowshare.server.runtime import answers
 from flowshare.server.runtime.failures import Refused, refusal
 
 if TYPE_CHECKING:
@@ -59,6 +63,9 @@ ZSTD_FROM: Final = 7
 """Version of Produce from which on batches may be compressed with zstd (KIP-110)."""
 APPEND_COST: Final = 20
 """What an append counts in its connection's turn: its first step alone takes as long as so many small things."""
+PART_BYTES: Final = 200
+"""What a partition takes in an answer beside its records, about."""
+PAIR_BYTES: Final = 16
 NO_SESSION: Final = 0
 WHOLE_FETCH: Final = (-1, 0)
 """Session epochs of a fetch that names all its partitions."""
@@ -216,6 +223,29 @@ async def fetch(call: SocketCall) -> Any:
     )
 
 
+async def filtered_fetch(call: SocketCall) -> FetchResponse:
+    """The same of some keys, plain: `protocol.filter_codec` reads and writes it."""
+    peer, asked = call.peer, call.request
+    places = [NamedPartition(part.topic, None, part.partition) for part in asked.partitions]
+    found: dict[int, FetchedLog] = {}
+    for index, place in enumerate(places):
+        await peer.turns.take()
+        try:
+            _allowed(peer, place, Operation.READ)
+        except Refused as error:
+            found[index] = refusal(FetchedLog, error, topic=asked.partitions[index].topic, partition=place.partition)
+    wanted = [index for index in range(len(places)) if index not in found]
+    if wanted:
+        answer = await peer.connection.send(
+            replace(asked, partitions=tuple(asked.partitions[index] for index in wanted))
+        )
+        found.update(zip(wanted, answer.partitions, strict=True))
+    logs = [_still_readable(peer, place, found[index], -1) for index, place in enumerate(places)]
+    for log in logs:
+        answers.space().add(PART_BYTES + PAIR_BYTES * (0 if log.filtered is None else len(log.filtered.voids)))
+    return FetchResponse(partitions=tuple(logs))
+
+
 def _named(peer: Peer, topic: Any, *, with_ids: bool) -> tuple[str | None, uuid.UUID | None]:
     """Name and id of a topic as a request says it; older versions give the name, later ones the id."""
     if not with_ids:
@@ -363,6 +393,7 @@ async def delete_records(call: SocketCall, request: DeleteRecordsRequest) -> Del
 ENDPOINTS: Final = (
     Endpoint(PRODUCE, produce),
     Endpoint(FETCH, fetch),
+    Endpoint(FILTERED_FETCH, filtered_fetch, decode=decode_fetch, encode=encode_fetched),
     derived(LIST_OFFSETS, list_offsets, twice="the partition stands in the request twice"),
     derived(DELETE_RECORDS, delete_records),
     derived(OFFSET_FOR_LEADER_EPOCH, epoch_end),

@@ -23,6 +23,7 @@ SHORT: Final = frozenset(
         ApiKey.SHARE_FETCH,
         ApiKey.SHARE_ACKNOWLEDGE,
         ApiKey.FLOWSHARE_SETTLE,
+        ApiKey.FLOWSHARE_FETCH,
     }
 )
 """What clients send all the time. Behind any other request the next one is taken up when it is known what that takes:

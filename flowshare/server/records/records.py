@@ -2,7 +2,8 @@
 
 A fetch reads its partitions in the order in which they were asked for, each from where the last look ended (`Reading`),
 and waits for more (`LogWatch`). The first batch found is given whatever its size, so that a reader never gets stuck;
-all others keep to the limits (KIP-74).
+all others keep to the limits (KIP-74). Of a partition of which only some keys are wanted the fetch looks on until it
+has enough of them, and is answered when there is something to tell (`filtering`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from flowshare.protocol.messages import (
     ProduceRequest,
     ProduceResponse,
 )
+from flowshare.server.records.filtering import READ_BYTES, BatchFilter, Scan
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.answers import FETCH_BYTES_MAX
 from flowshare.server.runtime.connection import IN_PROCESS, Family, InProcess, handles
@@ -94,13 +96,21 @@ class _Part:
     aborted: list[AbortedTransaction] = field(default_factory=list[AbortedTransaction])
     error: tuple[ErrorCode, str | None] = (ErrorCode.NONE, None)
     full: bool = False
+    scan: Scan | None = None
+    """Where only some keys are wanted."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether something beside records is to be told now."""
+        return self.scan is not None and (self.full or bool(self.scan.voids or self.scan.unopened))
 
 
 class Reading:
     """What one fetch has read; `look` reads on."""
 
-    def __init__(self, log: Log, request: FetchRequest, turns: Turns, space: AnswerSpace) -> None:
+    def __init__(self, log: Log, request: FetchRequest, turns: Turns, space: AnswerSpace, batches: BatchFilter) -> None:
         """space: where the bytes are reserved that are read."""
+        self._batches = batches
         self._log = log
         self._turns = turns
         self._space = space
@@ -119,12 +129,12 @@ class Reading:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more can be added."""
-        return self._left <= 0 or all(part.full for part in self._parts)
+        """Whether nothing more can be added, or something is to be told beside records."""
+        return self._left <= 0 or all(part.full for part in self._parts) or any(part.tells for part in self._parts)
 
     async def places(self) -> tuple[tuple[str, int], ...]:
         """Begin; the partitions, for `LogWatch`."""
-        self._parts = await self._turns.each(lambda asked: _Part(asked, asked.offset), self._asked)
+        self._parts = await self._turns.each(_part, self._asked)
         return await self._turns.each(lambda asked: (asked.topic, asked.partition), self._asked)
 
     async def look(self) -> None:
@@ -137,7 +147,10 @@ class Reading:
                 continue
             await self._turns.take()
             try:
-                await self._read(part)
+                if part.scan is None:
+                    await self._read(part)
+                else:
+                    await self._scan(part, part.scan)
             except OffsetOutOfRange as error:
                 # What was read of a log whose start moved on meanwhile is still good.
                 if not part.pieces:
@@ -184,6 +197,38 @@ class Reading:
         self.size += size
         self._left -= size
 
+    async def _scan(self, part: _Part, scan: Scan) -> None:
+        """Look at what has come, up to the log's end, or until there is enough."""
+        asked = part.asked
+        while not part.full:
+            part.offsets = offsets = self._log.offsets(asked.topic, asked.partition)
+            end = offsets.last_stable if self._committed else offsets.high_watermark
+            if end <= scan.position <= offsets.high_watermark:
+                return
+            given = 0 if self.short else self._space.reserve(READ_BYTES)
+            self.short = given < READ_BYTES
+            if not given:
+                return
+            kept, before = self.size, scan.position
+            try:
+                read = await self._log.read(
+                    asked.topic, asked.partition, scan.position, max_bytes=given, committed=self._committed
+                )
+                part.offsets = read.offsets
+                room = min(max(asked.max_bytes, 1) - part.size, self._left)
+                place = (asked.topic, asked.partition)
+                pieces = await self._batches.thin(place, read, scan, self._turns, room=room)
+                size = sum(map(len, pieces))
+                part.pieces += pieces
+                part.size += size
+                self.size += size
+                self._left -= size
+            finally:
+                self._space.settle(given, self.size - kept)
+            part.full = scan.over or part.size >= asked.max_bytes or self._left <= 0
+            if scan.position == before:
+                return
+
     async def answer(self) -> tuple[FetchedLog, ...]:
         """Everything read so far."""
         return await self._turns.each(self._answer, self._parts)
@@ -204,7 +249,12 @@ class Reading:
             high_watermark=offsets.high_watermark,
             last_stable=offsets.last_stable,
             aborted=tuple(part.aborted),
+            filtered=None if part.scan is None else part.scan.answer,
         )
+
+
+def _part(asked: FetchPartition) -> _Part:
+    return _Part(asked, asked.offset, scan=None if asked.only is None else Scan(asked.only, asked.offset))
 
 
 def aborted_in(read: ReadResult) -> list[AbortedTransaction]:
@@ -237,6 +287,7 @@ class RecordApis(Family):
         self._admission = admission
         self._clock = clock
         self._watch = LogWatch(log)
+        self._batches = BatchFilter()
         self._purgatory = Purgatory(WAITING_PARTS_MAX)
 
     @handles(ProduceRequest)
@@ -263,7 +314,7 @@ class RecordApis(Family):
         What the connection's space allows is answered, if it is less.
         """
         space = answers.space()
-        reading = Reading(self._log, request, answers.turns(self._clock), space)
+        reading = Reading(self._log, request, answers.turns(self._clock), space, self._batches)
         waiter = Waiter()
         places = await reading.places()
         wait_ms = min(request.max_wait_ms, WAIT_MAX_MS)

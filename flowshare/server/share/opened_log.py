@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from flowshare.garbage import collector_paused
 from flowshare.log.base import LogError, StorageError
@@ -80,16 +80,28 @@ class Kept(NamedTuple):
         return len(self.raw) + plain + RECORD_BYTES * len(self.offsets)
 
 
-class OpenedBatches:
-    """The batches of all ordered share-partitions that were opened last."""
+class Sized(Protocol):
+    """A batch that was opened. size: bytes that it takes, about."""
+
+    @property
+    def header(self) -> BatchHeader: ...
+    @property
+    def size(self) -> int: ...
+
+
+B = TypeVar("B", bound=Sized)
+
+
+class OpenedBatches(Generic[B]):
+    """The batches of several logs that were opened last."""
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._kept: OrderedDict[tuple[object, int], Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[object, int], B] = OrderedDict()
         self._bases: dict[object, list[int]] = {}
 
-    def add(self, log: object, kept: Kept) -> None:
+    def add(self, log: object, kept: B) -> None:
         """Keep a batch of a log; what was not used for longest makes room."""
         key = (log, kept.header.base_offset)
         if key in self._kept:
@@ -100,7 +112,7 @@ class OpenedBatches:
         while self._bytes > self._bytes_max and len(self._kept) > 1:
             self._drop(next(iter(self._kept)))
 
-    def find(self, log: object, offset: int) -> Kept | None:
+    def find(self, log: object, offset: int) -> B | None:
         """The batch that holds an offset."""
         bases = self._bases.get(log, [])
         at = bisect_right(bases, offset) - 1
@@ -157,7 +169,7 @@ class Thinned(NamedTuple):
 class OpenedLog:
     """One share-partition's. owner: what names it among all whose batches are kept."""
 
-    def __init__(self, log: PartitionLog, order: KeyOrder, batches: OpenedBatches, owner: object) -> None:
+    def __init__(self, log: PartitionLog, order: KeyOrder, batches: OpenedBatches[Kept], owner: object) -> None:
         self._log = log
         self.order = order
         self._batches = batches

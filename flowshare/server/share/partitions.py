@@ -16,7 +16,7 @@ from flowshare.log.base import LogError, NotLed
 from flowshare.protocol.key_hash import KeyOrder
 from flowshare.server.runtime.failures import Refused, failure
 from flowshare.server.runtime.state import PREFIX, ShareKey, key_of
-from flowshare.server.share.opened_log import OpenedBatches, OpenedLog
+from flowshare.server.share.opened_log import Kept, OpenedBatches, OpenedLog
 from flowshare.server.share.owner import PartitionOwner
 from flowshare.server.share.partition_log import PartitionLog
 from flowshare.server.share.quotas import Quotas
@@ -78,7 +78,7 @@ class Partitions:
         self._held: dict[ShareKey, asyncio.Future[None]] = {}
         self._failed: dict[ShareKey, tuple[Exception, float]] = {}
         self._quotas = Quotas()
-        self._opened_batches = OpenedBatches()
+        self._opened_batches: OpenedBatches[Kept] = OpenedBatches()
         self._closed = False
         self._kafka = kafka
         storage.on_append(self._appended)
