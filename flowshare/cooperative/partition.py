@@ -60,6 +60,7 @@ from flowshare.core_errors import (
 )
 
 Answer = TypeVar("Answer")
+HOLDERS_TOLD: Final = 3
 PIECES_MAX: Final = 64
 """Spans that one `take` gives at most."""
 
@@ -200,6 +201,20 @@ class CooperativePartition:
     def in_use(self) -> bool:
         """Whether a member holds anything, or a transaction has something pending."""
         return bool(self.claims or self.spans or self.pending)
+
+    def check_unused(self) -> None:
+        """Raises: NonEmptyGroup while a member holds something, or a transaction has something pending."""
+        if not self.in_use:
+            return
+        claims, spans = self.claims.state.claims, self.spans.state.spans
+        holders = sorted({one.member for one in claims} | {one.member for one in spans})
+        if not holders:
+            raise NonEmptyGroup("an open transaction has offsets of the partition: try again when it has ended")
+        named = ", ".join(holders[:HOLDERS_TOLD]) + (", …" if len(holders) > HOLDERS_TOLD else "")
+        raise NonEmptyGroup(
+            f"{len(holders)} members hold keys or records of the partition ({named}): stop the group's workers and try "
+            "again; what a dead one held is free when its lease ends"
+        )
 
     def next_deadline_ms(self) -> int | None:
         """When `lapse` has something to do; None: never."""
@@ -409,10 +424,7 @@ class CooperativePartition:
     def reset(self, offset: int, now_ms: int) -> Decision[Progress]:
         """Begin anew at an offset. Raises: NonEmptyGroup while members hold something, InvalidRequest."""
         with self._step(now_ms) as step:
-            if self.in_use:
-                raise NonEmptyGroup(
-                    "members hold keys or records of the partition: stop them, or wait for their leases"
-                )
+            self.check_unused()
             step.change = self.offsets.reset(offset)
             self.spans.clear()
             return step.decided(self.progress)

@@ -13,6 +13,7 @@ Numbers are as in the messages (`protocol.messages.cooperative`), topic ids are 
     cooperative_offsets  {group_id, topics: {name: [partition, …]} or null, ranges_from: offset or null}
                          -> {partitions: [{topic, …}]}
     cooperative_reset    {group_id, topic, partition, offset} -> {reset_epoch}
+    cooperative_delete   {group_id, topics: {name: [partition, …]} or null} -> {}
 
 A request is a claim of whoever sent it: `read_request` checks types and that numbers fit into 62 bits, counts are
 bounded by the size of a request and by the handlers. Answers come from a server that the client chose.
@@ -34,6 +35,8 @@ from flowshare.protocol.messages.cooperative import (
     CommittedPartition,
     CooperativeCommitRequest,
     CooperativeCommitResponse,
+    CooperativeDeleteRequest,
+    CooperativeDeleteResponse,
     CooperativeHoldRequest,
     CooperativeHoldResponse,
     CooperativeOffsetsRequest,
@@ -55,6 +58,7 @@ from flowshare.protocol.messages.cooperative import (
     TakenPartition,
     TakenSpan,
     ToldClaim,
+    ToldWait,
     WantedKeys,
 )
 
@@ -382,21 +386,31 @@ def _read_taken(body: Body) -> CooperativeTakeResponse:
 # --- offsets, reset ---------------------------------------------------------------------------------------------------
 
 
+_COUNTS: Final = ("unfinished", "blocked", "lapsed", "overlaps")
+"""Of `PartitionOffsets`."""
+
+
+def _topics(topics: Mapping[str, Sequence[int]] | None) -> Body | None:
+    return None if topics is None else {name: list(numbers) for name, numbers in topics.items()}
+
+
+def _read_topics(asked: object) -> dict[str, tuple[int, ...]] | None:
+    if asked is None:
+        return None
+    if not isinstance(asked, dict):
+        raise Malformed("topics are no object")
+    return {
+        _text(name, "a topic"): tuple(_number(one, "a partition") for one in _list(numbers, "partitions"))
+        for name, numbers in cast("Body", asked).items()
+    }
+
+
 def _offsets(request: CooperativeOffsetsRequest) -> Body:
-    topics = None if request.topics is None else {name: list(numbers) for name, numbers in request.topics.items()}
-    return {"group_id": request.group_id, "topics": topics, "ranges_from": request.ranges_from}
+    return {"group_id": request.group_id, "topics": _topics(request.topics), "ranges_from": request.ranges_from}
 
 
 def _read_offsets(body: Mapping[str, Any]) -> CooperativeOffsetsRequest:
-    asked = body.get("topics")
-    topics: dict[str, tuple[int, ...]] | None = None
-    if asked is not None:
-        if not isinstance(asked, dict):
-            raise Malformed("topics are no object")
-        topics = {
-            _text(name, "a topic"): tuple(_number(one, "a partition") for one in _list(numbers, "partitions"))
-            for name, numbers in cast("Body", asked).items()
-        }
+    topics = _read_topics(body.get("topics"))
     from_ = body.get("ranges_from")
     return CooperativeOffsetsRequest(
         group_id=_text(body.get("group_id"), "group_id"),
@@ -415,6 +429,8 @@ def _offsets_answer(answer: CooperativeOffsetsResponse) -> Body:
                 "unstable": part.unstable,
                 "claims": [tuple(one) for one in part.claims],
                 "spans": [tuple(one) for one in part.spans],
+                "waits": [tuple(one) for one in part.waits],
+                "counts": [part.unfinished, part.blocked, part.lapsed, part.overlaps],
                 **_columns(part.ranges),
             }
             for part in answer.partitions
@@ -432,6 +448,8 @@ def _read_offsets_answer(body: Body) -> CooperativeOffsetsResponse:
                 unstable=part["unstable"],
                 claims=tuple(ToldClaim(*one) for one in part["claims"]),
                 spans=tuple(ToldClaim(*one) for one in part["spans"]),
+                waits=tuple(ToldWait(*one) for one in part["waits"]),
+                **dict(zip(_COUNTS, part["counts"], strict=True)),
                 ranges=_read_columns(part),
             )
             for part in body["partitions"]
@@ -457,6 +475,24 @@ def _read_reset(body: Mapping[str, Any]) -> CooperativeResetRequest:
     )
 
 
+def _delete(request: CooperativeDeleteRequest) -> Body:
+    return {"group_id": request.group_id, "topics": _topics(request.topics)}
+
+
+def _read_delete(body: Mapping[str, Any]) -> CooperativeDeleteRequest:
+    return CooperativeDeleteRequest(
+        group_id=_text(body.get("group_id"), "group_id"), topics=_read_topics(body.get("topics"))
+    )
+
+
+def _nothing(_: Any) -> Body:
+    return {}
+
+
+def _read_nothing(_: Body) -> CooperativeDeleteResponse:
+    return CooperativeDeleteResponse()
+
+
 def _reset_answer(answer: CooperativeResetResponse) -> Body:
     return {"reset_epoch": answer.reset_epoch}
 
@@ -477,5 +513,6 @@ CALLS: Final[Mapping[str, Call]] = {
     str(CooperativeResetRequest.call): Call(
         _reset, _read_reset, _reset_answer, _read_reset_answer, CooperativeResetResponse
     ),
+    str(CooperativeDeleteRequest.call): Call(_delete, _read_delete, _nothing, _read_nothing, CooperativeDeleteResponse),
 }
 """By the name of the call."""

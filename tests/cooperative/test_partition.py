@@ -182,7 +182,7 @@ def test_the_end_of_a_transaction_writes_what_it_committed_first():
 
 def test_only_a_partition_that_nobody_uses_is_reset():
     partition = held()
-    with pytest.raises(NonEmptyGroup, match="wait for their leases"):
+    with pytest.raises(NonEmptyGroup, match=r"\(a\): stop the group's workers"):
         partition.reset(0, 999)
     partition.confirm(partition.reset(7, 1_000))
     assert partition.progress == (7, 1, 0, 7)

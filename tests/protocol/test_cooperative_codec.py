@@ -54,6 +54,8 @@ REQUESTS = [
     m.CooperativeOffsetsRequest(group_id="g"),
     m.CooperativeOffsetsRequest(group_id="g", topics={"t": (0, 1)}, ranges_from=5),
     m.CooperativeResetRequest(group_id="g", topic="t", partition=1, offset=9),
+    m.CooperativeDeleteRequest(group_id="g"),
+    m.CooperativeDeleteRequest(group_id="g", topics={"t": (0, 1)}),
 ]
 ANSWERS = [
     (
@@ -100,12 +102,18 @@ ANSWERS = [
                     unstable=True,
                     claims=(c.ToldClaim(0, 5, "m", 1),),
                     spans=(c.ToldClaim(6, 7, "m", 2),),
+                    waits=(c.ToldWait(0, 5, "n", "m", 30),),
+                    unfinished=4,
+                    blocked=3,
+                    lapsed=2,
+                    overlaps=1,
                 ),
                 c.PartitionOffsets(**FAR, topic="t"),
             )
         ),
     ),
     ("cooperative_reset", m.CooperativeResetResponse(reset_epoch=8)),
+    ("cooperative_delete", m.CooperativeDeleteResponse()),
 ]
 HOLD = CALLS["cooperative_hold"].request(REQUESTS[1])
 COMMIT = CALLS["cooperative_commit"].request(REQUESTS[2])
@@ -134,6 +142,7 @@ BAD = [
     ("cooperative_offsets", {"group_id": "g", "topics": ["t"]}),
     ("cooperative_offsets", {"group_id": "g", "topics": None, "ranges_from": "0"}),
     ("cooperative_reset", {"group_id": "g", "topic": 5, "partition": 0, "offset": 0}),
+    ("cooperative_delete", {"group_id": "g", "topics": ["t"]}),
 ]
 
 

@@ -259,9 +259,23 @@ class ToldClaim(NamedTuple):
     epoch: int
 
 
+class ToldWait(NamedTuple):
+    """Hashes that a member waits for until `holder` gives them back, since `waited_ms` ago."""
+
+    first: int
+    end: int
+    member_id: str
+    holder: str
+    waited_ms: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOffsets(PartitionProgress):
-    """State of one partition. more: R goes on behind `ranges`. unstable: a transaction that is open may add to it."""
+    """State of one partition. more: R goes on behind `ranges`. unstable: a transaction that is open may add to it.
+
+    unfinished: offsets from S to the log's end that are not committed, −1 when that end is not known. blocked, lapsed,
+    overlaps: counted since the server loaded the partition: `ClaimCounts`.
+    """
 
     topic: str
     ranges: OffsetColumns | None = None
@@ -269,6 +283,11 @@ class PartitionOffsets(PartitionProgress):
     unstable: bool = False
     claims: tuple[ToldClaim, ...] = ()
     spans: tuple[ToldClaim, ...] = ()
+    waits: tuple[ToldWait, ...] = ()
+    unfinished: int = -1
+    blocked: int = 0
+    lapsed: int = 0
+    overlaps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,3 +311,20 @@ class CooperativeResetRequest(Request["CooperativeResetResponse"]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeResetResponse(Response):
     reset_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CooperativeDeleteRequest(Request["CooperativeDeleteResponse"]):
+    """Delete a group that has no members with all that is kept of it. topics: only what is kept of these partitions,
+    after their committed offsets were deleted (`OffsetDeleteRequest`), where those are another server's."""
+
+    call = "cooperative_delete"
+    route = OF_GROUP
+
+    group_id: str
+    topics: Mapping[str, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CooperativeDeleteResponse(Response):
+    """It is gone, or why not."""

@@ -235,6 +235,21 @@ class CooperativeGroups:
             self.forget(group_id, partitions)
             await self._storage.write(await removal(self._storage, group_id, partitions))
 
+    async def delete_asked(self, group_id: str, partitions: Collection[Place] | None) -> None:
+        """Delete a group, or its state of these partitions, because a tool asks for it. Nobody may hold anything.
+
+        Raises: NonEmptyGroup, GroupIdNotFound, CoreError, LogError.
+        """
+        group = self.groups.get(group_id)
+        for place, owner in () if group is None else tuple(group.owners.items()):
+            if partitions is None or place in partitions:
+                owner.lapse(self.clock.steady_ms())
+                owner.partition.check_unused()
+        if not self._beside.exact:
+            await self.delete(group_id, partitions)
+        elif partitions is None:  # else it went with the committed offsets
+            await self._beside.delete(group_id)
+
     async def topic_gone(self, topic_id: uuid.UUID) -> None:
         """Delete what groups, whose offsets are another server's, have of a topic that is gone. Raises: LogError."""
         keys = {key_of(name) for name, _ in await self._storage.scan(COOPERATIVE_PREFIX)}
