@@ -6,7 +6,8 @@ Numbers are as in the messages (`protocol.messages.cooperative`), topic ids are 
                          auto_offset_reset, partitions: [[topic id, partition, [[first, end], …], [offset, metadata]?],
                          …]} -> {lease_ms, partitions: [{…}]}
     cooperative_commit   {group_id, member_id, partitions: [[topic id, partition, E, [[first hash, end hash, epoch,
-                         [[first, end], …]] or [epoch, [[first, end], …]], …]], …]} -> {partitions: [{…, fenced}]}
+                         [[first, end], …]] or [epoch, [[first, end], …]] or [first hash, end hash, epoch, horizon,
+                         [[offset, starts], …]], …]], …]} -> {partitions: [{…, fenced}]}
     cooperative_take     {group_id, member_id, count, max_wait_ms, lease_ms, auto_offset_reset, partitions: [[topic id,
                          partition, [offset, metadata]?], …], renew: [[topic id, partition, [epoch, …]], …], give_back}
                          -> {lease_ms, partitions: [{…, spans}], lost: [[topic id, partition, [epoch, …]], …]}
@@ -45,6 +46,7 @@ from flowshare.protocol.messages.cooperative import (
     CooperativeResetResponse,
     CooperativeTakeRequest,
     CooperativeTakeResponse,
+    Entry,
     GroupOffset,
     HeldKeys,
     HeldPartition,
@@ -52,8 +54,10 @@ from flowshare.protocol.messages.cooperative import (
     PartitionCommit,
     PartitionOffsets,
     PartitionProgress,
+    Reach,
     SpanEntry,
     SpanEpochs,
+    StartEntry,
     TakenFrom,
     TakenPartition,
     TakenSpan,
@@ -192,6 +196,18 @@ def _read_pairs(value: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
     return tuple((first, end) for first, end in value)
 
 
+def _begun(part: HeldPartition | PartitionOffsets) -> Body:
+    if not (part.reaches or part.starts):
+        return {}
+    return {"begun": [[tuple(one) for one in part.reaches], [tuple(one) for one in part.starts]]}
+
+
+def _read_begun(body: Body) -> Body:
+    """`reaches` and `starts`."""
+    reaches, starts = body.get("begun", ((), ()))
+    return {"reaches": tuple(Reach(*one) for one in reaches), "starts": _read_pairs(starts)}
+
+
 # --- hold -------------------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +258,8 @@ def _held(answer: CooperativeHoldResponse) -> Body:
                 "blocked": [tuple(one) for one in part.blocked],
                 "superseded": part.superseded,
                 "pending": [tuple(one) for one in part.pending],
+                "horizon": part.horizon,
+                **_begun(part),
                 **_columns(part.ranges),
             }
             for part in answer.partitions
@@ -260,6 +278,8 @@ def _read_held(body: Body) -> CooperativeHoldResponse:
                 blocked=tuple(BlockedKeys(*one) for one in part["blocked"]),
                 superseded=part["superseded"],
                 pending=_read_pairs(part["pending"]),
+                horizon=part["horizon"],
+                **_read_begun(part),
                 ranges=_read_columns(part),
             )
             for part in body["partitions"]
@@ -281,14 +301,19 @@ def _commit(request: CooperativeCommitRequest) -> Body:
     }
 
 
-def _entry(entry: CommitEntry | SpanEntry) -> list[Any]:
+def _entry(entry: Entry) -> list[Any]:
+    if isinstance(entry, StartEntry):
+        return [*entry.keys, entry.epoch, entry.horizon, [tuple(one) for one in entry.starts]]
     ranges = [tuple(one) for one in entry.ranges]
     return [entry.epoch, ranges] if isinstance(entry, SpanEntry) else [*entry.keys, entry.epoch, ranges]
 
 
-def _read_entry(told: Any) -> CommitEntry | SpanEntry:
-    row = _row(told, "an entry of a commit", 2, 4)
+def _read_entry(told: Any) -> Entry:
+    row = _row(told, "an entry of a commit", 2, 4, 5)
     *numbers, last = row
+    if len(row) == 5:
+        first, end, epoch, horizon = (_number(one, "a number of a commit's entry") for one in numbers)
+        return StartEntry(KeyRange(first, end), epoch, _pairs(last, "the starts of a commit"), horizon)
     epoch, *keys = [_number(one, "a number of a commit's entry") for one in reversed(numbers)]
     ranges = [OffsetRange(*pair) for pair in _pairs(last, "the ranges of a commit")]
     return CommitEntry(KeyRange(keys[1], keys[0]), epoch, ranges) if keys else SpanEntry(epoch, ranges)
@@ -430,6 +455,7 @@ def _offsets_answer(answer: CooperativeOffsetsResponse) -> Body:
                 "claims": [tuple(one) for one in part.claims],
                 "spans": [tuple(one) for one in part.spans],
                 "waits": [tuple(one) for one in part.waits],
+                **_begun(part),
                 "counts": [part.unfinished, part.blocked, part.lapsed, part.overlaps],
                 **_columns(part.ranges),
             }
@@ -449,6 +475,7 @@ def _read_offsets_answer(body: Body) -> CooperativeOffsetsResponse:
                 claims=tuple(ToldClaim(*one) for one in part["claims"]),
                 spans=tuple(ToldClaim(*one) for one in part["spans"]),
                 waits=tuple(ToldWait(*one) for one in part["waits"]),
+                **_read_begun(part),
                 **dict(zip(_COUNTS, part["counts"], strict=True)),
                 ranges=_read_columns(part),
             )

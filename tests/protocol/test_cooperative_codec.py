@@ -40,6 +40,7 @@ REQUESTS = [
         partitions=(
             c.PartitionCommit(ID, 0, 5, (c.CommitEntry(KeyRange(1, 9), 3, [OffsetRange(0, 2), OffsetRange(4, 5)]),)),
             c.PartitionCommit(ID, 1, 5, (c.SpanEntry(3, [OffsetRange(0, 2)]),)),
+            c.PartitionCommit(ID, 2, 5, (c.StartEntry(KeyRange(1, 9), 3, [(4, 2)], 2_000),)),
         ),
     ),
     m.CooperativeTakeRequest(
@@ -71,6 +72,9 @@ ANSWERS = [
                     superseded=True,
                     ranges=R,
                     pending=((7, 8),),
+                    horizon=2_000,
+                    reaches=(c.Reach(0, 5, 9),),
+                    starts=((6, 3),),
                 ),
                 c.HeldPartition(**AT, **LEFT),
             ),
@@ -102,6 +106,8 @@ ANSWERS = [
                     unstable=True,
                     claims=(c.ToldClaim(0, 5, "m", 1),),
                     spans=(c.ToldClaim(6, 7, "m", 2),),
+                    reaches=(c.Reach(0, 5, 9),),
+                    starts=((6, 3),),
                     waits=(c.ToldWait(0, 5, "n", "m", 30),),
                     unfinished=4,
                     blocked=3,

@@ -206,7 +206,10 @@ class CooperativeGroups:
         if owner is not None and not owner.closed:
             partition = owner.partition
             return Peeked(
-                PartitionState(partition.offsets, partition.claims, partition.spans, partition.pending), owner
+                PartitionState(
+                    partition.offsets, partition.claims, partition.spans, partition.pending, partition.attempts
+                ),
+                owner,
             )
         found = await read(self._storage, PartitionKey(group_id, *place))
         loaded = stored.load(found.entries, now_ms=self.clock.steady_ms())

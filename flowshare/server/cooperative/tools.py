@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
+from flowshare.cooperative.attempts import Begun
 from flowshare.cooperative.types import OffsetColumns
 from flowshare.core_errors import CoreError, InvalidRequest, UnknownTopicOrPartition
 from flowshare.log.base import UnknownTopic
@@ -120,12 +121,12 @@ class CooperativeTools(Family):
         state, columns, owner = found.state, None, found.owner
         progress = (state.offsets.stable, state.offsets.reset_epoch, state.offsets.count, state.offsets.furthest)
         claims, unstable, more = state.claims.state.claims, state.pending.unstable, False
-        ahead = state.offsets.ahead
+        ahead, begun = state.offsets.ahead, Begun()
         if owner is not None:
             read = await owner.read(ranges=request.ranges_from is not None)
-            progress, unstable, columns, claims = read
+            progress, unstable, columns, claims, begun = read
         elif request.ranges_from is not None:
-            columns = state.offsets.columns
+            columns, begun = state.offsets.columns, state.attempts.begun
         if columns is not None and request.ranges_from is not None:
             columns, more = _page(columns, request.ranges_from, room)
         start, end = await self._bounds(topic, partition)
@@ -146,6 +147,8 @@ class CooperativeTools(Family):
             unstable=unstable,
             claims=_claims(claims),
             spans=_claims(state.spans.state.spans),
+            reaches=begun.reaches,
+            starts=begun.starts,
             waits=_waits(state.claims, self._groups.clock.steady_ms()),
             unfinished=-1 if end < 0 else max(0, end - stable - ahead),
             blocked=counts.blocked,
