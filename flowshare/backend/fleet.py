@@ -20,6 +20,7 @@ from flowshare.client.net.routing import ClusterConnection
 from flowshare.client.settings import LinkSettings
 from flowshare.fleet.directory import OF_WORKERS
 from flowshare.protocol import messages as m
+from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -241,6 +242,12 @@ class FleetConnection(ClusterConnection):
             # A client has the id from Kafka's brokers. Any worker tells of the settings, which are one for all.
             nodes = (await super()._send(m.MetadataRequest(topics=()))).nodes
             request = replace(request, resource=str(min(nodes)))
+        if isinstance(request, m.CooperativeDeleteRequest) and request.topics is None:
+            # The group is the brokers', its state a worker's; nothing else brings a deletion of theirs to them.
+            told = await self._brokers.send(m.DeleteGroupsRequest(group_ids=(request.group_id,)))
+            (group,) = told.groups
+            if group.error not in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
+                return m.CooperativeDeleteResponse(error=group.error, message=group.message)
         return await (self._brokers.send(request) if of_brokers(request) else super()._send(request))
 
     async def close(self) -> None:

@@ -165,9 +165,34 @@ async def _log(session: CommandSession, app: App) -> list[Finding]:
         findings += [Finding("ok", f"{agent.name}: topic {name} is not there yet and will be made") for name in missing]
         if agent.group in groups:
             findings += [await _position(session, agent)]
+    for sharing in app.cooperative_agents.values():
+        findings += await _cooperative(session, sharing, topics)
     for queue in app.kmq_agents.values():
         findings += await _queue_rehearsal(session, queue)
     return [*findings, *await _left_behind(session, app, groups)]
+
+
+async def _cooperative(session: CommandSession, agent: Any, topics: set[str]) -> list[Finding]:
+    """What would refuse the start of a cooperative agent, what will be made, and where its group is."""
+    from flowshare.agents.cooperative.feeder import rehearse
+
+    try:
+        await rehearse(agent, session.admin, session.backend.capabilities)
+        findings = [
+            Finding("ok", f"{agent.name}: topic {name} is not there yet and will be made")
+            for name in agent.topics
+            if name not in topics
+        ]
+        if not session.led:
+            return findings
+        parts = await session.admin.cooperative.offsets(agent.group)
+    except (UsageError, ClientError) as error:
+        return [Finding("error", str(error))]
+    if parts:
+        backlog = sum(max(0, part.unfinished) for part in parts)
+        text = f"{agent.name}: cooperative group {agent.group} goes on where it was, with a backlog of {backlog}"
+        findings.append(Finding("ok", text))
+    return findings
 
 
 async def _queue_rehearsal(session: CommandSession, agent: Any) -> list[Finding]:
@@ -253,12 +278,16 @@ async def _rights(kafka: ClusterConnection, broker: BrokerUrl, app: App) -> list
     from flowshare.fleet.rights import READ, Permission, absent, missing, needed
     from flowshare.protocol.rights import ResourceType
 
-    agents = app.share_agents.values()
+    agents = (*app.share_agents.values(), *app.cooperative_agents.values())
     reads = {name for agent in agents for name in agent.topics}
     writes = {name for agent in agents for name in (*agent.sinks, agent.dead_letter_topic) if name is not None}
     makes = await absent(kafka, sorted(reads | writes)) if app.conf.topic_allow_declare else []
     settles = any(agent.options.exactly_once for agent in agents)
     rights = needed(fleet_of(broker), reads=reads, writes=writes, makes=makes, settles=settles)
+    rights += [
+        Permission(ResourceType.GROUP, agent.group, (READ,), "its members share partitions in a group of the brokers'")
+        for agent in app.cooperative_agents.values()
+    ]
     if app.lease_guard.wanted:
         rights.append(
             Permission(ResourceType.GROUP, leader_group(app.app_id), (READ,), "one process runs what is on_leader")

@@ -1,4 +1,5 @@
-"""`flowshare groups`: list, describe, configure, pause, reset, seed, move and delete share groups."""
+"""`flowshare groups`: list, describe, configure, pause, reset, seed, move and delete share groups; and cooperative ones
+(`cli.cooperative`), as far as that makes sense there."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from flowshare.backend import parse_broker
+from flowshare.cli import cooperative
 from flowshare.cli.lag import known, spoken, stuck_lines
 from flowshare.cli.options import broker_options, changes_of, execute_options, facts_options, moment
 from flowshare.cli.output import NOTHING_DONE, Failure, emit_json, headings, say, show, show_settings
@@ -33,19 +35,24 @@ if TYPE_CHECKING:
 
 @click.group("groups")
 def groups() -> None:
-    """List, describe, configure, pause, reset, seed, move and delete share groups."""
+    """List, describe, configure, pause, reset, seed, move and delete share groups.
+
+    ls, describe, members, reset-offsets, delete-offsets and delete know cooperative groups, too.
+    """
 
 
 @groups.command("ls")
 @facts_options
 def ls(as_json: bool, url: str) -> None:
-    """List the share groups."""
+    """List share groups and cooperative groups."""
 
     async def call(session: CommandSession) -> list[dict[str, Any]]:
-        return [{"group": one.group_id, "state": one.state} for one in await session.admin.list_groups()]
+        share = await session.admin.list_groups()
+        rows = [{"group": one.group_id, "kind": "share", "state": one.state} for one in share]
+        return rows + await cooperative.groups(session)
 
     rows = sorted(run(url, call, groups=True), key=lambda row: str(row["group"]))
-    show(rows, headings("group", "state"), as_json=as_json, empty="there are no share groups")
+    show(rows, headings("group", "kind", "state"), as_json=as_json, empty="there are no share or cooperative groups")
 
 
 @groups.command("describe")
@@ -54,7 +61,10 @@ def ls(as_json: bool, url: str) -> None:
 def describe(group: str, as_json: bool, url: str) -> None:
     """Show a group's state, members and position in each share-partition."""
 
-    facts = run(url, lambda session: _describe(session, group), groups=True)
+    facts = run(url, lambda session: _facts(session, group), groups=True)
+    if facts["kind"] == "cooperative":
+        cooperative.show_group(facts, as_json=as_json)
+        return
     if as_json:
         emit_json(facts)
         return
@@ -83,13 +93,16 @@ def describe(group: str, as_json: bool, url: str) -> None:
 def members(group: str, as_json: bool, url: str) -> None:
     """List a group's members and what they are assigned."""
 
-    facts = run(url, lambda session: _describe(session, group), groups=True)
+    facts = run(url, lambda session: _facts(session, group), groups=True)
     rows = facts["members"]
+    columns = headings("member", "client", "host", "epoch", "assignment")
+    if facts["kind"] == "cooperative":
+        del columns["epoch"]
     if not as_json:
         rows = [{**row, "assignment": _assignment(row["assignment"])} for row in rows]
     show(
         rows,
-        headings("member", "client", "host", "epoch", "assignment"),
+        columns,
         as_json=as_json,
         empty=f"group {group} has no members",
         right=("epoch",),
@@ -157,15 +170,20 @@ def reset_offsets(
 ) -> None:
     """Move a group's start offsets. The group must be empty: stop its workers first.
 
+    Of a cooperative group these are the stable offsets; what is committed behind them is forgotten, too.
+
     A group with parked keys forgets them, so that says to replay or unpark them first (`flowshare dlq parked`).
     """
 
     target = _target(to_earliest, to_latest, to_datetime, to_offset)
 
     async def call(session: CommandSession) -> list[dict[str, Any]]:
-        if not forget_parked:
-            await _keep_parked(session, group, topics)
-        moved = await session.admin.reset_offsets(group, to=target, topics=topics or None, dry_run=not execute)
+        if await cooperative.is_cooperative(session, group):
+            moved = await cooperative.reset(session, group, target, topics, execute=execute)
+        else:
+            if not forget_parked:
+                await _keep_parked(session, group, topics)
+            moved = await session.admin.reset_offsets(group, to=target, topics=topics or None, dry_run=not execute)
         return [{"topic": one.topic, "partition": one.partition, "from": one.before, "to": one.after} for one in moved]
 
     rows = run(url, call, groups=True)
@@ -184,6 +202,10 @@ def delete_offsets(group: str, topics: tuple[str, ...], forget_parked: bool, url
     """Forget an empty group's positions in topics, and its parked keys there if that is said."""
 
     async def call(session: CommandSession) -> None:
+        if await cooperative.is_cooperative(session, group):
+            admin = session.admin.cooperative
+            await cooperative.patiently(session, lambda: admin.delete_offsets(group, topics))
+            return
         if not forget_parked:
             await _keep_parked(session, group, topics)
         await session.admin.delete_offsets(group, topics)
@@ -202,11 +224,14 @@ def delete(group: str, yes: bool, url: str) -> None:
     A mark that it was moved here goes, too: it may begin anew, here and elsewhere.
     """
     if not yes:
-        parked = run(url, lambda session: parked_count(session.admin, group, ()), groups=True)
+        parked = run(url, lambda session: _parked(session, group), groups=True)
         told = f"{parked_text(group, parked)}, which it forgets. " if parked else ""
         click.confirm(f"{told}delete group {group} and its positions?", abort=True)
 
     async def call(session: CommandSession) -> str:
+        if await cooperative.is_cooperative(session, group):
+            await cooperative.patiently(session, lambda: session.admin.cooperative.delete(group))
+            return f"deleted cooperative group {group}"
         try:
             await session.admin.delete_group(group)
         except ServerError as error:
@@ -219,6 +244,13 @@ def delete(group: str, yes: bool, url: str) -> None:
     say(run(url, call, groups=True))
 
 
+async def _parked(session: CommandSession, group: str) -> int:
+    """Keys of it that are parked."""
+    if await cooperative.is_cooperative(session, group):
+        return 0
+    return await parked_count(session.admin, group, ())
+
+
 @groups.command("config")
 @click.argument("group")
 @click.argument("settings", nargs=-1, metavar="[NAME=VALUE | NAME=]...")
@@ -229,6 +261,7 @@ def config(group: str, settings: tuple[str, ...], as_json: bool, url: str) -> No
     changes = changes_of(settings)
 
     async def call(session: CommandSession) -> list[ConfigEntry]:
+        await cooperative.refuse(session, group, "it has no settings; its agents' options are all there is")
         if changes:
             await session.admin.alter_group_configs(group, changes)
         return await session.admin.group_configs(group)
@@ -239,6 +272,7 @@ def config(group: str, settings: tuple[str, ...], as_json: bool, url: str) -> No
 def _pause(group: str, url: str, *, paused: bool) -> None:
 
     async def call(session: CommandSession) -> None:
+        await cooperative.refuse(session, group, "stop its workers, or call `agent.pause()` in each of them")
         if not session.backend.capabilities.pausing:
             raise Failure(
                 f"Kafka's brokers cannot pause group {group}: stop its workers, or call `agent.pause()` in each of them"
@@ -259,6 +293,12 @@ def _controls(facts: dict[str, Any]) -> str:
     return "".join(texts)
 
 
+async def _facts(session: CommandSession, group: str) -> dict[str, Any]:
+    if await cooperative.is_cooperative(session, group):
+        return await cooperative.describe(session, group)
+    return await _describe(session, group)
+
+
 async def _describe(session: CommandSession, group: str) -> dict[str, Any]:
     from flowshare.agents.scale import lag
     from flowshare.client.admin.admin import MAX_IN_FLIGHT, PAUSED
@@ -271,6 +311,7 @@ async def _describe(session: CommandSession, group: str) -> dict[str, Any]:
     now_ms = session.clock.now_ms()
     return {
         "group": group,
+        "kind": "share",
         "state": found.state,
         "group_epoch": found.group_epoch,
         "assignment_epoch": found.assignment_epoch,

@@ -1,4 +1,5 @@
-"""`flowshare lag`: how far behind the share groups are, by topic or share-partition; as a table, live too, or JSON."""
+"""`flowshare lag`: how far behind share and cooperative groups are, by topic or partition; as a table, live too, or
+JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _LOOK_S: Final = 0.5
 @click.command("lag")
 @click.option("--group", help="Only this group.")
 @click.option("--topic", help="Only this topic.")
-@click.option("--partitions", is_flag=True, help="A row for each share-partition instead of one for each topic.")
+@click.option("--partitions", is_flag=True, help="A row for each partition instead of one for each topic.")
 @click.option("--watch", is_flag=True, help="Show it again and again until Ctrl-C.")
 @click.option("--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds, for --watch.")
 @click.option(
@@ -47,7 +48,7 @@ def lag(
     as_json: bool,
     url: str,
 ) -> None:
-    """Show how far behind the share groups are, for each group and topic.
+    """Show how far behind share and cooperative groups are, for each group and topic.
 
     Rates are records a second, measured over one second (with --watch: over the last 15). Needed workers are those
     that the topic keeps busy at its present rate, as running workers say: those of an embedded path are found by it,
@@ -85,7 +86,8 @@ class _LagSource:
         _, session, facts = await self._opened()
         try:
             facts.begin()
-            found = await rows_of.rows(session.admin, None, session.clock.now_ms(), facts)
+            groups = rows_of.every_group(session.backend.capabilities)
+            found = await rows_of.rows(session.admin, groups, session.clock.now_ms(), facts)
             now_s = session.clock.monotonic()
             self.rates.look(found, now_s)
             await rows_of.add_retention(found, facts, self.rates, now_s)
@@ -265,9 +267,9 @@ class View:
         for what, wanted in (("group", self._group), ("topic", self._topic)):
             known = sorted({row[what] for row in found})
             if wanted is not None and wanted not in known:
-                there = f"there are positions of {', '.join(known)}" if known else "no share group has a position yet"
+                there = f"there are positions of {', '.join(known)}" if known else "no group has a position yet"
                 hint = "groups ls" if what == "group" else "topics ls"
-                raise Failure(f"no share group has a position of {what} {wanted!r}; {there} (see flowshare {hint})")
+                raise Failure(f"no group has a position of {what} {wanted!r}; {there} (see flowshare {hint})")
 
     def emit(self, rows: Rows) -> None:
         """Print the rows."""
@@ -279,7 +281,7 @@ class View:
             rows,
             self.columns,
             as_json=self._as_json,
-            empty="no share group has a position yet",
+            empty="no group has a position yet",
             right=self.right,
             spare=SPARE,
         )

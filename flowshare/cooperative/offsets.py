@@ -109,6 +109,11 @@ class CommittedOffsets:
         return len(self._firsts)
 
     @property
+    def ahead(self) -> int:
+        """How many offsets behind S are committed."""
+        return sum(self._ends) - sum(self._firsts)
+
+    @property
     def columns(self) -> OffsetColumns:
         """The ranges behind S, as they are now."""
         return OffsetColumns(self._firsts[:], self._ends[:])

@@ -27,6 +27,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from flowshare.cooperative.attempts import Attempts, AttemptsState, Begun
 from flowshare.cooperative.claims import Claims, ClaimsState
 from flowshare.cooperative.offsets import Change, CommittedOffsets
 from flowshare.cooperative.pending import Pending
@@ -60,6 +61,7 @@ from flowshare.core_errors import (
 )
 
 Answer = TypeVar("Answer")
+HOLDERS_TOLD: Final = 3
 PIECES_MAX: Final = 64
 """Spans that one `take` gives at most."""
 
@@ -88,9 +90,21 @@ class SpanEntry(NamedTuple):
     ranges: Sequence[Pair]
 
 
+class StartEntry(NamedTuple):
+    """Starts of records whose keys lie in `keys`: (offset, how often then), and the member's horizon (`attempts`)."""
+
+    keys: KeyRange
+    epoch: int
+    starts: Sequence[Pair]
+    horizon: int
+
+
+Entry = CommitEntry | SpanEntry | StartEntry
+
+
 class HoldAnswer(NamedTuple):
     """The answer to `hold`: see `Held`. ranges: R, when something was granted, else None; pending: offsets of open
-    transactions, which nobody is to begin."""
+    transactions, which nobody is to begin. horizon: the member's. begun: told with R."""
 
     progress: Progress
     held: tuple[Claim, ...]
@@ -100,6 +114,8 @@ class HoldAnswer(NamedTuple):
     superseded: bool
     ranges: OffsetColumns | None
     pending: tuple[Pair, ...]
+    horizon: int
+    begun: Begun
 
 
 class CommitAnswer(NamedTuple):
@@ -132,6 +148,7 @@ class Read(NamedTuple):
     unstable: bool
     ranges: OffsetColumns | None
     claims: tuple[Claim, ...]
+    begun: Begun
 
 
 class PartitionState(NamedTuple):
@@ -141,6 +158,12 @@ class PartitionState(NamedTuple):
     claims: Claims
     spans: Spans
     pending: Pending
+    attempts: Attempts
+
+    @classmethod
+    def fresh(cls, offsets: CommittedOffsets) -> PartitionState:
+        """Of a partition that nobody has to do with."""
+        return cls(offsets, Claims(), Spans(), Pending(), Attempts())
 
 
 class DecisionState(enum.Enum):
@@ -165,19 +188,20 @@ class _Before(NamedTuple):
     claims: ClaimsState
     spans: SpansState
     pending: Mapping[int, PendingOffsets]
+    attempts: AttemptsState
 
 
 class CooperativePartition:
-    """See the head of the module. `offsets`, `claims`, `spans`, `pending` are for reading.
+    """See the head of the module. `offsets`, `claims`, `spans`, `pending`, `attempts` are for reading.
 
     They show what was decided, which may not be durable yet; what is to be told outside comes from `read`.
     """
 
-    __slots__ = ("_under_way", "claims", "offsets", "pending", "spans")
+    __slots__ = ("_under_way", "attempts", "claims", "offsets", "pending", "spans")
 
     def __init__(self, state: PartitionState) -> None:
         """Go on from what was stored (`stored.load`)."""
-        self.offsets, self.claims, self.spans, self.pending = state
+        self.offsets, self.claims, self.spans, self.pending, self.attempts = state
         self._under_way: deque[Decision[Any]] = deque()
 
     @classmethod
@@ -186,7 +210,7 @@ class CooperativePartition:
 
         reset_epoch: larger than any that this group and partition had before, were they deleted: from the clock.
         """
-        return cls(PartitionState(CommittedOffsets(stable, (), reset_epoch), Claims(), Spans(), Pending()))
+        return cls(PartitionState.fresh(CommittedOffsets(stable, (), reset_epoch)))
 
     # -- looking
 
@@ -201,6 +225,20 @@ class CooperativePartition:
         """Whether a member holds anything, or a transaction has something pending."""
         return bool(self.claims or self.spans or self.pending)
 
+    def check_unused(self) -> None:
+        """Raises: NonEmptyGroup while a member holds something, or a transaction has something pending."""
+        if not self.in_use:
+            return
+        claims, spans = self.claims.state.claims, self.spans.state.spans
+        holders = sorted({one.member for one in claims} | {one.member for one in spans})
+        if not holders:
+            raise NonEmptyGroup("an open transaction has offsets of the partition: try again when it has ended")
+        named = ", ".join(holders[:HOLDERS_TOLD]) + (", …" if len(holders) > HOLDERS_TOLD else "")
+        raise NonEmptyGroup(
+            f"{len(holders)} members hold keys or records of the partition ({named}): stop the group's workers and try "
+            "again; what a dead one held is free when its lease ends"
+        )
+
     def next_deadline_ms(self) -> int | None:
         """When `lapse` has something to do; None: never."""
         deadlines = (self.claims.next_deadline_ms(), self.spans.next_deadline_ms())
@@ -214,7 +252,8 @@ class CooperativePartition:
         tables = (claims.changed_since(ClaimsState((), {}, 0)), spans.changed_since(SpansState((), 0)))
         open_ = (PutPending(producer_id, one) for producer_id, one in self.pending.state.items())
         stable = PutStable(offsets.stable, offsets.reset_epoch)
-        return (stable, *ranges, *(table for table in tables if table is not None), *open_)
+        begun = self.attempts.changed_since(AttemptsState())
+        return (stable, *ranges, *(table for table in tables if table is not None), *open_, *begun)
 
     # -- settling
 
@@ -267,8 +306,14 @@ class CooperativePartition:
             held = self.claims.hold(
                 member, generation, sequence, keys, now_ms, terms=terms, reserved=self.pending.reserved()
             )
-            columns = self.offsets.columns if ranges or held.granted else None
-            return step.decided(HoldAnswer(self.progress, *held, columns, tuple(self.pending.ranges())))
+            self.attempts.ended(held.taken)
+            begun, columns = Begun(), None
+            if ranges or held.granted:
+                begun, columns = self.attempts.begun, self.offsets.columns
+            if held.granted:
+                self.attempts.granted(member, self.offsets.furthest)
+            pending, horizon = tuple(self.pending.ranges()), self.attempts.horizon(member)
+            return step.decided(HoldAnswer(self.progress, *held, columns, pending, horizon, begun))
 
     # -- sharing record by record
 
@@ -310,12 +355,12 @@ class CooperativePartition:
         self,
         member: str,
         reset_epoch: int,
-        entries: Sequence[CommitEntry | SpanEntry],
+        entries: Sequence[Entry],
         now_ms: int,
         *,
         log_end: int | None = None,
     ) -> Decision[CommitAnswer]:
-        """Commit what a member has finished; entries that are fenced are left out, and told.
+        """Commit what a member has finished, and count what it begins; entries that are fenced are left out, and told.
 
         Raises: FencedStateEpoch if there was a reset since, InvalidRequest, OffsetOutOfRange, BoundReached.
         """
@@ -323,9 +368,13 @@ class CooperativePartition:
             self._check_epoch(reset_epoch)
             passed = [self._lets_through(member, entry) for entry in entries]
             fenced = tuple(at for at, through in enumerate(passed) if not through)
-            ranges = [pair for through, entry in zip(passed, entries, strict=True) if through for pair in entry.ranges]
+            taken = [entry for through, entry in zip(passed, entries, strict=True) if through]
+            starts = [entry for entry in taken if isinstance(entry, StartEntry)]
+            ranges = [pair for entry in taken if not isinstance(entry, StartEntry) for pair in entry.ranges]
+            for entry in starts:
+                self.attempts.begin(member, entry.starts, entry.horizon, self.offsets)
             step.change = self.offsets.commit(ranges, log_end=log_end)
-            self.spans.shrink(self.offsets, ranges)
+            self._shrink(ranges)
             return step.decided(CommitAnswer(self.progress, fenced))
 
     def reserve(
@@ -363,7 +412,7 @@ class CooperativePartition:
                 return step.decided(Completed(self.progress, ()))
             if committed:
                 step.change = self.offsets.commit(ranges, bounded=False)
-                self.spans.shrink(self.offsets, ranges)
+                self._shrink(ranges)
             elif ranges:
                 self.spans.look_from(ranges[0].first)
             return step.decided(Completed(self.progress, tuple(ranges)), DropPending(producer_id))
@@ -379,7 +428,8 @@ class CooperativePartition:
         """What may be told of it when all that was decided before is durable. ranges: R, too."""
         columns = self.offsets.columns if ranges else None
         with self._step(None) as step:
-            return step.decided(Read(self.progress, self.pending.unstable, columns, self.claims.state.claims))
+            begun = self.attempts.begun if ranges else Begun()
+            return step.decided(Read(self.progress, self.pending.unstable, columns, self.claims.state.claims, begun))
 
     def leave(self, member: str, now_ms: int) -> Decision[Progress]:
         """The member is gone, and stopped before: what it has is free."""
@@ -403,26 +453,29 @@ class CooperativePartition:
         with self._step(now_ms) as step:
             step.change = self.offsets.truncate(end)
             self.spans.clear()
+            self.attempts.cut(end)
             changed = self.pending.cut(end)
             return step.decided(self.progress, *(PutPending(one, self.pending.state[one]) for one in changed))
 
     def reset(self, offset: int, now_ms: int) -> Decision[Progress]:
         """Begin anew at an offset. Raises: NonEmptyGroup while members hold something, InvalidRequest."""
         with self._step(now_ms) as step:
-            if self.in_use:
-                raise NonEmptyGroup(
-                    "members hold keys or records of the partition: stop them, or wait for their leases"
-                )
+            self.check_unused()
             step.change = self.offsets.reset(offset)
             self.spans.clear()
+            self.attempts.clear()
             return step.decided(self.progress)
 
     # -- inside
 
     def _passed(self, step: _Step, change: Change) -> Decision[CommitAnswer]:
         step.change = change
-        self.spans.shrink(self.offsets, [(0, self.offsets.stable)])
+        self._shrink([(0, self.offsets.stable)])
         return step.decided(CommitAnswer(self.progress, (), change.lost))
+
+    def _shrink(self, touched: Sequence[Pair]) -> None:
+        self.spans.shrink(self.offsets, touched)
+        self.attempts.shrink(self.offsets, touched)
 
     def _check_epoch(self, reset_epoch: int) -> None:
         if reset_epoch != self.offsets.reset_epoch:
@@ -430,23 +483,23 @@ class CooperativePartition:
                 f"the partition was reset: its epoch is {self.offsets.reset_epoch}, not {reset_epoch}; read it again"
             )
 
-    def _lets_through(self, member: str, entry: CommitEntry | SpanEntry) -> bool:
-        if isinstance(entry, CommitEntry):
+    def _lets_through(self, member: str, entry: Entry) -> bool:
+        if not isinstance(entry, SpanEntry):
             return self.claims.holds(member, entry.epoch, entry.keys)
         return all(
             self.spans.holds(member, entry.epoch, pair) or not self.offsets.uncommitted(*pair) for pair in entry.ranges
         )
 
     def _back_to(self, before: _Before) -> None:
-        self.claims.state, self.spans.state, self.pending.state = before
+        self.claims.state, self.spans.state, self.pending.state, self.attempts.state = before
 
     @contextmanager
     def _step(self, now_ms: int | None) -> Generator[_Step]:
         """One decision. What lapsed goes with it; if it raises, nothing has changed."""
-        before = _Before(self.claims.state, self.spans.state, self.pending.state)
+        before = _Before(self.claims.state, self.spans.state, self.pending.state, self.attempts.state)
         try:
             if now_ms is not None:
-                self.claims.lapse(now_ms)
+                self.attempts.ended(self.claims.lapse(now_ms))
                 self.spans.lapse(now_ms)
             yield _Step(self, before)
         except CoreError:
@@ -475,7 +528,10 @@ class _Step:
         partition, before = self._partition, self._before
         tables = (partition.claims.changed_since(before.claims), partition.spans.changed_since(before.spans))
         offsets = () if self.change is None else self.change.mutations
-        mutations = (*offsets, *pending, *(table for table in tables if table is not None))
+        if partition.claims.state is not before.claims:
+            partition.attempts.follow(claim.member for claim in partition.claims.state.claims)
+        begun = partition.attempts.changed_since(before.attempts)
+        mutations = (*offsets, *pending, *(table for table in tables if table is not None), *begun)
         decision = Decision(answer, mutations, before, self.change)
         partition.begin(decision)
         return decision

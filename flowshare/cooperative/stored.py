@@ -6,6 +6,8 @@ whatever names the group and the partition.
     0x02                       all claims, and the epoch of the newest one
     0x03                       all spans, and the epoch of the newest one
     0x04 producer id (8)       what is pending of an open transaction
+    0x05 offset (8)            how often a record was begun that is not committed
+    0x06                       what members that are gone may have begun, and the horizons of those that are here
 
 A value has a version, a checksum, and a body. `load` takes the entries in any order, and whatever prefix of the
 mutations was written: S is what its entry says, ranges of another E than S's count no more, all others are united and
@@ -23,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from flowshare.cooperative.attempts import Attempts
 from flowshare.cooperative.claims import Claims
 from flowshare.cooperative.offsets import CommittedOffsets
 from flowshare.cooperative.partition import PartitionState
@@ -32,7 +35,9 @@ from flowshare.cooperative.types import (
     Claim,
     DropPending,
     DropRange,
+    DropStarts,
     Holder,
+    Horizon,
     KeyRange,
     Mutation,
     OffsetRange,
@@ -40,8 +45,11 @@ from flowshare.cooperative.types import (
     PutClaims,
     PutPending,
     PutRange,
+    PutReaches,
     PutSpans,
     PutStable,
+    PutStarts,
+    Reach,
     Span,
 )
 from flowshare.core_errors import StateCorrupt
@@ -52,6 +60,8 @@ RANGE_KEY: Final = b"\x01"
 CLAIMS_KEY: Final = b"\x02"
 SPANS_KEY: Final = b"\x03"
 PENDING_KEY: Final = b"\x04"
+STARTS_KEY: Final = b"\x05"
+REACHES_KEY: Final = b"\x06"
 _header: Final = struct.Struct(">BI")
 _number: Final = struct.Struct(">q")
 _two: Final = struct.Struct(">qq")
@@ -86,12 +96,25 @@ def encode(mutation: Mutation) -> tuple[bytes, bytes | None]:
             return PENDING_KEY + _number.pack(producer_id), _seal(orjson.dumps(body))
         case DropPending(producer_id):
             return PENDING_KEY + _number.pack(producer_id), None
+        case _:
+            return _encode_attempts(mutation)
+
+
+def _encode_attempts(mutation: PutStarts | DropStarts | PutReaches) -> tuple[bytes, bytes | None]:
+    match mutation:
+        case PutStarts(offset, starts):
+            return STARTS_KEY + _number.pack(offset), _seal(_number.pack(starts))
+        case DropStarts(offset):
+            return STARTS_KEY + _number.pack(offset), None
+        case PutReaches(reaches, horizons):
+            return REACHES_KEY, _seal(orjson.dumps([list(map(tuple, reaches)), list(map(tuple, horizons))]))
 
 
 def load(entries: Iterable[tuple[bytes, bytes]], *, now_ms: int) -> Loaded | None:
     """The partition that these entries are of; None without that of S: there is no partition, or none any more. Every
     lease begins now. Raises: StateCorrupt."""
     claims, spans, pending = Claims(), Spans(), dict[int, PendingOffsets]()
+    begun: list[tuple[bytes, bytes]] = []
     stable: tuple[int, int] | None = None
     ranges: list[tuple[int, int, int]] = []
     unreadable = 0
@@ -110,6 +133,8 @@ def load(entries: Iterable[tuple[bytes, bytes]], *, now_ms: int) -> Loaded | Non
             spans = _spans(value, now_ms)
         elif kind == PENDING_KEY:
             pending[_unpack(_number, key[1:])[0]] = _pending(value)
+        elif kind in (STARTS_KEY, REACHES_KEY):
+            begun.append((key, value))
         else:
             raise StateCorrupt(f"an entry of a partition has the unknown kind {kind!r}: a newer flowshare wrote it")
     if stable is None:
@@ -117,7 +142,9 @@ def load(entries: Iterable[tuple[bytes, bytes]], *, now_ms: int) -> Loaded | Non
     counted = {first: end for first, end, reset_epoch in ranges if reset_epoch == stable[1]}
     offsets = CommittedOffsets(stable[0], counted.items(), stable[1])
     repair = _repair(offsets, stable, counted, [first for first, _, _ in ranges])
-    return Loaded(PartitionState(offsets, claims, spans, Pending(pending)), unreadable, repair)
+    attempts, gone = _attempts(begun, offsets)
+    repair += gone
+    return Loaded(PartitionState(offsets, claims, spans, Pending(pending), attempts), unreadable, repair)
 
 
 def _repair(
@@ -163,6 +190,30 @@ def _pending(value: bytes) -> PendingOffsets:
             int(producer_epoch),
             tuple(OffsetRange(int(first), int(end)) for first, end in ranges),
             tuple(KeyRange(int(first), int(end)) for first, end in keys),
+        )
+
+
+def _attempts(
+    entries: Iterable[tuple[bytes, bytes]], offsets: CommittedOffsets
+) -> tuple[Attempts, tuple[Mutation, ...]]:
+    """What was begun, and what of the entries is of no use any more."""
+    reaches, horizons = list[Reach](), list[Horizon]()
+    starts: dict[int, int] = {}
+    for key, value in entries:
+        if key[:1] == REACHES_KEY:
+            reaches, horizons = _reaches(value)
+        else:
+            starts[_unpack(_number, key[1:])[0]] = _unpack(_number, _unseal(value))[0]
+    gone = tuple(DropStarts(at) for at in starts if offsets.is_committed(at))
+    return Attempts(reaches, {at: n for at, n in starts.items() if not offsets.is_committed(at)}, horizons), gone
+
+
+def _reaches(value: bytes) -> tuple[list[Reach], list[Horizon]]:
+    with _readable("reaches"):
+        reaches, horizons = orjson.loads(_unseal(value))
+        return (
+            [Reach(int(first), int(end), int(before)) for first, end, before in reaches],
+            [Horizon(str(member), int(offset)) for member, offset in horizons],
         )
 
 

@@ -18,6 +18,10 @@ LEASE_MS_MAX: Final = 600_000
 DRAIN_TIMEOUT_MS: Final = 60_000
 
 
+HORIZON_STEP: Final = 2_000
+"""Offsets that a member's horizon is moved on by (`attempts`)."""
+
+
 class OffsetRange(NamedTuple):
     """Offsets from `first` up to, without, `end`."""
 
@@ -104,6 +108,21 @@ class Span(NamedTuple):
     deadline_ms: int
 
 
+class Reach(NamedTuple):
+    """Of keys with these hashes what lies before an offset may have been begun by a member that is gone."""
+
+    first: int
+    end: int
+    before: int
+
+
+class Horizon(NamedTuple):
+    """A member begins nothing at this offset or behind it without saying so before."""
+
+    member: str
+    offset: int
+
+
 class PendingOffsets(NamedTuple):
     """What a producer's open transaction will commit. keys: of the claims that its records were handled under."""
 
@@ -164,4 +183,35 @@ class DropPending(NamedTuple):
     producer_id: int
 
 
-Mutation = PutRange | PutStable | DropRange | PutClaims | PutSpans | PutPending | DropPending
+class PutStarts(NamedTuple):
+    """How often a record that is not committed was begun. Key: `offset`."""
+
+    offset: int
+    starts: int
+
+
+class DropStarts(NamedTuple):
+    """The record of this key is committed, or gone."""
+
+    offset: int
+
+
+class PutReaches(NamedTuple):
+    """What may have been begun by members that are gone, and how far those that are here may go."""
+
+    reaches: tuple[Reach, ...]
+    horizons: tuple[Horizon, ...]
+
+
+Mutation = (
+    PutRange
+    | PutStable
+    | DropRange
+    | PutClaims
+    | PutSpans
+    | PutPending
+    | DropPending
+    | PutStarts
+    | DropStarts
+    | PutReaches
+)

@@ -9,6 +9,7 @@ from flowshare.fleet.directory import OF_WORKERS
 from flowshare.fleet.groups.metadata import NoRecords
 from flowshare.protocol.kafka import ApiKey
 from flowshare.server.cooperative.members import CooperativeMembers
+from flowshare.server.cooperative.store import group_ids
 from flowshare.server.cooperative.tools import CooperativeTools
 from flowshare.server.runtime.connection import Table
 from flowshare.server.share.groups import GroupApis
@@ -67,7 +68,7 @@ class FleetServer:
         self._handlers = Table(
             (
                 *service.families(),
-                GroupApis(service),
+                GroupApis(service, cooperative=lambda: group_ids(storage)),
                 configs,
                 ShareOffsetApis(service, storage, look),
                 CooperativeMembers(cooperative),

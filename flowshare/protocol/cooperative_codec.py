@@ -6,13 +6,15 @@ Numbers are as in the messages (`protocol.messages.cooperative`), topic ids are 
                          auto_offset_reset, partitions: [[topic id, partition, [[first, end], …], [offset, metadata]?],
                          …]} -> {lease_ms, partitions: [{…}]}
     cooperative_commit   {group_id, member_id, partitions: [[topic id, partition, E, [[first hash, end hash, epoch,
-                         [[first, end], …]] or [epoch, [[first, end], …]], …]], …]} -> {partitions: [{…, fenced}]}
+                         [[first, end], …]] or [epoch, [[first, end], …]] or [first hash, end hash, epoch, horizon,
+                         [[offset, starts], …]], …]], …]} -> {partitions: [{…, fenced}]}
     cooperative_take     {group_id, member_id, count, max_wait_ms, lease_ms, auto_offset_reset, partitions: [[topic id,
                          partition, [offset, metadata]?], …], renew: [[topic id, partition, [epoch, …]], …], give_back}
                          -> {lease_ms, partitions: [{…, spans}], lost: [[topic id, partition, [epoch, …]], …]}
     cooperative_offsets  {group_id, topics: {name: [partition, …]} or null, ranges_from: offset or null}
                          -> {partitions: [{topic, …}]}
     cooperative_reset    {group_id, topic, partition, offset} -> {reset_epoch}
+    cooperative_delete   {group_id, topics: {name: [partition, …]} or null} -> {}
 
 A request is a claim of whoever sent it: `read_request` checks types and that numbers fit into 62 bits, counts are
 bounded by the size of a request and by the handlers. Answers come from a server that the client chose.
@@ -34,6 +36,8 @@ from flowshare.protocol.messages.cooperative import (
     CommittedPartition,
     CooperativeCommitRequest,
     CooperativeCommitResponse,
+    CooperativeDeleteRequest,
+    CooperativeDeleteResponse,
     CooperativeHoldRequest,
     CooperativeHoldResponse,
     CooperativeOffsetsRequest,
@@ -42,6 +46,7 @@ from flowshare.protocol.messages.cooperative import (
     CooperativeResetResponse,
     CooperativeTakeRequest,
     CooperativeTakeResponse,
+    Entry,
     GroupOffset,
     HeldKeys,
     HeldPartition,
@@ -49,12 +54,15 @@ from flowshare.protocol.messages.cooperative import (
     PartitionCommit,
     PartitionOffsets,
     PartitionProgress,
+    Reach,
     SpanEntry,
     SpanEpochs,
+    StartEntry,
     TakenFrom,
     TakenPartition,
     TakenSpan,
     ToldClaim,
+    ToldWait,
     WantedKeys,
 )
 
@@ -188,6 +196,18 @@ def _read_pairs(value: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
     return tuple((first, end) for first, end in value)
 
 
+def _begun(part: HeldPartition | PartitionOffsets) -> Body:
+    if not (part.reaches or part.starts):
+        return {}
+    return {"begun": [[tuple(one) for one in part.reaches], [tuple(one) for one in part.starts]]}
+
+
+def _read_begun(body: Body) -> Body:
+    """`reaches` and `starts`."""
+    reaches, starts = body.get("begun", ((), ()))
+    return {"reaches": tuple(Reach(*one) for one in reaches), "starts": _read_pairs(starts)}
+
+
 # --- hold -------------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +258,8 @@ def _held(answer: CooperativeHoldResponse) -> Body:
                 "blocked": [tuple(one) for one in part.blocked],
                 "superseded": part.superseded,
                 "pending": [tuple(one) for one in part.pending],
+                "horizon": part.horizon,
+                **_begun(part),
                 **_columns(part.ranges),
             }
             for part in answer.partitions
@@ -256,6 +278,8 @@ def _read_held(body: Body) -> CooperativeHoldResponse:
                 blocked=tuple(BlockedKeys(*one) for one in part["blocked"]),
                 superseded=part["superseded"],
                 pending=_read_pairs(part["pending"]),
+                horizon=part["horizon"],
+                **_read_begun(part),
                 ranges=_read_columns(part),
             )
             for part in body["partitions"]
@@ -277,14 +301,19 @@ def _commit(request: CooperativeCommitRequest) -> Body:
     }
 
 
-def _entry(entry: CommitEntry | SpanEntry) -> list[Any]:
+def _entry(entry: Entry) -> list[Any]:
+    if isinstance(entry, StartEntry):
+        return [*entry.keys, entry.epoch, entry.horizon, [tuple(one) for one in entry.starts]]
     ranges = [tuple(one) for one in entry.ranges]
     return [entry.epoch, ranges] if isinstance(entry, SpanEntry) else [*entry.keys, entry.epoch, ranges]
 
 
-def _read_entry(told: Any) -> CommitEntry | SpanEntry:
-    row = _row(told, "an entry of a commit", 2, 4)
+def _read_entry(told: Any) -> Entry:
+    row = _row(told, "an entry of a commit", 2, 4, 5)
     *numbers, last = row
+    if len(row) == 5:
+        first, end, epoch, horizon = (_number(one, "a number of a commit's entry") for one in numbers)
+        return StartEntry(KeyRange(first, end), epoch, _pairs(last, "the starts of a commit"), horizon)
     epoch, *keys = [_number(one, "a number of a commit's entry") for one in reversed(numbers)]
     ranges = [OffsetRange(*pair) for pair in _pairs(last, "the ranges of a commit")]
     return CommitEntry(KeyRange(keys[1], keys[0]), epoch, ranges) if keys else SpanEntry(epoch, ranges)
@@ -382,21 +411,31 @@ def _read_taken(body: Body) -> CooperativeTakeResponse:
 # --- offsets, reset ---------------------------------------------------------------------------------------------------
 
 
+_COUNTS: Final = ("unfinished", "blocked", "lapsed", "overlaps")
+"""Of `PartitionOffsets`."""
+
+
+def _topics(topics: Mapping[str, Sequence[int]] | None) -> Body | None:
+    return None if topics is None else {name: list(numbers) for name, numbers in topics.items()}
+
+
+def _read_topics(asked: object) -> dict[str, tuple[int, ...]] | None:
+    if asked is None:
+        return None
+    if not isinstance(asked, dict):
+        raise Malformed("topics are no object")
+    return {
+        _text(name, "a topic"): tuple(_number(one, "a partition") for one in _list(numbers, "partitions"))
+        for name, numbers in cast("Body", asked).items()
+    }
+
+
 def _offsets(request: CooperativeOffsetsRequest) -> Body:
-    topics = None if request.topics is None else {name: list(numbers) for name, numbers in request.topics.items()}
-    return {"group_id": request.group_id, "topics": topics, "ranges_from": request.ranges_from}
+    return {"group_id": request.group_id, "topics": _topics(request.topics), "ranges_from": request.ranges_from}
 
 
 def _read_offsets(body: Mapping[str, Any]) -> CooperativeOffsetsRequest:
-    asked = body.get("topics")
-    topics: dict[str, tuple[int, ...]] | None = None
-    if asked is not None:
-        if not isinstance(asked, dict):
-            raise Malformed("topics are no object")
-        topics = {
-            _text(name, "a topic"): tuple(_number(one, "a partition") for one in _list(numbers, "partitions"))
-            for name, numbers in cast("Body", asked).items()
-        }
+    topics = _read_topics(body.get("topics"))
     from_ = body.get("ranges_from")
     return CooperativeOffsetsRequest(
         group_id=_text(body.get("group_id"), "group_id"),
@@ -415,6 +454,9 @@ def _offsets_answer(answer: CooperativeOffsetsResponse) -> Body:
                 "unstable": part.unstable,
                 "claims": [tuple(one) for one in part.claims],
                 "spans": [tuple(one) for one in part.spans],
+                "waits": [tuple(one) for one in part.waits],
+                **_begun(part),
+                "counts": [part.unfinished, part.blocked, part.lapsed, part.overlaps],
                 **_columns(part.ranges),
             }
             for part in answer.partitions
@@ -432,6 +474,9 @@ def _read_offsets_answer(body: Body) -> CooperativeOffsetsResponse:
                 unstable=part["unstable"],
                 claims=tuple(ToldClaim(*one) for one in part["claims"]),
                 spans=tuple(ToldClaim(*one) for one in part["spans"]),
+                waits=tuple(ToldWait(*one) for one in part["waits"]),
+                **_read_begun(part),
+                **dict(zip(_COUNTS, part["counts"], strict=True)),
                 ranges=_read_columns(part),
             )
             for part in body["partitions"]
@@ -457,6 +502,24 @@ def _read_reset(body: Mapping[str, Any]) -> CooperativeResetRequest:
     )
 
 
+def _delete(request: CooperativeDeleteRequest) -> Body:
+    return {"group_id": request.group_id, "topics": _topics(request.topics)}
+
+
+def _read_delete(body: Mapping[str, Any]) -> CooperativeDeleteRequest:
+    return CooperativeDeleteRequest(
+        group_id=_text(body.get("group_id"), "group_id"), topics=_read_topics(body.get("topics"))
+    )
+
+
+def _nothing(_: Any) -> Body:
+    return {}
+
+
+def _read_nothing(_: Body) -> CooperativeDeleteResponse:
+    return CooperativeDeleteResponse()
+
+
 def _reset_answer(answer: CooperativeResetResponse) -> Body:
     return {"reset_epoch": answer.reset_epoch}
 
@@ -477,5 +540,6 @@ CALLS: Final[Mapping[str, Call]] = {
     str(CooperativeResetRequest.call): Call(
         _reset, _read_reset, _reset_answer, _read_reset_answer, CooperativeResetResponse
     ),
+    str(CooperativeDeleteRequest.call): Call(_delete, _read_delete, _nothing, _read_nothing, CooperativeDeleteResponse),
 }
 """By the name of the call."""

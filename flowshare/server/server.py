@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.groups.consumer_types import ConsumerConfig
@@ -160,7 +160,7 @@ class Server:
         share = self.share
         families = (
             *share.families(),
-            GroupApis(share, self.classic),
+            GroupApis(share, self.classic, cooperative=self._cooperative_names),
             ConfigApis(share, storage, storage.alter_topic, consumer_groups=self.classic),
             TopicApis(share, storage, self.classic),
         )
@@ -173,6 +173,11 @@ class Server:
             self._cooperative,
         )
         return Table(families, later)
+
+    async def _cooperative_names(self) -> Collection[str]:
+        from flowshare.server.cooperative.store import group_ids
+
+        return await group_ids(self._storage)
 
     async def _forget(self, group_id: str, partitions: Gone) -> Sequence[Write]:
         """What goes with committed offsets of a group: its state as a cooperative one."""

@@ -69,6 +69,17 @@ _LAG: Final[Mapping[str, tuple[str, str]]] = {
         "Time until retention deletes the first unfinished record; none where it never will or nobody knows.",
     ),
 }
+_SHARING: Final[Mapping[str, tuple[str, str]]] = {
+    "committed_ranges": ("committed_ranges", "Committed ranges behind the stable offset (cooperative groups)."),
+    "span": ("committed_span", "Offsets from the stable one to the furthest committed one."),
+    "held_keys": ("held_keys_ratio", "Part of the partition's keys that members hold, 0 to 1."),
+    "blocked_handovers": ("blocked_handovers", "Ranges of keys that members wait for until others give them back."),
+    "handover_wait_s": ("handover_wait_seconds", "For how long the longest of these waits goes on."),
+}
+_OVERLAPS: Final[Mapping[str, tuple[str, str]]] = {
+    "overlaps": ("key_overlaps", "Keys taken from a member that did not give them back in time (overlap_after)."),
+    "lapsed_claims": ("lapsed_claims", "Claims on keys whose lease ended: their member died or stood still."),
+}
 _REDELIVERIES: Final[Mapping[str, tuple[str, str]]] = {
     "redeliveries": ("redeliveries", "Deliveries after the first since the share-partition was loaded."),
 }
@@ -77,9 +88,11 @@ _RATES: Final[Mapping[str, tuple[str, str]]] = {
     "redelivery_rate": ("redeliveries_per_second", "Deliveries after the first of their record, of the whole group."),
     "needed_workers": ("needed_workers", "Workers that the topic keeps busy at the present rate, not rounded."),
 }
-_MEMBERS: Final[Mapping[str, tuple[str, str]]] = {"members": ("group_members", "Members of the share group.")}
+_MEMBERS: Final[Mapping[str, tuple[str, str]]] = {"members": ("group_members", "Members of the group.")}
 GROUP_WIDE: Final = frozenset(
-    f"flowshare_{name}" for table in (_LAG, _REDELIVERIES, _RATES, _MEMBERS) for name, _ in table.values()
+    f"flowshare_{name}"
+    for table in (_LAG, _SHARING, _REDELIVERIES, _OVERLAPS, _RATES, _MEMBERS)
+    for name, _ in table.values()
 )
 """Metrics of groups: every worker tells the same, so they are not to be added up."""
 
@@ -132,6 +145,10 @@ class Metrics(Page):
         rows = [((row["group"], row["topic"], str(row["partition"])), row) for row in self._load.rows]
         yield from families(GaugeMetricFamily, _LAG, labels, rows)
         yield from families(CounterMetricFamily, _REDELIVERIES, labels, rows)
+        sharing = [one for one in rows if one[1]["held_keys"] is not None]
+        if sharing:
+            yield from families(GaugeMetricFamily, _SHARING, labels, sharing)
+            yield from families(CounterMetricFamily, _OVERLAPS, labels, sharing)
 
     def _groups(self) -> Iterable[Metric]:
         topics = [((row["agent"], row["group"], row["topic"]), row) for row in self._load.topics()]
@@ -223,8 +240,26 @@ def leading(stats: Mapping[str, Any]) -> Iterable[Metric]:
     """Metrics of a backend's stats (`Backend.stats`); none when nothing is led here."""
     for kind, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
         yield from families(kind, {key: about for key, about in table.items() if key in stats}, (), [((), stats)])
+    cooperative = stats.get("cooperative")
+    if cooperative is not None:
+        yield from families(CounterMetricFamily, COOPERATIVE, (), [((), cooperative)])
 
 
+COOPERATIVE: Final[Mapping[str, tuple[str, str]]] = {
+    "holds": ("cooperative_holds", "Requests of members of cooperative groups to hold keys, renewals included."),
+    "commits": ("cooperative_commits", "Requests to commit records."),
+    "takes": ("cooperative_takes", "Requests to take records (free mode)."),
+    "writes": ("cooperative_state_writes", "Writes of the state of cooperative groups."),
+    "failed_writes": ("cooperative_state_writes_failed", "Those that were refused or fenced."),
+    "loads": ("cooperative_partition_loads", "Partitions of cooperative groups read from the store."),
+    "blocked": ("cooperative_blocked_keys", "Ranges of keys that were asked for while another member held them."),
+    "overlaps": ("cooperative_overlaps", "Ranges of keys that were taken from a member before it gave them back."),
+    "lapsed": ("cooperative_leases_lapsed", "Claims and spans whose lease ended."),
+    "fenced": ("cooperative_commits_fenced", "Entries of commits whose member held the keys no more."),
+    "lost": ("cooperative_records_lost", "Records that were deleted before anybody had finished them."),
+    "resets": ("cooperative_resets", "Partitions that began anew where somebody had set the group's offset."),
+}
+"""Of `server.cooperative.stats`."""
 READY: Final = "flowshare_ready"
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name of a sample and its labels."""

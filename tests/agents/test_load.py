@@ -208,3 +208,49 @@ def test_size_and_age_of_the_first_unfinished_record_are_read_from_the_log_when_
         assert await bus.host.admin.peek("orders", 0, row["log_end"]) is None
 
     watched(call, handler_s=70.0)
+
+
+def test_a_cooperative_group_is_watched_as_a_share_group_is():
+    app = fs.App("shop")
+
+    @app.cooperative_agent("orders", concurrency=4)
+    async def bill(value: bytes) -> None:
+        await asyncio.sleep(2.0)
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            watch = watch_of(bus.host)
+            for second in range(40):
+                await bus.send("orders", b"x", key=f"k{second}")
+                await bus.advance(1.0)
+                await watch.look()
+
+            report = watch.report()
+            assert report["needed"] == pytest.approx(0.5, rel=0.15)
+            assert (report["workers"], report["known"], report["members"]) == (1, True, 1)
+            assert {row["held_keys"] for row in watch.rows if row["holders"]} == {1.0}
+            await bus.run_until_idle()
+
+    fs.testing.run(main())
+
+
+def test_members_that_take_whole_partitions_need_no_more_workers_than_there_are_of_these():
+    app = fs.App("shop")
+
+    @app.cooperative_agent(app.topic("orders", partitions=2), concurrency=4, shares=False)
+    async def bill(value: bytes) -> None:
+        await asyncio.sleep(2.0)
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            watch = watch_of(bus.host)
+            for number in range(400):
+                await bus.send("orders", b"x", key=f"k{number}")
+            for _ in range(5):
+                await bus.advance(1.0)
+                await watch.look()
+
+            assert watch.report(1)["workers"] == 2
+            await bus.run_until_idle()
+
+    fs.testing.run(main())

@@ -43,7 +43,7 @@ def test_age_and_retention_of_the_first_unfinished_record_are_read_from_its_log(
             facts, rates, found = Facts(admin), Rates(), []
             for second in range(2):
                 facts.begin()
-                rows = await lag.rows(admin, [group], clock.now_ms(), facts)
+                rows = await lag.rows(admin, lag.Groups([group]), clock.now_ms(), facts)
                 rates.look(rows, float(second))
                 await lag.add_retention(rows, facts, rates, float(second))
                 found.append(rows)

@@ -63,3 +63,16 @@ def test_what_only_workers_keep_is_no_error_where_share_is_to_be_chosen(kafka, u
         return value
 
     assert [finding.text for finding in examine(app) if finding.level == "error"] == []
+
+
+@pytest.mark.parametrize(
+    ("allowed", "level", "says"),
+    [(True, "ok", "topic t is not there yet and will be made"), (False, "error", "there is no topic 't'")],
+)
+def test_the_topic_of_a_cooperative_agent_is_looked_for_as_a_share_agents_is(tmp_path, allowed, level, says):
+    app = fs.App("checked", broker=f"embedded://{tmp_path / 'log'}", topic_allow_declare=allowed)
+
+    @app.cooperative_agent("t")
+    async def take(value: str) -> None: ...
+
+    assert any(one.level == level and says in one.text for one in examine(app))

@@ -171,7 +171,7 @@ def member_of(group, topic):
 def test_groups_are_listed_described_reset_configured_and_deleted(shell):
     shell.beside(member_of("g1", "orders"))
 
-    assert shell.json("groups", "ls") == [{"group": "g1", "state": "Empty"}]
+    assert shell.json("groups", "ls") == [{"group": "g1", "kind": "share", "state": "Empty"}]
     assert shell.json("groups", "describe", "g1")["offsets"][0]["backlog"] == 3
     assert shell.json("groups", "members", "g1") == []
     shown = shell.json("groups", "reset-offsets", "g1", "--to-latest")
@@ -447,9 +447,7 @@ def test_the_lag_of_a_group_or_topic_that_is_not_there_says_which_are(shell):
     shell("send", "orders", "x")
     shell.beside(lambda connect: shell_group(connect))
 
-    assert "no share group has a position of group 'h'; there are positions of g" in shell(
-        "lag", "--group", "h", code=1
-    )
+    assert "no group has a position of group 'h'; there are positions of g" in shell("lag", "--group", "h", code=1)
     assert "position of topic 'order'; there are positions of orders" in shell("lag", "--topic", "order", code=1)
     assert [row["group"] for row in shell.json("lag", "--group", "g")] == ["g"]
 

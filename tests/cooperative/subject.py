@@ -165,8 +165,7 @@ class CooperativeSubject:
         offsets = CommittedOffsets(
             int(words[0]), pairs(words[1:]), ranges_max=int(options.get("ranges", 60_000)), span_max=200_000
         )
-        fresh = CooperativePartition.new(0)
-        self.partition = CooperativePartition(PartitionState(offsets, fresh.claims, fresh.spans, fresh.pending))
+        self.partition = CooperativePartition(PartitionState.fresh(offsets))
         if options.get("free") != "yes":
             self.sequence += 1
             hold = self.partition.hold("m", 1, self.sequence, [(0, HASHES)], 0, terms=Terms(lease_ms=600_000))

@@ -6,7 +6,17 @@ import pytest
 
 from flowshare.cooperative.partition import CommitEntry, CooperativePartition, DecisionState, SpanEntry
 from flowshare.cooperative.stored import encode, load
-from flowshare.cooperative.types import HASHES, WHOLE, DropPending, KeyRange, PutClaims, PutRange, PutStable, Terms
+from flowshare.cooperative.types import (
+    HASHES,
+    WHOLE,
+    DropPending,
+    KeyRange,
+    PutClaims,
+    PutRange,
+    PutReaches,
+    PutStable,
+    Terms,
+)
 from flowshare.core_errors import (
     BoundReached,
     FencedMemberEpoch,
@@ -69,7 +79,10 @@ def test_a_release_and_the_grant_that_follows_are_written_in_this_order():
     released = partition.hold("a", 1, 2, [], 10, terms=TERMS)
     granted = partition.hold("b", 1, 1, WHOLE, 10, terms=TERMS)
     assert granted.answer.granted == WHOLE
-    assert [type(one) for one in (*released.mutations, *granted.mutations)] == [PutClaims, PutClaims]
+    assert [type(one) for one in (*released.mutations, *granted.mutations)] == 2 * [
+        PutClaims,
+        PutReaches,
+    ]
 
     assert partition.roll_back(released) == (released, granted)
 
@@ -98,7 +111,7 @@ def test_a_failed_write_takes_back_all_that_was_decided_since():
 
     assert partition.progress == (5, 0, 1, 9)
     partition.confirm(good)
-    assert partition.snapshot() == (before[0], PutRange(8, 9, 0), before[1])
+    assert partition.snapshot() == (before[0], PutRange(8, 9, 0), *before[1:])
 
 
 def test_decisions_are_confirmed_in_their_order():
@@ -182,7 +195,7 @@ def test_the_end_of_a_transaction_writes_what_it_committed_first():
 
 def test_only_a_partition_that_nobody_uses_is_reset():
     partition = held()
-    with pytest.raises(NonEmptyGroup, match="wait for their leases"):
+    with pytest.raises(NonEmptyGroup, match=r"\(a\): stop the group's workers"):
         partition.reset(0, 999)
     partition.confirm(partition.reset(7, 1_000))
     assert partition.progress == (7, 1, 0, 7)

@@ -17,9 +17,7 @@ LEASE_MS = 1_000
 
 
 def partition(stable=0, ranges=(), **bounds):
-    fresh = CooperativePartition.new(0)
-    offsets = CommittedOffsets(stable, ranges, **bounds)
-    return CooperativePartition(PartitionState(offsets, fresh.claims, fresh.spans, fresh.pending))
+    return CooperativePartition(PartitionState.fresh(CommittedOffsets(stable, ranges, **bounds)))
 
 
 def take(target, member, count, log_end=100, now=0):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from flowshare.agents.scale import lag
+from flowshare.client.errors import ServerError
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.cooperative import GroupOffset, TakenFrom, stable_metadata
@@ -235,3 +239,33 @@ def test_a_lease_ends_at_the_worker():
             await one.connection.close()
 
     scenario(play, workers=1)
+
+
+def test_tools_list_reset_and_delete_the_groups_of_a_fleet():
+    async def play(fleet):
+        (a,) = await members(fleet, "a")
+        await a.hold(WHOLE, committed=NOTHING)
+        await a.commit((0, 5), (7, 9))
+        admin = fleet.admin()
+        assert await admin.cooperative.names() == ["g"]
+        (row,) = await lag.rows(admin, lag.Groups(None, None), fleet.clock.now_ms())
+        assert (row["group"], row["start_offset"], row["backlog"], row["committed_ranges"]) == ("g", 5, 93, 1)
+        with pytest.raises(ServerError, match="stop the group's workers and try again"):
+            await admin.cooperative.reset("g", to="latest")
+
+        await a.leaves()
+        (move,) = await admin.cooperative.reset("g", to=3)
+        assert (move.before, move.after, move.lag) == (5, 3, 97)
+        part = await told(fleet)
+        assert (part.stable, part.count) == (3, 0)
+        (offset,) = await admin.committed_offsets("g")
+        assert (offset.offset, offset.metadata) == (3, stable_metadata(part.reset_epoch)), "Kafka's tools show it, too"
+
+        await admin.cooperative.delete("g")
+        assert stored(fleet) == {}
+        assert await admin.committed_offsets("g") == []
+        assert await admin.cooperative.names() == []
+        await admin.close()
+        await a.connection.close()
+
+    scenario(play)

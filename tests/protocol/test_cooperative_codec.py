@@ -40,6 +40,7 @@ REQUESTS = [
         partitions=(
             c.PartitionCommit(ID, 0, 5, (c.CommitEntry(KeyRange(1, 9), 3, [OffsetRange(0, 2), OffsetRange(4, 5)]),)),
             c.PartitionCommit(ID, 1, 5, (c.SpanEntry(3, [OffsetRange(0, 2)]),)),
+            c.PartitionCommit(ID, 2, 5, (c.StartEntry(KeyRange(1, 9), 3, [(4, 2)], 2_000),)),
         ),
     ),
     m.CooperativeTakeRequest(
@@ -54,6 +55,8 @@ REQUESTS = [
     m.CooperativeOffsetsRequest(group_id="g"),
     m.CooperativeOffsetsRequest(group_id="g", topics={"t": (0, 1)}, ranges_from=5),
     m.CooperativeResetRequest(group_id="g", topic="t", partition=1, offset=9),
+    m.CooperativeDeleteRequest(group_id="g"),
+    m.CooperativeDeleteRequest(group_id="g", topics={"t": (0, 1)}),
 ]
 ANSWERS = [
     (
@@ -69,6 +72,9 @@ ANSWERS = [
                     superseded=True,
                     ranges=R,
                     pending=((7, 8),),
+                    horizon=2_000,
+                    reaches=(c.Reach(0, 5, 9),),
+                    starts=((6, 3),),
                 ),
                 c.HeldPartition(**AT, **LEFT),
             ),
@@ -100,12 +106,20 @@ ANSWERS = [
                     unstable=True,
                     claims=(c.ToldClaim(0, 5, "m", 1),),
                     spans=(c.ToldClaim(6, 7, "m", 2),),
+                    reaches=(c.Reach(0, 5, 9),),
+                    starts=((6, 3),),
+                    waits=(c.ToldWait(0, 5, "n", "m", 30),),
+                    unfinished=4,
+                    blocked=3,
+                    lapsed=2,
+                    overlaps=1,
                 ),
                 c.PartitionOffsets(**FAR, topic="t"),
             )
         ),
     ),
     ("cooperative_reset", m.CooperativeResetResponse(reset_epoch=8)),
+    ("cooperative_delete", m.CooperativeDeleteResponse()),
 ]
 HOLD = CALLS["cooperative_hold"].request(REQUESTS[1])
 COMMIT = CALLS["cooperative_commit"].request(REQUESTS[2])
@@ -134,6 +148,7 @@ BAD = [
     ("cooperative_offsets", {"group_id": "g", "topics": ["t"]}),
     ("cooperative_offsets", {"group_id": "g", "topics": None, "ranges_from": "0"}),
     ("cooperative_reset", {"group_id": "g", "topic": 5, "partition": 0, "offset": 0}),
+    ("cooperative_delete", {"group_id": "g", "topics": ["t"]}),
 ]
 
 

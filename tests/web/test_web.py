@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import uuid
 
 import aiohttp
 import pytest
@@ -15,7 +16,10 @@ from flowshare.agents.scale.rates import HandlerLook
 from flowshare.backend.base import NATIVE
 from flowshare.client.admin.admin import BatchFacts
 from flowshare.clock import LoopClock
+from flowshare.cooperative.types import HASHES
 from flowshare.protocol.messages import ConfigEntry, SharePartitionOffsets
+from flowshare.protocol.messages.cooperative import PartitionOffsets, ToldClaim, ToldWait
+from flowshare.server.cooperative.stats import Stats as CooperativeStats
 from flowshare.server.share.stats import Stats
 from flowshare.web import metrics
 from flowshare.web.server import KEPT_S, PageCache, WebServer
@@ -91,9 +95,36 @@ class Admin:
     async def describe_group(self, group):
         return Described()
 
+    @property
+    def cooperative(self):
+        return Sharing()
+
 
 class Described:
     members = (1, 2, 3)
+
+
+class Sharing:
+    """One partition, half of whose keys somebody holds, and the same somebody is waited for."""
+
+    async def offsets(self, group):
+        half = HASHES // 2
+        return [
+            PartitionOffsets(
+                topic="orders",
+                topic_id=uuid.UUID(int=1),
+                partition=0,
+                stable=5,
+                furthest=9,
+                unfinished=7,
+                claims=(ToldClaim(0, half, "a", 1),),
+                waits=(ToldWait(0, half, "b", "a", 3_000),),
+                overlaps=1,
+            )
+        ]
+
+    async def describe(self, group):
+        return Described()
 
 
 class Agent:
@@ -101,7 +132,8 @@ class Agent:
     group = "shop.bill"
     topics = ("orders",)
     options = AgentOptions(concurrency=4)
-    in_share_group = True
+    group_type = "share"
+    unshared = False
 
 
 class Runtime:
@@ -413,3 +445,25 @@ def test_each_counter_of_a_leader_that_is_told_is_one_that_is_kept() -> None:
     others = {key for key in metrics.COUNTERS if key.startswith(("slots_", "output_", "offsets_"))}
 
     assert metrics.COUNTERS.keys() - others <= Stats().copy().keys()
+
+
+def test_each_counter_of_cooperative_groups_that_is_told_is_one_that_is_kept() -> None:
+    assert metrics.COOPERATIVE.keys() == CooperativeStats().copy().keys()
+
+
+@pytest.mark.asyncio
+async def test_metrics_of_a_cooperative_group_say_what_is_held_and_who_waits():
+    host = StandIn()
+    host.runtimes = {"bill": Runtime()}
+    host.runtimes["bill"].agent.group_type = "cooperative"
+    host.led_here = {"cooperative": CooperativeStats(overlaps=2).copy()}
+
+    _, text = await get(host, "/metrics", looks=2)
+
+    where = 'group="shop.bill",partition="0",topic="orders"'
+    assert f"flowshare_backlog_records{{{where}}} 7.0" in text
+    assert f"flowshare_held_keys_ratio{{{where}}} 0.5" in text
+    assert f"flowshare_handover_wait_seconds{{{where}}} 3.0" in text
+    assert f"flowshare_key_overlaps_total{{{where}}} 1.0" in text
+    assert 'flowshare_group_members{group="shop.bill"} 3.0' in text
+    assert "flowshare_cooperative_overlaps_total 2.0" in text

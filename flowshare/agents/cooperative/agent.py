@@ -56,7 +56,7 @@ class CooperativeAgent(ShareAgent):
     is a consumer group here.
     """
 
-    in_share_group = False
+    group_type = "cooperative"
 
     def __init__(
         self,
@@ -86,6 +86,11 @@ class CooperativeAgent(ShareAgent):
         left = ("lock_duration", "exactly_once", "at_most_once")
         facts = {key: value for key, value in super().describe().items() if key not in left}
         return {**facts, "lease": self.lease_s, "overlap_after": self.overlap_after_s, "shares": self.shares}
+
+    @property
+    def unshared(self) -> bool:  # type: ignore[override]
+        """As `ShareAgent.unshared`."""
+        return not self.shares
 
     @property
     def member_settings(self) -> CooperativeSettings:

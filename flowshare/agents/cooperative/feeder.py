@@ -63,21 +63,31 @@ class CooperativeFeeder(Feeder):
 async def prepare(agent: CooperativeAgent, admin: ShareAdmin, capabilities: Capabilities, clock: Clock) -> None:
     """Make missing topics if the app allows it, and see that the group can be. Raises: UsageError (what to change),
     ServerError, BackendError."""
+    _check_place(agent, capabilities)
+    await retried(agent, clock, lambda: _prepare(agent, admin))
+
+
+async def rehearse(agent: CooperativeAgent, admin: ShareAdmin, capabilities: Capabilities) -> None:
+    """See whether `prepare` would be refused, and change nothing. Raises: as `prepare`."""
+    _check_place(agent, capabilities)
+    await _prepare(agent, admin, dry_run=True)
+
+
+def _check_place(agent: CooperativeAgent, capabilities: Capabilities) -> None:
     if not capabilities.key_order:
         raise UsageError(
             f"cooperative agent {agent.name}: Kafka's brokers keep no committed sets; run the app on an embedded path, "
             "or on a cluster with fs.App(…, share='workers')"
         )
-    await retried(agent, clock, lambda: _prepare(agent, admin))
 
 
-async def _prepare(agent: CooperativeAgent, admin: ShareAdmin) -> None:
+async def _prepare(agent: CooperativeAgent, admin: ShareAdmin, *, dry_run: bool = False) -> None:
     channels = [*agent.channels, *agent.options.sink]
     if agent.dead_letter_topic is not None:
         given = agent.options.dead_letter
         channels.append(agent.dead_letter_topic if given is True else given)
     for channel in channels:
-        await need_topic(agent, admin, channel)
+        await need_topic(agent, admin, channel, dry_run=dry_run)
     kind = await admin.group_kind(agent.group)
     if kind is not None and kind not in CONSUMERS:
         raise UsageError(

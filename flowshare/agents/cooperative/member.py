@@ -317,6 +317,8 @@ class CooperativeFeed:
             return True
         del self._in_hand[tp, offset]
         if type_ == AcknowledgeType.RELEASE:
+            if self._plan is not None:
+                self._look()
             return self._member.give_back(*found, delay_s=batch.delay_ms / 1000, unrun=batch.unrun)
         finished.add(offset)
         return self._member.finish(*found)

@@ -112,7 +112,7 @@ async def explain(agent: ShareAgent, admin: ShareAdmin, member: Member, feeder: 
         return Reason("; ".join(problems), normal=False)
     if member.trouble:
         return Reason(member.trouble, normal=False)
-    if not agent.in_share_group:
+    if agent.group_type != "share":
         return Reason("there is nothing new, or its keys are busy", normal=True)
     try:
         offsets = await admin.group_offsets(agent.group, agent.topics)

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Final, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from flowshare.agents.handler.batch import Records
 from flowshare.agents.handler.delivery import SENT_LATER, Delivery
@@ -105,8 +105,10 @@ class Application(Protocol):
 class ShareAgent:
     """One share agent of an app. Made by `@app.share_agent`; calling it calls the function."""
 
-    in_share_group = True
-    """Whether its group is a share group."""
+    group_type: ClassVar[Literal["share", "cooperative", "consumer"]] = "share"
+    """What its group is: a share group, a cooperative one, or a consumer group that knows nothing but offsets."""
+    unshared = False
+    """Whether one member reads a partition at a time, so that more members than partitions are of no use."""
 
     def __init__(
         self,

@@ -356,12 +356,13 @@ class Host:
     async def lag(self, *, all_groups: bool = False) -> list[dict[str, Any]]:
         """Backlog, in flight, oldest age and redeliveries of each share-partition of the agents' groups.
 
-        all_groups: of every share group that the backend knows. On the service loop. Empty while the host does not run.
+        all_groups: of every share or cooperative group that the backend knows. On the service loop. Empty while the
+        host does not run.
         """
         if self._admin is None:
             return []
-        agents = (runtime.agent for runtime in self.runtimes.values())
-        groups = None if all_groups else [agent.group for agent in agents if agent.in_share_group]
+        agents = [runtime.agent for runtime in self.runtimes.values()]
+        groups = lag.Groups.of(agents) if not all_groups else lag.every_group(self.backend.capabilities)
         return await lag.rows(self._admin, groups, self.clock.now_ms())
 
     # --- on the service loop ---------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class KmqAgent(ShareAgent):
     The other options are those of `AgentOptions`; `group` is a consumer group here.
     """
 
-    in_share_group = False
+    group_type = "consumer"
 
     def __init__(
         self,

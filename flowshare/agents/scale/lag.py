@@ -1,26 +1,48 @@
-"""Backlog of share-partitions as `/lag`, `flowshare lag` and `flowshare groups describe` show it, and of topics."""
+"""Backlog of share-partitions and of partitions of cooperative groups, and of topics, as `/lag`, `flowshare lag` and
+`flowshare groups describe` show it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.agents.scale.retention import FINISHED, FOREVER, left
 from flowshare.client.errors import ServerError
+from flowshare.protocol.messages import SharePartitionOffsets
 
 if TYPE_CHECKING:
+    from flowshare.agents.handler.agent import ShareAgent
     from flowshare.agents.scale.rates import Rates
     from flowshare.agents.scale.retention import Facts, Keeping
+    from flowshare.backend.base import Capabilities
     from flowshare.client.admin.admin import ShareAdmin
-    from flowshare.protocol.messages import SharePartitionOffsets
+    from flowshare.protocol.messages.cooperative import PartitionOffsets
 
 logger = logging.getLogger("flowshare.host")
 
 Rows = list[dict[str, Any]]
+Figures = Mapping[str, float | None]
+COOPERATIVE: Final[Figures] = dict.fromkeys(
+    (
+        "committed_ranges",
+        "furthest",
+        "span",
+        "held_keys",
+        "holders",
+        "blocked_handovers",
+        "handover_wait_s",
+        "overlaps",
+        "lapsed_claims",
+    )
+)
+"""What only rows of cooperative groups have: committed ranges behind the stable offset (`start_offset`), the furthest
+committed offset and how far it is from that; the part of the keys that members hold (0 to 1) and how many do; ranges
+that members wait for until others give them back, and how long the longest wait goes on; and, since the server loaded
+the partition, claims that were taken from a member that did not give them back in time, and those whose lease ended."""
 
 AT_ONCE: Final = 64
 """Share-partitions that are asked about at the same time."""
@@ -29,8 +51,28 @@ STUCK_MAX: Final = 5
 """Keys that are named of a topic."""
 
 
-async def rows(admin: ShareAdmin, groups: Iterable[str] | None, now_ms: int, facts: Facts | None = None) -> Rows:
-    """One JSON-ready row a share-partition of the groups; None: of every share group that the backend knows.
+class Groups(NamedTuple):
+    """Groups by their kind; None: all of it that the backend knows."""
+
+    share: Collection[str] | None = ()
+    cooperative: Collection[str] | None = ()
+
+    @classmethod
+    def of(cls, agents: Iterable[ShareAgent]) -> Groups:
+        """Those of agents, as far as more than their offsets is known of them."""
+        kinds: dict[str, list[str]] = {"share": [], "cooperative": [], "consumer": []}
+        for agent in agents:
+            kinds[agent.group_type].append(agent.group)
+        return cls(kinds["share"], kinds["cooperative"])
+
+
+def every_group(capabilities: Capabilities) -> Groups:
+    """All groups of a backend: Kafka's own brokers have no cooperative ones, and are not asked."""
+    return Groups(None, None if capabilities.key_order else ())
+
+
+async def rows(admin: ShareAdmin, groups: Groups, now_ms: int, facts: Facts | None = None) -> Rows:
+    """One JSON-ready row a partition of the groups.
 
     in_flight, delayed, blocked, parked (keys), redeliveries: None when unknown (Kafka's brokers do not tell).
     stuck: of the records that most wait for: offset, how many do, state, delivery_count, member_id.
@@ -38,34 +80,84 @@ async def rows(admin: ShareAdmin, groups: Iterable[str] | None, now_ms: int, fac
     when unknown (its growth is the rate); log_end: next offset of the log, None when unknown; oldest_age_s: age of the
     first unfinished record, None when there is none. facts: where brokers do not tell that age, it is read from the
     log at the group's start offset, which Kafka's brokers move a little late: for a moment it may be that of a record
-    that has just been finished.
+    that has just been finished. Of cooperative groups there are more, None of others: `COOPERATIVE`.
     """
     found: Rows = []
-    if groups is None:
-        groups = [group.group_id for group in await admin.list_groups()]
-    for group in dict.fromkeys(groups):
+    named, sharing = groups
+    if named is None:
+        named = [group.group_id for group in await admin.list_groups()]
+    if sharing is None:
+        sharing = await admin.cooperative.names()
+    cooperative = set(sharing)
+    for group in dict.fromkeys((*named, *sharing)):
         try:
-            parts = await admin.group_offsets(group)
+            parts = await (_cooperative(admin, group) if group in cooperative else _shared(admin, group))
         except ServerError as error:  # not there yet, or its topic is being deleted
             logger.debug("no backlog of group %s: %s", group, error)
             continue
         for first in range(0, len(parts), AT_ONCE):
-            asked = (_row(admin, group, part, now_ms, facts) for part in parts[first : first + AT_ONCE])
+            asked = (_row(admin, group, part, now_ms, facts, more) for part, more in parts[first : first + AT_ONCE])
             found += [row for row in await asyncio.gather(*asked) if row is not None]
     return found
 
 
-async def members(admin: ShareAdmin, group: str) -> int | None:
-    """How many members a share group has, of all processes; None when nobody can say."""
+async def _shared(admin: ShareAdmin, group: str) -> list[tuple[SharePartitionOffsets, Figures]]:
+    return [(part, COOPERATIVE) for part in await admin.group_offsets(group)]
+
+
+async def _cooperative(admin: ShareAdmin, group: str) -> list[tuple[SharePartitionOffsets, Figures]]:
+    return [as_shared(part) for part in await admin.cooperative.offsets(group)]
+
+
+def as_shared(part: PartitionOffsets) -> tuple[SharePartitionOffsets, Figures]:
+    """A partition of a cooperative group in the words of a share-partition, and what there is besides."""
+    from flowshare.client.admin.cooperative import held_share, longest_wait_ms
+
+    waited_ms = longest_wait_ms(part)
+    shared = SharePartitionOffsets(
+        topic=part.topic,
+        topic_id=part.topic_id,
+        partition=part.partition,
+        start_offset=part.stable,
+        lag=part.unfinished,
+        in_flight=-1,
+        delayed=-1,
+        redeliveries=-1,
+        blocked=-1,
+        parked=-1,
+    )
+    return shared, {
+        "committed_ranges": part.count,
+        "furthest": part.furthest,
+        "span": part.furthest - part.stable,
+        "held_keys": held_share(part),
+        "holders": len({one.member_id for one in (*part.claims, *part.spans)}),
+        "blocked_handovers": len(part.waits),
+        "handover_wait_s": 0.0 if waited_ms is None else waited_ms / 1000,
+        "overlaps": part.overlaps,
+        "lapsed_claims": part.lapsed,
+    }
+
+
+async def members(admin: ShareAdmin, group: str, *, cooperative: bool = False) -> int | None:
+    """How many members a group has, of all processes; None when nobody can say."""
     try:
-        return len((await admin.describe_group(group)).members)
+        found = await (admin.cooperative.describe(group) if cooperative else admin.describe_group(group))
+        return len(found.members)
     except ServerError as error:
         logger.debug("members of group %s: %s", group, error)
         return None
 
 
-def row(group: str, part: SharePartitionOffsets, now_ms: int, *, log_end: int | None = None) -> dict[str, Any]:
-    """One share-partition."""
+def row(
+    group: str,
+    part: SharePartitionOffsets,
+    now_ms: int,
+    *,
+    log_end: int | None = None,
+    more: Figures = COOPERATIVE,
+) -> dict[str, Any]:
+    """One partition. more: what only cooperative groups have."""
     pending = part.lag > 0 and part.oldest_ms >= 0
     return {
         "group": group,
@@ -83,6 +175,7 @@ def row(group: str, part: SharePartitionOffsets, now_ms: int, *, log_end: int | 
         "redeliveries": _known(part.redeliveries),
         "oldest_age_s": max(0.0, (now_ms - part.oldest_ms) / 1000) if pending else None,
         "finished": log_end - part.lag if log_end is not None and part.lag >= 0 else None,
+        **more,
     }
 
 
@@ -153,7 +246,7 @@ def _urgency(one: dict[str, Any]) -> tuple[int, float]:
 
 
 async def _row(
-    admin: ShareAdmin, group: str, part: SharePartitionOffsets, now_ms: int, facts: Facts | None
+    admin: ShareAdmin, group: str, part: SharePartitionOffsets, now_ms: int, facts: Facts | None, more: Figures
 ) -> dict[str, Any] | None:
     try:
         end = await admin.log_end(part.topic, part.partition)
@@ -163,7 +256,7 @@ async def _row(
     if part.lag < 0 <= part.start_offset:
         # Kafka's brokers do not tell the lag before the first record was finished: until then it is all there is.
         part = replace(part, lag=max(0, end - part.start_offset))
-    made = row(group, part, now_ms, log_end=end)
+    made = row(group, part, now_ms, log_end=end, more=more)
     if facts is not None and part.lag > 0 and part.oldest_ms < 0:
         first = await facts.record(part.topic, part.partition, part.start_offset)
         if first is not None and first.timestamp_ms >= 0:

@@ -77,8 +77,8 @@ class LoadWatch:
         await cancelled(task)
 
     def _shared(self) -> list[tuple[str, Runtime]]:
-        """Those that are in a share group: of others nothing is known here."""
-        return [(name, runtime) for name, runtime in self._runtimes.items() if runtime.agent.in_share_group]
+        """Those that are in a share or cooperative group: of others nothing is known here."""
+        return [(name, runtime) for name, runtime in self._runtimes.items() if runtime.agent.group_type != "consumer"]
 
     async def look(self) -> None:
         """Take one look. Raises: ClientError, OSError."""
@@ -88,14 +88,16 @@ class LoadWatch:
             if cost is None:
                 cost = self._costs[name] = HandlerCost(runtime.agent.options.retry.max_attempts)
             cost.look(runtime.handler_look())
-        groups = list(dict.fromkeys(runtime.agent.group for _, runtime in self._shared()))
+        groups = lag.Groups.of(runtime.agent for _, runtime in self._shared())
         facts.begin()
         found = await lag.rows(self._admin, groups, self._clock.now_ms(), facts)
         self._rates.look(found, now_s)
         await lag.add_retention(found, facts, self._rates, now_s)
-        for group in groups:
+        for group in groups.share or ():
             self._members[group] = await lag.members(self._admin, group)
             self._in_flight_max[group] = await self._find_in_flight_max(group)
+        for group in groups.cooperative or ():
+            self._members[group] = await lag.members(self._admin, group, cooperative=True)
         self._rows, self._at_s = found, now_s
 
     # --- what was found ---------------------------------------------------------------------------------------------
@@ -181,7 +183,11 @@ class LoadWatch:
             handler_s=None if cost is None else cost.seconds,
             concurrency=agent.options.concurrency,
             rate_per_s=None if limit is None else limit.per_s,
-            workers_max=None if in_flight_max is None else in_flight_max / agent.options.records_at_once,
+            workers_max=float(row["partitions"])
+            if agent.unshared
+            else None
+            if in_flight_max is None
+            else in_flight_max / agent.options.records_at_once,
         )
         return {
             "waiting": demand.waiting,

@@ -21,6 +21,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import frames
 
 if TYPE_CHECKING:
+    from flowshare.client.admin.cooperative import CooperativeAdmin
     from flowshare.clock import Clock
 
 R = TypeVar("R")
@@ -416,6 +417,13 @@ class ShareAdmin:
     async def resume_group(self, group_id: str) -> None:
         """Undo `pause_group`: fetches that wait get records at once. Raises: ServerError (Kafka's brokers cannot)."""
         await self.alter_group_configs(group_id, {PAUSED: None})
+
+    @property
+    def cooperative(self) -> CooperativeAdmin:
+        """The same for cooperative groups."""
+        from flowshare.client.admin.cooperative import CooperativeAdmin
+
+        return CooperativeAdmin(self, ask=self._ask, send=self._link.send, target=self._target)
 
     # --- helpers ------------------------------------------------------------------------------------------------
 

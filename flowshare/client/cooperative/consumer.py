@@ -377,7 +377,7 @@ class CooperativeConsumer(Generic[K, V]):
 class CooperativeRecord(ShareRecord[K, V]):
     """One record as a consumer hands it out.
 
-    timestamp: seconds since 1970. attempt: how often this consumer was given it, 1 the first time.
+    timestamp: seconds since 1970. attempt: how often it was given out, 1 the first time; by members that are gone, too.
     """
 
     __slots__ = ()

@@ -20,25 +20,34 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 R = TypeVar("R")
+SUSPECT_AT: Final = 2
+"""As `share.quarantine.SUSPECT_AT`: what was begun so often by members that are gone may be what ended them."""
 _by_offset = attrgetter("offset")
 
 
 class Found(Generic[R]):
     """One record that is this member's. epoch: of the claim, or the span, under which it was begun last. attempt: how
-    often this member has begun it."""
+    often it was begun, by members before this one, too. told: of how many of these starts the server knows. suspect:
+    members died so often while it may have been in their hands that it is begun alone."""
 
-    __slots__ = ("attempt", "epoch", "hash", "not_before_s", "offset", "record")
+    __slots__ = ("attempt", "epoch", "hash", "not_before_s", "offset", "record", "suspect", "told")
 
-    def __init__(self, offset: int, hash_: int, record: R) -> None:
+    def __init__(self, offset: int, hash_: int, record: R, begun: int = 0) -> None:
         self.offset = offset
         self.hash = hash_
         self.record = record
         self.epoch = 0
-        self.attempt = 0
+        self.attempt = self.told = begun
+        self.suspect = begun >= SUSPECT_AT
         self.not_before_s = 0.0
+
+    @property
+    def owed(self) -> bool:
+        """Whether the server does not know how often it was begun."""
+        return self.attempt != self.told
 
     def __repr__(self) -> str:
         return f"<{self.offset} of key {self.hash}, attempt {self.attempt}>"
@@ -81,9 +90,13 @@ class Dispatcher(Generic[R]):
         return [found.offset for queue in self._queues.values() for found in queue]
 
     def pending_hashes(self) -> set[int]:
-        """Hashes that have a record in flight, or one that waits to be tried again later."""
-        retried = {queue[0].hash for queue in self._queues.values() if queue[0].not_before_s}
+        """Hashes that have a record in flight, or one that waits to be tried again."""
+        retried = {queue[0].hash for queue in self._queues.values() if queue[0].not_before_s or queue[0].owed}
         return retried | set(self._busy)
+
+    def waiting(self) -> Iterator[Found[R]]:
+        """What waits, in no order."""
+        return (found for queue in self._queues.values() for found in queue)
 
     def add(self, found: Found[R]) -> None:
         """A record of this member's; it goes behind those of its key, unless it stands before them in the log."""

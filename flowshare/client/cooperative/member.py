@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Final
 from flowshare.client.cooperative.assigning import Place, target_of
 from flowshare.client.cooperative.partitions import Partition, Record
 from flowshare.client.cooperative.scan import KeyScan
-from flowshare.client.cooperative.shell import RENEWALS, CooperativeShell, progress_of
+from flowshare.client.cooperative.shell import RELEASE_S, RENEWALS, CooperativeShell, progress_of
 from flowshare.client.errors import ClientError, check
 from flowshare.client.groups.membership import Generation
 from flowshare.client.net.link import Connect
 from flowshare.client.settings import CooperativeSettings
+from flowshare.cooperative.attempts import Begun
 from flowshare.cooperative.ranges import Pair, assigned, merged
 from flowshare.cooperative.types import KeyRange, KeyRanges
 from flowshare.core_errors import CoreError
@@ -108,6 +109,11 @@ class CooperativeMember(CooperativeShell):
         await super()._stop_tasks()
 
     async def _release_all(self) -> None:
+        owed = [(one, told) for one in self.partitions if (told := one.scan.telling(owed=True)) is not None]
+        try:
+            await self._clock.wait_for(self._tell_starts(owed), RELEASE_S)
+        except TimeoutError:
+            logger.info("group=%s: how often what goes back was begun is not known to all", self.group_id)
         for partition in self.partitions:
             self._keys(partition).set_target(())
         await super()._release_all()
@@ -247,18 +253,21 @@ class CooperativeMember(CooperativeShell):
         scan, progress = self._keys(partition), progress_of(part)
         claims = [(one.first, one.end, one.epoch) for one in part.held]
         ranges: Sequence[Pair] | None = None if part.ranges is None else part.ranges.pairs()
+        begun = None if ranges is None else Begun(part.reaches, part.starts)
         if ranges is None and scan.lacks_ranges(claims, progress.reset_epoch):
-            ranges = await self._ranges(partition)
+            ranges, begun = await self._ranges(partition)
         partition.lease_end_s = lease_end_s
         lost = scan.held(claims, progress, ranges)
+        scan.starts.hold(part.horizon, begun)
         if part.log_start > progress.stable:
             self._passed(partition, part.log_start)
         self.partitions.lost(partition, lost)
         if scan.uncommitted:
             self.partitions.to_commit.set()
 
-    async def _ranges(self, partition: Partition) -> list[Pair]:
-        """R of a partition, read page by page. Raises: ServerError, OSError, ClientError."""
+    async def _ranges(self, partition: Partition) -> tuple[list[Pair], Begun]:
+        """R of a partition, read page by page, and what others may have begun there. Raises: ServerError, OSError,
+        ClientError."""
         topic, number = partition.place
         found: list[Pair] = []
         start = 0
@@ -271,7 +280,7 @@ class CooperativeMember(CooperativeShell):
             check(part.error, part.message, f"group {self.group_id}: committed ranges of {partition.text}")
             found += [] if part.ranges is None else part.ranges.pairs()
             if not part.more or part.ranges is None or not part.ranges.firsts:
-                return found
+                return found, Begun(part.reaches, part.starts)
             start = found[-1][1]
 
 

@@ -60,6 +60,8 @@ class Partitions:
         """Something is to be asked for or given back."""
         self.to_read = asyncio.Event()
         self.to_commit = asyncio.Event()
+        self.to_tell = asyncio.Event()
+        """Starts are to be told."""
         self.on_ready: Callable[[], object] = lambda: None
         """Called when records may be begun, or something that was waited for has happened."""
         self.on_lost: Callable[[Partition, list[Record]], object] = lambda partition, lost: None

@@ -36,6 +36,7 @@ from operator import itemgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from flowshare.client.cooperative.dispatch import Dispatcher, Found
+from flowshare.client.cooperative.starts import StartPart, Starts, Telling
 from flowshare.cooperative.offsets import RANGES_MAX, SPAN_MAX, CommittedOffsets
 from flowshare.cooperative.ranges import KEY_RANGES_MAX, Pair, holes, merged, minus, overlaps
 from flowshare.cooperative.types import HASHES, WHOLE, KeyRange, KeyRanges
@@ -98,6 +99,7 @@ class KeyScan(Generic[R]):
         self._pieces: list[Piece] = []
         self._target: KeyRanges = ()
         self._dispatcher: Dispatcher[R] = Dispatcher()
+        self.starts: Starts[R] = Starts(self._dispatcher)
         self._committed = _unbounded(0, (), -1)
         self._done: dict[int, int] = {}
         """Hashes by offset of what is finished and not sent."""
@@ -223,6 +225,7 @@ class KeyScan(Generic[R]):
         """The lease is over, or the partition is gone: nothing is held; what was in flight."""
         self.lives += 1
         self._sent, self._sent_voids, self._done, self._voids = {}, (), {}, []
+        self.starts.lose()
         return self._keep([])
 
     def follow(self, progress: Progress) -> None:
@@ -273,7 +276,7 @@ class KeyScan(Generic[R]):
             if at < 0 or not covered[at] or not self._pieces[at].next <= offset or hash_ >= self._pieces[at].end:
                 continue
             if not self._committed.is_committed(offset):
-                self._dispatcher.add(Found(offset, hash_, record))
+                self._dispatcher.add(Found(offset, hash_, record, self.starts.before(offset, hash_)))
                 taken += 1
         if covered and covered[0] and not self._pieces[0].first:
             since = max(first, self._pieces[0].next)
@@ -299,11 +302,20 @@ class KeyScan(Generic[R]):
 
     # -- beginning and ending
 
-    def take(self, count: int, now_s: float, *, keys: int = 0, chain: int = 1) -> list[Found[R]]:
-        """Begin records: `Dispatcher.take`."""
-        taken = self._dispatcher.take(count, now_s, keys=keys, chain=chain, allows=self._allows)
+    def take(self, count: int, now_s: float, *, keys: int = 0, chain: int = 1, alone: bool = False) -> list[Found[R]]:
+        """Begin records: `Dispatcher.take`. alone: a suspect, where nothing is in flight, and nothing else."""
+
+        def allows(found: Found[R]) -> bool:
+            return self._allows(found) and self.starts.allows(found, alone=alone)
+
+        if alone:
+            self._dispatcher.offer(self._allows)
+        taken = self._dispatcher.take(count, now_s, keys=keys, chain=chain, allows=allows)
+        if alone:
+            self._dispatcher.offer(self._allows)
         for found in taken:
             found.epoch = self._pieces[self._place(found.hash)].epoch
+            self.starts.took(found)
         return taken
 
     def finish(self, found: Found[R]) -> bool:
@@ -316,6 +328,35 @@ class KeyScan(Generic[R]):
     def give_back(self, found: Found[R], *, not_before_s: float = 0.0, unrun: bool = False) -> bool:
         """The record is to be begun again: `Dispatcher.give_back`."""
         return self._dispatcher.give_back(found, not_before_s=not_before_s, unrun=unrun)
+
+    # -- telling of starts
+
+    def telling(self, *, owed: bool = False) -> Telling | None:
+        """What is to be told now; None: nothing. owed: how often what is given back was begun (`Starts.tell`)."""
+        if not self._pieces or not (self.starts.counted if owed else self.starts.tells):
+            return None
+        parts = self.starts.tell(self._held_keys, owed=owed)
+        if not parts:
+            if owed:
+                return None
+            first = self._pieces[0]
+            parts = (StartPart(KeyRange(*first[:2]), first.epoch, [], self.starts.horizon),)
+        self.starts.telling = True
+        return Telling(self._committed.reset_epoch, parts, self.lives)
+
+    def told(self, telling: Telling, refused: Collection[int]) -> None:
+        """The answer. refused: places of parts that are not durable; what they are of is told again if need be."""
+        if telling.lives != self.lives:
+            return
+        self.starts.telling = False
+        self.starts.told(part for at, part in enumerate(telling.parts) if at not in refused)
+        self._dispatcher.offer(self._allows)
+
+    def _held_keys(self, hash_: int) -> tuple[KeyRange, int] | None:
+        if not self._holds(hash_):
+            return None
+        piece = self._pieces[self._place(hash_)]
+        return KeyRange(piece.first, piece.end), piece.epoch
 
     # -- committing
 
@@ -389,7 +430,7 @@ class KeyScan(Generic[R]):
         at = self._place(found.hash)
         if at < 0 or found.hash >= self._pieces[at].end:
             return False
-        return self._pieces[at].wanted or found.not_before_s > 0
+        return self._pieces[at].wanted or found.not_before_s > 0 or found.owed
 
     def _void(self, first: int, end: int) -> None:
         if first < end:
@@ -423,6 +464,7 @@ class KeyScan(Generic[R]):
             return old >= 0 and found.hash < before[old].end and before[old].epoch == self._pieces[at].epoch
 
         lost = self._dispatcher.drop(keeps)
+        self.starts.keep(keeps)
         self.lost_records += len(lost)
         self._done = {offset: hash_ for offset, hash_ in self._done.items() if self._holds(hash_)}
         if not self._holds(0):
@@ -441,6 +483,7 @@ class KeyScan(Generic[R]):
         outside = [pieces[right]._replace(first=first, end=end) for first, end, _, right in overlaps(rest, pairs)]
         self._pieces = sorted([*inside, *outside])
         self._merge()
+        self.starts.keep(self._allows)
         self._dispatcher.offer(self._allows)
 
     def _merge(self) -> None:

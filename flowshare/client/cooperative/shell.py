@@ -1,11 +1,12 @@
 """`CooperativeShell`: what members of cooperative groups have in common, be it that they share by keys, or free.
 
-Four things go on beside each other, and know of each other by `Partitions` only:
+Five things go on beside each other, and know of each other by `Partitions` only:
 
     membership   rounds of the group say who is in it                    `GroupMember`
     holding      what is the member's, by leases                         `member`, `free`
     reading      it reads what it holds something of                     `_read_loop`
     committing   what is finished, one request at a time                 `_commit_loop`
+    telling      what is to be begun not for the first time (`starts`)   `_tell_loop`
 
 A lease is counted from when it was asked for, by the member's own clock: so it ends here before it ends at the server.
 From then on nothing is begun, and nothing that was begun counts. What gives something back and what commits go one
@@ -27,6 +28,7 @@ from flowshare.client.cooperative.partitions import AnyBatch, Partition, Partiti
 from flowshare.client.cooperative.reading import scan_log, voids_of
 from flowshare.client.cooperative.scan import COMMIT_MAX, CommitPart, KeyScan, Progress
 from flowshare.client.cooperative.spans import SpanPart
+from flowshare.client.cooperative.starts import Telling
 from flowshare.client.errors import ClientError, Closed, ServerError, check
 from flowshare.client.groups.member import GroupMember
 from flowshare.client.groups.membership import Generation, GroupSettings
@@ -50,6 +52,7 @@ from flowshare.protocol.messages.cooperative import (
     PartitionCommit,
     PartitionProgress,
     SpanEntry,
+    StartEntry,
     WantedKeys,
 )
 from flowshare.tasks import cancelled
@@ -66,6 +69,8 @@ RENEWALS: Final = 3
 READ_SHORT_S: Final = 0.1
 """How long a fetch may wait while partitions are left out of it."""
 CUT_S: Final = 0.5
+TOLD_MAX: Final = 4
+"""Partitions of which starts are told in one request: each has no more records than wait."""
 COMMIT_RANGES_MAX: Final = 10_000
 """Ranges of offsets that a server takes in one commit."""
 TOPICS_S: Final = 1.0
@@ -176,7 +181,7 @@ class CooperativeShell(abc.ABC):
             return
         if self._group is not None:
             self._group.start()
-        loops = (self._hold_loop, self._read_loop, self._commit_loop, self._mirror_loop)
+        loops = (self._hold_loop, self._read_loop, self._commit_loop, self._tell_loop, self._mirror_loop)
         self._tasks = [asyncio.create_task(self._on(loop), name=f"{self.group_id}: {loop.__name__}") for loop in loops]
 
     async def _on(self, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -305,12 +310,37 @@ class CooperativeShell(abc.ABC):
 
     def next_s(self) -> float | None:
         """When the next record may be begun, 0: at once; None: none is there."""
+        if self._apart():
+            busy = any(one.scan.dispatcher.in_flight or one.scan.starts.telling for one in self.partitions)
+            return None if busy else 0.0
         due = (one.scan.dispatcher.next_s() for one in self.partitions if self.partitions.live(one))
         return min((one for one in due if one is not None), default=None)
 
     def take(self, count: int, *, keys: int = 0, chain: int = 1) -> list[tuple[Partition, list[Record]]]:
         """Begin up to `count` records, in the order of each key: `Dispatcher.take`. Those that were begun and not
         finished keep their keys."""
+        taken = [] if self._apart() else self._take_more(count, keys, chain)
+        taken = taken or self._take_suspect()
+        if any(one.scan.starts.tells for one in self.partitions):
+            self.partitions.to_tell.set()
+        return taken
+
+    def _apart(self) -> bool:
+        """Whether a suspect is in flight, or is begun next."""
+        return any(one.scan.starts.suspect_in_flight or one.scan.starts.suspects_wait for one in self.partitions)
+
+    def _take_suspect(self) -> list[tuple[Partition, list[Record]]]:
+        """Begin a suspect if nothing is in flight."""
+        if any(one.scan.dispatcher.in_flight for one in self.partitions):
+            return []
+        for partition in list(self.partitions):
+            if isinstance(partition.scan, KeyScan) and partition.scan.starts.suspects_wait:
+                found = partition.scan.take(1, self._clock.monotonic(), alone=True)
+                if found:
+                    return [(partition, found)]
+        return []
+
+    def _take_more(self, count: int, keys: int, chain: int) -> list[tuple[Partition, list[Record]]]:
         taken: list[tuple[Partition, list[Record]]] = []
         now_s = self._clock.monotonic()
         for partition in list(self.partitions):
@@ -562,6 +592,51 @@ class CooperativeShell(abc.ABC):
             if part is not None:
                 partition.trouble = f"{partition.text}: {part.error.name} {part.message or ''}".strip()
         return good
+
+    # --- telling of starts --------------------------------------------------------------------------------------
+
+    async def _tell_loop(self) -> None:
+        failures = 0
+        while True:
+            await self.partitions.to_tell.wait()
+            self.partitions.to_tell.clear()
+            tellings = [(one, telling) for one in self.partitions if (telling := one.scan.telling()) is not None]
+            if not tellings:
+                continue
+            failures = 0 if await self._tell_starts(tellings) else failures + 1
+            if failures:
+                await self._clock.sleep(self._link.pause_s(failures))
+            self.partitions.changed()
+            if any(one.scan.starts.tells for one in self.partitions):
+                self.partitions.to_tell.set()
+
+    async def _tell_starts(self, tellings: Sequence[tuple[Partition, Telling]]) -> bool:
+        """Tell what is to be begun, a few partitions at a time; whether all of it is durable."""
+        good = True
+        for first in range(0, len(tellings), TOLD_MAX):
+            good = await self._tell_some(tellings[first : first + TOLD_MAX]) and good
+        return good
+
+    async def _tell_some(self, tellings: Sequence[tuple[Partition, Telling]]) -> bool:
+        asked = tuple(
+            PartitionCommit(*partition.key, telling.reset_epoch, tuple(StartEntry(*one) for one in telling.parts))
+            for partition, telling in tellings
+        )
+        request = CooperativeCommitRequest(group_id=self.group_id, member_id=self.member_id, partitions=asked)
+        fenced: dict[tuple[uuid.UUID, int], Sequence[int]] = {}
+        try:
+            answer = await self._link.send(request)
+            check(answer.error, answer.message, f"group {self.group_id}: telling of starts")
+        except (OSError, ClientError) as error:
+            self._tell("telling of starts", error)
+        else:
+            self._trouble.pop("telling of starts", None)
+            for part in answer.partitions:
+                if part.error is ErrorCode.NONE:
+                    fenced[part.topic_id, part.partition] = part.fenced
+        for partition, telling in tellings:
+            partition.scan.told(telling, fenced.get(partition.key, range(len(telling.parts))))
+        return len(fenced) == len(tellings) and not any(fenced.values())
 
     # --- inside -------------------------------------------------------------------------------------------------
 

@@ -14,12 +14,13 @@ member's to commit. The surface is that of `KeyScan`. No I/O and no clock.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from flowshare.client.cooperative.dispatch import Dispatcher, Found
 from flowshare.client.cooperative.scan import COMMIT_MAX, Progress
+from flowshare.client.cooperative.starts import Starts, Telling
 from flowshare.cooperative.ranges import merged
 
 R = TypeVar("R")
@@ -57,6 +58,7 @@ class SpanScan(Generic[R]):
     def __init__(self) -> None:
         self._spans: list[Open] = []
         self._dispatcher: Dispatcher[R] = Dispatcher()
+        self.starts: Starts[R] = Starts(self._dispatcher)
         self._done: dict[int, int] = {}
         """Epochs by offset of what is finished and not sent."""
         self._sent: dict[int, int] = {}
@@ -66,6 +68,14 @@ class SpanScan(Generic[R]):
         self.progress = Progress(0, -1, 0, 0)
         self.lives = 0
         self.lost_records = 0
+
+    def telling(self, *, owed: bool = False) -> Telling | None:
+        """Nobody counts starts here."""
+        del owed
+        return None
+
+    def told(self, telling: Telling, refused: Collection[int]) -> None:
+        """As `KeyScan.told`."""
 
     # -- what is known
 

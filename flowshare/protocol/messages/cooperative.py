@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from flowshare.cooperative.partition import CommitEntry as CommitEntry
+from flowshare.cooperative.partition import Entry as Entry
 from flowshare.cooperative.partition import SpanEntry as SpanEntry
+from flowshare.cooperative.partition import StartEntry as StartEntry
 from flowshare.cooperative.types import DRAIN_TIMEOUT_MS, LEASE_MS
 from flowshare.cooperative.types import OffsetColumns as OffsetColumns
+from flowshare.cooperative.types import Reach as Reach
 from flowshare.protocol.declaration import OF_GROUP
 from flowshare.protocol.messages.base import Request, Response
 
@@ -114,7 +117,9 @@ class HeldPartition(PartitionProgress):
 
     granted: what of it is new: what is committed there is to be read anew before a handler starts. ranges: R, where
     something was granted, unless there was no room in the answer: then it is to be asked for
-    (`CooperativeOffsetsRequest`). pending: offsets of open transactions, which nobody is to begin.
+    (`CooperativeOffsetsRequest`). pending: offsets of open transactions, which nobody is to begin. horizon: the member
+    begins nothing at it or behind without saying so (`StartEntry`). reaches, starts: what others may have begun
+    (`cooperative.attempts`), told with `ranges`.
     """
 
     held: tuple[HeldKeys, ...] = ()
@@ -123,6 +128,9 @@ class HeldPartition(PartitionProgress):
     superseded: bool = False
     ranges: OffsetColumns | None = None
     pending: tuple[Pair, ...] = ()
+    horizon: int = 0
+    reaches: tuple[Reach, ...] = ()
+    starts: tuple[Pair, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +143,12 @@ class CooperativeHoldResponse(Response):
 
 class PartitionCommit(NamedTuple):
     """What a member has finished of a partition whose reset epoch it knows. entries: `CommitEntry` by keys, `SpanEntry`
-    in free mode."""
+    in free mode; `StartEntry` for what it is about to begin."""
 
     topic_id: uuid.UUID
     partition: int
     reset_epoch: int
-    entries: tuple[CommitEntry | SpanEntry, ...]
+    entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,9 +267,24 @@ class ToldClaim(NamedTuple):
     epoch: int
 
 
+class ToldWait(NamedTuple):
+    """Hashes that a member waits for until `holder` gives them back, since `waited_ms` ago."""
+
+    first: int
+    end: int
+    member_id: str
+    holder: str
+    waited_ms: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOffsets(PartitionProgress):
-    """State of one partition. more: R goes on behind `ranges`. unstable: a transaction that is open may add to it."""
+    """State of one partition. more: R goes on behind `ranges`. unstable: a transaction that is open may add to it.
+
+    reaches, starts: what was begun by members that are gone, told with `ranges`.
+    unfinished: offsets from S to the log's end that are not committed, −1 when that end is not known. blocked, lapsed,
+    overlaps: counted since the server loaded the partition: `ClaimCounts`.
+    """
 
     topic: str
     ranges: OffsetColumns | None = None
@@ -269,6 +292,13 @@ class PartitionOffsets(PartitionProgress):
     unstable: bool = False
     claims: tuple[ToldClaim, ...] = ()
     spans: tuple[ToldClaim, ...] = ()
+    waits: tuple[ToldWait, ...] = ()
+    reaches: tuple[Reach, ...] = ()
+    starts: tuple[Pair, ...] = ()
+    unfinished: int = -1
+    blocked: int = 0
+    lapsed: int = 0
+    overlaps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,3 +322,20 @@ class CooperativeResetRequest(Request["CooperativeResetResponse"]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeResetResponse(Response):
     reset_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CooperativeDeleteRequest(Request["CooperativeDeleteResponse"]):
+    """Delete a group that has no members with all that is kept of it. topics: only what is kept of these partitions,
+    after their committed offsets were deleted (`OffsetDeleteRequest`), where those are another server's."""
+
+    call = "cooperative_delete"
+    route = OF_GROUP
+
+    group_id: str
+    topics: Mapping[str, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CooperativeDeleteResponse(Response):
+    """It is gone, or why not."""

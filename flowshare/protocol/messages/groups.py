@@ -12,6 +12,9 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import Request, Response
 
+COOPERATIVE: Final = "cooperative"
+"""The type by which flowshare's servers tell of cooperative groups, which Kafka has no word for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListGroupsRequest(Request["ListGroupsResponse"]):

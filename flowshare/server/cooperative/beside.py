@@ -62,6 +62,9 @@ class Beside(Protocol):
     async def write(self, group_id: str, writes: Sequence[Write], moved: Sequence[StableOffset]) -> None:
         """Write state and stable offsets in one piece; the group is locked. Raises: `WRITE_ERRORS`."""
 
+    async def delete(self, group_id: str) -> None:
+        """Delete the group with its offsets and its state, where these are one. Raises: CoreError, LogError."""
+
 
 class InGroups:
     """The consumer groups of this server."""
@@ -118,6 +121,10 @@ class InGroups:
         ]
         await self._groups.write_offsets(entry, changes, beside=writes)
 
+    async def delete(self, group_id: str) -> None:
+        """Raises: GroupIdNotFound, NonEmptyGroup, LogError."""
+        await self._groups.delete(group_id)
+
 
 class InKafka:
     """Groups whose offsets are another server's. store: where their state is."""
@@ -157,6 +164,9 @@ class InKafka:
         """Raises: LogError."""
         del group_id, moved
         await self._store.write(writes)
+
+    async def delete(self, group_id: str) -> None:
+        """The offsets are Kafka's: who asks deletes them there first."""
 
 
 NEW_BYTES: Final = OFFSET_BYTES + METADATA_BYTES

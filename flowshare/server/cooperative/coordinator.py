@@ -206,7 +206,10 @@ class CooperativeGroups:
         if owner is not None and not owner.closed:
             partition = owner.partition
             return Peeked(
-                PartitionState(partition.offsets, partition.claims, partition.spans, partition.pending), owner
+                PartitionState(
+                    partition.offsets, partition.claims, partition.spans, partition.pending, partition.attempts
+                ),
+                owner,
             )
         found = await read(self._storage, PartitionKey(group_id, *place))
         loaded = stored.load(found.entries, now_ms=self.clock.steady_ms())
@@ -234,6 +237,21 @@ class CooperativeGroups:
         async with self._beside.locked(group_id, None):
             self.forget(group_id, partitions)
             await self._storage.write(await removal(self._storage, group_id, partitions))
+
+    async def delete_asked(self, group_id: str, partitions: Collection[Place] | None) -> None:
+        """Delete a group, or its state of these partitions, because a tool asks for it. Nobody may hold anything.
+
+        Raises: NonEmptyGroup, GroupIdNotFound, CoreError, LogError.
+        """
+        group = self.groups.get(group_id)
+        for place, owner in () if group is None else tuple(group.owners.items()):
+            if partitions is None or place in partitions:
+                owner.lapse(self.clock.steady_ms())
+                owner.partition.check_unused()
+        if not self._beside.exact:
+            await self.delete(group_id, partitions)
+        elif partitions is None:  # else it went with the committed offsets
+            await self._beside.delete(group_id)
 
     async def topic_gone(self, topic_id: uuid.UUID) -> None:
         """Delete what groups, whose offsets are another server's, have of a topic that is gone. Raises: LogError."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from flowshare.cooperative.claims import CLAIMS_MAX
+from flowshare.cooperative.partition import StartEntry
 from flowshare.cooperative.types import LEASE_MS_MAX, LEASE_MS_MIN, DrainMode, Terms
 from flowshare.core_errors import FencedMemberEpoch, FencedStateEpoch, InvalidRequest
 from flowshare.protocol.errors import ErrorCode
@@ -40,7 +41,7 @@ from flowshare.server.runtime.waiting import Ended, Purgatory, Waiter
 from flowshare.share.session import check_ids
 
 if TYPE_CHECKING:
-    from flowshare.cooperative.partition import Progress
+    from flowshare.cooperative.partition import Entry, Progress
     from flowshare.protocol.messages.cooperative import PartitionCommit, TakenFrom, WantedKeys
     from flowshare.server.cooperative.coordinator import CooperativeGroups, Group, Place
     from flowshare.server.cooperative.owner import PartitionOwner
@@ -101,7 +102,7 @@ class CooperativeMembers(Family):
         group_id, member = check_ids(request.group_id, request.member_id)
         _check_count(len(request.partitions), PARTITIONS_MAX, "partitions")
         _check_count(sum(len(part.entries) for part in request.partitions), COMMIT_RANGES_MAX, "entries")
-        ranges = sum(len(entry.ranges) for part in request.partitions for entry in part.entries)
+        ranges = sum(_size(entry) for part in request.partitions for entry in part.entries)
         _check_count(ranges, COMMIT_RANGES_MAX, "ranges of offsets")
         party = connection.counts_as()
         group = self._groups.find(group_id, party)
@@ -226,6 +227,9 @@ class _Hold:
             superseded=answer.superseded,
             ranges=answer.ranges,
             pending=answer.pending,
+            horizon=answer.horizon,
+            reaches=answer.begun.reaches,
+            starts=answer.begun.starts,
         )
 
     def _is_there(self, owner: PartitionOwner) -> bool:
@@ -343,9 +347,13 @@ def _fitting(parts: tuple[HeldPartition, ...]) -> tuple[HeldPartition, ...]:
     fitting: list[HeldPartition] = []
     for part in parts:
         size = 0 if part.ranges is None else len(part.ranges.firsts)
-        fitting.append(part if size <= room else replace(part, ranges=None))
+        fitting.append(part if size <= room else replace(part, ranges=None, reaches=(), starts=()))
         room -= size if size <= room else 0
     return tuple(fitting)
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.starts if isinstance(entry, StartEntry) else entry.ranges)
 
 
 def _terms(request: CooperativeHoldRequest) -> Terms:

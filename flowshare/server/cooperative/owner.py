@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.cooperative.partition import (
         CommitAnswer,
-        CommitEntry,
         CooperativePartition,
         Decision,
+        Entry,
         HoldAnswer,
         Progress,
         Read,
-        SpanEntry,
         Taken,
     )
     from flowshare.cooperative.ranges import Pair
@@ -49,7 +48,9 @@ logger = logging.getLogger(__name__)
 PARTITION_BYTES: Final = 2_000
 RANGE_BYTES: Final = 16
 CLAIM_BYTES: Final = 300
-"""About what these take in memory: a partition by itself, a committed range, a claim or span with its member."""
+STARTS_BYTES: Final = 100
+"""About what these take in memory: a partition by itself, a committed range, a claim or span with its member, a record
+whose starts are counted."""
 
 
 class PartitionOwner:
@@ -101,7 +102,8 @@ class PartitionOwner:
         """About the bytes that it takes in memory."""
         partition = self.partition
         held = len(partition.claims.state.claims) + len(partition.spans.state.spans)
-        return PARTITION_BYTES + RANGE_BYTES * partition.offsets.count + CLAIM_BYTES * held
+        begun = STARTS_BYTES * len(partition.attempts.state.starts)
+        return PARTITION_BYTES + RANGE_BYTES * partition.offsets.count + CLAIM_BYTES * held + begun
 
     @property
     def idle(self) -> bool:
@@ -146,7 +148,7 @@ class PartitionOwner:
         self._stats.overlaps += len(answer.taken)
         return await self._durable(decision)
 
-    async def commit(self, member: str, reset_epoch: int, entries: Sequence[CommitEntry | SpanEntry]) -> CommitAnswer:
+    async def commit(self, member: str, reset_epoch: int, entries: Sequence[Entry]) -> CommitAnswer:
         """As `CooperativePartition.commit`."""
         now_ms = self._begin()
         end = self._end if self._ends_known else None

@@ -58,6 +58,11 @@ def key_of(name: bytes) -> PartitionKey:
     return PartitionKey(*partition_of(COOPERATIVE_PREFIX, name))
 
 
+async def group_ids(store: StateStore) -> set[str]:
+    """The groups that there is state of. Raises: LogError, StateCorrupt."""
+    return {key_of(name).group_id for name, _ in await store.scan(COOPERATIVE_PREFIX)}
+
+
 async def read(store: StateStore, key: PartitionKey) -> Stored:
     """What is stored of a partition. Raises: LogError."""
     prefix = key.prefix

@@ -1,6 +1,7 @@
-"""What tools ask about cooperative groups, and a member that has to read all of R: offsets, and a reset.
+"""What tools ask about cooperative groups, and a member that has to read all of R: offsets, a reset, a deletion.
 
-Rights as Kafka's: DESCRIBE on group and topics to look, READ on both to reset, which the edge asks for.
+Rights as Kafka's: DESCRIBE on group and topics to look, READ on both to reset, DELETE on the group to delete it, which
+the edge asks for.
 """
 
 from __future__ import annotations
@@ -8,16 +9,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
+from flowshare.cooperative.attempts import Begun
 from flowshare.cooperative.types import OffsetColumns
 from flowshare.core_errors import CoreError, InvalidRequest, UnknownTopicOrPartition
 from flowshare.log.base import UnknownTopic
 from flowshare.protocol.messages.cooperative import (
+    CooperativeDeleteRequest,
+    CooperativeDeleteResponse,
     CooperativeOffsetsRequest,
     CooperativeOffsetsResponse,
     CooperativeResetRequest,
     CooperativeResetResponse,
     PartitionOffsets,
     ToldClaim,
+    ToldWait,
 )
 from flowshare.server.cooperative.coordinator import Begin
 from flowshare.server.runtime.connection import Family, InProcess, handles
@@ -26,9 +31,10 @@ from flowshare.server.runtime.failures import EXPECTED, refusal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from flowshare.cooperative.claims import Claims
     from flowshare.cooperative.types import Claim, Span
     from flowshare.log.base import Topic
-    from flowshare.server.cooperative.coordinator import CooperativeGroups
+    from flowshare.server.cooperative.coordinator import CooperativeGroups, Place
 
 RANGES_MAX: Final = 60_000
 """Committed ranges in one answer."""
@@ -79,6 +85,18 @@ class CooperativeTools(Family):
             )
         return CooperativeResetResponse(reset_epoch=(await owner.reset(request.offset)).reset_epoch)
 
+    @handles(CooperativeDeleteRequest, CooperativeDeleteResponse)
+    async def delete(self, request: CooperativeDeleteRequest, _: InProcess) -> CooperativeDeleteResponse:
+        """Delete a group, or what is kept of some partitions of it. Refused while members hold something."""
+        groups = self._groups
+        groups.check(request.group_id)
+        places: set[Place] | None = None
+        if request.topics is not None:
+            topics = ((groups.topics.by_name(name), numbers) for name, numbers in request.topics.items())
+            places = {(topic.topic_id, number) for topic, numbers in topics if topic is not None for number in numbers}
+        await groups.delete_asked(request.group_id, places)
+        return CooperativeDeleteResponse()
+
     async def _asked(self, request: CooperativeOffsetsRequest) -> list[tuple[Topic, int]]:
         """The partitions that are asked for, as far as there are such."""
         topics = self._groups.topics
@@ -103,15 +121,17 @@ class CooperativeTools(Family):
         state, columns, owner = found.state, None, found.owner
         progress = (state.offsets.stable, state.offsets.reset_epoch, state.offsets.count, state.offsets.furthest)
         claims, unstable, more = state.claims.state.claims, state.pending.unstable, False
+        ahead, begun = state.offsets.ahead, Begun()
         if owner is not None:
             read = await owner.read(ranges=request.ranges_from is not None)
-            progress, unstable, columns, claims = read
+            progress, unstable, columns, claims, begun = read
         elif request.ranges_from is not None:
-            columns = state.offsets.columns
+            columns, begun = state.offsets.columns, state.attempts.begun
         if columns is not None and request.ranges_from is not None:
             columns, more = _page(columns, request.ranges_from, room)
         start, end = await self._bounds(topic, partition)
         stable, reset_epoch, count, furthest = progress
+        counts = state.claims.state.counts
         return PartitionOffsets(
             topic=topic.name,
             topic_id=topic.topic_id,
@@ -127,6 +147,13 @@ class CooperativeTools(Family):
             unstable=unstable,
             claims=_claims(claims),
             spans=_claims(state.spans.state.spans),
+            reaches=begun.reaches,
+            starts=begun.starts,
+            waits=_waits(state.claims, self._groups.clock.steady_ms()),
+            unfinished=-1 if end < 0 else max(0, end - stable - ahead),
+            blocked=counts.blocked,
+            lapsed=counts.lapsed,
+            overlaps=counts.taken,
         )
 
     async def _bounds(self, topic: Topic, partition: int) -> tuple[int, int]:
@@ -146,3 +173,13 @@ def _page(columns: OffsetColumns, first: int, room: int) -> tuple[OffsetColumns,
 
 def _claims(found: Sequence[Claim | Span]) -> tuple[ToldClaim, ...]:
     return tuple(ToldClaim(one.first, one.end, one.member, one.epoch) for one in found[:CLAIMS_TOLD_MAX])
+
+
+def _waits(claims: Claims, now_ms: int) -> tuple[ToldWait, ...]:
+    """Who waits for whom."""
+    found = [
+        ToldWait(one.first, one.end, member, one.holder, max(0, now_ms - one.since_ms))
+        for member, standing in claims.state.members.items()
+        for one in standing.waits
+    ]
+    return tuple(sorted(found)[:CLAIMS_TOLD_MAX])

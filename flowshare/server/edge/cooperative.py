@@ -1,7 +1,7 @@
 """Calls of cooperative groups at the socket (`protocol.cooperative_codec`).
 
-Rights are Kafka's for consumers: READ on the group for members and to reset, DESCRIBE to look; of topics, which members
-name by id, the server asks itself.
+Rights are Kafka's for consumers: READ on the group for members and to reset, DESCRIBE to look, DELETE to delete; of
+topics, which members name by id, the server asks itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.protocol.cooperative_codec import CALLS, Call, Malformed
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.cooperative import (
+    CooperativeDeleteRequest,
     CooperativeOffsetsRequest,
     CooperativeOffsetsResponse,
     CooperativeResetRequest,
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from flowshare.server.edge.base import SocketCall
 
 Body = dict[str, Any]
+_NEEDS: Final[Mapping[type, Operation]] = {
+    CooperativeOffsetsRequest: Operation.DESCRIBE,
+    CooperativeDeleteRequest: Operation.DELETE,
+}
 
 
 async def _answer(name: str, how: Call, call: SocketCall) -> Body:
@@ -34,8 +39,7 @@ async def _answer(name: str, how: Call, call: SocketCall) -> Body:
         request = how.read_request(call.request)
     except Malformed as error:
         raise Refused(ErrorCode.INVALID_REQUEST, f"{name}: {error}") from None
-    looks = isinstance(request, CooperativeOffsetsRequest)
-    call.peer.need(Operation.DESCRIBE if looks else Operation.READ, ResourceType.GROUP, request.group_id)
+    call.peer.need(_NEEDS.get(type(request), Operation.READ), ResourceType.GROUP, request.group_id)
     if isinstance(request, CooperativeResetRequest):
         call.peer.need(Operation.READ, ResourceType.TOPIC, request.topic)
     answer = await call.peer.connection.send(request)

@@ -19,6 +19,7 @@ from flowshare.protocol.messages import (
     ShareGroupHeartbeatResponse,
     TopicPartition,
 )
+from flowshare.protocol.messages.groups import COOPERATIVE
 from flowshare.protocol.messages.share import AssignedTopic
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.connection import Family, InProcess, handles
@@ -26,6 +27,7 @@ from flowshare.server.runtime.failures import EXPECTED, refusal
 
 if TYPE_CHECKING:
     import uuid
+    from collections.abc import Awaitable, Callable, Collection
 
     from flowshare.server.groups.coordinator import ConsumerGroups
     from flowshare.server.share.service import ShareService
@@ -35,8 +37,15 @@ if TYPE_CHECKING:
 class GroupApis(Family):
     """Answers the group APIs."""
 
-    def __init__(self, service: ShareService, classic: ConsumerGroups | None = None) -> None:
-        """classic: the consumer groups, None where there are none."""
+    def __init__(
+        self,
+        service: ShareService,
+        classic: ConsumerGroups | None = None,
+        *,
+        cooperative: Callable[[], Awaitable[Collection[str]]],
+    ) -> None:
+        """classic: the consumer groups, None where there are none. cooperative: names the cooperative ones."""
+        self._named = cooperative
         self._coordinator = service.coordinator
         self._classic = classic
         self._clock = service.clock
@@ -78,9 +87,15 @@ class GroupApis(Family):
 
     @handles(ListGroupsRequest)
     async def list(self, request: ListGroupsRequest, _: InProcess) -> ListGroupsResponse:
-        """Groups of all kinds by state and type; no filter means all."""
+        """Groups of all kinds by state and type; no filter means all.
+
+        Cooperative groups are told, without a state, to who asks for that type alone: to others they are consumer
+        groups.
+        """
         states = {state.lower() for state in request.states}
         types = {kind.lower() for kind in request.types}
+        if types == {COOPERATIVE}:
+            return ListGroupsResponse(groups=await self._cooperative())
         turns = answers.turns(self._clock)
         share = await turns.each(
             lambda group: ListedGroup(group_id=group.group_id, state=group.state),
@@ -95,6 +110,10 @@ class GroupApis(Family):
             )
             groups = list(compress(groups, wanted))
         return ListGroupsResponse(groups=tuple(sorted(groups, key=lambda group: group.group_id)))
+
+    async def _cooperative(self) -> tuple[ListedGroup, ...]:
+        names = sorted(await self._named())
+        return tuple(ListedGroup(group_id=name, state="", type=COOPERATIVE, protocol_type="consumer") for name in names)
 
     @handles(DeleteGroupsRequest)
     async def delete(self, request: DeleteGroupsRequest, _: InProcess) -> DeleteGroupsResponse:

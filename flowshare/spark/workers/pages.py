@@ -95,7 +95,8 @@ class WorkersView:
 
     async def lag(self, *, all_groups: bool = False) -> list[dict[str, Any]]:
         """As `Host.lag`."""
-        groups = None if all_groups else [one.agent.group for one in self.runtimes.values()]
+        agents = [one.agent for one in self.runtimes.values()]
+        groups = lag.every_group(self.backend.capabilities) if all_groups else lag.Groups.of(agents)
         return await lag.rows(self.admin, groups, self.clock.now_ms())
 
     async def drain(self, _timeout_s: float | None = None) -> bool:

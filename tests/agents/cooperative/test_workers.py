@@ -249,3 +249,58 @@ def test_nothing_of_a_worker_that_reaches_nobody_lives_on_when_it_is_stopped() -
             assert {one.get_name() for one in asyncio.all_tasks() - before if "member" in one.get_name()} == set()
 
     run(story())
+
+
+def test_a_record_that_kills_its_worker_each_time_ends_as_a_dead_letter_and_its_key_goes_on() -> None:
+    poison, told = 5, list[tuple[str, int]]()
+
+    async def story() -> None:
+        async def body(delivery: fs.Delivery) -> None:
+            if delivery.offset == poison:
+                name = next(name for name in group.hosts if name not in group.cut)
+                told.append((name, delivery.attempt))
+                group.cut.add(name)  # nobody hears of this worker any more: it is dead
+                await asyncio.sleep(1e6)
+            await asyncio.sleep(0.5)
+
+        async with workers(body, concurrency=4, retry=fs.Retry(max_attempts=3, delay=1.0)) as group:
+            for name in "abcd":
+                host = await group.start(name)
+                if name == "a":
+                    await asyncio.sleep(5)
+                    await group.send([f"k{number % 8}" for number in range(40)])
+                if name != "d":
+                    await group.until(lambda name=name: name in group.cut)
+            await group.until(lambda: len({one.offset for one in group.ended}) == 39)
+
+            assert told == [("a", 1), ("b", 2), ("c", 3)]
+            (agent,) = (runtime.agent for runtime in host.runtimes.values())
+            letters = await host.admin.read(str(agent.dead_letter_topic), 0)
+            assert [dict(letter.headers)["flowshare.dlq.offset"] for letter in letters] == [b"5"]
+            behind = [one.worker for one in group.ended if one.offset > poison and one.key == b"k5"]
+            assert set(behind) == {"d"}, "its key went on, and not before"
+
+    run(story())
+
+
+def test_attempts_are_exact_over_a_hand_over_in_order() -> None:
+    told: list[int] = []
+
+    async def story() -> None:
+        async def body(delivery: fs.Delivery) -> None:
+            if delivery.offset == 0:
+                told.append(delivery.attempt)
+                raise TimeoutError("not yet")
+
+        async with workers(body, retry=fs.Retry(max_attempts=4, delay=100.0)) as group:
+            for name in "abcd":
+                await group.start(name)
+                if name == "a":
+                    await asyncio.sleep(5)
+                    await group.send(["k"])
+                await group.until(lambda: len(told) == len(group.hosts))
+                if name != "d":
+                    await group.hosts[name].finish()
+            assert told == [1, 2, 3, 4]
+
+    run(story())

@@ -1,0 +1,156 @@
+"""What a member may begin of one partition with what the server knows of its starts, and what it tells.
+
+The server tells with each grant how often records were begun by members that are gone (`cooperative.attempts`). A first
+start needs no word below the *horizon*; each other one is told before it is made, with how often the record was begun
+then. So is how often what is given back unfinished was begun (`owed`).
+
+    found ──▶ its start is known ──▶ begun
+      │            ▲
+      └─▶ to tell ─┘ the answer is there
+
+A record that members died with again and again is a *suspect*: it is begun when nothing else of this member's is in
+flight, and nothing else is while it is, so that it ends nobody but itself. No I/O and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Generic, NamedTuple, TypeVar
+
+from flowshare.client.cooperative.dispatch import Dispatcher, Found
+from flowshare.cooperative.attempts import Begun, starts_of
+from flowshare.cooperative.types import HORIZON_STEP, KeyRange
+
+R = TypeVar("R")
+Held = Callable[[int], tuple[KeyRange, int] | None]
+"""The keys and the epoch of the piece that a hash lies in; None: it is not held."""
+
+
+class StartPart(NamedTuple):
+    """Starts of records whose hashes lie in `keys`, of a claim of this epoch: (offset, how often then)."""
+
+    keys: KeyRange
+    epoch: int
+    starts: list[tuple[int, int]]
+    horizon: int
+
+
+class Telling(NamedTuple):
+    """What is told at once. lives: `KeyScan.lives` when it was made."""
+
+    reset_epoch: int
+    parts: tuple[StartPart, ...]
+    lives: int
+
+
+class Starts(Generic[R]):
+    """Of one partition. counted: whether anybody is told."""
+
+    def __init__(self, dispatcher: Dispatcher[R]) -> None:
+        self._dispatcher = dispatcher
+        self._begun = Begun()
+        self._counts: dict[int, int] = {}
+        self._horizon = 0
+        self._wanted = 0
+        """Where the horizon is to be."""
+        self._to_tell: dict[int, Found[R]] = {}
+        self._apart: dict[int, Found[R]] = {}
+        """Suspects that could be begun, were nothing else in flight."""
+        self._suspect: Found[R] | None = None
+        """The one that was begun last."""
+        self.counted = False
+        self.telling = False
+        """Whether something is told at the moment."""
+
+    @property
+    def suspect_in_flight(self) -> bool:
+        """Whether something is in flight that is to be so alone."""
+        return self._suspect is not None and self._dispatcher.holds(self._suspect)
+
+    @property
+    def suspects_wait(self) -> bool:
+        """Whether a suspect waits until nothing else is in flight."""
+        return bool(self._apart)
+
+    @property
+    def tells(self) -> bool:
+        """Whether there is something to tell, and nothing is on its way."""
+        return self.counted and not self.telling and (bool(self._to_tell) or self._wanted > self._horizon)
+
+    def hold(self, horizon: int, begun: Begun | None) -> None:
+        """The answer to a hold. begun: by others, where something was granted."""
+        self.counted, self._horizon = True, horizon
+        if begun is not None:
+            self._begun, self._counts = begun, dict(begun.starts)
+
+    def before(self, offset: int, hash_: int) -> int:
+        """How often a record was begun by others."""
+        return starts_of(self._begun.reaches, self._counts, offset, hash_)
+
+    def lose(self) -> None:
+        """Nothing is held any more."""
+        self.telling = False
+        self._to_tell, self._horizon, self._wanted = {}, 0, 0
+
+    def keep(self, keeps: Callable[[Found[R]], bool]) -> None:
+        """Forget of records what is kept no more."""
+        self._to_tell = {at: found for at, found in self._to_tell.items() if keeps(found)}
+        self._apart = {at: found for at, found in self._apart.items() if keeps(found)}
+
+    def allows(self, found: Found[R], *, alone: bool) -> bool:
+        """Whether a record may be begun now. alone: nothing else is in flight, or will be with it."""
+        if alone:  # one is told of when it is its turn, as what is told counts as begun
+            return found is self._apart.get(min(self._apart, default=-1)) and self._is_known(found)
+        if found.suspect:
+            self._apart[found.offset] = found
+            return False
+        return self._is_known(found)
+
+    def _is_known(self, found: Found[R]) -> bool:
+        if not self.counted:
+            return True
+        starts = found.attempt + 1
+        if starts > 1:
+            if found.told < starts:
+                self._to_tell[found.offset] = found
+            return found.told >= starts
+        if found.offset >= self._horizon:
+            self._wanted = max(self._wanted, found.offset + HORIZON_STEP)
+        return found.offset < self._horizon
+
+    def took(self, found: Found[R]) -> None:
+        """A record is begun."""
+        if found.suspect:
+            self._suspect = found
+            self._apart.pop(found.offset, None)
+        if found.offset >= self._horizon - HORIZON_STEP // 2:
+            self._wanted = max(self._wanted, found.offset + HORIZON_STEP)
+
+    def tell(self, held: Held, *, owed: bool = False) -> tuple[StartPart, ...]:
+        """What is to be told now. owed: how often what waits was begun, for who gives it back."""
+        if owed:
+            starts = [(found, found.attempt) for found in self._dispatcher.waiting() if found.owed and found.attempt]
+        else:
+            starts = [(found, found.attempt + 1) for found in self._to_tell.values()]
+        self._to_tell = {}
+        horizon = max(self._horizon, self._wanted)
+        parts: dict[KeyRange, StartPart] = {}
+        for found, count in starts:
+            keys = held(found.hash)
+            if keys is not None:
+                parts.setdefault(keys[0], StartPart(*keys, [], horizon)).starts.append((found.offset, count))
+        return tuple(parts[keys] for keys in sorted(parts))
+
+    def told(self, parts: Iterable[StartPart]) -> None:
+        """These are durable."""
+        known: dict[int, int] = {}
+        for part in parts:
+            self._horizon = max(self._horizon, part.horizon)
+            known.update(part.starts)
+        for found in self._dispatcher.waiting() if known else ():
+            found.told = known.get(found.offset, found.told)
+
+    @property
+    def horizon(self) -> int:
+        """Where the horizon is to be, for who tells of nothing else."""
+        return max(self._horizon, self._wanted)
