@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.fleet.processes import fleet
 from tests.kafka import fixtures
@@ -15,6 +16,8 @@ from tests.kafka.fixtures import each_kafka, kafka, kafka_pair, mortal_pair, uni
 
 __all__ = ["each_kafka", "fleet", "kafka", "kafka_pair", "mortal_pair", "unique"]
 
+settings.register_profile("flowshare", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("flowshare")  # no test fails because the machine is busy
 _run = pytest.StashKey[Path]()
 
 

@@ -214,8 +214,9 @@ class World:
             if self.server.offsets.stable == self.log.end:
                 return
             self.now_ms += 50
+            for one in self.members:
+                self.lapse(one)
             for member in [one for one in self.members if one.name in self.present]:
-                self.lapse(member)
                 self.hold(member)
                 self.read(member)
                 self.begin(member)
