@@ -190,6 +190,8 @@ class FakeKafka:
             case m.OffsetForLeaderEpochRequest():
                 return self.epochs.ask(request)
             case m.FetchRequest():
+                # Which records are wanted is flowshare's own: Kafka gives all there are.
+                request = replace(request, partitions=tuple(one._replace(only=None) for one in request.partitions))
                 answer = await connection.or_broken(self.epochs.fetch(connection.inner.send, request))
                 return await self._answered(connection, request, answer)
         answer = await connection.or_broken(connection.inner.send(request))

@@ -7,15 +7,18 @@ import asyncio
 import pytest
 
 from flowshare.agents.scale import lag
+from flowshare.client.cooperative.consumer import CooperativeConsumer
 from flowshare.client.errors import ServerError
+from flowshare.client.settings import CooperativeSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.cooperative import GroupOffset, TakenFrom, stable_metadata
 from flowshare.slots.placement import group_slot
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
+from tests.fleet.kafka import FakeKafka
 from tests.fleet.world import Fleet, batch
-from tests.server.cooperative.world import LEASE_MS, LOWER, NONE, UPPER, WHOLE, Member
+from tests.server.cooperative.world import LEASE_MS, LOWER, NONE, SWEEP, UPPER, WHOLE, Member
 
 NOTHING = GroupOffset(-1)
 
@@ -191,6 +194,57 @@ def test_a_group_that_was_deleted_at_the_brokers_begins_clean():
         await a.connection.close()
 
     scenario(play, workers=1)
+
+
+@pytest.mark.parametrize("how", ["deleted", "expired"])
+@pytest.mark.parametrize("lives_s", [0.0, 3.0], ids=["a short life", "a longer life"])
+@pytest.mark.parametrize("lives", [1, 2], ids=["one member", "two members"])
+def test_24_what_members_committed_of_a_group_that_is_gone_does_not_come_back_with_its_name(how, lives_s, lives):
+    async def all_of_it(clock):
+        fleet = Fleet(clock)
+        fleet.kafka = FakeKafka(clock, classic=SWEEP)
+        async with fleet:
+            await fleet.topic("orders")
+            await fleet.kafka.storage.append("orders", 0, batch(*(b"v",) * 30))
+            assert await handled(fleet, "a", 30, but=(5, 11), lives_s=lives_s) == list(range(30))
+            if lives > 1:
+                assert await handled(fleet, "b", 2, but=(5, 11), lives_s=lives_s) == [5, 11]
+
+            if how == "expired":
+                await clock.sleep(90.0)
+            else:
+                broker = fleet.kafka.server.connect(client_id="admin")
+                (answer,) = (await broker.send(m.DeleteGroupsRequest(group_ids=("g",)))).groups
+                assert answer.error is NONE
+
+            assert await handled(fleet, "c", 30) == list(range(30))
+
+    run(all_of_it(LoopTimeClock()))
+
+
+async def handled(fleet, name, count, *, but=(), lives_s=0.0):
+    """Offsets that come to a consumer, which commits them with the exception of some, and leaves in order."""
+
+    async def connect():
+        connection = fleet.connection(name)
+        await connection.cluster.start()
+        return connection
+
+    settings = CooperativeSettings(session_timeout=6.0)
+    consumer = CooperativeConsumer(connect, group_id="g", clock=fleet.clock, settings=settings, member_id=name)
+    consumer.subscribe(["orders"])
+    async with consumer:
+        found = []
+        for _ in range(20):
+            if len(found) >= count:
+                break
+            for record in await consumer.poll(2.0):
+                found.append(record.offset)
+                if record.offset not in but:
+                    consumer.commit(record)
+        await consumer.commit_sync()
+        await fleet.clock.sleep(lives_s)
+    return sorted(found)
 
 
 def test_members_take_records_and_wait_for_more():

@@ -2,7 +2,9 @@
 
 Where the server that keeps a group's state is its coordinator, too, it writes both in one piece, and nothing is done
 here. In a fleet the offset is Kafka's: a member says what stands there when it begins with a partition, so that an
-administrator's reset counts, and whoever holds hash 0 (in free mode anybody) keeps it at the stable offset.
+administrator's reset counts, and whoever holds hash 0 (in free mode anybody) keeps it at the stable offset. Who has
+written it for the first time says so once more: else a group that is deleted at the brokers afterwards looks like one
+of which nothing was ever committed there, and what its members had committed would come back with its name.
 
 Which of the two it is shows by itself: what is read after the server told a stable offset is at that or beyond where it
 writes both. Three times in a row, with the stable offset further each time, and it is not looked at any more.
@@ -72,6 +74,10 @@ class OrdinaryOffsets:
         if behind:
             self._written = True
             await self._commit(behind)
+            written = {(one.topic, one.partition) for one in behind}
+            for partition in moved:
+                if partition.place in written and not partition.shown:
+                    partition.shown, partition.begun = True, False
         else:
             self._exact += 1
         for partition in moved:

@@ -32,6 +32,8 @@ class Partition:
         self.lease_end_s = 0.0
         self.begun = False
         """Whether the server has answered for it; before, it is told what is committed the ordinary way."""
+        self.shown = False
+        """Whether this member has written its ordinary offset; then the server is told once more."""
         self.mirrored = -1
         """The stable offset when it was looked at last whether tools see it."""
         self.blocked: tuple[str, ...] = ()

@@ -49,11 +49,13 @@ from flowshare.protocol.messages.cooperative import (
     CommitEntry,
     CooperativeCommitRequest,
     CooperativeHoldRequest,
+    GroupOffset,
     PartitionCommit,
     PartitionProgress,
     SpanEntry,
     StartEntry,
     WantedKeys,
+    stable_metadata,
 )
 from flowshare.tasks import cancelled
 
@@ -242,9 +244,17 @@ class CooperativeShell(abc.ABC):
         """Hold nothing any more; what is not answered ends with the lease."""
         try:
             async with self._order:
-                await self._clock.wait_for(self._say(()), RELEASE_S)
+                await self._clock.wait_for(self._say(self._shown()), RELEASE_S)
         except (OSError, ClientError, TimeoutError) as error:
             logger.info("group=%s: what was held is free when its lease ends: %s", self.group_id, error)
+
+    def _shown(self) -> tuple[WantedKeys, ...]:
+        """Nothing is wanted any more; of ordinary offsets that were written, and not told of, the server is told."""
+        return tuple(
+            WantedKeys(*one.key, (), GroupOffset(one.mirrored, stable_metadata(one.scan.progress.reset_epoch)))
+            for one in self.partitions
+            if one.shown and not one.begun
+        )
 
     async def _say(self, wanted: Sequence[WantedKeys]) -> CooperativeHoldResponse:
         """Say all that the member wants to hold from now on. Raises: ServerError, OSError, ClientError."""
@@ -411,6 +421,8 @@ class CooperativeShell(abc.ABC):
         try:
             await self._clock.wait_for(self._ordinary.follow(mine), MIRROR_LIMIT_S)
             self._trouble.pop("ordinary", None)
+            if any(not one.begun for one in mine):
+                self.partitions.to_hold.set()
         except (OSError, ClientError, TimeoutError) as error:
             logger.debug("group=%s: its ordinary offsets are not the stable ones yet: %s", self.group_id, error)
 

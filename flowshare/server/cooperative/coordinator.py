@@ -190,13 +190,13 @@ class CooperativeGroups:
         Raises: UnknownTopicId, UnknownTopicOrPartition, OffsetOutOfRange, StateCorrupt, CoreError, LogError, Refused.
         """
         owner = group.owners.get(place)
-        if owner is not None and begin is not None and self._is_deleted(owner, begin):
-            self._drop(group, [owner])
-            return await self._loaded(group, place, party, begin, anew=True)
         if owner is None:
             owner = await self._loaded(group, place, party, begin)
         if owner is None and begin is not None:  # another load, which was not to make it, was shared
             owner = await self._loaded(group, place, party, begin)
+        if owner is not None and begin is not None and self._is_deleted(owner, begin):
+            self._drop(group, [owner])
+            return await self._loaded(group, place, party, begin, anew=True)
         return owner
 
     async def peek(self, group_id: str, place: Place) -> Peeked | None:

@@ -396,6 +396,36 @@ def test_42_members_that_come_and_go_all_the_time_lose_nothing_and_stop_nothing(
     run(story())
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_42_eight_members_that_change_two_hundred_times_lose_no_range_and_never_stand_still(seed: int) -> None:
+    async def story() -> None:
+        rng = random.Random(seed)
+        async with coop_world(partitions=2) as world:
+
+            async def handler(record: Any) -> None:
+                await asyncio.sleep(rng.random() * 0.1)
+
+            there = [world.worker(f"m{number}", handler) for number in range(8)]
+            began = 0
+            for number in range(200):
+                await world.send(20, keys=200, first=20 * number)
+                await asyncio.sleep(rng.random() * 0.5)
+                if there and (len(there) == 8 or rng.random() < 0.5):
+                    await there.pop(rng.randrange(len(there))).stop()
+                else:
+                    there.append(world.worker(f"later {number}", handler))
+                if number % 40 == 39:
+                    assert len(world.runs) > began, "nothing began for 40 changes, which take some 10 seconds"
+                    began = len(world.runs)
+            there += [world.worker(f"last {number}", handler) for number in range(8 - len(there))]
+            await shared(world, *there)
+            await world.until(lambda: len(world.handled()) == 4_000 and all(one.committed for one in world.runs))
+            assert all(len(runs) == 1 for runs in world.handled().values()), "nobody died"
+            world.check_order()
+
+    run(story())
+
+
 def test_a_lost_answer_of_a_hold_repeats_nothing() -> None:
     async def story() -> None:
         rng = random.Random(7)
@@ -433,6 +463,40 @@ def test_tools_see_the_stable_offset_as_that_of_the_group_and_23_a_reset_begins_
             await world.until(lambda: world.stable() == 30)
 
     run(story())
+
+
+@pytest.mark.parametrize("how", ["deleted", "expired"])
+def test_24_what_members_committed_of_a_group_that_is_gone_does_not_come_back_with_its_name(how: str) -> None:
+    async def story() -> None:
+        async with coop_world() as world:
+            world.world.server.classic.config = replace(
+                world.world.server.classic.config, offsets_retention_minutes=1, retention_check_interval_ms=1_000
+            )
+            await world.send(30, keys=30)
+            assert await handled(world, "a", 30, but=(5, 11)) == list(range(30))
+            assert await handled(world, "b", 2, but=(5, 11)) == [5, 11]
+            if how == "expired":
+                await asyncio.sleep(1_300.0)
+            else:
+                await world.world.admin.delete_group("g")
+            assert await handled(world, "c", 30) == list(range(30))
+
+    run(story())
+
+
+async def handled(world: CoopWorld, name: str, count: int, *, but: tuple[int, ...] = ()) -> list[int]:
+    """Offsets that come to a consumer, which commits them with the exception of some, and leaves in order."""
+    consumer = world.consumer(member_id=name)
+    consumer.subscribe(["orders"])
+    found: list[int] = []
+    async with consumer:
+        while len(found) < count:
+            for record in await consumer.poll(5.0):
+                found.append(record.offset)
+                if record.offset not in but:
+                    consumer.commit(record)
+        await consumer.commit_sync()
+    return sorted(found)
 
 
 async def ordinary(world: CoopWorld) -> int:
