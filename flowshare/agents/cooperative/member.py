@@ -13,7 +13,7 @@ how late a released one comes again, and whether what is acknowledged is still t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
@@ -186,7 +186,9 @@ class CooperativeFeed:
         taken = self._member.take(plan.records_max, keys=plan.heads, chain=plan.chain)
         if taken:
             self._end_plan()
-            self._arrivals.put([self._fetched(partition, found) for partition, found in taken])
+            self._arrivals.put(
+                [self._fetched(partition, one) for partition, found in taken for one in _by_epoch(found)]
+            )
             return
         due_s = self._member.next_s()
         if due_s is not None:
@@ -207,6 +209,7 @@ class CooperativeFeed:
         self._ends = self._due = None
 
     def _fetched(self, partition: Partition, found: list[Record]) -> Fetched:
+        """As a server would send them; all are of claims of one epoch."""
         found.sort(key=lambda one: one.offset)
         tp = TopicPartition(*partition.key)
         for one in found:
@@ -227,7 +230,7 @@ class CooperativeFeed:
             acquired=tuple(acquired),
             lock_deadline=self._deadline_s(partition),
             generation=partition.scan.lives,
-            fence=(max(one.epoch for one in found), 0),
+            fence=(found[0].epoch, 0),
             read=RawDecoded(runs=runs),
         )
 
@@ -346,6 +349,14 @@ class CooperativeFeed:
             return True
         offsets.difference_update([offset for offset in offsets if partition.scan.is_settled(offset)])
         return not offsets
+
+
+def _by_epoch(found: Sequence[Record]) -> Iterable[list[Record]]:
+    """Those of claims of one epoch together: a key's later claim has a higher one, which is what its fence says."""
+    by_epoch: dict[int, list[Record]] = {}
+    for one in found:
+        by_epoch.setdefault(one.epoch, []).append(one)
+    return by_epoch.values()
 
 
 def _by_attempt(found: Sequence[Record]) -> list[tuple[int, list[Record]]]:
