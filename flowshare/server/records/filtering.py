@@ -36,6 +36,8 @@ SCAN_BYTES: Final = 4 << 20
 """Of a partition's log one fetch looks at about so much, however little of it is wanted."""
 READ_BYTES: Final = 1 << 20
 """Of which so much is read at a time."""
+ALL_SCANS_BYTES: Final = 16 << 20
+"""So much it looks at of all partitions together, about."""
 VOIDS_MAX: Final = 10_000
 """Voids that are told at once; with so many nothing more is looked at."""
 HASH_BYTES: Final = 80

@@ -29,7 +29,7 @@ from flowshare.protocol.messages import (
     ProduceRequest,
     ProduceResponse,
 )
-from flowshare.server.records.filtering import READ_BYTES, BatchFilter, Scan
+from flowshare.server.records.filtering import ALL_SCANS_BYTES, READ_BYTES, BatchFilter, Scan
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.answers import FETCH_BYTES_MAX
 from flowshare.server.runtime.connection import IN_PROCESS, Family, InProcess, handles
@@ -111,6 +111,8 @@ class Reading:
     def __init__(self, log: Log, request: FetchRequest, turns: Turns, space: AnswerSpace, batches: BatchFilter) -> None:
         """space: where the bytes are reserved that are read."""
         self._batches = batches
+        self._looked = 0
+        """Bytes of what only some keys are wanted of."""
         self._log = log
         self._turns = turns
         self._space = space
@@ -202,6 +204,9 @@ class Reading:
         asked = part.asked
         while not part.full:
             part.offsets = offsets = self._log.offsets(asked.topic, asked.partition)
+            if self._looked >= ALL_SCANS_BYTES:
+                part.full = True
+                return
             end = offsets.last_stable if self._committed else offsets.high_watermark
             if end <= scan.position <= offsets.high_watermark:
                 return
@@ -219,6 +224,7 @@ class Reading:
                 place = (asked.topic, asked.partition)
                 pieces = await self._batches.thin(place, read, scan, self._turns, room=room)
                 size = sum(map(len, pieces))
+                self._looked += read.size
                 part.pieces += pieces
                 part.size += size
                 self.size += size

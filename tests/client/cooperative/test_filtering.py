@@ -23,7 +23,7 @@ from flowshare.cooperative.types import HASHES, WHOLE, KeyRange
 from flowshare.log.base import LogOffsets, ReadResult
 from flowshare.protocol.batches import CODECS
 from flowshare.protocol.messages import FetchedLog, FetchPartition, FetchRequest
-from flowshare.server.records import filtering
+from flowshare.server.records import filtering, records
 from flowshare.server.records.filtering import BatchFilter
 from flowshare.server.records.records import Reading
 from flowshare.server.runtime.answers import AnswerSpace
@@ -209,6 +209,25 @@ async def test_a_fetch_looks_at_a_bounded_part_of_the_log_and_says_how_far(monke
     assert answer.records == b""
     assert answer.filtered is not None
     assert 0 < answer.filtered.end < world.end_offset
+
+
+@pytest.mark.asyncio
+async def test_a_fetch_looks_at_a_bounded_part_of_all_partitions_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    for _ in range(20):
+        world.add(built([(b"k", b"v" * 100)] * 10))
+    monkeypatch.setattr(records, "ALL_SCANS_BYTES", 5_000)
+    monkeypatch.setattr(records, "READ_BYTES", 3_000)
+    only = scan_of([KeyRange(0, 1)], [KeyRange(0, 1)]).only
+    log: Any = Log(world)
+    request = FetchRequest(partitions=tuple(FetchPartition("t", number, 0, only=only) for number in range(3)))
+    reading = Reading(log, request, Turns(LoopClock()), AnswerSpace(), BatchFilter())
+    await reading.places()
+    await reading.look()
+    ends = [one.filtered.end for one in await reading.answer() if one.filtered is not None]
+    assert reading.full, "what was not looked at is asked for again at once"
+    assert 0 < ends[0] < world.end_offset
+    assert ends[1:] == [0, 0]
 
 
 @pytest.mark.asyncio
