@@ -90,6 +90,7 @@ chaos: setup  ## faults of all kinds under load, judged from outside: embedded, 
 	@$(BIN)/python -m tests.chaos.order --runs $(or $(RUNS),20) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.order --once --runs $(or $(ONCE_RUNS),3) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.once --kills $(or $(KILLS),5) --records $(or $(RECORDS),50000) --step-kills 2 --step-records 8000 $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.chaos.cooperative --runs $(or $(COOPERATIVE_RUNS),4) --kills $(or $(KILLS),5) --records $(or $(RECORDS),20000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.failover
 	@KILLS=20 $(BIN)/python -m pytest -q tests/agents/test_kmq_kills.py
 	@WORLDS=10000 $(BIN)/python -m pytest -q tests/client/cooperative/test_scan_world.py

@@ -28,8 +28,6 @@ SLEEPERS = {
     "agents/test_standstill.py": VIRTUAL,
     "agents/cooperative/test_agent.py": VIRTUAL,
     "agents/cooperative/test_workers.py": VIRTUAL,
-    "agents/cooperative/test_churn.py": "processes come and go at moments that a seed draws",
-    "agents/cooperative/churn_worker.py": "a handler that takes its time",
     "client/cooperative/test_free.py": VIRTUAL,
     "client/cooperative/test_sharing.py": VIRTUAL,
     "client/cooperative/worlds.py": VIRTUAL,

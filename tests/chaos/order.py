@@ -21,10 +21,11 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from flowshare.client.producer.producer import Message
 from tests.chaos.cluster import MortalKafka
@@ -33,7 +34,7 @@ from tests.chaos.judge import Fault
 from tests.chaos.leadership import Leadership
 from tests.chaos.once_judge import AT_LEAST_ONCE, EXACTLY_ONCE, OnceVerdict, Planned, judge_outputs, output_topics
 from tests.chaos.once_reader import letters_in, outputs_in
-from tests.chaos.order_journal import NO_KEY, NUMBER_SIZE, STILL, OrderJournals, fails, keys_of, poisoned
+from tests.chaos.order_journal import NO_KEY, NUMBER_SIZE, STILL, OrderJournals, Turn, fails, keys_of, poisoned
 from tests.chaos.order_judge import STILL_PART, Verdict, judge, turns_in
 from tests.chaos.order_judge import Processes as Known
 from tests.chaos.proxy import Wires
@@ -111,6 +112,10 @@ class Plan:
 class Run:
     """One run, on a path in `folder`, or as a fleet on a Kafka that runs."""
 
+    environment: Mapping[str, str] = MappingProxyType({})
+    """What the app's environment has beside."""
+    leaderless_s = LEADERLESS_S
+
     def __init__(self, plan: Plan, folder: Path, kafka: MortalKafka | None = None, wires: Wires | None = None) -> None:
         self.plan = plan
         self.dice = random.Random(plan.seed)
@@ -129,6 +134,7 @@ class Run:
             "LONG": str(min(0.01, 500 / plan.records)),
             "LONG_S": "2",
             "ONCE": plan.once,
+            **self.environment,
         }
         self.workers: Processes
         self.leadership: Leadership | None = None
@@ -197,20 +203,22 @@ class Run:
         while kinds or (plan.more and len(self.journals.decided) < plan.records * FAULTS_PART):
             self.feed.up_to = min(plan.records, self.feed.up_to + piece)
             kind = kinds.pop(0) if kinds else self.dice.choice(list(self.kinds))
-            fault = self.kinds[kind]()
-            leaderless = plan.backend == "workers" and kind in LEADERLESS
-            if leaderless or kind in ALL_GIVEN_UP:
-                everyone = tuple(worker.pid for worker in self.workers.all)
-                self.faults.append(replace(fault, gives_up=everyone, until=fault.until + LEADERLESS_S * leaderless))
-            else:
-                self.faults.append(fault)
-            self.workers.check()
-            self._progress()
-            took, again = fault.until - fault.at, time.monotonic() - fault.until
-            print(
-                f"  {kind}: {took:.1f} s, on again after {again:.1f} s, {len(self.journals.decided)} ended", flush=True
-            )
-            time.sleep(self.dice.uniform(0.0, 1.0))
+            self._one(kind)
+
+    def _one(self, kind: str) -> None:
+        """Have a fault happen, and wait until records end again."""
+        fault = self.kinds[kind]()
+        leaderless = self.plan.backend == "workers" and kind in LEADERLESS
+        if leaderless or kind in ALL_GIVEN_UP:
+            everyone = tuple(worker.pid for worker in self.workers.all)
+            self.faults.append(replace(fault, gives_up=everyone, until=fault.until + self.leaderless_s * leaderless))
+        else:
+            self.faults.append(fault)
+        self.workers.check()
+        self._progress()
+        took, again = fault.until - fault.at, time.monotonic() - fault.until
+        print(f"  {kind}: {took:.1f} s, on again after {again:.1f} s, {len(self.journals.decided)} ended", flush=True)
+        time.sleep(self.dice.uniform(0.0, 1.0))
 
     def guests(self) -> Fault:
         """Further members of one more process join and leave all the time."""
@@ -253,12 +261,16 @@ class Run:
             self.workers.check()
             time.sleep(0.2)
             self.journals.go_on()
-        while (left := lag(self.url, self.topic)) != 0 and time.monotonic() < until:
+        while (left := self._lag()) != 0 and time.monotonic() < until:
             time.sleep(0.5)
         self.left = left
         for worker in list(self.workers.alive.values()):
             code = self.workers.stop(worker)
             assert code == 0, f"worker {worker.pid} ended with {code}:\n{worker.log.read_text()[-8000:]}"
+
+    def _lag(self) -> int:
+        """Records that the group has not finished; -1 while that is not known."""
+        return lag(self.url, self.topic)
 
     def verdict(self) -> int:
         """Print what came of it; the number of violations."""
@@ -266,17 +278,17 @@ class Run:
         ended = {worker.pid: worker.ended for worker in self.workers.all if worker.ended is not None}
         self.faults += self._leaderless()
         processes = Known(self.faults, lock_s=plan.lock_s, ended={**ended, **self.guests_ended})
-        turns = turns_in(self.journals.lines(), processes)
+        turns = self._turns(processes)
         letters = self._letters()
-        found = judge(
-            turns,
-            processes,
-            records=plan.records,
-            rejected=lambda number: poisoned(plan.seed, number),
-            letters=letters,
-        )
+        found = judge(turns, processes, records=plan.records, rejected=self._rejected, letters=letters)
         self._print(found, len(letters))
         return found.violations + (self.left != 0) + self._outputs(letters)
+
+    def _turns(self, processes: Known) -> list[Turn]:
+        return turns_in(self.journals.lines(), processes)
+
+    def _rejected(self, number: int) -> bool:
+        return poisoned(self.plan.seed, number)
 
     def _letters(self) -> list[int]:
         """Ids in the dead letters."""

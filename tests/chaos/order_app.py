@@ -1,4 +1,7 @@
-"""The app of the workers in `tests.chaos.order` and `.once`, whose handlers write what they do before they do it.
+"""The app of the workers in `tests.chaos.order`, `.once` and `.cooperative`, whose handlers write what they do before
+they do it.
+
+With LEASE_S its agent is one of a cooperative group, which rejects nothing.
 
 With ONCE its agent has outputs: one that is sent by the delivery as soon as the handler begins, so that attempts that
 fail, reject or are cancelled have sent something, and one that is returned.
@@ -42,6 +45,8 @@ TOPIC, SEED, HANDLERS = ENV("TOPIC", "orders"), int(ENV("SEED", "0")), ENV("HAND
 SHORT_S, LONG, LONG_S = float(ENV("SHORT_S", "0")), float(ENV("LONG", "0")), float(ENV("LONG_S", "1"))
 ONCE = ENV("ONCE", "")
 """What the agent promises of its outputs; empty: it has none."""
+LEASE_S = float(ENV("LEASE_S", "0"))
+"""How long the keys of a member of a cooperative group are its own without a word; 0: the group is a share group."""
 RETURNED, SENT = output_topics(TOPIC)
 AT_ONCE = 0.3
 """So many return without ever waiting."""
@@ -107,7 +112,7 @@ def ends(number: int, attempt: int) -> Exception | None:
     """What the plan has an attempt raise."""
     if fails(SEED, number, attempt):
         return RuntimeError("planned")
-    return fs.Reject("planned") if poisoned(SEED, number) else None
+    return fs.Reject("planned") if poisoned(SEED, number) and not LEASE_S else None
 
 
 def outputs(delivery: fs.Delivery, number: int) -> Any:
@@ -163,19 +168,26 @@ def end(delivery: fs.Delivery, number: int) -> None:
 def make(app_id: str) -> fs.App:
     """An app whose agent is a member of the group."""
     made = fs.App(app_id, broker=ENV("URL", "memory://"))
+    handler = work_in_thread if HANDLERS == "threads" else work
+    common: Any = {
+        "group": f"{TOPIC}.work",
+        "concurrency": int(ENV("CONCURRENCY", "16")),
+        "retry": fs.Retry(max_attempts=ATTEMPTS, delay=fs.exponential(0.01, cap=0.1)),
+        "drain_timeout": 10,
+    }
+    if LEASE_S:
+        made.cooperative_agent(made.topic(TOPIC, value_type=bytes), lease=LEASE_S, **common)(handler)
+        return made
     more: Any = {"sink": [RETURNED]} if ONCE else {}
     if ONCE == EXACTLY_ONCE:
         more["exactly_once"] = True
     made.share_agent(
         made.topic(TOPIC, value_type=bytes),
-        group=f"{TOPIC}.work",
         order="key",
-        concurrency=int(ENV("CONCURRENCY", "16")),
         lock_duration=float(ENV("LOCK_S", "3")),
-        retry=fs.Retry(max_attempts=ATTEMPTS, delay=fs.exponential(0.01, cap=0.1)),
-        drain_timeout=10,
+        **common,
         **more,
-    )(work_in_thread if HANDLERS == "threads" else work)
+    )(handler)
     return made
 
 
