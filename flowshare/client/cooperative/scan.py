@@ -250,9 +250,10 @@ class KeyScan(Generic[R]):
 
     @property
     def only(self) -> KeyFilter | None:
-        """The records that are wanted; None: all."""
+        """The records that are wanted; None: all, or they cannot be told in so few ranges as servers take."""
         keys = merged(piece[:2] for piece in self._pieces if piece.wanted)
-        return KeyFilter(tuple(keys), self._limit()) if keys and keys != list(WHOLE) else None
+        told = 0 < len(keys) <= KEY_RANGES_MAX and keys != list(WHOLE)
+        return KeyFilter(tuple(keys), self._limit()) if told else None
 
     def scanned(
         self,

@@ -19,10 +19,12 @@ from flowshare.client.cooperative.scan import Batch, KeyScan, Progress
 from flowshare.client.cooperative.shell import CooperativeShell
 from flowshare.clock import LoopClock
 from flowshare.cooperative.assignor import shares
+from flowshare.cooperative.offsets import SPAN_MAX
+from flowshare.cooperative.ranges import KEY_RANGES_MAX
 from flowshare.cooperative.types import HASHES, WHOLE, KeyRange
 from flowshare.log.base import LogOffsets, ReadResult
 from flowshare.protocol.batches import CODECS
-from flowshare.protocol.messages import FetchedLog, FetchPartition, FetchRequest
+from flowshare.protocol.messages import FetchedLog, FetchPartition, FetchRequest, KeyFilter
 from flowshare.server.records import filtering, records
 from flowshare.server.records.filtering import BatchFilter
 from flowshare.server.records.records import Reading
@@ -241,6 +243,14 @@ async def test_voids_are_told_to_who_has_hash_0_only() -> None:
         answer = await fetched(log, BatchFilter(), FetchPartition("t", 0, 0, only=only), committed=True)
         assert answer.filtered is not None
         assert (answer.filtered.end, answer.filtered.voids) == (2, voids)
+
+
+def test_who_has_the_whole_partition_or_too_many_pieces_of_it_reads_everything() -> None:
+    half = KeyRange(0, HASHES // 2)
+    assert scan_of(WHOLE, WHOLE).only is None
+    assert scan_of(WHOLE, [half]).only == KeyFilter((half,), SPAN_MAX)
+    many = [KeyRange(2 * number, 2 * number + 1) for number in range(KEY_RANGES_MAX + 1)]
+    assert scan_of(many, many).only is None
 
 
 @given(st.lists(st.integers(0, 60), unique=True), st.lists(st.integers(0, 70), unique=True, max_size=10))
