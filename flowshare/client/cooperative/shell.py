@@ -367,6 +367,22 @@ class CooperativeShell(abc.ABC):
         self.partitions.to_commit.set()
         return True
 
+    def accept(self, partition: Partition, found: Record) -> bool:
+        """The record is to be committed before it runs; its key is kept until `land`. False: as `finish`."""
+        assert isinstance(partition.scan, KeyScan), "records without keys keep none"
+        if not partition.scan.accept(found):
+            return False
+        self.partitions.to_commit.set()
+        return True
+
+    def land(self, partition: Partition, found: Record) -> None:
+        """A record that was accepted has run."""
+        assert isinstance(partition.scan, KeyScan), "records without keys keep none"
+        partition.scan.land(found)
+        if self._gives_back(partition):
+            self.partitions.to_hold.set()
+        self.partitions.changed()
+
     def give_back(self, partition: Partition, found: Record, *, delay_s: float = 0.0, unrun: bool = False) -> bool:
         """The record is to be begun again, after a delay. False: it is not the member's any more."""
         not_before_s = self._clock.monotonic() + delay_s if delay_s > 0 else 0.0
@@ -505,7 +521,9 @@ class CooperativeShell(abc.ABC):
         scan, position = partition.scan, asked.offset
         scanned = scan_log(log.records, position, log.aborted, until=scan.until, last=partition.last_batch)
         for first, last, why in scanned.damaged:
-            logger.error("record=%s@%d..%d: the stored bytes cannot be read: %s", partition.text, first, last, why)
+            if scan.commits_as_void(position, first, last + 1):
+                logger.error("record=%s@%d..%d: the stored bytes cannot be read: %s", partition.text, first, last, why)
+                self.partitions.on_damaged(partition, first, last, why)
         if asked.only is None or log.filtered is None or not isinstance(scan, KeyScan):
             scan.scanned(position, scanned.end, scanned.records)
         else:
