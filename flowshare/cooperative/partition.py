@@ -310,7 +310,7 @@ class CooperativePartition:
             begun, columns = Begun(), None
             if ranges or held.granted:
                 begun, columns = self.attempts.begun, self.offsets.columns
-            if held.granted:
+            if held.granted and not terms.exact_starts:
                 self.attempts.granted(member, self.offsets.furthest)
             pending, horizon = tuple(self.pending.ranges()), self.attempts.horizon(member)
             return step.decided(HoldAnswer(self.progress, *held, columns, pending, horizon, begun))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from tests.share.mutants import PYTEST, ROOT, Hunt, Mutant, by
 
@@ -385,6 +387,7 @@ ATTEMPTS = (
     ),
 )
 MUTANTS = (*OFFSETS, *CLAIMS, *SPANS, *PENDING, *PARTITION, *STORED, *ASSIGNOR, *ATTEMPTS)
+ALL: Final = (*PYTEST, "-n", "0", "tests/cooperative")
 
 
 def copy_core(folder: Path) -> None:
@@ -398,7 +401,28 @@ def copy_core(folder: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", folder)
 
 
-HUNT = Hunt(MUTANTS, "cooperative", copy_core, by((("core's tests", (*PYTEST, "-n", "0", "tests/cooperative")),)))
+def hunt(mutants: Sequence[Mutant], tests: str) -> Hunt:
+    """tests: of the module that the mutants are in, which are asked first."""
+    own = (*PYTEST, "-n", "0", f"tests/cooperative/{tests}.py")
+    return Hunt(mutants, "cooperative", copy_core, by(((f"tests of {tests}", own), ("core's tests", ALL))))
+
+
+HUNTS = (
+    hunt(OFFSETS, "test_offsets"),
+    hunt(CLAIMS, "test_claims"),
+    hunt(SPANS, "test_spans"),
+    hunt(PENDING, "test_pending"),
+    hunt(PARTITION, "test_partition"),
+    hunt(STORED, "test_stored"),
+    hunt(ASSIGNOR, "test_assignor"),
+    hunt(ATTEMPTS, "test_attempts"),
+)
+
+
+def main(names: Sequence[str]) -> int:
+    """Run the hunts that have any of these mutants (none named: all); how many live."""
+    return sum(one.run(names) for one in HUNTS if not names or any(mutant.name in names for mutant in one.mutants))
+
 
 if __name__ == "__main__":
-    sys.exit(bool(HUNT.run(sys.argv[1:])))
+    sys.exit(bool(main(sys.argv[1:])))

@@ -104,6 +104,8 @@ class CooperativeAgent(ShareAgent):
             drain_mode="strict" if overlap_s is None else "available",
             drain_timeout=0.0 if overlap_s is None else overlap_s,
             shares=self.shares,
+            # With one attempt each record that counts as begun and was not would be a dead letter that nobody had run.
+            exact_starts=self.options.retry.max_attempts == 1 and not self.options.at_most_once,
         )
 
 

@@ -94,12 +94,12 @@ class Batch(NamedTuple):
 class KeyScan(Generic[R]):
     """See the head of the module. S of a partition of which nothing is known is 0."""
 
-    def __init__(self, *, buffer_max: int = BUFFER_MAX) -> None:
+    def __init__(self, *, buffer_max: int = BUFFER_MAX, exact_starts: bool = False) -> None:
         self._buffer_max = buffer_max
         self._pieces: list[Piece] = []
         self._target: KeyRanges = ()
         self._dispatcher: Dispatcher[R] = Dispatcher()
-        self.starts: Starts[R] = Starts(self._dispatcher)
+        self.starts: Starts[R] = Starts(self._dispatcher, exact=exact_starts)
         self._committed = _unbounded(0, (), -1)
         self._done: dict[int, int] = {}
         """Hashes by offset of what is finished and not sent."""
@@ -316,6 +316,7 @@ class KeyScan(Generic[R]):
         def allows(found: Found[R]) -> bool:
             return self._allows(found) and self.starts.allows(found, alone=alone)
 
+        self.starts.look(count)
         if alone:
             self._dispatcher.offer(self._allows)
         taken = self._dispatcher.take(count, now_s, keys=keys, chain=chain, allows=allows)

@@ -259,6 +259,7 @@ class CooperativeShell(abc.ABC):
                 mode=self._settings.drain_mode,
                 drain_timeout_ms=round(self._settings.drain_timeout * 1000),
                 auto_offset_reset=self._settings.auto_offset_reset,
+                exact_starts=self._settings.exact_starts,
                 partitions=tuple(wanted),
             )
         )
