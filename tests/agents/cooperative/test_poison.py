@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import flowshare as fs
 from flowshare.agents.host.host import Host
-from flowshare.client.cooperative import shell
 from flowshare.testing import run
 from tests.agents.cooperative.test_workers import Workers, workers
 from tests.agents.processes import Processes
@@ -60,15 +60,8 @@ def test_a_record_that_kills_its_process_is_a_dead_letter_after_its_attempts_and
 
 
 def test_a_damaged_batch_is_told_and_counted_by_the_one_member_that_commits_it_and_the_rest_is_handled(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    read = shell.scan_log
-
-    def damaged(data: bytes, *arguments: Any, **options: Any) -> Any:
-        at = data.find(b"bad")
-        return read(data if at < 0 else data[: at - 1] + b"?" + data[at:], *arguments, **options)
-
-    monkeypatch.setattr(shell, "scan_log", damaged)
     seen: list[int] = []
 
     async def story() -> None:
@@ -79,6 +72,15 @@ def test_a_damaged_batch_is_told_and_counted_by_the_one_member_that_commits_it_a
             for name in "ab":
                 await group.start(name)
             await asyncio.sleep(5)
+            storage = group._backend._storage
+            assert storage is not None
+            read = storage.read
+
+            async def damaged(*arguments: Any, **options: Any) -> Any:
+                found = await read(*arguments, **options)
+                return replace(found, pieces=[found.records.replace(b'"bad"', b'"bxd"')])
+
+            storage.read = damaged
             host = group.hosts["a"]
             for value in (b"1", b'"bad"', b"2"):
                 await host.producer.send("orders", value, key=b"k", partition=0)
