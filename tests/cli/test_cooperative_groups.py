@@ -102,3 +102,11 @@ def test_a_reset_while_members_hold_keys_is_refused_with_what_to_do(shell):
             await admin.close()
 
     shell.beside(refused)
+
+
+def test_partitions_are_not_added_to_a_topic_that_a_cooperative_group_reads_without_being_told_to(shell):
+    shell.beside(worked)
+
+    err = shell("topics", "grow", "orders", "-p", "2", code=1)
+    assert "in the order of keys by g (share.key.order, or a cooperative group)" in err
+    assert shell("topics", "grow", "orders", "-p", "2", "--breaks-order") == "topic orders has 2 partitions\n"
