@@ -84,7 +84,7 @@ async def describe(session: CommandSession, group: str) -> dict[str, Any]:
 
     admin, now_ms = session.admin.cooperative, session.clock.now_ms()
     found, parts = await admin.describe(group), await admin.offsets(group)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for part in parts:
         shared, more = lag.as_shared(part)
         row = lag.row(group, shared, now_ms, log_end=part.log_end if part.log_end >= 0 else None, more=more)

@@ -653,8 +653,9 @@ class CooperativeShell(abc.ABC):
             for part in answer.partitions:
                 if part.error is ErrorCode.NONE:
                     fenced[part.topic_id, part.partition] = part.fenced
-        for partition, telling in tellings:
-            partition.scan.told(telling, fenced.get(partition.key, range(len(telling.parts))))
+        finally:
+            for partition, telling in tellings:
+                partition.scan.told(telling, fenced.get(partition.key, range(len(telling.parts))))
         return len(fenced) == len(tellings) and not any(fenced.values())
 
     # --- inside -------------------------------------------------------------------------------------------------
