@@ -103,12 +103,7 @@ CLAIMS = (
         "free = minus(minus(missing, blocked), [one.keys for one in reserved])",
         "free = minus(missing, [one.keys for one in reserved])",
     ),
-    Mutant(
-        "keys of an open transaction are granted",
-        "claims",
-        "free = minus(minus(missing, blocked), [one.keys for one in reserved])",
-        "free = minus(missing, blocked)",
-    ),
+    Mutant("nobody is told which transaction holds keys up", "claims", "    if reserved:\n", "    if False:\n"),
     Mutant("an older generation gains", "claims", "granted = [] if superseded or", "granted = [] if"),
     Mutant("an older generation takes", "claims", "overdue = [] if superseded else", "overdue ="),
     Mutant(
