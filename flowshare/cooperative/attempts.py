@@ -20,7 +20,7 @@ A member that says each first start, too (`Terms.exact_starts`), has no horizon:
 flight alone, at the price of a write each time that it begins something.
 
 A record that was not in flight counts once too often at most, however many members die, since from then on each of its
-starts is written. Bounds: of `STARTS_MAX` records starts are kept, who begins more waits; `REACHES_MAX` ranges of keys
+starts is written. Bounds: of `STARTS_MAX` records starts are kept, further ones wait; `REACHES_MAX` ranges of keys
 are kept apart, those beyond are joined with their neighbours, which counts too many and never too few. What is
 committed is dropped.
 
@@ -49,7 +49,7 @@ from flowshare.core_errors import BoundReached, InvalidRequest
 if TYPE_CHECKING:
     from flowshare.cooperative.offsets import CommittedOffsets
 
-STARTS_MAX: Final = 5_000
+STARTS_MAX: Final = 20_000
 REACHES_MAX: Final = 1_000
 STARTS_OF_ONE_MAX: Final = 1_000_000
 HORIZON_MAX: Final = 1_000_000

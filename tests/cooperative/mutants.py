@@ -307,7 +307,7 @@ ASSIGNOR = (
     ),
     Mutant("unwilling members share", "assignor", "return subscriber.shares and topic", "return topic"),
     Mutant("topics that are not to be shared are", "assignor", "and topic not in subscriber.unshared", ""),
-    Mutant("everybody moves with each round", "assignor", "        seat.members += home[: seat.room]\n", ""),
+    Mutant("everybody moves with each round", "assignor", "home[: seat.room]", "home[:0]"),
     Mutant(
         "the order of the hashes is not kept",
         "assignor",

@@ -183,9 +183,10 @@ def test_no_more_starts_are_kept_than_the_bound_allows(monkeypatch):
     group = Group()
     group.hold("a")
     group.begin("a", (1, 1), (2, 1), (3, 1))
+    assert group.begin("a", (4, 1)).fenced == (0,)
     with pytest.raises(BoundReached, match="commit some of them first"):
-        group.begin("a", (4, 1))
-    group.begin("a", (3, 2))
+        group.partition.attempts.begin("a", [(4, 1)], 0, CommittedOffsets())
+    assert group.begin("a", (3, 2)).fenced == (), "what is counted already goes on"
     group.commit("a", (1, 2))
     group.begin("a", (4, 1))
 

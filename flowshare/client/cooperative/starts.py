@@ -142,12 +142,14 @@ class Starts(Generic[R]):
             starts = [(found, found.attempt + 1) for found in self._to_tell.values()]
         self._to_tell = {}
         horizon = max(self._horizon, self._wanted)
-        parts: dict[KeyRange, StartPart] = {}
+        parts: dict[tuple[KeyRange, bool], StartPart] = {}
         for found, count in starts:
             keys = held(found.hash)
             if keys is not None:
-                parts.setdefault(keys[0], StartPart(*keys, [], horizon)).starts.append((found.offset, count))
-        return tuple(parts[keys] for keys in sorted(parts))
+                # Apart from those that the server counts already: it may have no room for more, and these go on.
+                new = found.told < (1 if self._exact else 2) and found.offset not in self._counts
+                parts.setdefault((keys[0], new), StartPart(*keys, [], horizon)).starts.append((found.offset, count))
+        return tuple(parts[which] for which in sorted(parts))
 
     def told(self, parts: Iterable[StartPart]) -> None:
         """These are durable."""

@@ -163,3 +163,14 @@ def test_with_exact_starts_each_first_one_is_told_and_what_was_told_and_not_begu
     telling = scan.telling(owed=True)
     assert telling is not None
     assert sorted(one for part in telling.parts for one in part.starts) == [(at, 0) for at in range(3, 10)]
+
+
+def test_what_the_server_counts_already_is_told_apart_and_goes_on_when_there_is_no_room_for_more():
+    scan = holding(reaches=(Reach(0, HALF, 2),), o5=1)
+    begun(scan)
+    telling = scan.telling()
+    assert telling is not None
+    assert [sorted(part.starts) for part in telling.parts] == [[(5, 2)], [(0, 2), (1, 2)]]
+    scan.told(telling, {1})
+    assert begun(scan) == [(5, 2)]
+    assert sorted(answered(scan)) == [(0, 2), (1, 2)]
