@@ -72,6 +72,7 @@ mutants: setup  ## plants known bugs one at a time; each must be caught
 	@$(BIN)/python -m tests.share.order_mutants
 	@$(BIN)/python -m tests.share.settle_mutants
 	@$(BIN)/python -m tests.client.session.mutants
+	@$(BIN)/python -m tests.cooperative.mutants
 
 bench: setup  ## figures, printed
 	@for b in core cooperative_core server log agent order beyond once; do $(BIN)/python benchmarks/$$b.py || exit 1; done

@@ -52,6 +52,14 @@ async def groups(session: CommandSession) -> list[dict[str, Any]]:
     ]
 
 
+async def groups_of(session: CommandSession, topic: str) -> list[str]:
+    """The groups that have begun with a topic: they read it in the order of keys."""
+    if not session.backend.capabilities.key_order or not session.led:
+        return []
+    admin = session.admin.cooperative
+    return [name for name in await admin.names() if any(one.topic == topic for one in await admin.offsets(name))]
+
+
 async def is_cooperative(session: CommandSession, group: str) -> bool:
     """Whether this is a cooperative group that has begun with a partition."""
     if not session.backend.capabilities.key_order:
@@ -76,7 +84,7 @@ async def describe(session: CommandSession, group: str) -> dict[str, Any]:
 
     admin, now_ms = session.admin.cooperative, session.clock.now_ms()
     found, parts = await admin.describe(group), await admin.offsets(group)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for part in parts:
         shared, more = lag.as_shared(part)
         row = lag.row(group, shared, now_ms, log_end=part.log_end if part.log_end >= 0 else None, more=more)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from flowshare.cli.cooperative import groups_of
 from flowshare.cli.options import broker_options, facts_options, pair
 from flowshare.cli.output import Failure, emit_json, headings, say, show
 from flowshare.cli.session import CommandSession, run
@@ -66,7 +67,7 @@ def grow(name: str, partitions: int, breaks_order: bool, url: str) -> None:
 
     async def call(session: CommandSession) -> None:
         grows = not breaks_order and partitions > (await session.admin.describe_topic(name)).partitions
-        if grows and (found := await session.admin.ordered_groups(name)):
+        if grows and (found := [*await session.admin.ordered_groups(name), *await groups_of(session, name)]):
             from flowshare.server.records.topics import breaks_order as why
 
             raise Failure(why(name, partitions, found))

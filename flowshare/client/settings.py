@@ -107,6 +107,9 @@ class CooperativeSettings:
     drain_mode: what others may do that wait for what this member does not give back in time. `strict`: wait for its
         lease; `available`: take it after `drain_timeout`, so that two handlers of one key may overlap.
     shares: whether it takes parts of partitions. unshared_topics: topics of which it takes whole partitions only.
+    exact_starts: each start of a record is counted by the server before it is made, so that the death of a member takes
+        an attempt from what it had in flight alone, at the price of a write for each poll that brings something. Else
+        first starts are counted by the thousand, ahead of time: a death may count once for records beside it.
     session_timeout, heartbeat_interval, rebalance_timeout, group_instance_id: of its membership in the group, as
         Kafka's consumers have them.
     max_poll_records: records that a poll returns at most, and that are taken ahead in free mode (max.poll.records).
@@ -128,6 +131,7 @@ class CooperativeSettings:
     drain_timeout: float = 60.0
     shares: bool = True
     unshared_topics: Sequence[str] = ()
+    exact_starts: bool = False
     session_timeout: float = 10.0
     heartbeat_interval: float = 1.0
     rebalance_timeout: float = 6.0

@@ -16,8 +16,11 @@ So what a dead member can have begun without a trace was begun once, and lies be
     its lease ended, or it was       the horizon, in `reaches`: each record before it that is not committed counts as
     taken                            begun once, if nothing was written of it (`told`)
 
+A member that says each first start, too (`Terms.exact_starts`), has no horizon: then a death counts for what was in
+flight alone, at the price of a write each time that it begins something.
+
 A record that was not in flight counts once too often at most, however many members die, since from then on each of its
-starts is written. Bounds: of `STARTS_MAX` records starts are kept, who begins more waits; `REACHES_MAX` ranges of keys
+starts is written. Bounds: of `STARTS_MAX` records starts are kept, further ones wait; `REACHES_MAX` ranges of keys
 are kept apart, those beyond are joined with their neighbours, which counts too many and never too few. What is
 committed is dropped.
 
@@ -46,7 +49,7 @@ from flowshare.core_errors import BoundReached, InvalidRequest
 if TYPE_CHECKING:
     from flowshare.cooperative.offsets import CommittedOffsets
 
-STARTS_MAX: Final = 5_000
+STARTS_MAX: Final = 20_000
 REACHES_MAX: Final = 1_000
 STARTS_OF_ONE_MAX: Final = 1_000_000
 HORIZON_MAX: Final = 1_000_000
@@ -116,17 +119,17 @@ class Attempts:
         self._move(member, furthest + HORIZON_STEP)
 
     def begin(self, member: str, starts: Sequence[Pair], horizon: int, committed: CommittedOffsets) -> None:
-        """What the member is about to begin, or has begun: (offset, how often then).
+        """What the member is about to begin, or has begun: (offset, how often then; 0: never).
 
         Raises: InvalidRequest, BoundReached; nothing is changed then.
         """
         if not 0 <= horizon <= committed.furthest + HORIZON_MAX:
             raise InvalidRequest(f"a horizon of {horizon}: it lies at most {HORIZON_MAX} behind what is committed")
-        if any(offset < 0 or not 0 < count <= STARTS_OF_ONE_MAX for offset, count in starts):
-            raise InvalidRequest(f"a record has an offset, and 1 to {STARTS_OF_ONE_MAX} starts")
+        if any(offset < 0 or not 0 <= count <= STARTS_OF_ONE_MAX for offset, count in starts):
+            raise InvalidRequest(f"a record has an offset, and 0 to {STARTS_OF_ONE_MAX} starts")
         new = {offset: count for offset, count in starts if not committed.is_committed(offset)}
         if new:
-            known = {**self.state.starts, **new}
+            known = {at: count for at, count in {**self.state.starts, **new}.items() if count}
             if len(known) > max(STARTS_MAX, len(self.state.starts)):
                 raise BoundReached(
                     f"{len(known)} records were begun and are not finished, at most {STARTS_MAX} are counted: commit "

@@ -52,6 +52,7 @@ from flowshare.cooperative.types import (
     Terms,
 )
 from flowshare.core_errors import (
+    BoundReached,
     CoreError,
     FencedMemberEpoch,
     FencedStateEpoch,
@@ -120,7 +121,8 @@ class HoldAnswer(NamedTuple):
 
 class CommitAnswer(NamedTuple):
     """The answer to a commit. fenced: the places of the entries of which nothing was taken, because the member does not
-    hold their keys, or the span, any more. lost: offsets that count as committed and were not finished."""
+    hold their keys, or the span, any more, or because starts of so many records are counted already. lost: offsets that
+    count as committed and were not finished."""
 
     progress: Progress
     fenced: tuple[int, ...] = ()
@@ -310,7 +312,7 @@ class CooperativePartition:
             begun, columns = Begun(), None
             if ranges or held.granted:
                 begun, columns = self.attempts.begun, self.offsets.columns
-            if held.granted:
+            if held.granted and not terms.exact_starts:
                 self.attempts.granted(member, self.offsets.furthest)
             pending, horizon = tuple(self.pending.ranges()), self.attempts.horizon(member)
             return step.decided(HoldAnswer(self.progress, *held, columns, pending, horizon, begun))
@@ -367,12 +369,10 @@ class CooperativePartition:
         with self._step(now_ms) as step:
             self._check_epoch(reset_epoch)
             passed = [self._lets_through(member, entry) for entry in entries]
+            passed = [through and self._begins(member, entry) for through, entry in zip(passed, entries, strict=True)]
             fenced = tuple(at for at, through in enumerate(passed) if not through)
             taken = [entry for through, entry in zip(passed, entries, strict=True) if through]
-            starts = [entry for entry in taken if isinstance(entry, StartEntry)]
             ranges = [pair for entry in taken if not isinstance(entry, StartEntry) for pair in entry.ranges]
-            for entry in starts:
-                self.attempts.begin(member, entry.starts, entry.horizon, self.offsets)
             step.change = self.offsets.commit(ranges, log_end=log_end)
             self._shrink(ranges)
             return step.decided(CommitAnswer(self.progress, fenced))
@@ -472,6 +472,15 @@ class CooperativePartition:
         step.change = change
         self._shrink([(0, self.offsets.stable)])
         return step.decided(CommitAnswer(self.progress, (), change.lost))
+
+    def _begins(self, member: str, entry: Entry) -> bool:
+        """Count starts, if the entry is of some; False: there is no room for more records, others are to end first."""
+        if isinstance(entry, StartEntry):
+            try:
+                self.attempts.begin(member, entry.starts, entry.horizon, self.offsets)
+            except BoundReached:
+                return False
+        return True
 
     def _shrink(self, touched: Sequence[Pair]) -> None:
         self.spans.shrink(self.offsets, touched)

@@ -63,11 +63,13 @@ class DrainMode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """On what terms a member holds. lease_ms: how long after its last `hold` (LEASE_MS_MIN to LEASE_MS_MAX)."""
+    """On what terms a member holds. lease_ms: how long after its last `hold` (LEASE_MS_MIN to LEASE_MS_MAX).
+    exact_starts: it says each start before it makes it, first ones too, so it needs no horizon (`attempts`)."""
 
     lease_ms: int = LEASE_MS
     mode: DrainMode = DrainMode.STRICT
     drain_timeout_ms: int = DRAIN_TIMEOUT_MS
+    exact_starts: bool = False
 
 
 class Claim(NamedTuple):

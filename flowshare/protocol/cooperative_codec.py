@@ -3,8 +3,8 @@
 Numbers are as in the messages (`protocol.messages.cooperative`), topic ids are hex, ranges pairs, R two columns.
 
     cooperative_hold     {group_id, member_id, generation, sequence, lease_ms, mode, drain_timeout_ms,
-                         auto_offset_reset, partitions: [[topic id, partition, [[first, end], …], [offset, metadata]?],
-                         …]} -> {lease_ms, partitions: [{…}]}
+                         auto_offset_reset, exact_starts, partitions: [[topic id, partition, [[first, end], …],
+                         [offset, metadata]?], …]} -> {lease_ms, partitions: [{…}]}
     cooperative_commit   {group_id, member_id, partitions: [[topic id, partition, E, [[first hash, end hash, epoch,
                          [[first, end], …]] or [epoch, [[first, end], …]] or [first hash, end hash, epoch, horizon,
                          [[offset, starts], …]], …]], …]} -> {partitions: [{…, fenced}]}
@@ -221,6 +221,7 @@ def _hold(request: CooperativeHoldRequest) -> Body:
         "mode": request.mode,
         "drain_timeout_ms": request.drain_timeout_ms,
         "auto_offset_reset": request.auto_offset_reset,
+        "exact_starts": request.exact_starts,
         "partitions": [
             [part.topic_id.hex, part.partition, [tuple(one) for one in part.keys], *_told(part.committed)]
             for part in request.partitions
@@ -243,6 +244,7 @@ def _read_hold(body: Mapping[str, Any]) -> CooperativeHoldRequest:
         mode=_text(body.get("mode"), "mode"),
         drain_timeout_ms=_number(body.get("drain_timeout_ms"), "drain_timeout_ms"),
         auto_offset_reset=_text(body.get("auto_offset_reset"), "auto_offset_reset"),
+        exact_starts=body.get("exact_starts") is True,
         partitions=tuple(parts),
     )
 

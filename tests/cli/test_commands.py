@@ -101,7 +101,7 @@ def test_partitions_are_added_where_no_order_of_keys_breaks_or_when_told_to(shel
     shell("groups", "config", "g1", "share.key.order=key")
 
     err = shell("topics", "grow", "orders", "-p", "3", code=1)
-    assert "in the order of keys by g1 (share.key.order)" in err
+    assert "in the order of keys by g1 (share.key.order, or a cooperative group)" in err
     assert "`flowshare topics grow orders --partitions 3 --breaks-order`" in err
     assert len(shell.json("topics", "describe", "orders")["partitions"]) == 2
     assert "--breaks-order" not in shell("topics", "grow", "orders", "-p", "2", code=1)  # it has so many

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from flowshare.cli.cooperative import patiently
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.cooperative.consumer import CooperativeConsumer
+from flowshare.client.errors import ServerError
 from flowshare.client.producer.producer import Message, Producer
 from flowshare.clock import LoopClock
 from flowshare.cooperative.types import HASHES
+from flowshare.protocol.errors import ErrorCode
+from flowshare.testing import virtual
+from flowshare.testing.clock import LoopTimeClock
 from tests.cli.test_commands import Shell
 
 
@@ -102,3 +109,34 @@ def test_a_reset_while_members_hold_keys_is_refused_with_what_to_do(shell):
             await admin.close()
 
     shell.beside(refused)
+
+
+def test_partitions_are_not_added_to_a_topic_that_a_cooperative_group_reads_without_being_told_to(shell):
+    shell.beside(worked)
+
+    err = shell("topics", "grow", "orders", "-p", "2", code=1)
+    assert "in the order of keys by g (share.key.order, or a cooperative group)" in err
+    assert shell("topics", "grow", "orders", "-p", "2", "--breaks-order") == "topic orders has 2 partitions\n"
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_command_that_leads_waits_for_the_leases_of_the_dead_and_another_one_says_so_at_once(leads, capsys):
+    asked = 0
+
+    async def call() -> str:
+        nonlocal asked
+        asked += 1
+        if asked < 4:
+            raise ServerError(ErrorCode.NON_EMPTY_GROUP, "stop the group's workers")
+        return "done"
+
+    async def main() -> str:
+        return await patiently(SimpleNamespace(clock=LoopTimeClock(), leads=leads), call)
+
+    if leads:
+        assert virtual.run(main()) == "done"
+        assert capsys.readouterr().err.count("waiting until their leases end") == 1
+    else:
+        with pytest.raises(ServerError, match="stop the group's workers"):
+            virtual.run(main())
+        assert asked == 1

@@ -139,6 +139,16 @@ def test_starts_under_a_claim_that_ended_are_fenced():
     assert group.told(3) == 1
 
 
+def test_a_member_with_exact_starts_has_no_horizon_and_only_what_it_told_counts():
+    group = Group()
+    assert group.hold("a", terms=Terms(lease_ms=1_000, exact_starts=True)).horizon == 0
+    group.begin("a", (4, 1), (5, 1), (6, 1))
+    group.begin("a", (6, 0))
+    group.dies()
+    assert [group.told(at) for at in (4, 5, 6, 7)] == [1, 1, 0, 0]
+    assert group.hold("b").begun.reaches == ()
+
+
 def test_what_is_committed_is_forgotten():
     group = Group()
     group.hold("a")
@@ -173,15 +183,16 @@ def test_no_more_starts_are_kept_than_the_bound_allows(monkeypatch):
     group = Group()
     group.hold("a")
     group.begin("a", (1, 1), (2, 1), (3, 1))
+    assert group.begin("a", (4, 1)).fenced == (0,)
     with pytest.raises(BoundReached, match="commit some of them first"):
-        group.begin("a", (4, 1))
-    group.begin("a", (3, 2))
+        group.partition.attempts.begin("a", [(4, 1)], 0, CommittedOffsets())
+    assert group.begin("a", (3, 2)).fenced == (), "what is counted already goes on"
     group.commit("a", (1, 2))
     group.begin("a", (4, 1))
 
 
 @pytest.mark.parametrize(
-    ("starts", "horizon"), [([(-1, 1)], 0), ([(1, 0)], 0), ([(1, 2_000_000)], 0), ([], -1), ([], 2_000_000)]
+    ("starts", "horizon"), [([(-1, 1)], 0), ([(1, -1)], 0), ([(1, 2_000_000)], 0), ([], -1), ([], 2_000_000)]
 )
 def test_what_makes_no_sense_is_refused(starts, horizon):
     with pytest.raises(InvalidRequest):

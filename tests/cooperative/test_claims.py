@@ -31,6 +31,29 @@ def epochs(held):
     return [(claim.first, claim.end, claim.epoch) for claim in held.held]
 
 
+def test_who_is_of_an_older_generation_takes_nothing_however_short_its_patience():
+    one = Asking()
+    one.hold("a", (0, 100), generation=2)
+    hasty = Terms(lease_ms=1_000, mode=DrainMode.AVAILABLE, drain_timeout_ms=0)
+
+    held = one.hold("b", (0, 100), generation=1, now=10, terms=hasty)
+
+    assert (held.taken, held.superseded) == ((), True)
+    assert one.claims.holds("a", 1, (0, 100))
+
+
+def test_a_commit_over_a_hole_between_two_claims_is_not_let_through():
+    one = Asking()
+    one.hold("a", (0, 30), (50, 100))
+    assert [one.claims.holds("a", 1, keys) for keys in ((0, 30), (60, 70), (20, 60), (40, 60), (0, 100))] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
 def test_what_comes_piece_by_piece_is_one_claim_in_the_end():
     one = Asking()
     one.hold("a", (0, 100))

@@ -238,6 +238,25 @@ def test_what_ended_in_a_transaction_is_committed_beyond_all_bounds():
     assert offsets.ranges() == [(2, 3), (50, 51)]
 
 
+def test_what_is_ahead_is_what_is_committed_behind_the_stable_offset():
+    offsets = CommittedOffsets(10, [(12, 15), (20, 21)])
+
+    assert offsets.ahead == 4
+    offsets.commit([(10, 12), (30, 40)])
+    assert (offsets.stable, offsets.ahead) == (15, 11)
+
+
+def test_what_fills_a_gap_goes_though_more_ranges_are_left_than_may_be():
+    offsets = CommittedOffsets(0, [(2, 3), (4, 5), (6, 7), (8, 9)], ranges_max=1)
+
+    offsets.commit([(3, 4)])
+    offsets.commit([(6, 7)])
+
+    assert offsets.ranges() == [(2, 5), (6, 7), (8, 9)]
+    with pytest.raises(BoundReached):
+        offsets.commit([(10, 11)])
+
+
 @pytest.mark.parametrize("pair", [(5, 5), (6, 5), (-1, 5)])
 def test_an_empty_or_negative_range_is_refused(pair):
     offsets = CommittedOffsets(0)

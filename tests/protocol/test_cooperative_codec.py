@@ -28,6 +28,7 @@ REQUESTS = [
         sequence=0,
         mode="available",
         auto_offset_reset="latest",
+        exact_starts=True,
         partitions=(
             c.WantedKeys(ID, 0, ((0, 5), (7, 9))),
             c.WantedKeys(ID, 1, (), c.GroupOffset(4, "x")),

@@ -83,6 +83,8 @@ def cooperative_line(agent: CooperativeAgent) -> str:
         f"lease {agent.lease_s:g} s",
         f"dead letters to {agent.dead_letter_topic}" if agent.dead_letter_topic else "no dead letters",
     ]
+    if options.at_most_once:
+        parts.append("at most once")
     if agent.overlap_after_s is not None:
         parts.append(f"handlers may overlap after {agent.overlap_after_s:g} s")
     if options.batch is not None:

@@ -22,7 +22,6 @@ REFUSED: Final = {
     "priority": "each key goes on in the order of the log, so that a retry comes before what is behind it",
     "after_dead_letter": "keys cannot be parked in a cooperative group: a key goes on after a dead letter",
     "exactly_once": "commits are not written in one step with outputs there: use a share agent with order='key'",
-    "at_most_once": "a record is committed when its handler has ended there: use a share agent",
 }
 """Options of share agents that say nothing here, and why."""
 
@@ -45,6 +44,7 @@ class CooperativeArguments(TypedDict, total=False):
     batch: Any
     rate_limit: Any
     middleware: Any
+    at_most_once: bool
 
 
 class CooperativeAgent(ShareAgent):
@@ -76,14 +76,16 @@ class CooperativeAgent(ShareAgent):
         self.shares = _flag(what, options.get("shares", True))
         if options.get("start", "earliest") not in ("earliest", "latest"):
             raise OptionError(f"{what} start takes 'earliest' or 'latest'")
-        super().__init__(app, fun, topics, {**common, "order": BY_KEY}, name, scope=scope)
+        # What is accepted before it runs is kept in order by its member, which hands out one record of a key at a time.
+        order = None if common.get("at_most_once") is True else BY_KEY
+        super().__init__(app, fun, topics, {**common, "order": order}, name, scope=scope)
 
     def __repr__(self) -> str:
         return f"<CooperativeAgent {self.name} of {', '.join(self.topics)}, group {self.group}>"
 
     def describe(self) -> dict[str, Any]:
         """The agent's settings by name."""
-        left = ("lock_duration", "exactly_once", "at_most_once")
+        left = ("lock_duration", "exactly_once")
         facts = {key: value for key, value in super().describe().items() if key not in left}
         return {**facts, "lease": self.lease_s, "overlap_after": self.overlap_after_s, "shares": self.shares}
 
@@ -102,6 +104,8 @@ class CooperativeAgent(ShareAgent):
             drain_mode="strict" if overlap_s is None else "available",
             drain_timeout=0.0 if overlap_s is None else overlap_s,
             shares=self.shares,
+            # With one attempt each record that counts as begun and was not would be a dead letter that nobody had run.
+            exact_starts=self.options.retry.max_attempts == 1 and not self.options.at_most_once,
         )
 
 

@@ -12,12 +12,15 @@ from flowshare.agents.handler.errors import UsageError
 from flowshare.backend.base import Capabilities
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from flowshare.agents.cooperative.agent import CooperativeAgent
     from flowshare.agents.feed.acknowledgements import Observer
     from flowshare.agents.handler.chunk import Chunk
     from flowshare.agents.run.pool import Environment, Pool
     from flowshare.client.admin.admin import ShareAdmin
     from flowshare.clock import Clock
+    from flowshare.protocol.messages import TopicPartition
 
 HERE: Final = Capabilities(durable=True, settling=False, server_dead_letters=False)
 """What the member in this process can do, wherever the group's state is."""
@@ -46,8 +49,13 @@ class CooperativeFeeder(Feeder):
     async def _joined(self) -> CooperativeFeed:
         """Prepare topics and join."""
         await prepare(self.agent, self._admin, self._where, self._clock)
-        member = CooperativeFeed(self._connect, self.agent, clock=self._clock, member_id=self._member_id)
+        member = CooperativeFeed(
+            self._connect, self.agent, clock=self._clock, member_id=self._member_id, on_damaged=self._damaged
+        )
         self._member = member
+        if self._early is not None:
+            self._early.on_ended = member.ended
+            member.on_accepted_lost = lambda tp, offsets: self._at_pool(self._end, tp, offsets)
         await member.start()
         told = self._held.on_lost
 
@@ -58,6 +66,19 @@ class CooperativeFeeder(Feeder):
 
         self._held.on_lost = lost
         return member
+
+    def _damaged(self, count: int) -> None:
+        """Stored bytes that are no records are committed without a letter, as a share agent rejects them."""
+        self._stats.undecodable += count
+        self._stats.rejected += count
+
+    def _end(self, tp: TopicPartition, offsets: Collection[int]) -> None:
+        """Keys of records that were accepted before they run are another member's: end their handlers, where that can
+        be done, as the next record of the key may begin there. On the handler loop."""
+        for runner in self._pool.running():
+            theirs = any(chunk.tp == tp and record.offset in offsets for chunk, record in runner.records())
+            if theirs and runner.task is not None:
+                runner.task.cancel()
 
 
 async def prepare(agent: CooperativeAgent, admin: ShareAdmin, capabilities: Capabilities, clock: Clock) -> None:

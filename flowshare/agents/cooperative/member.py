@@ -5,7 +5,8 @@ how late a released one comes again, and whether what is acknowledged is still t
 
     the feed says         here
     ask                   records are begun, as soon as there are some (`CooperativeMember.take`)
-    ACCEPT, REJECT, GAP   the record is finished; answered when it is committed
+    ACCEPT, REJECT, GAP   the record is finished; answered when it is committed. Of an agent with at_most_once what is
+                          accepted is about to run, and keeps its key until it has (`ended`)
     RELEASE               it waits for its time, its key with it
     RENEW                 answered at once: the keys are renewed as long as the process lives
 """
@@ -55,9 +56,17 @@ class CooperativeFeed:
     """One member. Everything on the service loop."""
 
     def __init__(
-        self, connect: Connect, agent: CooperativeAgent, *, clock: Clock, member_id: str | None = None
+        self,
+        connect: Connect,
+        agent: CooperativeAgent,
+        *,
+        clock: Clock,
+        member_id: str | None = None,
+        on_damaged: Callable[[int], object] = lambda count: None,
     ) -> None:
+        """on_damaged: told how many offsets hold bytes that are no records."""
         self._clock = clock
+        self._early = agent.options.at_most_once
         self._settings = agent.member_settings
         self._member = CooperativeMember(
             connect,
@@ -69,6 +78,11 @@ class CooperativeFeed:
             on_ready=self._changed,
             on_lost=self._lost,
         )
+        self._member.partitions.on_damaged = lambda partition, first, last, why: on_damaged(last - first + 1)
+        self.on_accepted_lost: Callable[[TopicPartition, Collection[int]], object] = lambda tp, offsets: None
+        """Told of records that were accepted before they run, and whose keys are another member's now."""
+        self._accepted: dict[tuple[TopicPartition, int], tuple[Partition, Record]] = {}
+        """Of an agent with at_most_once: what runs, or is about to."""
         self._arrivals = Arrivals()
         self._plan: Plan | None = None
         self._ends: TimerHandle | None = None
@@ -250,6 +264,16 @@ class CooperativeFeed:
         tp = TopicPartition(*partition.key)
         for one in lost:
             self._in_hand.pop((tp, one.offset), None)
+        accepted = [one.offset for one in lost if self._accepted.pop((tp, one.offset), None) is not None]
+        if accepted:
+            self.on_accepted_lost(tp, accepted)
+
+    def ended(self, tp: TopicPartition, offsets: Collection[int]) -> None:
+        """Records that were accepted before have run, or run nowhere: the next ones of their keys may come."""
+        for offset in offsets:
+            found = self._accepted.pop((tp, offset), None)
+            if found is not None:
+                self._member.land(*found)
 
     # --- acknowledging ------------------------------------------------------------------------------------------
 
@@ -324,6 +348,9 @@ class CooperativeFeed:
                 self._look()
             return self._member.give_back(*found, delay_s=batch.delay_ms / 1000, unrun=batch.unrun)
         finished.add(offset)
+        if self._early and type_ == AcknowledgeType.ACCEPT:
+            self._accepted[tp, offset] = found
+            return self._member.accept(*found)
         return self._member.finish(*found)
 
     def _settle(self) -> None:

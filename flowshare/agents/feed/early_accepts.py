@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from flowshare.agents.handler.chunk import Chunk
@@ -51,6 +51,8 @@ class EarlyAccepts:
         self._asked: dict[tuple[TopicPartition, int], tuple[Chunk, RawRecord]] = {}
         self._ready: dict[Chunk, list[RawRecord]] = {}
         self._empty = asyncio.Event()
+        self.on_ended: Callable[[TopicPartition, Collection[int]], object] = lambda tp, offsets: None
+        """Told of them then: whoever keeps their keys until their handlers have ended."""
         self.in_hand = 0
         """Records whose accept was asked for, and whose handlers have not ended."""
 
@@ -85,7 +87,7 @@ class EarlyAccepts:
         asked = [self._asked.pop((result.tp, offset), None) for offset in range(ack.first, ack.last + 1)]
         found = [one for one in asked if one is not None]
         if how != "accepted":
-            self.ended(len(found))
+            self.ended(result.tp, [record.offset for _, record in found])
             return
         if found and not self._ready:
             asyncio.get_running_loop().call_soon(self._begin)
@@ -96,12 +98,13 @@ class EarlyAccepts:
         ready, self._ready = self._ready, {}
         self._feed([chunk.accepted_first(records) for chunk, records in ready.items()])
 
-    def ended(self, count: int) -> None:
-        """So many of them have their handler's outcome, or get no handler."""
-        self.in_hand -= count
+    def ended(self, tp: TopicPartition, offsets: Collection[int]) -> None:
+        """These have their handler's outcome, or get no handler."""
+        self.in_hand -= len(offsets)
         if not self.in_hand:
             self._empty.set()
-        if count:
+        if offsets:
+            self.on_ended(tp, offsets)
             asyncio.get_running_loop().call_soon(self.look)
 
     async def wait_empty(self) -> None:

@@ -463,7 +463,7 @@ class Feeder:
     def _all_ended(self, chunk: Chunk, offsets: list[int]) -> None:
         """Handlers of records that were accepted before have ended well."""
         assert self._early is not None
-        self._early.ended(len(offsets))
+        self._early.ended(chunk.tp, offsets)
         if self._reporter is not None:
             for offset in offsets:
                 where = chunk.topic, chunk.partition, offset
@@ -479,7 +479,7 @@ class Feeder:
                 "%s: lost, as it was accepted before it ran (at_most_once): %s", chunk.where(record.offset), reason
             )
             how = "lost"
-        self._early.ended(1)
+        self._early.ended(chunk.tp, [record.offset])
         if self._reporter is not None:
             where = chunk.topic, chunk.partition, record.offset
             self._reporter.ended(*where, chunk.attempt(record.offset), how, reason)

@@ -167,7 +167,7 @@ class AgentRuntime:
         In an order the handlers end first, as the next record of a key begins elsewhere when its lock is given back;
         one that does not end keeps its lock for as long as that lasts.
         """
-        if self.agent.options.order is None:
+        if self.agent.options.order is None and self.agent.group_type != "cooperative":
             await self._feeder.close()
             await self._on_handler_loop(self._pool.stop, limit_s=BLOCKED_S)
         else:

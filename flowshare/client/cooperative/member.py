@@ -160,9 +160,12 @@ class CooperativeMember(CooperativeShell):
 
     def _new(self, place: Place, topic_id: uuid.UUID | None) -> Partition:
         assert topic_id is not None, "only topics with ids are described"
-        partition = Partition(place, topic_id, KeyScan(buffer_max=self._settings.buffer_records))
+        partition = Partition(place, topic_id, self._new_scan())
         self.partitions.add(partition)
         return partition
+
+    def _new_scan(self) -> KeyScan[RawRecord]:
+        return KeyScan(buffer_max=self._settings.buffer_records, exact_starts=self._settings.exact_starts)
 
     @staticmethod
     def _keys(partition: Partition) -> KeyScan[RawRecord]:

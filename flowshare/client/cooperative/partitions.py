@@ -68,6 +68,8 @@ class Partitions:
         """Called when records may be begun, or something that was waited for has happened."""
         self.on_lost: Callable[[Partition, list[Record]], object] = lambda partition, lost: None
         """Told of records in flight that are not the member's any more."""
+        self.on_damaged: Callable[[Partition, int, int, str], object] = lambda partition, first, last, why: None
+        """Told of stored bytes (first, last, why) that are no records, by the one member that commits them as void."""
         self.settled: set[asyncio.Future[None]] = set()
 
     def __iter__(self) -> Iterator[Partition]:

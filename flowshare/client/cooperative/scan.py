@@ -38,7 +38,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from flowshare.client.cooperative.dispatch import Dispatcher, Found
 from flowshare.client.cooperative.starts import StartPart, Starts, Telling
 from flowshare.cooperative.offsets import RANGES_MAX, SPAN_MAX, CommittedOffsets
-from flowshare.cooperative.ranges import KEY_RANGES_MAX, Pair, holes, merged, minus, overlaps
+from flowshare.cooperative.ranges import KEY_RANGES_MAX, Pair, holes, merged, minus, overlaps, total
 from flowshare.cooperative.types import HASHES, WHOLE, KeyRange, KeyRanges
 from flowshare.protocol.headers import OFFSET_MAX
 from flowshare.protocol.messages.records import KeyFilter
@@ -94,12 +94,12 @@ class Batch(NamedTuple):
 class KeyScan(Generic[R]):
     """See the head of the module. S of a partition of which nothing is known is 0."""
 
-    def __init__(self, *, buffer_max: int = BUFFER_MAX) -> None:
+    def __init__(self, *, buffer_max: int = BUFFER_MAX, exact_starts: bool = False) -> None:
         self._buffer_max = buffer_max
         self._pieces: list[Piece] = []
         self._target: KeyRanges = ()
         self._dispatcher: Dispatcher[R] = Dispatcher()
-        self.starts: Starts[R] = Starts(self._dispatcher)
+        self.starts: Starts[R] = Starts(self._dispatcher, exact=exact_starts)
         self._committed = _unbounded(0, (), -1)
         self._done: dict[int, int] = {}
         """Hashes by offset of what is finished and not sent."""
@@ -255,6 +255,14 @@ class KeyScan(Generic[R]):
         told = 0 < len(keys) <= KEY_RANGES_MAX and keys != list(WHOLE)
         return KeyFilter(tuple(keys), self._limit()) if told else None
 
+    def commits_as_void(self, position: int, first: int, end: int) -> int:
+        """How many offsets this member commits as void, if a scan from `position` finds no record in this range."""
+        zero = next(
+            (piece for piece in self._pieces if piece.wanted and piece.next >= position and not piece.first), None
+        )
+        first, end = (end, end) if zero is None else (max(first, zero.next), min(end, self._limit()))
+        return total(self._committed.uncommitted(first, end)) if first < end else 0
+
     def scanned(
         self,
         first: int,
@@ -309,6 +317,7 @@ class KeyScan(Generic[R]):
         def allows(found: Found[R]) -> bool:
             return self._allows(found) and self.starts.allows(found, alone=alone)
 
+        self.starts.look(count)
         if alone:
             self._dispatcher.offer(self._allows)
         taken = self._dispatcher.take(count, now_s, keys=keys, chain=chain, allows=allows)
@@ -325,6 +334,17 @@ class KeyScan(Generic[R]):
             return False
         self._done[found.offset] = found.hash
         return True
+
+    def accept(self, found: Found[R]) -> bool:
+        """The record is committed before it runs; it keeps its key until `land`. False: as `finish`."""
+        if not self._dispatcher.holds(found):
+            return False
+        self._done[found.offset] = found.hash
+        return True
+
+    def land(self, found: Found[R]) -> None:
+        """An accepted record has run: the next one of its key may be begun."""
+        self._dispatcher.finish(found)
 
     def give_back(self, found: Found[R], *, not_before_s: float = 0.0, unrun: bool = False) -> bool:
         """The record is to be begun again: `Dispatcher.give_back`."""

@@ -269,6 +269,7 @@ class CooperativeShell(abc.ABC):
                 mode=self._settings.drain_mode,
                 drain_timeout_ms=round(self._settings.drain_timeout * 1000),
                 auto_offset_reset=self._settings.auto_offset_reset,
+                exact_starts=self._settings.exact_starts,
                 partitions=tuple(wanted),
             )
         )
@@ -376,6 +377,22 @@ class CooperativeShell(abc.ABC):
             return False
         self.partitions.to_commit.set()
         return True
+
+    def accept(self, partition: Partition, found: Record) -> bool:
+        """The record is to be committed before it runs; its key is kept until `land`. False: as `finish`."""
+        assert isinstance(partition.scan, KeyScan), "records without keys keep none"
+        if not partition.scan.accept(found):
+            return False
+        self.partitions.to_commit.set()
+        return True
+
+    def land(self, partition: Partition, found: Record) -> None:
+        """A record that was accepted has run."""
+        assert isinstance(partition.scan, KeyScan), "records without keys keep none"
+        partition.scan.land(found)
+        if self._gives_back(partition):
+            self.partitions.to_hold.set()
+        self.partitions.changed()
 
     def give_back(self, partition: Partition, found: Record, *, delay_s: float = 0.0, unrun: bool = False) -> bool:
         """The record is to be begun again, after a delay. False: it is not the member's any more."""
@@ -517,7 +534,9 @@ class CooperativeShell(abc.ABC):
         scan, position = partition.scan, asked.offset
         scanned = scan_log(log.records, position, log.aborted, until=scan.until, last=partition.last_batch)
         for first, last, why in scanned.damaged:
-            logger.error("record=%s@%d..%d: the stored bytes cannot be read: %s", partition.text, first, last, why)
+            if scan.commits_as_void(position, first, last + 1):
+                logger.error("record=%s@%d..%d: the stored bytes cannot be read: %s", partition.text, first, last, why)
+                self.partitions.on_damaged(partition, first, last, why)
         if asked.only is None or log.filtered is None or not isinstance(scan, KeyScan):
             scan.scanned(position, scanned.end, scanned.records)
         else:
@@ -646,8 +665,9 @@ class CooperativeShell(abc.ABC):
             for part in answer.partitions:
                 if part.error is ErrorCode.NONE:
                     fenced[part.topic_id, part.partition] = part.fenced
-        for partition, telling in tellings:
-            partition.scan.told(telling, fenced.get(partition.key, range(len(telling.parts))))
+        finally:
+            for partition, telling in tellings:
+                partition.scan.told(telling, fenced.get(partition.key, range(len(telling.parts))))
         return len(fenced) == len(tellings) and not any(fenced.values())
 
     # --- inside -------------------------------------------------------------------------------------------------

@@ -166,6 +166,11 @@ class SpanScan(Generic[R]):
         """Records of any key are wanted."""
         return None
 
+    def commits_as_void(self, position: int, first: int, end: int) -> int:
+        """As `KeyScan.commits_as_void`."""
+        spans = [span for span in self._spans if position <= span.next]
+        return sum(max(0, min(end, span.end) - max(first, span.next)) for span in spans)
+
     def scanned(self, first: int, end: int, records: Iterable[tuple[int, int, R]]) -> int:
         """All that there is from `first` up to `end`: (offset, hash, record), ascending; how many are this member's."""
         found = {offset: record for offset, _, record in records}

@@ -1,8 +1,8 @@
 """What a member may begin of one partition with what the server knows of its starts, and what it tells.
 
 The server tells with each grant how often records were begun by members that are gone (`cooperative.attempts`). A first
-start needs no word below the *horizon*; each other one is told before it is made, with how often the record was begun
-then. So is how often what is given back unfinished was begun (`owed`).
+start needs no word below the *horizon* (of a member with exact starts there is none); each other one is told before it
+is made, with how often the record was begun then. So is how often what is given back unfinished was begun (`owed`).
 
     found ──▶ its start is known ──▶ begun
       │            ▲
@@ -44,10 +44,11 @@ class Telling(NamedTuple):
 
 
 class Starts(Generic[R]):
-    """Of one partition. counted: whether anybody is told."""
+    """Of one partition. exact: first starts are told, too. counted: whether anybody is told."""
 
-    def __init__(self, dispatcher: Dispatcher[R]) -> None:
+    def __init__(self, dispatcher: Dispatcher[R], *, exact: bool = False) -> None:
         self._dispatcher = dispatcher
+        self._exact = exact
         self._begun = Begun()
         self._counts: dict[int, int] = {}
         self._horizon = 0
@@ -56,6 +57,8 @@ class Starts(Generic[R]):
         self._to_tell: dict[int, Found[R]] = {}
         self._apart: dict[int, Found[R]] = {}
         """Suspects that could be begun, were nothing else in flight."""
+        self._room = 0
+        """Of how many starts more may be told: what is told and not begun would count, should this member die."""
         self._suspect: Found[R] | None = None
         """The one that was begun last."""
         self.counted = False
@@ -97,6 +100,10 @@ class Starts(Generic[R]):
         self._to_tell = {at: found for at, found in self._to_tell.items() if keeps(found)}
         self._apart = {at: found for at, found in self._apart.items() if keeps(found)}
 
+    def look(self, count: int) -> None:
+        """So many records are to be begun now."""
+        self._room = 0 if self.telling else count - len(self._to_tell)
+
     def allows(self, found: Found[R], *, alone: bool) -> bool:
         """Whether a record may be begun now. alone: nothing else is in flight, or will be with it."""
         if alone:  # one is told of when it is its turn, as what is told counts as begun
@@ -110,9 +117,10 @@ class Starts(Generic[R]):
         if not self.counted:
             return True
         starts = found.attempt + 1
-        if starts > 1:
-            if found.told < starts:
+        if starts > 1 or self._exact:
+            if found.told < starts and self._room > 0 and found.offset not in self._to_tell:
                 self._to_tell[found.offset] = found
+                self._room -= 1
             return found.told >= starts
         if found.offset >= self._horizon:
             self._wanted = max(self._wanted, found.offset + HORIZON_STEP)
@@ -123,23 +131,25 @@ class Starts(Generic[R]):
         if found.suspect:
             self._suspect = found
             self._apart.pop(found.offset, None)
-        if found.offset >= self._horizon - HORIZON_STEP // 2:
+        if not self._exact and found.offset >= self._horizon - HORIZON_STEP // 2:
             self._wanted = max(self._wanted, found.offset + HORIZON_STEP)
 
     def tell(self, held: Held, *, owed: bool = False) -> tuple[StartPart, ...]:
         """What is to be told now. owed: how often what waits was begun, for who gives it back."""
         if owed:
-            starts = [(found, found.attempt) for found in self._dispatcher.waiting() if found.owed and found.attempt]
+            starts = [(found, found.attempt) for found in self._dispatcher.waiting() if found.owed]
         else:
             starts = [(found, found.attempt + 1) for found in self._to_tell.values()]
         self._to_tell = {}
         horizon = max(self._horizon, self._wanted)
-        parts: dict[KeyRange, StartPart] = {}
+        parts: dict[tuple[KeyRange, bool], StartPart] = {}
         for found, count in starts:
             keys = held(found.hash)
             if keys is not None:
-                parts.setdefault(keys[0], StartPart(*keys, [], horizon)).starts.append((found.offset, count))
-        return tuple(parts[keys] for keys in sorted(parts))
+                # Apart from those that the server counts already: it may have no room for more, and these go on.
+                new = found.told < (1 if self._exact else 2) and found.offset not in self._counts
+                parts.setdefault((keys[0], new), StartPart(*keys, [], horizon)).starts.append((found.offset, count))
+        return tuple(parts[which] for which in sorted(parts))
 
     def told(self, parts: Iterable[StartPart]) -> None:
         """These are durable."""

@@ -92,6 +92,8 @@ class CooperativeHoldRequest(Request["CooperativeHoldResponse"]):
     mode: str = "strict"
     drain_timeout_ms: int = DRAIN_TIMEOUT_MS
     auto_offset_reset: str = "none"
+    exact_starts: bool = False
+    """Whether the member says each start before it makes it (`Terms`)."""
     partitions: tuple[WantedKeys, ...] = ()
 
 

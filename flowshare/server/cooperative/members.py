@@ -365,7 +365,12 @@ def _terms(request: CooperativeHoldRequest) -> Terms:
         raise InvalidRequest(f"a mode is strict or available, not {request.mode!r}") from None
     if not 0 <= request.drain_timeout_ms <= DRAIN_MS_MAX:
         raise InvalidRequest(f"a drain time-out has 0 to {DRAIN_MS_MAX} ms, not {request.drain_timeout_ms}")
-    return Terms(lease_ms=request.lease_ms, mode=mode, drain_timeout_ms=request.drain_timeout_ms)
+    return Terms(
+        lease_ms=request.lease_ms,
+        mode=mode,
+        drain_timeout_ms=request.drain_timeout_ms,
+        exact_starts=request.exact_starts,
+    )
 
 
 def _check_lease(lease_ms: int) -> None:

@@ -191,9 +191,9 @@ class TopicApis(Family):
 def breaks_order(topic: str, total: int, groups: Sequence[str]) -> str:
     """Why partitions are not added without being told to, and what to do (SG-18.8)."""
     return (
-        f"topic {topic} is read in the order of keys by {', '.join(groups)} (share.key.order), and with other "
-        "partitions the next records of a key may go to another one and run beside the earlier ones: stop what "
-        "sends to it, wait until these groups have handled all of it, and add them then with "
+        f"topic {topic} is read in the order of keys by {', '.join(groups)} (share.key.order, or a cooperative group), "
+        "and with other partitions the next records of a key may go to another one and run beside the earlier ones: "
+        "stop what sends to it, wait until these groups have handled all of it, and add them then with "
         f"`flowshare topics grow {topic} --partitions {total} --breaks-order`"
     )
 

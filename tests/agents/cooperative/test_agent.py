@@ -132,7 +132,6 @@ def test_a_paused_agent_begins_nothing_until_it_is_resumed() -> None:
         ("max_in_flight", 3),
         ("priority", "new"),
         ("renew", False),
-        ("at_most_once", True),
     ],
 )
 def test_options_that_say_nothing_there_are_refused_with_why(option: str, value: Any) -> None:

@@ -304,3 +304,28 @@ def test_attempts_are_exact_over_a_hand_over_in_order() -> None:
             assert told == [1, 2, 3, 4]
 
     run(story())
+
+
+def test_with_one_attempt_a_death_costs_only_what_was_in_flight() -> None:
+    async def story() -> None:
+        async def body(delivery: fs.Delivery) -> None:
+            if delivery.offset == 3:
+                group.cut.add("a")
+                await asyncio.sleep(1e6)
+            await asyncio.sleep(0.5)
+
+        async with workers(body, concurrency=2, retry=None) as group:
+            await group.start("a")
+            await asyncio.sleep(5)
+            await group.send([f"k{number}" for number in range(200)])
+            await group.until(lambda: "a" in group.cut)
+            host = await group.start("b")
+            await group.until(lambda: len({one.offset for one in group.ended}) >= 150)
+            await asyncio.sleep(60)
+            (agent,) = (runtime.agent for runtime in host.runtimes.values())
+            letters = await host.admin.read(str(agent.dead_letter_topic), 0)
+            offsets = {int(dict(letter.headers)["flowshare.dlq.offset"]) for letter in letters}
+            assert 3 in offsets
+            assert len(offsets) < 40, "those that the dead worker had in hand, and no more of the 200"
+
+    run(story())

@@ -132,7 +132,7 @@ class _Shell:
     """What `CooperativeShell._scanned` asks of a member."""
 
     def __init__(self) -> None:
-        self.partitions = SimpleNamespace(to_commit=asyncio.Event())
+        self.partitions = SimpleNamespace(to_commit=asyncio.Event(), on_damaged=lambda *_: None)
 
 
 async def read_all(

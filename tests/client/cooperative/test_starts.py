@@ -10,9 +10,11 @@ START = Progress(0, 1, 0, 0)
 HALF = HASHES // 2
 
 
-def holding(*, horizon: int = HORIZON_STEP, reaches: tuple[Reach, ...] = (), **starts: int) -> KeyScan[str]:
+def holding(
+    *, horizon: int = HORIZON_STEP, reaches: tuple[Reach, ...] = (), exact: bool = False, **starts: int
+) -> KeyScan[str]:
     """A member that holds all keys of a partition with ten records, each of its own key."""
-    scan: KeyScan[str] = KeyScan()
+    scan: KeyScan[str] = KeyScan(exact_starts=exact)
     scan.set_target([(0, HASHES)])
     scan.held([(0, HASHES, 7)], START, ())
     scan.starts.hold(horizon, Begun(reaches, tuple((int(at[1:]), count) for at, count in starts.items())))
@@ -150,3 +152,25 @@ def test_who_lost_all_knows_of_nothing_until_the_next_grant():
     scan.scanned(0, 10, [(at, at, f"r{at}") for at in range(10)])
     assert [at for at, _ in begun(scan)] == [0, 1]
     assert answered(scan) == [(2, 2)]
+
+
+def test_with_exact_starts_each_first_one_is_told_and_what_was_told_and_not_begun_is_taken_back():
+    scan = holding(horizon=0, exact=True)
+    assert begun(scan) == []
+    assert sorted(answered(scan)) == [(at, 1) for at in range(10)]
+    assert begun(scan, 3) == [(0, 1), (1, 1), (2, 1)]
+    assert scan.telling() is None, "there is no horizon to be moved"
+    telling = scan.telling(owed=True)
+    assert telling is not None
+    assert sorted(one for part in telling.parts for one in part.starts) == [(at, 0) for at in range(3, 10)]
+
+
+def test_what_the_server_counts_already_is_told_apart_and_goes_on_when_there_is_no_room_for_more():
+    scan = holding(reaches=(Reach(0, HALF, 2),), o5=1)
+    begun(scan)
+    telling = scan.telling()
+    assert telling is not None
+    assert [sorted(part.starts) for part in telling.parts] == [[(5, 2)], [(0, 2), (1, 2)]]
+    scan.told(telling, {1})
+    assert begun(scan) == [(5, 2)]
+    assert sorted(answered(scan)) == [(0, 2), (1, 2)]
