@@ -22,7 +22,9 @@ finished and not committed: so a range is given back after its commits were answ
 record keeps its own slot only (36). Draining slots and the target together are what the member asks to hold (`asked`).
 
 A hole between two records, seen by a scan of everything, is void: a control batch, an aborted one, or what compaction
-took. Whoever holds hash 0 commits it, at once and not with the record before it, which may be another member's.
+took. Whoever holds hash 0 commits it, at once and not with the record before it, which may be another member's. What
+compaction takes behind its scan, and before the scan of the record's own member, nobody sees: so where S stands still
+at nothing of its own, it looks once more for holes (`look_back`).
 
 Intake stops at the bounds (SPAN_MAX offsets behind S, RANGES_MAX ranges) and goes on below M: what fills gaps always
 goes. No I/O and no clock.
@@ -242,6 +244,22 @@ class KeyScan(Generic[R]):
         position = self._position()
         full = self._dispatcher.buffered >= self._buffer_max
         return None if position is None or full or position >= self._limit() else position
+
+    def look_back(self) -> bool:
+        """Have what lies between S and the scan be looked at once more, for holes. False: S waits for a record of this
+        member's, or it is not this member that commits holes."""
+        stable = self.progress.stable
+        zero = self._pieces[0] if self._pieces else None
+        if zero is None or zero.first or not zero.wanted or zero.next <= stable:
+            return False
+        own = {found.offset: found.hash for found in (*self._dispatcher.waiting(), *self._dispatcher.flights())}
+        own.update(self._done)
+        own.update(self._sent)
+        if stable in own or 0 in own.values():
+            return False
+        rest = [zero._replace(first=1)] if zero.end > 1 else []
+        self._pieces[:1] = [zero._replace(end=1, next=stable), *rest]
+        return True
 
     @property
     def until(self) -> int:

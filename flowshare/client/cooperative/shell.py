@@ -78,6 +78,8 @@ COMMIT_RANGES_MAX: Final = 10_000
 TOPICS_S: Final = 1.0
 FAULT_S: Final = 1.0
 """After a fault of ours."""
+LOOK_BACK_S: Final = 30.0
+"""A stable offset that has not moved for so long is looked at, and again each time when that has doubled."""
 MIRROR_S: Final = 1.0
 """How often the group's ordinary offset is looked at."""
 MIRROR_LIMIT_S: Final = 5.0
@@ -183,7 +185,14 @@ class CooperativeShell(abc.ABC):
             return
         if self._group is not None:
             self._group.start()
-        loops = (self._hold_loop, self._read_loop, self._commit_loop, self._tell_loop, self._mirror_loop)
+        loops = (
+            self._hold_loop,
+            self._read_loop,
+            self._commit_loop,
+            self._tell_loop,
+            self._mirror_loop,
+            self._look_back_loop,
+        )
         self._tasks = [asyncio.create_task(self._on(loop), name=f"{self.group_id}: {loop.__name__}") for loop in loops]
 
     async def _on(self, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -496,6 +505,18 @@ class CooperativeShell(abc.ABC):
                 failures += 1
                 self._tell("reading", error)
                 await self._clock.sleep(self._link.pause_s(failures))
+
+    async def _look_back_loop(self) -> None:
+        """See whether a stable offset stands still at what compaction took (`KeyScan.look_back`)."""
+        while True:
+            await self._clock.sleep(LOOK_BACK_S)
+            for partition in self.partitions:
+                stable, times = partition.scan.progress.stable, partition.stands[1]
+                times = times + 1 if partition.stands[0] == stable else 0
+                partition.stands = (stable, times)
+                scan = partition.scan
+                if times.bit_count() == 1 and isinstance(scan, KeyScan) and scan.look_back():
+                    self.partitions.to_read.set()
 
     async def _read(self, asked: Mapping[Place, FetchPartition], wait_s: float) -> None:
         """One fetch. Raises: ServerError, OSError, ClientError."""

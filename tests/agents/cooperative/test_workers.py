@@ -11,9 +11,12 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import pytest
+
 import flowshare as fs
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.backend.memory import MemoryBackend
+from flowshare.client.cooperative.scan import KeyScan
 from flowshare.client.producer.producer import Message
 from flowshare.testing import run
 from flowshare.testing.clock import LoopTimeClock
@@ -329,3 +332,20 @@ def test_with_one_attempt_a_death_costs_only_what_was_in_flight() -> None:
             assert len(offsets) < 40, "those that the dead worker had in hand, and no more of the 200"
 
     run(story())
+
+
+def test_a_stable_offset_that_stands_still_is_looked_at_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[float] = []
+    monkeypatch.setattr(KeyScan, "look_back", lambda scan: looked.append(asyncio.get_running_loop().time()))
+
+    async def body(delivery: fs.Delivery) -> None:
+        await asyncio.sleep(1_000.0)
+
+    async def story() -> None:
+        async with workers(body) as group:
+            await group.start("a")
+            await group.send(["k"])
+            await group.until(lambda: bool(group.ended), limit_s=1_100)
+
+    run(story())
+    assert len(looked) == 6, "each time when it has stood for twice as long"

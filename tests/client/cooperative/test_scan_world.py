@@ -47,7 +47,7 @@ class Member:
 
 
 class World:
-    def __init__(self, seed: int, *, deaths: bool) -> None:
+    def __init__(self, seed: int, *, deaths: bool, compacted: bool) -> None:
         self.rng = random.Random(seed)
         self.log = Log(self.rng, self.rng.randrange(1, 120), self.rng.randrange(1, 12))
         self.server = CooperativePartition.new(0, reset_epoch=1)
@@ -56,6 +56,7 @@ class World:
         self.generation = 0
         self.now_ms = 0
         self.deaths = deaths
+        self.compacted = compacted
         self.began: dict[int, list[int]] = defaultdict(list)
         self.handled: dict[int, int] = defaultdict(int)
         self.at_work: dict[int, str] = {}
@@ -177,8 +178,20 @@ class World:
         if self.deaths and choice < 0.03 and self.now_ms < member.lease_ms:
             self.die(member)
             return
+        if self.compacted and choice > 0.98:
+            self.compact()
         self.hold(member, lost_answer=self.rng.random() < 0.05) if choice < 0.3 else None
         self.rng.choice([self.read, self.begin, self.end, self.send_commit, self.answer_commit])(member)
+
+    def compact(self) -> None:
+        """Records of which a later one of the key is there are taken, whoever has seen them."""
+        last = {hash_: offset for offset, hash_ in self.log.records}
+        keeps = self.rng.random()
+        self.log.records = [
+            (offset, hash_)
+            for offset, hash_ in self.log.records
+            if offset == last[hash_] or self.handled[offset] or self.rng.random() < keeps
+        ]
 
     def leave(self, member: Member) -> None:
         """In order: what runs ends, is committed, and then everything is given back."""
@@ -210,7 +223,7 @@ class World:
         if not self.present:
             self.present.add(self.members[0].name)
             self.rebalance()
-        for _ in range(3_000):
+        for turn in range(3_000):
             if self.server.offsets.stable == self.log.end:
                 return
             self.now_ms += 50
@@ -218,6 +231,8 @@ class World:
                 self.lapse(one)
             for member in [one for one in self.members if one.name in self.present]:
                 self.hold(member)
+                if self.compacted and turn % 100 == 99:
+                    member.scan.look_back()
                 self.read(member)
                 self.begin(member)
                 self.end(member)
@@ -227,8 +242,8 @@ class World:
         raise AssertionError(f"it stands still at {self.server.offsets.stable} of {self.log.end}: {left}")
 
 
-def run(seed: int, *, deaths: bool) -> World:
-    world = World(seed, deaths=deaths)
+def run(seed: int, *, deaths: bool, compacted: bool = False) -> World:
+    world = World(seed, deaths=deaths, compacted=compacted)
     for _ in range(world.rng.randrange(400)):
         world.step()
     world.finish()
@@ -253,13 +268,22 @@ def test_what_a_death_explains_comes_again_and_nothing_is_lost(seed: int) -> Non
         assert world.handled[offset] == 1 or offset in world.lost
 
 
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_what_compaction_takes_unseen_holds_nothing_up(seed: int) -> None:
+    world = run(seed, deaths=False, compacted=True)
+    for offset, _ in world.log.records:
+        assert world.handled[offset] >= 1
+        assert world.handled[offset] == 1 or offset in world.lost
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
 def test_many_worlds(part: int) -> None:
     worlds = int(os.environ.get("WORLDS", "1500")) // 2
     for seed in range(part * worlds, (part + 1) * worlds):
         try:
-            run(seed, deaths=seed % 2 == 1)
+            run(seed, deaths=seed % 2 == 1, compacted=seed % 3 == 1)
         except BaseException:
             print(f"seed {seed}")
             raise
