@@ -95,6 +95,27 @@ def test_only_the_keys_of_the_dead_count():
     assert (group.told(1, 5), group.told(1, HASHES - 1)) == (0, 1)
 
 
+def test_keys_behind_those_of_the_dead_do_not_count():
+    group = Group()
+    group.hold("a", LOWER)
+    group.dies()
+
+    assert (group.told(1, HASHES // 2 - 1), group.told(1, HASHES // 2)) == (1, 0)
+
+
+def test_a_horizon_and_what_the_dead_have_reached_never_come_nearer():
+    group = Group()
+    group.hold("a")
+    group.begin("a", horizon=5_000)
+    group.begin("a", horizon=3_000)
+    assert group.partition.attempts.horizon("a") == 5_000
+    group.dies()
+    group.hold("b")
+    group.dies()
+
+    assert group.partition.attempts.state.reaches == (Reach(0, HASHES, 5_000),)
+
+
 def test_what_is_given_back_counts_as_often_as_its_member_said():
     group = Group()
     group.hold("a")
