@@ -230,7 +230,7 @@ def test_ranges_of_keys_that_are_too_many_are_joined_and_count_too_many(monkeypa
 
 
 def test_only_what_changed_is_written():
-    known = Attempts(starts={1: 1, 2: 5})
+    known = Attempts(starts={1: 1, 2: 5, 7: 3})
     before = known.state
     known.begin("a", [(2, 6), (3, 1)], 9, CommittedOffsets(2))
     known.shrink(CommittedOffsets(2), [(0, 2)])
