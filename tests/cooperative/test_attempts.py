@@ -95,6 +95,27 @@ def test_only_the_keys_of_the_dead_count():
     assert (group.told(1, 5), group.told(1, HASHES - 1)) == (0, 1)
 
 
+def test_keys_behind_those_of_the_dead_do_not_count():
+    group = Group()
+    group.hold("a", LOWER)
+    group.dies()
+
+    assert (group.told(1, HASHES // 2 - 1), group.told(1, HASHES // 2)) == (1, 0)
+
+
+def test_a_horizon_and_what_the_dead_have_reached_never_come_nearer():
+    group = Group()
+    group.hold("a")
+    group.begin("a", horizon=5_000)
+    group.begin("a", horizon=3_000)
+    assert group.partition.attempts.horizon("a") == 5_000
+    group.dies()
+    group.hold("b")
+    group.dies()
+
+    assert group.partition.attempts.state.reaches == (Reach(0, HASHES, 5_000),)
+
+
 def test_what_is_given_back_counts_as_often_as_its_member_said():
     group = Group()
     group.hold("a")
@@ -209,7 +230,7 @@ def test_ranges_of_keys_that_are_too_many_are_joined_and_count_too_many(monkeypa
 
 
 def test_only_what_changed_is_written():
-    known = Attempts(starts={1: 1, 2: 5})
+    known = Attempts(starts={1: 1, 2: 5, 7: 3})
     before = known.state
     known.begin("a", [(2, 6), (3, 1)], 9, CommittedOffsets(2))
     known.shrink(CommittedOffsets(2), [(0, 2)])
