@@ -53,7 +53,14 @@ BY_KEY = {"order": "key"}
 ONCE = {"exactly_once": True}
 
 ARMS = (
-    Arm(name="consumer group, at least once", kind="plain", ordered=True, sharing=False, concurrent=False),
+    Arm(
+        name="consumer group, at least once",
+        kind="plain",
+        ordered=True,
+        sharing=False,
+        concurrent=False,
+        records=200_000,
+    ),
     Arm(
         name="consumer group, at most once",
         kind="plain",
@@ -61,6 +68,7 @@ ARMS = (
         sharing=False,
         concurrent=False,
         delivery=AT_MOST,
+        records=200_000,
     ),
     Arm(name="share group, native", kind="share", query=NATIVE),
     Arm(name="share group, workers", kind="share", query=WORKERS),

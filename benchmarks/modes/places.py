@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 import flowshare as fs
 from benchmarks import arena, common
 from benchmarks.modes.arms import WORKERS, Arm
+from benchmarks.modes.judge import quantile
 from benchmarks.modes.members import Place, Running, forks
 from benchmarks.modes.work import key_of, number_of, value_of
 from flowshare.client.producer.producer import Message
@@ -36,13 +37,18 @@ SETTINGS: Final = {
     "log.segment.bytes": str(1 << 30),
 }
 SLOTS: Final = 4
+SHARED: Final = ("__consumer_offsets", "__share_group_state", "__transaction_state")
+"""Topics of Kafka's own in which groups of all kinds keep what they finished."""
 FLUSH_S: Final = 30
 READY_S: Final = 20
 LATE_S: Final = 0.05
 """From when a sender is ready to its first record."""
-RETRY_MAX_MS: Final = 1_000
 
 _numbers = itertools.count(1)
+
+
+class Broken(Exception):
+    """A trial that came to nothing, in a sentence."""
 
 
 class Site(Protocol):
@@ -70,8 +76,9 @@ class Site(Protocol):
 class Sending:
     """A sender. due: when record `number` is due."""
 
-    def __init__(self, process: Any, start: float, rate: float, first: int, records: int) -> None:
+    def __init__(self, process: Any, told: Any, start: float, rate: float, first: int, records: int) -> None:
         self._process = Running(process)
+        self._told = told
         self._start, self._rate, self._first = start, rate, first
         self.records = range(first, first + records)
 
@@ -84,6 +91,13 @@ class Sending:
         """When the last one is due."""
         return self.due(self.records[-1])
 
+    def lateness(self) -> float:
+        """Seconds that the sender itself was late, 99 of 100 records at most. Waits until all are sent."""
+        if not self._told.poll(FLUSH_S):
+            raise Broken(f"a sender did not end in {FLUSH_S} s")
+        late: float = self._told.recv()
+        return late
+
     def stop(self) -> None:
         """End it, if it has not ended."""
         self._process.kill()
@@ -94,11 +108,11 @@ def _sending(target: Any, rate: float, first: int, records: int, *more: Any) -> 
     process = forks().Process(target=target, args=(theirs, rate, first, records, *more), daemon=True)
     process.start()
     if not ours.poll(READY_S):
-        raise SystemExit(f"a sender was not ready in {READY_S} s")
+        raise Broken(f"a sender was not ready in {READY_S} s")
     ours.recv()
     start = time.monotonic() + LATE_S
     ours.send(start)
-    return Sending(process, start, rate, first, records)
+    return Sending(process, ours, start, rate, first, records)
 
 
 def _told(parent: Any) -> float:
@@ -149,7 +163,7 @@ class Kafka:
             if not record % 1000:
                 producer.poll(0)
         if producer.flush(FLUSH_S):
-            raise SystemExit(f"the broker did not take the records in {FLUSH_S} s")
+            raise Broken(f"the broker did not take the records in {FLUSH_S} s")
 
     def send(self, place: Place, rate: float, first: int, records: int, keys: int) -> Sending:
         """By librdkafka, linger 0, acks=all."""
@@ -157,11 +171,11 @@ class Kafka:
 
     def bytes_kept(self, place: Place) -> int:
         """Of all topics but the records' and the outputs': markers, offsets, share state, a fleet's slots, ledgers."""
-        own = {place.topic, place.sink, "__cluster_metadata"}
+        mine = {place.markers, f"__flowshare_state.{place.topic}", *SHARED}
         found = 0
-        for file in self._data.glob("**/*.log"):
-            if file.parent.name.rpartition("-")[0] not in own:
-                found += file.stat().st_size
+        for folder in self._data.glob("*/*"):
+            if folder.name.rpartition("-")[0] in mine:
+                found += sum(file.stat().st_size for file in folder.glob("*.log"))
         return found
 
     def outputs(self, place: Place) -> Counter[int]:
@@ -192,20 +206,24 @@ class Kafka:
 
 
 def _producing(place: Place) -> dict[str, Any]:
-    return {"bootstrap.servers": place.bootstrap, "acks": "all", "partitioner": "murmur2_random", "log_level": 0}
+    known = {"bootstrap.servers": place.bootstrap, "partitioner": "murmur2_random", "log_level": 0}
+    return {**known, "acks": "all", "enable.idempotence": True}  # without it a batch that is sent again loses its place
 
 
 def _send_to_kafka(parent: Any, rate: float, first: int, records: int, place: Place, keys: int) -> None:
     producer = Producer({**_producing(place), "linger.ms": 0})
     producer.list_topics(place.topic, timeout=READY_S)
     start = _told(parent)
+    late: list[float] = []
     for number in range(records):
         while (left := _pause(start + number / rate)) > 0:
             producer.poll(0)
             time.sleep(min(left, 0.01))
+        late.append(-left)
         producer.produce(place.topic, value_of(first + number), key=key_of(first + number, keys))
         producer.poll(0)
     producer.flush(FLUSH_S)
+    parent.send(quantile(sorted(late), 0.99))
 
 
 @contextmanager
@@ -268,13 +286,16 @@ def _send_to_path(parent: Any, rate: float, first: int, records: int, place: Pla
             producer = fs.Producer(opened)
             await fs.ShareAdmin(opened).list_topics()
             start = _told(parent)
+            late: list[float] = []
             sends = []
             for number in range(records):
                 if (left := _pause(start + number / rate)) > 0:
                     await asyncio.sleep(left)
+                late.append(-_pause(start + number / rate))
                 record = first + number
                 sends.append(producer.send_nowait(place.topic, value_of(record), key=key_of(record, keys)))
             await asyncio.gather(*sends)
+            parent.send(quantile(sorted(late), 0.99))
             await asyncio.Event().wait()  # it might be the one that leads: it goes when it is told
 
     asyncio.run(main())

@@ -60,7 +60,7 @@ DETAILS: Final[Mapping[str, Sequence[Column]]] = {
     "W3": [
         Column(title=f"{label} {part}", workload="W3", figure=f"{short} {part}")
         for short, label in (("common", "all:"), ("own", "own:"))
-        for part in ("rate", "p50", "p95", "p99", "max")
+        for part in ("rate", "p50", "p95", "p99", "max", "sender late")
     ],
     "W4": _of("W4", ("p50 ms", "p50"), ("p99 ms", "p99"), ("max ms", "max")),
     "W5": [

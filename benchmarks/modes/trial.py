@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from benchmarks.modes import journal
 from benchmarks.modes import members as members_module
 from benchmarks.modes.journal import Event, Kind
+from benchmarks.modes.places import Broken
 from benchmarks.modes.work import NO_OP, Work
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 LIMIT_S = 30.0
 LEASE_S, RETRY_S = 30.0, 100.0
 LOOK_S = 0.02
-
-
-class Broken(Exception):
-    """A trial that came to nothing, in a sentence."""
 
 
 class Trial:
