@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: setup demo test coverage test-real check check-mypy check-pyright check-format check-lint check-layers bench bench-peers bench-scale bench-spark scenarios mutants chaos attack fuzz lock clean
+.PHONY: setup demo test coverage test-real check check-mypy check-pyright check-format check-lint check-layers bench bench-peers bench-modes bench-scale bench-spark scenarios mutants chaos attack fuzz lock clean
 
 setup: $(STAMP)
 
@@ -80,6 +80,9 @@ bench: setup  ## figures, printed
 bench-peers: setup  ## figures beside other clients on a real Kafka, which it starts; needs Java and Maven, 60 minutes
 	@for b in peers native latency; do $(BIN)/python benchmarks/$$b.py || exit 1; done
 	@$(BIN)/python benchmarks/once.py --on workers
+
+bench-modes: setup  ## consumer, share and cooperative groups and KMQ beside each other, into docs/modes.md; needs Java and Maven, 20 minutes (QUICK=1: less)
+	@$(BIN)/python -m benchmarks.modes $(if $(QUICK),--quick,--out docs/modes --page docs/modes.md) $(if $(SEED),--seed $(SEED))
 
 bench-scale: setup  ## fleets of up to 1,000 workers on virtual time: balance, moves, requests, bytes (docs/scale.md)
 	@$(BIN)/python benchmarks/fleet_scale.py

@@ -6,12 +6,15 @@ A process has one or more members, which note in one journal what they did, and 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import hashlib
 import logging
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -48,6 +51,7 @@ HEARTBEAT_MS = 500
 BATCH = 500
 JAVA = arena.SOURCES / "modes"
 COMPILE_LIMIT_S = 300
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +153,15 @@ def start(crew: Crew, log: Path) -> Running:
     return Running(process)
 
 
+def tie() -> None:
+    """Have the system kill this process when its parent is gone; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def run(crew: Crew, log: Path) -> None:
-    """A Python process."""
+    """A Python process, which ends with the one that everything is forked from, and so with the benchmark."""
+    tie()
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(said, 1)
     os.dup2(said, 2)

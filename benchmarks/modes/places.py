@@ -18,7 +18,7 @@ import flowshare as fs
 from benchmarks import arena, common
 from benchmarks.modes.arms import WORKERS, Arm
 from benchmarks.modes.judge import quantile
-from benchmarks.modes.members import Place, Running, forks
+from benchmarks.modes.members import Place, Running, forks, tie
 from benchmarks.modes.work import key_of, number_of, value_of
 from flowshare.client.producer.producer import Message
 from flowshare.dev import broker
@@ -117,6 +117,7 @@ def _sending(target: Any, rate: float, first: int, records: int, *more: Any) -> 
 
 def _told(parent: Any) -> float:
     """In a sender that is ready: when to begin."""
+    tie()
     parent.send("ready")
     start: float = parent.recv()
     return start
@@ -302,6 +303,8 @@ def _send_to_path(parent: Any, rate: float, first: int, records: int, place: Pla
 
 
 def _read_path(place: Place, told: Any) -> None:
+    tie()
+
     async def main() -> list[int]:
         found: list[int] = []
         async with fs.Broker(place.url) as opened:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from benchmarks.modes.places import Site
 
 TURNS = 3
-MINUTES, QUICK_MINUTES = 19.0, 4.0
+MINUTES = 19.0
 QUICK_SCALE, WARM_SCALE = 0.2, 0.1
 QUICK_VARIANTS = {"W5": ("16",), "W6": ("1000",), "W10": ("random",)}
 WARM_LANES = 3
@@ -109,10 +109,14 @@ class Run:
         begun = time.monotonic()
         lanes = QUICK_LANES if self._options.quick and workload.number != "W10" else workload.lanes
         with ThreadPoolExecutor(lanes) as pool:
-            for sample in pool.map(lambda case: sampled(workload, case, turn), cases):
+            for sample in filter(None, pool.map(lambda case: self._sample(workload, case, turn), cases)):
                 self._told(sample)
                 self.samples.append(sample)
-        print(f"{workload.number} round {turn + 1}: {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"{workload.number}, round {turn + 1}: {time.monotonic() - begun:.0f} s", flush=True)
+
+    def _sample(self, workload: Workload, case: Case, turn: int) -> Sample | None:
+        """A trial's, if there is time for it."""
+        return sampled(workload, case, turn) if self.minutes < self._options.minutes else None
 
     def _cases(self, workload: Workload, scale: float):
         variants = workload.variants
@@ -121,12 +125,12 @@ class Run:
         for arm in self.arms:
             if (arm.name, "") in self.empty:
                 continue
-            why = workload.cannot(arm)
-            if why:
-                self.empty[arm.name, workload.number] = why
-                continue
             rates = self._rates_of(arm) if workload.number == "W3" else {}
             for variant in variants:
+                why = workload.cannot(arm, variant)
+                if why:
+                    self.empty[arm.name, workload.number] = why
+                    continue
                 yield Case(site=self._sites[arm.embedded], arm=arm, variant=variant, scale=scale, rates=rates)
 
     def _rates_of(self, arm: Arm) -> dict[str, float]:
@@ -186,7 +190,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="workloads, as W1,W4")
     parser.add_argument("--arms", default="", help="parts of the arms' names")
     parser.add_argument("--turns", type=int, default=TURNS)
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="no further round begins that would end later")
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help="no round begins that would end later, and no trial"
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     return parser.parse_args()
 
@@ -202,7 +208,8 @@ def main() -> None:
     with places.kafka() as kafka, places.paths() as paths:
         run = Run(options, kafka, paths)
         config = configuration(options, kafka)
-        run.warm()
+        if not options.quick:
+            run.warm()
         run.all_turns()
     results = Results([one.name for one in run.arms], run.samples, run.empty)
     notes = Notes()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from benchmarks.modes.workloads import Sample
 
 VOID, NOTHING = "void", "—"
+NOT_MEASURED: Final = "not measured in this run"
 NOT_AGAIN: Final = "what fails is not tried again: at most once"
 
 
@@ -27,12 +28,12 @@ class Column:
     figure: str
     variant: str = ""
     factor: float = 1.0
-    missing: str = "not measured"
+    missing: str = NOT_MEASURED
 
 
 def _of(workload: str, *figures: tuple[str, str], factor: float = 1.0, missing: str = "") -> list[Column]:
     return [
-        Column(title=title, workload=workload, figure=figure, factor=factor, missing=missing or "not measured")
+        Column(title=title, workload=workload, figure=figure, factor=factor, missing=missing or NOT_MEASURED)
         for title, figure in figures
     ]
 
@@ -115,7 +116,7 @@ class Results:
         """For a footnote."""
         if self.samples(arm, column):
             return column.missing
-        return self._empty.get((arm, column.workload)) or self._empty.get((arm, "")) or "not measured in this run"
+        return self._empty.get((arm, column.workload)) or self._empty.get((arm, "")) or NOT_MEASURED
 
     def complaints(self) -> list[str]:
         """Why trials do not count, one line each."""
