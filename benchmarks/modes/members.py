@@ -49,6 +49,19 @@ COMMIT_S = 0.2
 HEARTBEAT_MS = 500
 """Of the consumer groups of others: a member hears of a rebalance no later."""
 BATCH = 500
+PRELOADED = (
+    "aiokafka",
+    "flowshare.agents.cooperative.feeder",
+    "flowshare.agents.kmq.feeder",
+    "flowshare.backend.embedded",
+    "flowshare.backend.fleet",
+    "flowshare.client.cooperative.consumer",
+    "flowshare.client.kmq.tracker",
+    "flowshare.fleet.worker",
+    "flowshare.log.embedded",
+    "flowshare.server.server",
+)
+"""What members import when they start, so that a trial does not begin with it."""
 JAVA = arena.SOURCES / "modes"
 COMPILE_LIMIT_S = 300
 PR_SET_PDEATHSIG = 1
@@ -131,7 +144,7 @@ class Running:
 def forks() -> ForkServerContext:
     """Where Python's processes come from."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.modes.members", "benchmarks.modes.places", "flowshare.backend.fleet"])
+    context.set_forkserver_preload(["benchmarks.modes.run", *PRELOADED])
     return context
 
 
@@ -210,6 +223,8 @@ class _Loop:
             messages = [one for one in messages if one.error() is None]
             if messages:
                 self._take(messages)
+            elif not self._first_commits:
+                self._commit(wait=False)
 
     def _take(self, messages: list[Any]) -> None:
         if self._first_commits:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from benchmarks.modes.places import Site
 
 TURNS = 3
-MINUTES = 19.0
+MINUTES, QUICK_MINUTES = 19.0, 10.0
 QUICK_SCALE, WARM_SCALE = 0.2, 0.1
 QUICK_VARIANTS = {"W5": ("16",), "W6": ("1000",), "W10": ("random",)}
 WARM_LANES = 3
@@ -64,7 +64,7 @@ class Run:
         self._rates: dict[str, dict[str, float]] = {}
         self.scale = QUICK_SCALE if options.quick else 1.0
         self.samples: list[Sample] = []
-        self.empty: dict[tuple[str, str], str] = {}
+        self.empty: dict[tuple[str, str, str], str] = {}
         self.arms: list[Arm] = []
         for arm in arms.ARMS:
             if any(part in arm.name for part in options.arms.split(",")):
@@ -75,7 +75,7 @@ class Run:
     def _take(self, arm: Arm) -> None:
         refused = arms.refusal(arm)
         if refused:
-            self.empty[arm.name, ""] = refused
+            self.empty[arm.name, "", ""] = refused
             print(f"left out: {arm.name}: {refused}", flush=True)
         self.arms.append(arm)
 
@@ -123,20 +123,20 @@ class Run:
         if self._options.quick:
             variants = QUICK_VARIANTS.get(workload.number, variants)
         for arm in self.arms:
-            if (arm.name, "") in self.empty:
+            if (arm.name, "", "") in self.empty:
                 continue
             rates = self._rates_of(arm) if workload.number == "W3" else {}
             for variant in variants:
                 why = workload.cannot(arm, variant)
                 if why:
-                    self.empty[arm.name, workload.number] = why
+                    self.empty[arm.name, workload.number, variant] = why
                     continue
                 yield Case(site=self._sites[arm.embedded], arm=arm, variant=variant, scale=scale, rates=rates)
 
     def _rates_of(self, arm: Arm) -> dict[str, float]:
         """The rates of W3, from the first round of W1, and the same in all rounds."""
         if not self._rates:
-            own = {one.name: self._own_rate(one) for one in self.arms if (one.name, "") not in self.empty}
+            own = {one.name: self._own_rate(one) for one in self.arms if (one.name, "", "") not in self.empty}
             common = _two_digits(SLOWEST_PART * min(own.values()))
             for name, rate in own.items():
                 self._rates[name] = {COMMON: common, OWN: _two_digits(OWN_PART * rate)}
@@ -194,7 +194,9 @@ def parsed() -> argparse.Namespace:
         "--minutes", type=float, default=MINUTES, help="no round begins that would end later, and no trial"
     )
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)
+    return options
 
 
 def main() -> None:

@@ -92,8 +92,10 @@ DETAILS: Final[Mapping[str, Sequence[Column]]] = {
 class Results:
     """Samples by cell, and why cells are empty."""
 
-    def __init__(self, arms: Iterable[str], samples: Iterable[Sample], empty: Mapping[tuple[str, str], str]) -> None:
-        """empty: by arm and workload; a workload of "" is all of them."""
+    def __init__(
+        self, arms: Iterable[str], samples: Iterable[Sample], empty: Mapping[tuple[str, str, str], str]
+    ) -> None:
+        """empty: by arm, workload and variant; both are "" where nothing of an arm can be had."""
         self.arms = list(arms)
         self._empty = empty
         self._cells: dict[tuple[str, str, str], list[Sample]] = {}
@@ -116,7 +118,8 @@ class Results:
         """For a footnote."""
         if self.samples(arm, column):
             return column.missing
-        return self._empty.get((arm, column.workload)) or self._empty.get((arm, "")) or NOT_MEASURED
+        own = self._empty.get((arm, column.workload, column.variant))
+        return own or self._empty.get((arm, "", "")) or NOT_MEASURED
 
     def complaints(self) -> list[str]:
         """Why trials do not count, one line each."""

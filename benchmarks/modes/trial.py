@@ -73,8 +73,10 @@ class Trial:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in (*self._running, *self._sending):
-            one.kill() if isinstance(one, members_module.Running) else one.stop()
+        for sending in self._sending:
+            sending.stop()
+        for process in self._running:
+            process.kill()
         for reader in self._readers:
             reader.close()
         if hasattr(self, "place"):

@@ -20,6 +20,7 @@ PLAIN = Arm(name="plain", kind="share")
 ORDERED = Arm(name="ordered", kind="share", ordered=True)
 ONCE_AT_MOST = Arm(name="at most once", kind="plain", delivery=AT_MOST, ordered=True)
 ONCE = Arm(name="once", kind="share", delivery=EXACTLY)
+EMPTY = {("a", "W1", ""): "it cannot", ("b", "W1", ""): "it cannot", ("c", "", ""): "left out"}
 RATE = Column(title="rate", workload="W1", figure="rate")
 
 
@@ -204,7 +205,7 @@ def test_one_trial_that_does_not_count_makes_its_cell_void() -> None:
 
 
 def test_an_empty_cell_says_why_in_a_footnote_that_others_share() -> None:
-    results = Results(["a", "b", "c"], [], {("a", "W1"): "it cannot", ("b", "W1"): "it cannot", ("c", ""): "left out"})
+    results = Results(["a", "b", "c"], [], EMPTY)
     notes = Notes()
 
     assert [row[1] for row in table.rows(results, [RATE], notes, spreads=False)] == ["rate", "—[1]", "—[1]", "—[2]"]
@@ -272,7 +273,7 @@ def test_a_run_leaves_figures_and_plots(tmp_path: Path) -> None:
         Sample("W3", "", "a", 0, {"common p99": 0.4}),
         *(Sample("W5", one, "a", 0, {"speed-up": int(one) * 0.9}) for one in workloads.MEMBERS),
     ]
-    page.write(tmp_path, None, Results(["a", "b"], found, {("b", ""): "left out"}), {"seed": "7"}, ["a"])
+    page.write(tmp_path, None, Results(["a", "b"], found, {("b", "", ""): "left out"}), {"seed": "7"}, ["a"])
 
     text = (tmp_path / "figures.md").read_text()
     assert "### W4: head of line" in text
