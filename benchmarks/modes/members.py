@@ -276,10 +276,13 @@ def agents(crew: Crew, handler: Handler) -> None:
         await backend.start()
         settings = HostSettings(threads=False)
         async with AsyncExitStack() as stack:
-            for number in crew.numbers:
-                host = Host(app_of(crew, handler, number), backend=backend, clock=clock, settings=settings)
+            hosts = [
+                Host(app_of(crew, handler, number), backend=backend, clock=clock, settings=settings)
+                for number in crew.numbers
+            ]
+            for host in hosts:
                 stack.push_async_callback(host.stop)
-                await host.start()
+            await asyncio.gather(*(host.start() for host in hosts))
             await asyncio.Event().wait()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
