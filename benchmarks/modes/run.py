@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -202,6 +203,7 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     """Run it."""
     options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that broker and members end, too
     print(f"seed {options.seed}", flush=True)
     compiled("ParallelMembers", parallel_libraries())
     compiled("KmqMembers", kmq_libraries())

@@ -59,7 +59,7 @@ HEADLINE: Final[tuple[Column, ...]] = (
 DETAILS: Final[Mapping[str, Sequence[Column]]] = {
     "W1": _of("W1", ("records/s", "rate"), ("to the first record s", "join")),
     "W3": [
-        Column(title=f"{label} {part}", workload="W3", figure=f"{short} {part}")
+        Column(title=f"{label} {part}{'/s' if part == 'rate' else ' ms'}", workload="W3", figure=f"{short} {part}")
         for short, label in (("common", "all:"), ("own", "own:"))
         for part in ("rate", "p50", "p95", "p99", "max", "sender late")
     ],
