@@ -7,7 +7,7 @@
 
 Each cell is the median of up to three trials, which are shuffled anew in each round by a seed. Every trial has its own
 topic and group; all that use Kafka use one broker. A trial counts when every record was seen (at most once: none
-twice), no order was broken that was promised, and no output lost or repeated of an arm that sends exactly once; else
+twice), no order was broken that was promised, and in W7 and W8 no output lost or repeated of an exactly-once arm; else
 its cell is void, and the exit code is 1. --out gets samples.json, figures.md and three plots; --page is a page whose
 figures are replaced.
 """
