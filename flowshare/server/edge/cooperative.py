@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flowshare.server.edge.base import SocketCall
 
 Body = dict[str, Any]
-_NEEDS: Final[Mapping[type, Operation]] = {
+_NEEDS: Final[Mapping[type[Any], Operation]] = {
     CooperativeOffsetsRequest: Operation.DESCRIBE,
     CooperativeDeleteRequest: Operation.DELETE,
 }
@@ -39,7 +39,7 @@ async def _answer(name: str, how: Call, call: SocketCall) -> Body:
         request = how.read_request(call.request)
     except Malformed as error:
         raise Refused(ErrorCode.INVALID_REQUEST, f"{name}: {error}") from None
-    call.peer.need(_NEEDS.get(type(request), Operation.READ), ResourceType.GROUP, request.group_id)
+    call.peer.need(_NEEDS.get(request.__class__, Operation.READ), ResourceType.GROUP, request.group_id)
     if isinstance(request, CooperativeResetRequest):
         call.peer.need(Operation.READ, ResourceType.TOPIC, request.topic)
     answer = await call.peer.connection.send(request)
