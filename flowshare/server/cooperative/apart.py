@@ -137,11 +137,14 @@ def following_writes(entries: Sequence[tuple[bytes, bytes]], updates: Iterable[b
     loaded = stored.load(entries_of(prefix, entries).entries, now_ms=0)
     if loaded is None:
         return []
-    offsets, writes = loaded.state.offsets, dict[bytes, bytes | None](writes_of(prefix, loaded.repair))
+    offsets, attempts = loaded.state.offsets, loaded.state.attempts
+    begun, writes = attempts.state, dict[bytes, bytes | None](writes_of(prefix, loaded.repair))
     for update in updates:
         reset_epoch, ranges = _read(update)
         if reset_epoch == offsets.reset_epoch:
             writes.update(writes_of(prefix, offsets.commit(ranges, bounded=False).mutations))
+            attempts.shrink(offsets, ranges)
+    writes.update(writes_of(prefix, attempts.changed_since(begun)))
     return list(writes.items())
 
 
