@@ -40,7 +40,11 @@ async def outputs(broker: str, wanted: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_outputs_of_workers_that_are_killed_are_there_once_and_none_is_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", ["key", "partition"])
+def test_outputs_of_workers_that_are_killed_are_there_once_and_none_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    monkeypatch.setenv("OUTPUT_ORDER", order)
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = random.Random(seed)
