@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -13,10 +15,70 @@ import orjson
 import pytest
 
 import flowshare as fs
-from tests.agents.cooperative.test_churn import LEFT_S, RECORDS, Workers, produce
+from flowshare.client.producer.message import Message
 
+RECORDS = 3_000
+KEYS = 80
+LEASE_S = 6.0
+LEFT_S = 180.0
+"""How long what is left may take: a lease that has to end, and processes that have to begin."""
 KILLS = 3
 WORKERS = 3
+
+
+class Workers:
+    """Processes on one path."""
+
+    def __init__(self, tmp_path: Path, rng: random.Random) -> None:
+        self._tmp = tmp_path
+        self._rng = rng
+        self.broker = f"embedded://{tmp_path / 'path'}"
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.started = 0
+
+    def start(self) -> None:
+        number, self.started = self.started, self.started + 1
+        script = Path(__file__).with_name("once_worker.py")
+        command = [sys.executable, str(script), self.broker, str(self.journal(number)), str(LEASE_S), "0.02"]
+        with (self._tmp / f"{number}.log").open("wb") as log:
+            self.running[number] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def journal(self, number: int) -> Path:
+        return self._tmp / f"{number}.journal"
+
+    def begun(self, number: int) -> int:
+        """How many records it has begun."""
+        path = self.journal(number)
+        return path.stat().st_size if path.exists() else 0
+
+    def all_begun(self) -> int:
+        return sum(map(self.begun, range(self.started)))
+
+    def at_work(self) -> list[int]:
+        """Those that have begun something: it takes a process seconds to begin."""
+        return [number for number in self.running if self.begun(number)]
+
+    def kill_one(self) -> None:
+        process = self.running.pop(self._rng.choice(self.at_work()))
+        process.kill()
+        process.wait()
+
+    def end_all(self) -> None:
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+async def produce(broker: str) -> None:
+    async with fs.Broker(broker) as one:
+        await fs.ShareAdmin(one).create_topic("churn", partitions=2)
+        messages = [Message(b"1", key=b"k%d" % (number % KEYS)) for number in range(RECORDS)]
+        await fs.Producer(one).send_many("churn", messages)
 
 
 async def outputs(broker: str, wanted: int) -> list[dict[str, object]]:
@@ -48,30 +110,25 @@ def test_outputs_of_workers_that_are_killed_are_there_once_and_none_is_missing(
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    workers = Workers(tmp_path, rng, "once_worker.py")
+    workers = Workers(tmp_path, rng)
     asyncio.run(produce(workers.broker))
     try:
         for _ in range(WORKERS):
             workers.start()
         for _ in range(KILLS):
-            begin_by, begun = time.monotonic() + LEFT_S, _begun(workers)
+            begin_by, begun = time.monotonic() + LEFT_S, workers.all_begun()
             while (
-                len(workers.at_work()) < 2 or _begun(workers) < begun + RECORDS // 8
+                len(workers.at_work()) < 2 or workers.all_begun() < begun + RECORDS // 8
             ) and time.monotonic() < begin_by:
                 time.sleep(0.02)
-            workers.end(kill=True)
+            workers.kill_one()
             workers.start()
         found = asyncio.run(outputs(workers.broker, 2 * RECORDS))
     finally:
         workers.end_all()
 
     judge(found)
-    print(f"{_begun(workers) - RECORDS} handlers ran again")
-
-
-def _begun(workers: Workers) -> int:
-    journals = [workers.journal(number) for number in range(workers.started)]
-    return sum(one.stat().st_size for one in journals if one.exists())
+    print(f"{workers.all_begun() - RECORDS} handlers ran again")
 
 
 def judge(found: list[dict[str, object]]) -> None:
