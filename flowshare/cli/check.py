@@ -282,7 +282,7 @@ async def _rights(kafka: ClusterConnection, broker: BrokerUrl, app: App) -> list
     reads = {name for agent in agents for name in agent.topics}
     writes = {name for agent in agents for name in (*agent.sinks, agent.dead_letter_topic) if name is not None}
     makes = await absent(kafka, sorted(reads | writes)) if app.conf.topic_allow_declare else []
-    settles = any(agent.options.exactly_once for agent in agents)
+    settles = any(agent.options.exactly_once for agent in (*agents, *app.cooperative_agents.values()))
     rights = needed(fleet_of(broker), reads=reads, writes=writes, makes=makes, settles=settles)
     rights += [
         Permission(ResourceType.GROUP, agent.group, (READ,), "its members share partitions in a group of the brokers'")

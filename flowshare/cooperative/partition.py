@@ -13,6 +13,10 @@ leave in the order of the decisions, those that write nothing too: an answer may
                                            nothing is under way
     UNDER_WAY --roll_back--> ROLLED_BACK   together with all that were decided after it, which may rest on it
 
+A settle (`settle`) is a commit whose outputs are written with it. It is taken whole, and only while none of its offsets
+is committed or reserved; and what is committed never comes back but by a reset. So whoever writes outputs just with a
+settle that was taken writes those of an offset once, however often it is asked.
+
 Invariants: C and K (`offsets`, `claims`, `spans`); and after every `confirm` and `roll_back` without decisions under
 way the state is what `restore` makes of all mutations that were confirmed.
 
@@ -30,8 +34,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from flowshare.cooperative.attempts import Attempts, AttemptsState, Begun
 from flowshare.cooperative.claims import Claims, ClaimsState
 from flowshare.cooperative.offsets import Change, CommittedOffsets
-from flowshare.cooperative.pending import Pending
-from flowshare.cooperative.ranges import Pair, checked
+from flowshare.cooperative.pending import Pending, is_stored
+from flowshare.cooperative.ranges import Pair, checked, merged, minus, overlaps
 from flowshare.cooperative.spans import Spans, SpansState
 from flowshare.cooperative.types import (
     LEASE_MS,
@@ -53,6 +57,7 @@ from flowshare.cooperative.types import (
 )
 from flowshare.core_errors import (
     BoundReached,
+    ConcurrentTransactions,
     CoreError,
     FencedMemberEpoch,
     FencedStateEpoch,
@@ -127,6 +132,20 @@ class CommitAnswer(NamedTuple):
     progress: Progress
     fenced: tuple[int, ...] = ()
     lost: int = 0
+
+
+class SettleAnswer(NamedTuple):
+    """The answer to a settle: all of it was taken, or nothing. fenced: offsets whose keys, or span, the member does not
+    hold any more. committed: offsets that are finished already, by whomever."""
+
+    progress: Progress
+    fenced: tuple[OffsetRange, ...] = ()
+    committed: tuple[OffsetRange, ...] = ()
+
+    @property
+    def taken(self) -> bool:
+        """Whether it is settled."""
+        return not (self.fenced or self.committed)
 
 
 class Taken(NamedTuple):
@@ -252,7 +271,7 @@ class CooperativePartition:
         offsets, claims, spans = self.offsets, self.claims, self.spans
         ranges = (PutRange(first, end, offsets.reset_epoch) for first, end in offsets.ranges())
         tables = (claims.changed_since(ClaimsState((), {}, 0)), spans.changed_since(SpansState((), 0)))
-        open_ = (PutPending(producer_id, one) for producer_id, one in self.pending.state.items())
+        open_ = (PutPending(number, one) for number, one in self.pending.state.items() if is_stored(number))
         stable = PutStable(offsets.stable, offsets.reset_epoch)
         begun = self.attempts.changed_since(AttemptsState())
         return (stable, *ranges, *(table for table in tables if table is not None), *open_, *begun)
@@ -377,6 +396,62 @@ class CooperativePartition:
             self._shrink(ranges)
             return step.decided(CommitAnswer(self.progress, fenced))
 
+    def settle(
+        self,
+        member: str,
+        reset_epoch: int,
+        entries: Sequence[CommitEntry | SpanEntry],
+        now_ms: int,
+        *,
+        log_end: int | None = None,
+        apart: int | None = None,
+    ) -> Decision[SettleAnswer]:
+        """Commit what a member has finished, whose outputs are written with it: all of it, and only what is not
+        committed yet, or nothing.
+
+        apart: a number below 0: the outputs are written elsewhere first: the offsets are reserved under it until
+        `settled_apart`. That is in memory only: until then what was reserved stands in the log of whoever leads.
+
+        Raises: as `commit`; ConcurrentTransactions while it is not known yet whether some of it is committed.
+        """
+        with self._step(now_ms) as step:
+            self._check_epoch(reset_epoch)
+            ranges = [pair for entry in entries for pair in entry.ranges]
+            self.offsets.undo(self.offsets.commit(ranges, log_end=log_end))  # it raises what the rest could not
+            refused = self._refused(member, entries, ranges)
+            if not refused.taken:
+                return step.decided(refused)
+            if overlaps(ranges := merged(ranges), self.pending.ranges()):
+                raise ConcurrentTransactions("whether these offsets are committed is not known yet: ask again")
+            if apart is not None:
+                keys = [entry.keys for entry in entries if isinstance(entry, CommitEntry)]
+                self.pending.reserve(apart, 0, ranges, keys)
+            else:
+                step.change = self.offsets.commit(ranges)
+                self._shrink(ranges)
+            return step.decided(SettleAnswer(self.progress))
+
+    def waits(self, member: str, reset_epoch: int, entries: Sequence[CommitEntry | SpanEntry]) -> bool:
+        """Whether a settle would be taken and is not next: something before its first offset is not committed."""
+        ranges = [pair for entry in entries for pair in entry.ranges]
+        if reset_epoch != self.offsets.reset_epoch or min(ranges)[0] <= self.offsets.stable:
+            return False
+        return self._refused(member, entries, ranges).taken
+
+    def settled_apart(self, number: int, now_ms: int, *, committed: bool) -> Decision[Completed]:
+        """It is known what became of the outputs of a settle that was reserved under this number."""
+        return self._completed(number, 0, now_ms, committed=committed)
+
+    def _refused(self, member: str, entries: Sequence[CommitEntry | SpanEntry], ranges: Sequence[Pair]) -> SettleAnswer:
+        fenced = [pair for entry in entries if not self._lets_through(member, entry) for pair in entry.ranges]
+        open_ = [one for pair in ranges for one in self.offsets.uncommitted(*pair)]
+        committed = minus(merged(ranges), merged(open_))
+        return SettleAnswer(
+            self.progress,
+            tuple(OffsetRange(*one) for one in merged(fenced)),
+            tuple(OffsetRange(*one) for one in committed),
+        )
+
     def reserve(
         self,
         member: str,
@@ -406,6 +481,9 @@ class CooperativePartition:
 
     def complete(self, producer_id: int, producer_epoch: int, now_ms: int, *, committed: bool) -> Decision[Completed]:
         """The transaction has ended. Raises: InvalidProducerEpoch."""
+        return self._completed(producer_id, producer_epoch, now_ms, committed=committed)
+
+    def _completed(self, producer_id: int, producer_epoch: int, now_ms: int, *, committed: bool) -> Decision[Completed]:
         with self._step(now_ms) as step:
             ranges = self.pending.complete(producer_id, producer_epoch)
             if ranges is None:
@@ -415,7 +493,8 @@ class CooperativePartition:
                 self._shrink(ranges)
             elif ranges:
                 self.spans.look_from(ranges[0].first)
-            return step.decided(Completed(self.progress, tuple(ranges)), DropPending(producer_id))
+            dropped = (DropPending(producer_id),) if is_stored(producer_id) else ()
+            return step.decided(Completed(self.progress, tuple(ranges)), *dropped)
 
     def sequential(self, offset: int, now_ms: int, *, log_end: int | None = None) -> Decision[CommitAnswer]:
         """Everything before `offset` is finished, whoever holds what. Raises: InvalidRequest, OffsetOutOfRange."""
@@ -454,7 +533,7 @@ class CooperativePartition:
             step.change = self.offsets.truncate(end)
             self.spans.clear()
             self.attempts.cut(end)
-            changed = self.pending.cut(end)
+            changed = filter(is_stored, self.pending.cut(end))
             return step.decided(self.progress, *(PutPending(one, self.pending.state[one]) for one in changed))
 
     def reset(self, offset: int, now_ms: int) -> Decision[Progress]:

@@ -14,9 +14,10 @@ anybody, and their keys are granted to nobody else, so that no record overtakes 
 Nothing here ends by a clock: only the transaction's coordinator knows whether a transaction that took too long was
 aborted or committed, so a producer that died keeps its offsets until the coordinator, at its time-out, says so.
 
-`StableWait` is for what may be told, or seen, only in the order of the partition: it is parked until the stable offset
-has passed its last offset, and released in the order of these. It fails when it waits too long, or a rebalance or an
-abort comes; the commit itself stays. It lives in memory, and is bounded.
+`StableWait` is for what may be seen only in the order of the partition: it is parked before anything of it is written,
+until all offsets before its own are committed, and released in the order of these. It fails when it waits too long, or
+a rebalance or an abort comes: then nothing of it is there, and it may be asked for again. It lives in memory, and is
+bounded.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ WAITING_MAX: Final = 1_000
 WAIT_MS_MAX: Final = 60_000
 
 Ticket = TypeVar("Ticket")
+
+
+def is_stored(producer_id: int) -> bool:
+    """Whether what is pending under this id is stored. Below 0 it is a settle's, which the log of the leader knows."""
+    return producer_id >= 0
 
 
 class Pending:
@@ -120,9 +126,9 @@ def _check(producer_id: int, producer_epoch: int, pending: PendingOffsets | None
 
 
 class Parked(NamedTuple, Generic[Ticket]):
-    """What waits until the stable offset is at `end`. ticket: the caller's."""
+    """What waits until the stable offset is at `first`. ticket: the caller's."""
 
-    end: int
+    first: int
     order: int
     ticket: Ticket
     generation: int
@@ -132,7 +138,7 @@ class Parked(NamedTuple, Generic[Ticket]):
 class StableWait(Generic[Ticket]):
     """What of one partition waits for the stable offset, at most `waiting_max`, each for at most `wait_ms`.
 
-    Invariant: nothing is released before something that is parked and ends before it.
+    Invariant: nothing is released before something that is parked and begins before it.
     """
 
     def __init__(self, *, waiting_max: int = WAITING_MAX, wait_ms: int = WAIT_MS_MAX) -> None:
@@ -144,20 +150,20 @@ class StableWait(Generic[Ticket]):
         return len(self._parked)
 
     def park(self, ticket: Ticket, ranges: Sequence[Pair], generation: int, now_ms: int) -> None:
-        """Wait until all offsets up to the last of these are committed; call `release` next, it may be so already.
+        """Wait until all offsets before the first of these are committed; call `release` next, it may be so already.
 
         Raises: BoundReached when as many wait as may.
         """
         if len(self._parked) >= self._waiting_max:
             raise BoundReached(f"{self._waiting_max} transactions wait for offsets before theirs to be committed")
         self._order += 1
-        end = max(end for _, end in ranges)
-        heappush(self._parked, Parked(end, self._order, ticket, generation, now_ms + self._wait_ms))
+        first = min(first for first, _ in ranges)
+        heappush(self._parked, Parked(first, self._order, ticket, generation, now_ms + self._wait_ms))
 
     def release(self, stable: int) -> list[Ticket]:
         """Who waits no more at this stable offset, in the order of the offsets."""
         released: list[Ticket] = []
-        while self._parked and self._parked[0].end <= stable:
+        while self._parked and self._parked[0].first <= stable:
             released.append(heappop(self._parked).ticket)
         return released
 

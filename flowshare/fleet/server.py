@@ -9,6 +9,7 @@ from flowshare.fleet.directory import OF_WORKERS
 from flowshare.fleet.groups.metadata import NoRecords
 from flowshare.protocol.kafka import ApiKey
 from flowshare.server.cooperative.members import CooperativeMembers
+from flowshare.server.cooperative.settle import CooperativeSettling
 from flowshare.server.cooperative.store import group_ids
 from flowshare.server.cooperative.tools import CooperativeTools
 from flowshare.server.runtime.connection import Table
@@ -72,6 +73,7 @@ class FleetServer:
                 configs,
                 ShareOffsetApis(service, storage, look),
                 CooperativeMembers(cooperative),
+                CooperativeSettling(cooperative),
                 CooperativeTools(cooperative),
                 metadata,
                 NoRecords(),
@@ -104,13 +106,14 @@ class FleetServer:
 
         Rights are the listener's: it gives each peer its authorizer.
         """
-        from flowshare.server.edge import configs, groups, metadata, private, records, share
+        from flowshare.server.edge import configs, cooperative, groups, metadata, private, records, share
         from flowshare.server.edge.sasl import SaslApis
         from flowshare.server.edge.table import table
 
         endpoints = (
             *(() if sasl is None else SaslApis(sasl, self.clock).apis()),
             *share.ENDPOINTS,
+            *cooperative.ENDPOINTS,
             *groups.ENDPOINTS,
             *configs.ENDPOINTS,
             *metadata.ENDPOINTS,

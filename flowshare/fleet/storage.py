@@ -26,8 +26,9 @@ from flowshare.log.base import (
 )
 from flowshare.protocol.batches import DecodeError
 from flowshare.protocol.batches import check as check_batches
+from flowshare.server.cooperative.apart import following_writes
 from flowshare.server.runtime.settled import settled_writes
-from flowshare.slots.placement import is_whole, slot_of_key
+from flowshare.slots.placement import COOPERATIVE_PREFIX, is_whole, slot_of_key
 from flowshare.slots.prepared import Prepared
 
 if TYPE_CHECKING:
@@ -194,4 +195,6 @@ def _looked_into(output: Output) -> CheckedOutput:
 
 
 def _following(entries: Sequence[tuple[bytes, bytes]], committed: Sequence[Prepared]) -> Sequence[Entry]:
+    if entries and entries[0][0].startswith(COOPERATIVE_PREFIX):
+        return following_writes(entries, [one.update for one in committed])
     return settled_writes(entries, [(one.update, one.beside) for one in committed])

@@ -94,9 +94,11 @@ class ApiKey(enum.IntEnum):
     """ShareSettle, flowshare's own, too; see `protocol.settle_codec`."""
     FLOWSHARE_FETCH = 32502
     """Fetch of some keys, flowshare's own, too; see `protocol.filter_codec`."""
+    FLOWSHARE_COOPERATIVE_SETTLE = 32503
+    """A settle of a cooperative group, flowshare's own, too; see `protocol.cooperative_settle`."""
 
 
-_OWN: Final = frozenset(key.name.lower() for key in (ApiKey.FLOWSHARE, ApiKey.FLOWSHARE_SETTLE, ApiKey.FLOWSHARE_FETCH))
+_OWN: Final = frozenset(key.name.lower() for key in ApiKey if key >= ApiKey.FLOWSHARE)
 """APIs that kio knows nothing of."""
 
 

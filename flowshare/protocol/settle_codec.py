@@ -63,7 +63,7 @@ _NODE_BYTES_MIN: Final = 9
 
 def problem(acks: Sequence[AckBatch], outputs: Sequence[SettleOutput]) -> str | None:
     """Why there can be no such settle; None: there can."""
-    return _problem_of_acks(acks) or _problem_of_outputs(outputs)
+    return _problem_of_acks(acks) or problem_of_outputs(outputs)
 
 
 def _problem_of_acks(acks: Sequence[AckBatch]) -> str | None:
@@ -87,7 +87,8 @@ def _problem_of_acks(acks: Sequence[AckBatch]) -> str | None:
     return None
 
 
-def _problem_of_outputs(outputs: Sequence[SettleOutput]) -> str | None:
+def problem_of_outputs(outputs: Sequence[SettleOutput]) -> str | None:
+    """Why nobody can write these; None: somebody may."""
     if len(outputs) > OUTPUTS_MAX:
         return f"it has more than {OUTPUTS_MAX} outputs"
     for name, topic_id in {(output.topic, output.topic_id): None for output in outputs}:
@@ -112,8 +113,6 @@ def encode_settle(correlation_id: int, client_id: str, request: ShareSettleReque
     wrong = problem(request.acks, request.outputs)
     if wrong is not None:
         raise ValueError(f"a settle cannot be written: {wrong}")
-    topics = {(one.topic, one.topic_id): 0 for one in request.outputs}
-    topics = {named: place for place, named in enumerate(topics)}
     pieces = [
         head(ApiKey.FLOWSHARE_SETTLE, version, correlation_id, client_id),
         text(request.group_id),
@@ -125,14 +124,20 @@ def encode_settle(correlation_id: int, client_id: str, request: ShareSettleReque
     for first, last, types, _, unrun, _, attempt in request.acks:
         pieces.append(_ACK.pack(first, last, attempt, _UNRUN if unrun else 0, len(types)))
     pieces += [ack.types for ack in request.acks]
-    pieces.append(count(len(topics)))
-    for name, topic_id in topics:
+    return framed([*pieces, *output_pieces(request.outputs)])
+
+
+def output_pieces(outputs: Sequence[SettleOutput]) -> list[bytes]:
+    """Outputs, as a request ends with them."""
+    topics = dict.fromkeys((one.topic, one.topic_id) for one in outputs)
+    places = {named: place for place, named in enumerate(topics)}
+    pieces = [count(len(places))]
+    for name, topic_id in places:
         pieces += (text(name), topic_id.bytes)
-    pieces.append(count(len(request.outputs)))
-    for name, topic_id, partition, records in request.outputs:
-        pieces.append(_OUTPUT.pack(topics[name, topic_id], partition, len(records)))
-    pieces += [output.records for output in request.outputs]
-    return framed(pieces)
+    pieces.append(count(len(outputs)))
+    for name, topic_id, partition, records in outputs:
+        pieces.append(_OUTPUT.pack(places[name, topic_id], partition, len(records)))
+    return pieces + [output.records for output in outputs]
 
 
 def decode_settle(frame: bytes, position: int, version: int) -> ShareSettleRequest:
@@ -153,7 +158,7 @@ def decode_settle(frame: bytes, position: int, version: int) -> ShareSettleReque
         topic_id=topic_id,
         partition=partition,
         acks=acks,
-        outputs=_read_outputs(reader),
+        outputs=read_outputs(reader),
     )
 
 
@@ -186,7 +191,8 @@ def _read_acks(reader: FrameReader) -> tuple[AckBatch, ...]:
     return tuple(acks)
 
 
-def _read_outputs(reader: FrameReader) -> tuple[SettleOutput, ...]:
+def read_outputs(reader: FrameReader) -> tuple[SettleOutput, ...]:
+    """The outputs that a request ends with. Raises: DecodeError."""
     topics = _read_topics(reader)
     number = _count(reader, _OUTPUT.size, OUTPUTS_MAX, "outputs")
     heads: tuple[tuple[int, int, int], ...] = tuple(_OUTPUT.iter_unpack(reader.take(number * _OUTPUT.size)))

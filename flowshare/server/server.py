@@ -222,6 +222,7 @@ class Server:
         from flowshare.server.cooperative.beside import InGroups
         from flowshare.server.cooperative.coordinator import CooperativeGroups
         from flowshare.server.cooperative.members import CooperativeMembers
+        from flowshare.server.cooperative.settle import CooperativeSettling
         from flowshare.server.cooperative.stats import Stats
         from flowshare.server.cooperative.tools import CooperativeTools
 
@@ -235,4 +236,4 @@ class Server:
             groups_max=self.classic.config.groups_max,
         )
         groups.start()
-        return (CooperativeMembers(groups), CooperativeTools(groups))
+        return (CooperativeMembers(groups), CooperativeSettling(groups), CooperativeTools(groups))

@@ -20,6 +20,9 @@ REGISTRY_SLOT: Final = 0
 SHARE_PREFIX: Final = b"s/"
 GROUP_PREFIXES: Final = (b"g/", b"c/")
 COOPERATIVE_PREFIX: Final = b"k/"
+SHARE_SETTLES: Final = b"\x04"
+COOPERATIVE_SETTLES: Final = b"\x11"
+"""What the key of a prepared settle has behind that of its partition (`prepared`)."""
 LANES_PREFIX: Final = b"y/"
 SLOT_BYTES: Final = 4
 LENGTH_BYTES: Final = 2
@@ -37,10 +40,10 @@ def group_slot(group_id: str, slots: int) -> int:
     return zlib.crc32(group_id.encode()) % slots
 
 
-def share_head(key: bytes) -> bytes:
-    """Start of all state keys of the share-partition that a `SHARE_PREFIX` key belongs to.
+def partition_head(key: bytes) -> bytes:
+    """Start of all state keys of the partition of a share group, or a cooperative one, that a key belongs to.
 
-    s/ <length of group id, 2 bytes> <group id> <topic id, 16 bytes> <partition, 4 bytes>
+    s/ or k/ <length of group id, 2 bytes> <group id> <topic id, 16 bytes> <partition, 4 bytes>
     """
     start = len(SHARE_PREFIX) + LENGTH_BYTES
     return key[: start + int.from_bytes(key[len(SHARE_PREFIX) : start], "big") + TOPIC_BYTES + PARTITION_BYTES]
@@ -59,7 +62,7 @@ def is_whole(prefix: bytes) -> bool:
     """Whether all state keys that begin so belong to one share-partition, or to one cooperative group."""
     if prefix.startswith(COOPERATIVE_PREFIX):
         return cooperative_group(prefix) == cooperative_group(prefix + b"\xff\xff\xff")
-    return prefix.startswith(SHARE_PREFIX) and share_head(prefix) == share_head(prefix + b"\xff")
+    return prefix.startswith(SHARE_PREFIX) and partition_head(prefix) == partition_head(prefix + b"\xff")
 
 
 def slot_of_key(key: bytes, slots: int) -> int:
@@ -67,7 +70,7 @@ def slot_of_key(key: bytes, slots: int) -> int:
     if key.startswith(LANES_PREFIX):
         return int.from_bytes(key[len(LANES_PREFIX) : len(LANES_PREFIX) + SLOT_BYTES], "big") % slots
     if key.startswith(SHARE_PREFIX):
-        head = share_head(key)
+        head = partition_head(key)
         end = len(head) - PARTITION_BYTES
         begin = len(SHARE_PREFIX) + LENGTH_BYTES + int.from_bytes(key[2:4], "big")
         if end - begin != TOPIC_BYTES:

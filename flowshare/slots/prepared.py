@@ -27,9 +27,11 @@ that `decide` calls committed; or its outputs are aborted, and its records are a
     the ledger is below, its transaction is under way  UNDECIDED  who wants to load the share-partition waits
     the ledger is not known                            UNDECIDED  the same
 
-Rows lie among the share-partition's own state, so that they go with it when it is deleted or begins anew:
+Rows lie among the own state of what is settled, a share-partition or a partition of a cooperative group, so that they
+go with it when it is deleted or begins anew:
 
     <the share-partition's keys begin so> 0x04 <lane, 1 byte> <number, 8 bytes> <settle, 2 bytes>
+    <the cooperative partition's keys>    0x11 the same
     value    format version, 1: it is marked decided (1 byte each); length of the update (4 bytes), update, writes
     y/ <slot, 4 bytes> <lane, 1 byte>                                     the note of a lane that was used (`LaneNote`)
     value    format version, how it ended (1 byte each); how many partitions `before` has (2 bytes); of each partition,
@@ -56,11 +58,16 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from flowshare.slots.errors import NewerFormat, SlotCorrupt
-from flowshare.slots.placement import LANES_PREFIX, SHARE_PREFIX, share_head
+from flowshare.slots.placement import (
+    COOPERATIVE_PREFIX,
+    COOPERATIVE_SETTLES,
+    LANES_PREFIX,
+    SHARE_PREFIX,
+    SHARE_SETTLES,
+    partition_head,
+)
 from flowshare.slots.records import Entry, decode_entries, encode_entries
 
-PREPARED: Final = b"\x04"
-"""What the key of a row has behind that of its share-partition."""
 VERSION: Final = 1
 EPOCH_BITS: Final = 32
 """A number is above all of older claims of the slot: so many bits count what one leader does."""
@@ -81,7 +88,8 @@ _VALUE: Final = struct.Struct(">BBI")
 
 
 class Row(NamedTuple):
-    """Where a row lies: the start of its share-partition's keys; lane, number of its transaction, settle within it."""
+    """Where a row lies: the start of its partition's keys (of a share group, or a cooperative one); lane, number of its
+    transaction, settle within it."""
 
     share: bytes
     lane: int
@@ -91,7 +99,7 @@ class Row(NamedTuple):
     @property
     def key(self) -> bytes:
         """Its state key."""
-        return self.share + PREPARED + _PLACE.pack(self.lane, self.number, self.settle)
+        return rows_prefix(self.share) + _PLACE.pack(self.lane, self.number, self.settle)
 
 
 class LaneNote(NamedTuple):
@@ -170,16 +178,22 @@ def encode_row(prepared: Prepared, *, decided: bool = False) -> bytes:
     return head + prepared.update + encode_entries(prepared.beside)
 
 
+def rows_prefix(share: bytes) -> bytes:
+    """Start of the keys of a partition's rows. share: of all of its keys."""
+    return share + (COOPERATIVE_SETTLES if share.startswith(COOPERATIVE_PREFIX) else SHARE_SETTLES)
+
+
 def row_of(key: bytes) -> Row | None:
     """The row that a state key belongs to; None: it is no row's. Raises: SlotCorrupt."""
-    if not key.startswith(SHARE_PREFIX):
+    if not key.startswith((SHARE_PREFIX, COOPERATIVE_PREFIX)):
         return None
-    share = share_head(key)
-    if key[len(share) : len(share) + 1] != PREPARED:
+    share = partition_head(key)
+    prefix = rows_prefix(share)
+    if not key.startswith(prefix):
         return None
-    if len(key) != len(share) + len(PREPARED) + _PLACE.size:
+    if len(key) != len(prefix) + _PLACE.size:
         raise SlotCorrupt(f"the key of a prepared settle cannot be read: {key!r}")
-    return Row(share, *_PLACE.unpack_from(key, len(share) + len(PREPARED)))
+    return Row(share, *_PLACE.unpack_from(key, len(prefix)))
 
 
 def decode_row(key: bytes, value: bytes) -> Kept:

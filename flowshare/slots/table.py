@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from flowshare.slots.placement import SHARE_PREFIX, share_head
+from flowshare.slots.placement import SHARE_PREFIX, partition_head
 from flowshare.slots.records import Entry
 
 HEAD_BYTES: Final = 2
@@ -92,4 +92,4 @@ _offset = attrgetter("offset")
 
 
 def _head(key: bytes) -> bytes:
-    return share_head(key) if key.startswith(SHARE_PREFIX) else key[:HEAD_BYTES]
+    return partition_head(key) if key.startswith(SHARE_PREFIX) else key[:HEAD_BYTES]

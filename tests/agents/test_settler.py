@@ -109,7 +109,7 @@ class Member:
 class World:
     """A settler and what it is given."""
 
-    def __init__(self, member: Member, records: int = 20) -> None:
+    def __init__(self, member: Member, records: int = 20, *, ordered: bool = False) -> None:
         self.member = member
         self.clock = ManualClock()
         self.stats = AgentStats()
@@ -126,6 +126,7 @@ class World:
             acks=acks,
             stats=self.stats,
             on_decided=lambda chunk, records, reason: self.decided.extend(record.offset for record in records),
+            ordered=ordered,
         )
         raws: Any = [DecodedRecord(offset, 0, None, b"", (), 1) for offset in range(records)]
         self.chunk = Chunk("agent", "in", TP, [(raws, 1)], decode=None, deadline=9e9, generation=3, arrived=0.0)
@@ -502,3 +503,68 @@ def test_outputs_keep_the_order_of_their_records():
     world = settled(Member(), add_all(3, 4, 5, 6))
 
     assert world.member.asked[0][1] == [("out", 3, [b"3", b"4", b"5", b"6"])]
+
+
+# --- outputs in the partition's order -------------------------------------------------------------------------------
+
+
+def said(member: Member) -> list[list[tuple[int, int]]]:
+    """Offsets of each settle."""
+    return [[(first, last) for first, last, _ in acks] for acks, _ in member.asked]
+
+
+async def begun(*offsets: int, answers: Sequence[Answer] = ()) -> World:
+    """Ordered outputs of these, all under way that can be."""
+    world = World(Member(*answers), records=500, ordered=True)
+    world.member.gate = asyncio.Event()
+    world.settler.start(world.member)
+    for offset in offsets:
+        world.add(offset)
+    await settle()
+    return world
+
+
+@pytest.mark.asyncio
+async def test_ordered_outputs_are_settled_run_by_run_and_all_runs_are_under_way() -> None:
+    world = await begun(7, 3, 4, 10, 5, 8)
+
+    assert said(world.member) == [[(3, 5)], [(7, 8)], [(10, 10)]]
+    world.add(6)
+    await settle()
+    assert said(world.member)[3:] == [[(6, 6)]]
+
+
+@pytest.mark.asyncio
+async def test_ordered_settles_are_bounded_but_for_what_all_others_wait_for() -> None:
+    offsets = range(2, 2 * settling.ORDERED_MAX + 20, 2)
+    world = await begun(*offsets)
+    assert len(world.member.asked) == settling.ORDERED_MAX
+
+    world.add(2 * settling.ORDERED_MAX + 1)
+    await settle()
+    assert len(world.member.asked) == settling.ORDERED_MAX
+    world.add(0)
+    await settle()
+    assert said(world.member)[-1] == [(0, 0)]
+    assert world.member.gate is not None
+    world.member.gate.set()
+    await settle()
+    assert sorted(world.decided) == sorted([*offsets, 0, 2 * settling.ORDERED_MAX + 1])
+
+
+@pytest.mark.asyncio
+async def test_what_waits_behind_the_bound_for_its_time_takes_no_turns_of_the_loop_meanwhile() -> None:
+    offsets = range(2, 2 * settling.ORDERED_MAX + 2, 2)
+    world = await begun(*offsets, answers=[(ErrorCode.KAFKA_STORAGE_ERROR, (), ())])
+    gate, world.member.gate = world.member.gate, asyncio.Event()
+    assert gate is not None
+    gate.set()
+    await settle()
+    await world.clock.advance(20.0)
+    for offset in range(301, 301 + 2 * settling.ORDERED_MAX, 2):
+        world.add(offset)
+    await settle()
+    asked = len(world.member.asked)
+    await world.clock.advance(60.0)
+    assert len(world.member.asked) == asked
+    assert said(world.member).count([(2, 2)]) == 2, "it was tried again when its time had come"

@@ -71,11 +71,11 @@ def test_a_cut_of_the_log_cuts_what_is_pending():
 def test_waiters_are_released_in_the_order_of_their_offsets_whoever_came_first():
     seed = random.randrange(2**32)
     print("seed", seed)
-    ends = list(range(1, 60))
-    random.Random(seed).shuffle(ends)
+    firsts = list(range(1, 60))
+    random.Random(seed).shuffle(firsts)
     wait = StableWait()
-    for end in ends:
-        wait.park(end, [(0, 1), (end - 1, end)], 1, 0)
+    for first in firsts:
+        wait.park(first, [(first + 100, first + 101), (first, first + 1)], 1, 0)
 
     assert wait.release(0) == []
     assert wait.release(30) == list(range(1, 31))

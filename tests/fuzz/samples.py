@@ -15,17 +15,20 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode as KafkaError
 
-from flowshare.protocol import filter_codec
+from flowshare.cooperative.types import KeyRange
+from flowshare.protocol import cooperative_settle, filter_codec
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.kafka import ApiKey, entity, write_request
 from flowshare.protocol.messages import (
     AckBatch,
+    CooperativeSettleRequest,
     FetchPartition,
     FetchRequest,
     KeyFilter,
     SettleOutput,
     ShareSettleRequest,
 )
+from flowshare.protocol.messages.cooperative import CommitEntry, SpanEntry
 from flowshare.protocol.settle_codec import encode_settle
 from flowshare.server.edge.base import Endpoint
 
@@ -86,6 +89,24 @@ def some_keys(rng: random.Random) -> FetchRequest:
     return FetchRequest(partitions=tuple(parts)[: rng.randint(0, 2)], max_wait_ms=rng.choice((0, 10)))
 
 
+def cooperative(rng: random.Random) -> CooperativeSettleRequest:
+    """A settle of a cooperative group."""
+    share = settle(rng)
+    ranges = [(first, first + rng.randint(1, 5)) for first in range(0, rng.randint(1, 40), 7)]
+    entries = (CommitEntry(KeyRange(0, rng.randint(1, 9)), rng.randint(0, 3), ranges), SpanEntry(1, ranges))
+    return CooperativeSettleRequest(
+        group_id=share.group_id,
+        member_id=share.member_id,
+        topic_id=share.topic_id,
+        partition=share.partition,
+        reset_epoch=rng.randint(0, 2),
+        entries=entries[: rng.randint(0, 2)],
+        outputs=share.outputs,
+        ordered=rng.random() < 0.5,
+        generation=rng.randint(0, 3),
+    )
+
+
 def valid(api: Endpoint, version: int, rng: random.Random) -> bytes:
     """A request that can be read, without its length."""
     client_id = rng.choice((None, "", "fuzz"))
@@ -97,6 +118,8 @@ def valid(api: Endpoint, version: int, rng: random.Random) -> bytes:
         return encode_settle(rng.getrandbits(31), client_id or "", settle(rng), version)[4:]
     if api.key is ApiKey.FLOWSHARE_FETCH:
         return filter_codec.encode_fetch(rng.getrandbits(31), client_id or "", some_keys(rng), version)[4:]
+    if api.key is ApiKey.FLOWSHARE_COOPERATIVE_SETTLE:
+        return cooperative_settle.encode_settle(rng.getrandbits(31), client_id or "", cooperative(rng), version)[4:]
     request = example(entity(api.key.name.lower(), version, "request"), rng)
     return write_request(rng.getrandbits(31), client_id, request)[4:]
 

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 from kio.schema.errors import ErrorCode as KafkaError
 from kio.serial.errors import OutOfBoundValue
 
+from flowshare.protocol import cooperative_settle
 from flowshare.protocol.filter_codec import decode_fetched
 from flowshare.protocol.kafka import ApiKey, entity, read_response, request_start, write_request
 from flowshare.protocol.private import decode_answer
@@ -191,6 +192,9 @@ def _answer(asked: Asked, frame: bytes) -> Any:
         return None
     if start.key == ApiKey.FLOWSHARE_FETCH:
         decode_fetched(frame)
+        return None
+    if start.key == ApiKey.FLOWSHARE_COOPERATIVE_SETTLE:
+        cooperative_settle.decode_settled(frame)
         return None
     name, version = ApiKey(start.key).name.lower(), start.version
     if start.key == ApiKey.API_VERSIONS and not 0 <= version <= API_VERSIONS_HIGHEST:
@@ -384,7 +388,7 @@ def _sample(apis: tuple[Endpoint, ...], step: Step, say: Speaker, number: int, c
     api = apis[step.word % len(apis)]
     version = api.versions[1] - step.version % (api.versions[1] - api.versions[0] + 1)
     rng = random.Random(step.arg)
-    if api.key in (ApiKey.FLOWSHARE, ApiKey.FLOWSHARE_SETTLE):
+    if api.key >= ApiKey.FLOWSHARE:
         return valid(api, version, rng)
     request = example(entity(api.key.name.lower(), version, "request"), rng, say.field)
     return write_request(number, client_id, request)[4:]

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from flowshare.slots.errors import NewerFormat, SlotCorrupt
+from flowshare.slots.placement import SHARE_SETTLES
 from flowshare.slots.prepared import (
     LEDGER,
-    PREPARED,
     Fate,
     Kept,
     LaneBook,
@@ -64,7 +64,7 @@ def test_rows_are_found_among_all_that_a_slot_holds():
     ("key", "value"),
     [
         (row(1).key[:-1], encode_row(Prepared(b"u"))),
-        (SHARE + PREPARED, encode_row(Prepared(b"u"))),
+        (SHARE + SHARE_SETTLES, encode_row(Prepared(b"u"))),
         (row(1).key, b""),
         (row(1).key, b"\1\0\0\0"),
         (row(1).key, encode_row(Prepared(b"update"))[:-1]),

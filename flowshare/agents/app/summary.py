@@ -93,6 +93,8 @@ def cooperative_line(agent: CooperativeAgent) -> str:
         parts.append(f"sink {', '.join(agent.sinks)}")
     if options.rate_limit is not None:
         parts.append(f"at most {options.rate_limit.per_s:g}/s")
+    if options.exactly_once:
+        parts.append(f"outputs exactly once{', in the order of the partition' if agent.ordered_outputs else ''}")
     return " · ".join(parts)
 
 

@@ -17,7 +17,9 @@ SESSION_S_MIN: Final = 6.0
 """The shortest session of a group's member that Kafka's brokers take unless told otherwise."""
 SESSION_S_MAX: Final = 10.0
 """Who a dead member's keys go to is known by then, before its lease ends unless that is shorter."""
-OWN: Final = ("lease", "overlap_after", "shares")
+OWN: Final = ("lease", "overlap_after", "output_order", "shares")
+KEY: Final = "key"
+PARTITION: Final = "partition"
 REFUSED: Final = {
     "order": "records of one key always run one after the other there; leave it out",
     "lock_duration": "members hold keys, not records: lease=… says how long after a worker's death others get its keys",
@@ -25,7 +27,6 @@ REFUSED: Final = {
     "max_in_flight": "nobody counts what all members hold together: lower concurrency",
     "priority": "each key goes on in the order of the log, so that a retry comes before what is behind it",
     "after_dead_letter": "keys cannot be parked in a cooperative group: a key goes on after a dead letter",
-    "exactly_once": "commits are not written in one step with outputs there: use a share agent with order='key'",
 }
 """Options of share agents that say nothing here, and why."""
 
@@ -43,6 +44,8 @@ class CooperativeArguments(TypedDict, total=False):
     timeout: Seconds | None
     dead_letter: Any
     drain_timeout: Seconds
+    exactly_once: bool
+    output_order: str
     reject: Any
     sink: Any
     batch: Any
@@ -56,8 +59,14 @@ class CooperativeAgent(ShareAgent):
 
     lease: seconds after a worker's death until others get its keys (1 to 600). overlap_after: seconds after which
     another worker may take a key that it is to have from a handler that does not end, so that two may overlap; None: it
-    waits. shares: whether this member takes parts of partitions. The other options are those of `AgentOptions`; `group`
-    is a consumer group here.
+    waits. shares: whether this member takes parts of partitions.
+
+    exactly_once: outputs (what the handler returns or sends by its delivery, its dead letter) are written in one step
+    with the record's commit. output_order, with it: the order in which they become visible, those of each key in the
+    order of its records (`key`), or all of a partition's in the order of its offsets (`partition`): each waits until
+    all offsets before its own are committed.
+
+    The other options are those of `AgentOptions`; `group` is a consumer group here.
     """
 
     group_type = "cooperative"
@@ -83,15 +92,35 @@ class CooperativeAgent(ShareAgent):
         # What is accepted before it runs is kept in order by its member, which hands out one record of a key at a time.
         order = None if common.get("at_most_once") is True else BY_KEY
         super().__init__(app, fun, topics, {**common, "order": order}, name, scope=scope)
+        self.ordered_outputs = self._ordered_outputs(what, options.get("output_order", KEY))
 
     def __repr__(self) -> str:
         return f"<CooperativeAgent {self.name} of {', '.join(self.topics)}, group {self.group}>"
 
     def describe(self) -> dict[str, Any]:
         """The agent's settings by name."""
-        left = ("lock_duration", "exactly_once")
+        left = ("lock_duration",)
         facts = {key: value for key, value in super().describe().items() if key not in left}
-        return {**facts, "lease": self.lease_s, "overlap_after": self.overlap_after_s, "shares": self.shares}
+        own = {"lease": self.lease_s, "overlap_after": self.overlap_after_s, "shares": self.shares}
+        return {**facts, **own, "output_order": PARTITION if self.ordered_outputs else KEY}
+
+    def _ordered_outputs(self, what: str, value: Any) -> bool:
+        """Raises: OptionError."""
+        if value not in (KEY, PARTITION):
+            raise OptionError(f"{what} output_order takes 'key' or 'partition', not {value!r}")
+        if value == KEY:
+            return False
+        if not self.options.exactly_once:
+            raise OptionError(
+                f"{what} output_order='partition' is kept when outputs are written in one step with commits: say "
+                "exactly_once=True, or leave output_order out"
+            )
+        if self.options.batch is not None:
+            raise OptionError(
+                f"{what} output_order='partition' writes outputs offset by offset, and a batch's are written at once: "
+                "two batches would wait for each other; leave batch out, or leave output_order out"
+            )
+        return True
 
     @property
     def unshared(self) -> bool:  # type: ignore[override]

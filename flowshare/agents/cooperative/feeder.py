@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.cooperative.member import CooperativeFeed
 from flowshare.agents.feed.feeder import Feeder
+from flowshare.agents.feed.limits import check_asked
 from flowshare.agents.feed.setup import need_topic, retried
 from flowshare.agents.handler.errors import UsageError
 from flowshare.backend.base import Capabilities
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.protocol.messages import TopicPartition
 
-HERE: Final = Capabilities(durable=True, settling=False, server_dead_letters=False)
-"""What the member in this process can do, wherever the group's state is."""
+HERE: Final = Capabilities(durable=True, server_dead_letters=False)
+"""What the member in this process can do, wherever the group's state is; whether it can settle is that place's."""
 CONSUMERS: Final = ("classic", "consumer")
 """Kinds of groups whose members may form a cooperative one."""
 
@@ -43,8 +44,10 @@ class CooperativeFeeder(Feeder):
         member_id: str | None = None,
     ) -> None:
         """As `Feeder`."""
-        super().__init__(agent, pool, replace(environment, capabilities=HERE), observer=observer, member_id=member_id)
-        self._where = environment.capabilities
+        where = environment.capabilities
+        here = replace(HERE, settling=where.settling)
+        super().__init__(agent, pool, replace(environment, capabilities=here), observer=observer, member_id=member_id)
+        self._where = where
 
     async def _joined(self) -> CooperativeFeed:
         """Prepare topics and join."""
@@ -57,6 +60,9 @@ class CooperativeFeeder(Feeder):
             self._early.on_ended = member.ended
             member.on_accepted_lost = lambda tp, offsets: self._at_pool(self._end, tp, offsets)
         await member.start()
+        settler = self._completion.settler
+        if settler is not None and self.agent.ordered_outputs:
+            settler.on_added = member.handled
         told = self._held.on_lost
 
         def lost(chunk: Chunk, offsets: set[int]) -> None:
@@ -100,6 +106,7 @@ def _check_place(agent: CooperativeAgent, capabilities: Capabilities) -> None:
             f"cooperative agent {agent.name}: Kafka's brokers keep no committed sets; run the app on an embedded path, "
             "or on a cluster with fs.App(…, share='workers')"
         )
+    check_asked(agent, capabilities)
 
 
 async def _prepare(agent: CooperativeAgent, admin: ShareAdmin, *, dry_run: bool = False) -> None:

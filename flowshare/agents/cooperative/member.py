@@ -8,6 +8,7 @@ how late a released one comes again, and whether what is acknowledged is still t
     ACCEPT, REJECT, GAP   the record is finished; answered when it is committed. Of an agent with at_most_once what is
                           accepted is about to run, and keeps its key until it has (`ended`)
     RELEASE               it waits for its time, its key with it
+    a settle              the records are finished in one step with their outputs (`CooperativeMember.settle`)
     RENEW                 answered at once: the keys are renewed as long as the process lives
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
@@ -29,15 +31,19 @@ from flowshare.share.types import AcknowledgeType, AcquiredRange
 if TYPE_CHECKING:
     from flowshare.agents.cooperative.agent import CooperativeAgent
     from flowshare.agents.feed.members import Unrun
+    from flowshare.agents.feed.units import Unit
     from flowshare.client.cooperative.partitions import Partition, Record
+    from flowshare.client.cooperative.settles import Settled
     from flowshare.client.net.link import Connect
     from flowshare.client.session.share_session import Plan
     from flowshare.client.session.shell import Late, Told
     from flowshare.clock import Clock, TimerHandle
-    from flowshare.protocol.messages import AckBatch
+    from flowshare.protocol.messages import AckBatch, SettleOutput
 
 WAIT_MIN_S: Final = 0.001
 LOST: Final = "the keys are another member's now"
+ENDED: Final = (ErrorCode.NONE, ErrorCode.NETWORK_EXCEPTION)
+"""A settle that is answered so ends what it is about, well or not known how."""
 UNKNOWN: Final = "outcome unknown: the lease ended before the commit was answered"
 
 
@@ -91,6 +97,7 @@ class CooperativeFeed:
         self._in_hand: dict[tuple[TopicPartition, int], tuple[Partition, Record]] = {}
         self._answers: list[_Answer] = []
         self._losses = 0
+        self._ordered = agent.ordered_outputs
 
     # --- what is known ------------------------------------------------------------------------------------------
 
@@ -352,6 +359,54 @@ class CooperativeFeed:
             self._accepted[tp, offset] = found
             return self._member.accept(*found)
         return self._member.finish(*found)
+
+    def handled(self, unit: Unit) -> None:
+        """Handlers of records have ended that are settled when it is their turn."""
+        for chunk, record in unit.records:
+            found = self._in_hand.get((chunk.tp, record.offset))
+            if found is not None:
+                found[0].scan.dispatcher.handled(found[1])
+        self._changed()
+
+    # --- settling -----------------------------------------------------------------------------------------------
+
+    def begin_settle(
+        self,
+        tp: TopicPartition,
+        acks: Sequence[AckBatch],
+        outputs: Sequence[SettleOutput],
+        told: Told,
+        *,
+        generation: int | None = None,
+    ) -> None:
+        """As `ShareMember.begin_settle`: accepted and rejected alike are committed, in one step with the outputs."""
+        partition = self._member.partitions.of(*tp)
+        topic = "" if partition is None else partition.place[0]
+        result = AckResult(topic, tp.topic_id, tp.partition, tuple(acks), ErrorCode.NONE, None, 0.0)
+        refused: list[tuple[int, int]] = []
+        found: list[Record] = []
+        for batch in acks:
+            for offset in range(batch.first, batch.last + 1):
+                one = self._in_hand.get((tp, offset))
+                if one is None or (batch.attempt and one[1].attempt != batch.attempt):
+                    refused.append((offset, offset))
+                else:
+                    found.append(one[1])
+        gone = partition is None or (generation is not None and partition.scan.lives != generation)
+        if partition is None or gone or refused:
+            lost = () if gone else tuple(refused)
+            told([result._replace(error=ErrorCode.INVALID_RECORD_STATE, message=LOST, refused=lost)])
+            return
+        told_once = partial(self._settled_with, result, found, told)
+        self._member.begin_settle(partition, found, outputs, told_once, ordered=self._ordered)
+
+    def _settled_with(self, result: AckResult, records: list[Record], told: Told, settled: Settled) -> None:
+        gone = {offset for first, end in settled.refused for offset in range(first, end)}
+        for one in records:
+            if settled.error in ENDED or one.offset in gone:
+                self._in_hand.pop((result.tp, one.offset), None)
+        refused = tuple((first, end - 1) for first, end in settled.refused)
+        told([result._replace(error=settled.error, message=settled.message, refused=refused, outputs=settled.outputs)])
 
     def _settle(self) -> None:
         """Tell those whose commits were answered."""

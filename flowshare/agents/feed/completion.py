@@ -95,6 +95,7 @@ class Completion:
                 acks=acks,
                 stats=stats,
                 on_decided=on_settled,
+                ordered=agent.ordered_outputs,
             )
         self._accepted = Ending(ACCEPT, "accepted", self._outputs_failed, self._give_back)
         self._gathering: dict[SendGroup, list[tuple[Chunk, DecodedRecord | RawRecord, Sequence[ProducerRecord]]]] = {}

@@ -18,7 +18,7 @@ from flowshare.agents.feed.completion import Completion
 from flowshare.agents.feed.delays import RetryTopicReader
 from flowshare.agents.feed.early_accepts import EarlyAccepts
 from flowshare.agents.feed.locks import HeldRecords, LockKeeper
-from flowshare.agents.feed.members import new_member
+from flowshare.agents.feed.members import SettlingMember, new_member
 from flowshare.agents.feed.prefetch import FEW, FetchSize, GroupSize, KeyFetchSize, KeyPrefetch, Prefetch, Prefetcher
 from flowshare.agents.feed.reader import Reader
 from flowshare.agents.feed.setup import check_order_kept, prepare
@@ -28,7 +28,6 @@ from flowshare.agents.handler.chunk import Chunk, runs
 from flowshare.agents.handler.rate_limit import TokenBucket
 from flowshare.agents.handler.retry_headers import retry_topic
 from flowshare.client.errors import ClientError
-from flowshare.client.session.member import ShareMember
 from flowshare.client.session.ranges import number_of
 from flowshare.protocol.decoding import ANSWER_BYTES_MAX, DecodedRecord, RawRecord
 from flowshare.share.types import AcquiredRange
@@ -219,7 +218,7 @@ class Feeder:
         self._held.follow(member)
         self._acks.start(member)
         if self._completion.settler is not None:
-            assert isinstance(member, ShareMember), "brokers settle nothing"
+            assert isinstance(member, SettlingMember), "brokers settle nothing"
             self._completion.settler.start(member)
         self._locks.start(member)
         self._standstill.start(member)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from flowshare.client.errors import ClientError
 from flowshare.client.session.arrivals import Arrivals
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flowshare.client.session.share_session import Plan
     from flowshare.client.session.shell import Late, Told
     from flowshare.clock import Clock
-    from flowshare.protocol.messages import AckBatch
+    from flowshare.protocol.messages import AckBatch, SettleOutput
 
 Unrun = Mapping[TopicPartition, Sequence[tuple[int, int]]]
 
@@ -112,6 +112,22 @@ class Member(Protocol):
 
     async def leave_to_locks(self, *, unrun: Unrun) -> None:
         """Leave while handlers go on: what they hold is left to its locks."""
+
+
+@runtime_checkable
+class SettlingMember(Protocol):
+    """A member that can accept and reject records in one step with outputs."""
+
+    def begin_settle(
+        self,
+        tp: TopicPartition,
+        acks: Sequence[AckBatch],
+        outputs: Sequence[SettleOutput],
+        told: Told,
+        *,
+        generation: int | None = None,
+    ) -> None:
+        """Settle records of one partition; `told` is called once with a list of one result. Raises: ValueError."""
 
 
 RETRY_RECORDS_MAX: Final = 100

@@ -43,12 +43,12 @@ from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.agents.feed.ack_sender import AckSender
+    from flowshare.agents.feed.members import SettlingMember
     from flowshare.agents.handler.chunk import Chunk
     from flowshare.agents.handler.send import ProducerRecord
     from flowshare.agents.run.stats import AgentStats
     from flowshare.client.producer.channel import TopicPlace
     from flowshare.client.producer.producer import Producer
-    from flowshare.client.session.member import ShareMember
     from flowshare.client.session.ranges import AckResult
     from flowshare.clock import Clock, TimerHandle
     from flowshare.protocol.decoding import DecodedRecord, RawRecord
@@ -57,8 +57,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flowshare.agents")
 
 SETTLE_RECORDS_MAX: Final = 5_000
+ORDERED_MAX: Final = 64
+"""Settles of one key under way whose outputs are in order, but for one that all others wait for."""
 RECORDS_MAX: Final = 50_000
 """Records that handlers have ended and that are not settled."""
+ORDERED_RECORDS_MAX: Final = 5_000
+"""The same where they wait for their turn."""
 SETTLE_BYTES_MAX: Final = 1024 * 1024
 """Of the outputs of one settle; a single unit may have more."""
 UNIT_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -75,13 +79,18 @@ TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST
 
 
 class _Waiting:
-    """What waits of one key. Under way: at most one settle."""
+    """What waits of one key. under_way: first offsets of what is; at most one settle, but of outputs in order."""
 
     __slots__ = ("under_way", "units")
 
     def __init__(self) -> None:
         self.units: deque[Unit] = deque()
-        self.under_way = False
+        self.under_way: set[int] = set()
+
+    def may_begin(self, now_s: float) -> bool:
+        """Whether the first one may be sent, of outputs in order: what comes before all others waits for none here."""
+        first = self.units[0]
+        return len(self.under_way) < ORDERED_MAX or (first.first < min(self.under_way) and first.due_s <= now_s)
 
 
 Built = list[OutputFor[Unit]]
@@ -100,15 +109,24 @@ class Settler:
         acks: AckSender,
         stats: AgentStats,
         on_decided: Decided,
+        ordered: bool = False,
     ) -> None:
-        """on_decided: called with the records of units that have ended, before their outcome is counted."""
+        """on_decided: called with the records of units that have ended, before their outcome is counted.
+
+        ordered: outputs become visible in the order of the partition's offsets: a settle waits at its server for all
+        before it. So it is of one run of offsets, many are under way, and the first one always can be: no two wait for
+        each other.
+        """
+        self._ordered = ordered
+        self.on_added: Callable[[Unit], object] | None = None
+        """Called with each unit that is to be settled."""
         self._agent = agent
         self._clock = clock
         self._producer = producer
         self._acks = acks
         self._stats = stats
         self._on_decided = on_decided
-        self._member: ShareMember | None = None
+        self._member: SettlingMember | None = None
         self._waiting: dict[Key, _Waiting] = {}
         self._batch_bytes: dict[str, int] = {}
         self._settles = 0
@@ -120,7 +138,7 @@ class Settler:
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._stopped = False
 
-    def start(self, member: ShareMember) -> None:
+    def start(self, member: SettlingMember) -> None:
         """Settle over this member."""
         self._member = member
         self._soon()
@@ -135,11 +153,14 @@ class Settler:
     @property
     def full(self) -> bool:
         """Whether so much has not ended that nothing more is to be fetched."""
-        return self.records >= RECORDS_MAX or self._bytes >= self._producer.settings.buffer_memory
+        records_max = ORDERED_RECORDS_MAX if self._ordered else RECORDS_MAX
+        return self.records >= records_max or self._bytes >= self._producer.settings.buffer_memory
 
     def add(self, unit: Unit) -> None:
         """Settle this; what else comes in this turn of the loop goes with it."""
         self._count(unit, 1)
+        if self.on_added is not None:
+            self.on_added(unit)
         unit.until_s = self._clock.monotonic() + self._producer.settings.delivery_timeout
         self._at(unit.key).units.append(unit)
         self._soon()
@@ -167,12 +188,12 @@ class Settler:
             return
         due_s: float | None = None
         for key, waiting in list(self._waiting.items()):
-            if waiting.under_way:
+            if waiting.under_way and not (self._ordered and waiting.units):
                 continue
             if not waiting.units:
                 del self._waiting[key]
                 continue
-            later_s = self._begin(key, waiting)
+            later_s = self._begin_runs(key, waiting) if self._ordered else self._begin(key, waiting)
             if later_s is not None:
                 due_s = later_s if due_s is None else min(due_s, later_s)
         if self._timer is not None:
@@ -182,6 +203,16 @@ class Settler:
             self._timer = self._clock.call_later(max(0.0, due_s - self._clock.monotonic()), self._soon)
 
     # --- sending ------------------------------------------------------------------------------------------------
+
+    def _begin_runs(self, key: Key, waiting: _Waiting) -> float | None:
+        """The same, run by run."""
+        waiting.units = deque(sorted(waiting.units, key=lambda unit: unit.first))
+        left = len(waiting.units) + 1
+        while waiting.units and len(waiting.units) < left and waiting.may_begin(self._clock.monotonic()):
+            left = len(waiting.units)
+            self._begin(key, waiting)
+        now_s = self._clock.monotonic()
+        return min((unit.due_s for unit in waiting.units if unit.due_s > now_s), default=None)
 
     def _begin(self, key: Key, waiting: _Waiting) -> float | None:
         """Send what can be; when there is something to send next, if that is known."""
@@ -206,7 +237,7 @@ class Settler:
         for unit in units:
             for chunk, record in unit.records:
                 chunk.settling.add(record.offset)
-        waiting.under_way = True
+        waiting.under_way.add(offsets[0])
         told = partial(self._told, key, units, built, acks)
         assert self._member is not None
         self._stats.acknowledgements += 1
@@ -241,6 +272,7 @@ class Settler:
                 later.append(unit)
                 continue
             full = records + len(unit.records) > SETTLE_RECORDS_MAX or batches.count + len(unit.outputs) > PLACES_MAX
+            full = full or (self._ordered and bool(units) and unit.first != units[-1].last + 1)
             if units and (unit.alone or units[0].alone or full or batches.bytes >= SETTLE_BYTES_MAX):
                 waiting.units.appendleft(unit)
                 break
@@ -328,7 +360,7 @@ class Settler:
         self._soon()
 
     def _over(self, waiting: _Waiting, units: list[Unit]) -> None:
-        waiting.under_way = False
+        waiting.under_way.discard(min(offset for unit in units for offset in unit.offsets()))
         for unit in units:
             for chunk, record in unit.records:
                 chunk.settling.discard(record.offset)

@@ -58,6 +58,11 @@ class Unit:
         """Whether it is settled by itself."""
         return self.trouble is not None and self.trouble.alone
 
+    @property
+    def due_s(self) -> float:
+        """When it may be sent; 0: at once."""
+        return 0.0 if self.trouble is None else self.trouble.due_s
+
     def in_trouble(self) -> Trouble:
         """What it has been through, from now on."""
         self.trouble = self.trouble or Trouble()
@@ -67,6 +72,16 @@ class Unit:
     def key(self) -> Key:
         """Where it is settled."""
         return self.records[0][0].settles_with
+
+    @property
+    def first(self) -> int:
+        """The first offset of its records."""
+        return min(self.offsets())
+
+    @property
+    def last(self) -> int:
+        """The last one."""
+        return max(self.offsets())
 
     def has_lost(self) -> bool:
         """Whether one of its records is others' by now."""

@@ -109,6 +109,8 @@ class ShareAgent:
     """What its group is: a share group, a cooperative one, or a consumer group that knows nothing but offsets."""
     unshared = False
     """Whether one member reads a partition at a time, so that more members than partitions are of no use."""
+    ordered_outputs = False
+    """Whether outputs that are settled become visible in the order of their partition."""
 
     def __init__(
         self,

@@ -23,9 +23,11 @@ from flowshare.client.arguments import check_argument, settings_of
 from flowshare.client.consumer.inflight import ShareRecord
 from flowshare.client.cooperative.free import FreeMember
 from flowshare.client.cooperative.member import CooperativeMember
-from flowshare.client.errors import ClientError, Closed, IllegalState, RecordError
+from flowshare.client.cooperative.outputs import Outputs, messages_of, packed
+from flowshare.client.errors import ClientError, Closed, IllegalState, RecordError, ServerError, Unsupported
 from flowshare.client.session.ranges import TopicIdPartition
 from flowshare.client.settings import CooperativeSettings
+from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     from flowshare.client.consumer.backlog import Decoder
     from flowshare.client.cooperative.assigning import Place
     from flowshare.client.cooperative.partitions import Partition, Record
+    from flowshare.client.cooperative.settles import Settled
     from flowshare.client.net.link import Connect
+    from flowshare.client.producer.message import Message
     from flowshare.clock import Clock, TimerHandle
     from flowshare.cooperative.ranges import Pair
     from flowshare.cooperative.types import KeyRanges
@@ -114,6 +118,7 @@ class CooperativeConsumer(Generic[K, V]):
         self._overdue: TimerHandle | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._lives = 0
+        self._settles = 0
 
     # --- what it reads ------------------------------------------------------------------------------------------
 
@@ -248,6 +253,70 @@ class CooperativeConsumer(Generic[K, V]):
             trouble = self._member.trouble or "the server has not answered"
             raise ClientError(f"not all is committed within {limit_s:g} s: {trouble}") from None
 
+    async def settle(
+        self,
+        records: Sequence[CooperativeRecord[K, V] | RecordError],
+        outputs: Outputs,
+        *,
+        ordered: bool = False,
+        timeout: float | None = None,
+    ) -> bool:
+        """Commit records of one partition and write outputs, in one step or nothing: whoever is killed, the outputs are
+        there exactly if the records are committed, and once.
+
+        outputs: records by topic, values or `Message`s as of `Producer.send_many`. ordered: they become visible in the
+        order of the partition's offsets: not before all offsets before these are committed, so the records are
+        neighbours then. timeout: seconds (default_api_timeout).
+
+        False: nothing is written, as some of the records are not in hand any more. Those that are may be settled again.
+        Raises: ValueError, TypeError (no such settle can be), ServerError, RecordTooLarge (an output cannot be written,
+        nothing is, the records stay in hand), Unsupported (the server cannot do it), ClientError (it is not known
+        whether it is written: settle the same records again, the outputs are written once at most).
+        """
+        self._check_usable()
+        messages = messages_of(outputs)
+        named = _neighbours(records, ordered=ordered)
+        found = [self._hand.get(one) for one in named]
+        hand = [one for one in found if one is not None]
+        if len(hand) < len(found):
+            return False
+        limit_s = self._settings.default_api_timeout if timeout is None else timeout
+        try:
+            settled = await self._clock.wait_for(self._settled(hand, messages, ordered=ordered), limit_s)
+        except TimeoutError:
+            trouble = self._joined().trouble or "the server has not answered, or topics are not there"
+            raise ClientError(f"not settled within {limit_s:g} s: {trouble}; settle the same records again") from None
+        return self._is_settled(named, settled)
+
+    async def _settled(
+        self, hand: Sequence[tuple[Partition, Record]], messages: Mapping[str, Sequence[Message]], *, ordered: bool
+    ) -> Settled:
+        member = self._joined()
+        self._settles += 1
+        topics = await member.topic_sizes(sorted(messages))
+        made = packed(messages, topics, now_ms=self._clock.now_ms(), spread=self._settles)
+        return await member.settle(hand[0][0], [one for _, one in hand], made, ordered=ordered)
+
+    def _is_settled(self, named: Sequence[Named], settled: Settled) -> bool:
+        """What became of it. Raises: ServerError, Unsupported, ClientError."""
+        gone = {offset for first, end in settled.refused for offset in range(first, end)}
+        for one in named:
+            if settled.error is ErrorCode.NONE or one[2] in gone:
+                self._hand.pop(one, None)
+        if settled.error is ErrorCode.NONE:
+            return True
+        if settled.error is ErrorCode.INVALID_RECORD_STATE:
+            return False
+        if settled.error is ErrorCode.UNSUPPORTED_VERSION:
+            raise Unsupported(settled.message or "the server cannot commit records in one step with outputs")
+        if settled.error is ErrorCode.NETWORK_EXCEPTION:
+            for one in named:
+                self._hand.pop(one, None)
+            raise ClientError(f"{settled.message}; the records come again where they are not committed")
+        why = settled.outputs[0] if settled.outputs else None
+        code, message = (settled.error, settled.message) if why is None else (why.error, why.message)
+        raise ServerError(code, message, about="an output")
+
     # --- closing ------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -372,6 +441,17 @@ class CooperativeConsumer(Generic[K, V]):
         leaving = asyncio.get_running_loop().create_task(member.close(), name="leave")
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
+
+
+def _neighbours(records: Sequence[CooperativeRecord[Any, Any] | RecordError], *, ordered: bool) -> list[Named]:
+    """The places of records that are settled together. Raises: ValueError, TypeError."""
+    check_argument("settle: records", records, Sequence)
+    named = sorted({(one.topic, one.partition, one.offset) for one in records})
+    if not named or len({one[:2] for one in named}) > 1:
+        raise ValueError("settle takes records of one partition, at least one: settle each partition's by themselves")
+    if ordered and named[-1][2] - named[0][2] != len(named) - 1:
+        raise ValueError("ordered=True settles records that follow each other in the log: settle these one by one")
+    return named
 
 
 class CooperativeRecord(ShareRecord[K, V]):

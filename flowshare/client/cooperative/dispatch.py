@@ -31,9 +31,10 @@ _by_offset = attrgetter("offset")
 class Found(Generic[R]):
     """One record that is this member's. epoch: of the claim, or the span, under which it was begun last. attempt: how
     often it was begun, by members before this one, too. told: of how many of these starts the server knows. suspect:
-    members died so often while it may have been in their hands that it is begun alone."""
+    members died so often while it may have been in their hands that it is begun alone. doubted: an answer to a settle
+    of it was lost."""
 
-    __slots__ = ("attempt", "epoch", "hash", "not_before_s", "offset", "record", "suspect", "told")
+    __slots__ = ("attempt", "doubted", "epoch", "hash", "not_before_s", "offset", "record", "suspect", "told")
 
     def __init__(self, offset: int, hash_: int, record: R, begun: int = 0) -> None:
         self.offset = offset
@@ -43,6 +44,7 @@ class Found(Generic[R]):
         self.attempt = self.told = begun
         self.suspect = begun >= SUSPECT_AT
         self.not_before_s = 0.0
+        self.doubted = False
 
     @property
     def owed(self) -> bool:
@@ -59,6 +61,8 @@ class Dispatcher(Generic[R]):
     def __init__(self) -> None:
         self._queues: dict[int, list[Found[R]]] = {}
         self._flights: dict[int, Found[R]] = {}
+        self._handled: set[int] = set()
+        """Offsets of those whose handlers have ended, and that wait for others before they can be finished."""
         self._busy: Counter[int] = Counter()
         self._heads: list[tuple[int, int]] = []
         """(offset, hash) of records that may be begun; those that may not any more are passed over."""
@@ -71,6 +75,20 @@ class Dispatcher(Generic[R]):
     def in_flight(self) -> int:
         """Records that were taken and are not finished."""
         return len(self._flights)
+
+    @property
+    def at_work(self) -> int:
+        """Those of them whose handlers may be at work."""
+        return len(self._flights) - len(self._handled)
+
+    def handled(self, found: Found[R]) -> None:
+        """The handler of a record has ended; the record waits to be settled in the order of the partition."""
+        if self.holds(found):
+            self._handled.add(found.offset)
+
+    def may_be_at_work(self, found: Found[R]) -> bool:
+        """Whether its handler may be."""
+        return self.holds(found) and found.offset not in self._handled
 
     @property
     def startable(self) -> int:
@@ -209,6 +227,7 @@ class Dispatcher(Generic[R]):
 
     def _land(self, found: Found[R]) -> None:
         del self._flights[found.offset]
+        self._handled.discard(found.offset)
         self._busy[found.hash] -= 1
         if not self._busy[found.hash]:
             del self._busy[found.hash]

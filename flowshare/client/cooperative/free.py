@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.client.cooperative.assigning import Place
 from flowshare.client.cooperative.partitions import Partition, Record
-from flowshare.client.cooperative.shell import RENEWALS, CooperativeShell, progress_of
+from flowshare.client.cooperative.settles import progress_of
+from flowshare.client.cooperative.shell import RENEWALS, CooperativeShell
 from flowshare.client.cooperative.spans import SpanScan
 from flowshare.client.errors import ClientError, check
 from flowshare.client.groups.membership import Generation

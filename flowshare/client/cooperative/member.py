@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 from flowshare.client.cooperative.assigning import Place, target_of
 from flowshare.client.cooperative.partitions import Partition, Record
 from flowshare.client.cooperative.scan import KeyScan
-from flowshare.client.cooperative.shell import RELEASE_S, RENEWALS, CooperativeShell, progress_of
+from flowshare.client.cooperative.settles import progress_of
+from flowshare.client.cooperative.shell import RELEASE_S, RENEWALS, CooperativeShell
 from flowshare.client.errors import ClientError, check
 from flowshare.client.groups.membership import Generation
 from flowshare.client.net.link import Connect

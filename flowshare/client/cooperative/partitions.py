@@ -73,6 +73,7 @@ class Partitions:
         self.on_damaged: Callable[[Partition, int, int, str], object] = lambda partition, first, last, why: None
         """Told of stored bytes (first, last, why) that are no records, by the one member that commits them as void."""
         self.settled: set[asyncio.Future[None]] = set()
+        self._changes: set[asyncio.Future[None]] = set()
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(self._by_place.values())
@@ -104,10 +105,22 @@ class Partitions:
             self.on_lost(partition, lost)
         self.changed()
 
+    async def next_change(self) -> None:
+        """Wait until something is held, lost, read or committed."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changes.add(future)
+        try:
+            await future
+        finally:
+            self._changes.discard(future)
+
     def changed(self) -> None:
         """Something was held, lost, read or committed: see what can go on."""
         self.to_read.set()
         self.on_ready()
+        for future in self._changes:
+            if not future.done():
+                future.set_result(None)
         if all(one.scan.uncommitted == 0 for one in self):
             settled, self.settled = self.settled, set()
             for future in settled:

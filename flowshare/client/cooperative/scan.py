@@ -397,6 +397,33 @@ class KeyScan(Generic[R]):
         piece = self._pieces[self._place(hash_)]
         return KeyRange(piece.first, piece.end), piece.epoch
 
+    # -- settling
+
+    def parts_of(self, records: Iterable[Found[R]]) -> tuple[CommitPart, ...]:
+        """What to say of records in flight to commit them with outputs. It names no keys but theirs, so that what else
+        is given back meanwhile does not matter."""
+        by_key: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for found in records:
+            by_key.setdefault((found.hash, found.epoch), []).append((found.offset, found.offset + 1))
+        return tuple(
+            CommitPart(KeyRange(hash_, hash_ + 1), epoch, merged(ranges))
+            for (hash_, epoch), ranges in sorted(by_key.items())
+        )
+
+    def waits(self, records: Iterable[Found[R]]) -> bool:
+        """Whether something of the same keys is finished and not committed: that comes first, or a death between could
+        bring it again behind these."""
+        if not (self._done or self._sent):
+            return False
+        return not {found.hash for found in records}.isdisjoint([*self._done.values(), *self._sent.values()])
+
+    def settled(self, records: Iterable[Found[R]], progress: Progress) -> None:
+        """These are committed: the next ones of their keys may be begun."""
+        offsets = [(found.offset, found.offset + 1) for found in records if self._dispatcher.finish(found)]
+        if offsets:
+            self._committed.commit(offsets)
+        self.follow(progress)
+
     # -- committing
 
     def commit(self, count: int = COMMIT_MAX) -> Batch | None:

@@ -20,14 +20,15 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.cooperative.assigning import PROTOCOL, Place, assign, encode_user_data
 from flowshare.client.cooperative.ordinary import OrdinaryOffsets
 from flowshare.client.cooperative.partitions import AnyBatch, Partition, Partitions, Record
 from flowshare.client.cooperative.reading import scan_log, voids_of
-from flowshare.client.cooperative.scan import COMMIT_MAX, CommitPart, KeyScan, Progress
-from flowshare.client.cooperative.spans import SpanPart
+from flowshare.client.cooperative.scan import COMMIT_MAX, KeyScan
+from flowshare.client.cooperative.settles import Settled, Settles, entry_of, progress_of
 from flowshare.client.cooperative.starts import Telling
 from flowshare.client.errors import ClientError, Closed, ServerError, check
 from flowshare.client.groups.member import GroupMember
@@ -46,13 +47,10 @@ from flowshare.protocol.messages import (
     OffsetToCommit,
 )
 from flowshare.protocol.messages.cooperative import (
-    CommitEntry,
     CooperativeCommitRequest,
     CooperativeHoldRequest,
     GroupOffset,
     PartitionCommit,
-    PartitionProgress,
-    SpanEntry,
     StartEntry,
     WantedKeys,
     stable_metadata,
@@ -61,7 +59,7 @@ from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock, TimerHandle
-    from flowshare.protocol.messages import FetchedLog, TopicMetadata
+    from flowshare.protocol.messages import FetchedLog, SettleOutput, TopicMetadata
     from flowshare.protocol.messages.cooperative import CooperativeHoldResponse
 
 LEASE_SPARE: Final = 0.06
@@ -121,6 +119,7 @@ class CooperativeShell(abc.ABC):
         self._group = self._membership(connect) if joins else None
         self._ordinary = OrdinaryOffsets(self._link, group_id, self._commit_ordinary)
         self._generation = MANUAL_GENERATION
+        self._settles = Settles(self._link, self.partitions, group_id, self.member_id, clock=clock)
         self._targets: dict[Place, KeyRanges] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._order = asyncio.Lock()
@@ -235,14 +234,20 @@ class CooperativeShell(abc.ABC):
     async def _give_up(self, *, release: bool) -> None:
         """What a member tells before it leaves, as far as there is an answer in time."""
         try:
-            await self._clock.wait_for(self.flush(), self._settings.close_timeout)
+            await self._clock.wait_for(self._all_answered(), self._settings.close_timeout)
         except TimeoutError:
             logger.warning("group=%s: not all commits were answered; what was not is handled again", self.group_id)
+        finally:
+            await self._settles.stop()
         await self._stop_tasks()
         if self._tasks:
             await self._mirror()
         if self._tasks and release:
             await self._release_all()
+
+    async def _all_answered(self) -> None:
+        await self._settles.ended()
+        await self.flush()
 
     async def _stop_tasks(self) -> None:
         await cancelled(*self._tasks)
@@ -331,7 +336,7 @@ class CooperativeShell(abc.ABC):
     def next_s(self) -> float | None:
         """When the next record may be begun, 0: at once; None: none is there."""
         if self._apart():
-            busy = any(one.scan.dispatcher.in_flight or one.scan.starts.telling for one in self.partitions)
+            busy = any(one.scan.dispatcher.at_work or one.scan.starts.telling for one in self.partitions)
             return None if busy else 0.0
         due = (one.scan.dispatcher.next_s() for one in self.partitions if self.partitions.live(one))
         return min((one for one in due if one is not None), default=None)
@@ -351,7 +356,7 @@ class CooperativeShell(abc.ABC):
 
     def _take_suspect(self) -> list[tuple[Partition, list[Record]]]:
         """Begin a suspect if nothing is in flight."""
-        if any(one.scan.dispatcher.in_flight for one in self.partitions):
+        if any(one.scan.dispatcher.at_work for one in self.partitions):
             return []
         for partition in list(self.partitions):
             if isinstance(partition.scan, KeyScan) and partition.scan.starts.suspects_wait:
@@ -410,6 +415,45 @@ class CooperativeShell(abc.ABC):
         if given and self._gives_back(partition):
             self.partitions.to_hold.set()
         return given
+
+    async def settle(
+        self, partition: Partition, records: Sequence[Record], outputs: Sequence[SettleOutput], *, ordered: bool = False
+    ) -> Settled:
+        """Commit records in flight and write outputs, in one step or nothing: `Settles.settle`.
+
+        ordered: not before all offsets before these are committed; they are one run of offsets then.
+        """
+        settled = await self._settles.settle(
+            partition, records, outputs, generation=self._generation if ordered else None
+        )
+        if settled.fenced:
+            self._settles.run(self._regain(partition, settled.fenced))
+        return settled
+
+    def begin_settle(
+        self,
+        partition: Partition,
+        records: Sequence[Record],
+        outputs: Sequence[SettleOutput],
+        told: Callable[[Settled], object],
+        *,
+        ordered: bool = False,
+    ) -> None:
+        """As `settle`, for who waits in no task. `told` is called once, unless the member is closed before."""
+
+        async def settled() -> None:
+            told(await self.settle(partition, records, outputs, ordered=ordered))
+
+        self._settles.run(settled())
+
+    async def _regain(self, partition: Partition, records: Sequence[Record]) -> None:
+        """The server says that these are not the member's: when it has said what is, what of them still is begins
+        anew."""
+        with suppress(Closed, TimeoutError):  # after the lease nothing of them is the member's
+            await self._clock.wait_for(self.confirm(), self._settings.lease)
+        for found in records:
+            self.give_back(partition, found)
+        self.partitions.changed()
 
     def _gives_back(self, partition: Partition) -> bool:
         """Whether something of a partition is to be given back now."""
@@ -481,6 +525,11 @@ class CooperativeShell(abc.ABC):
                     return found
                 self._trouble["topics"] = f"there is no topic {', '.join(missing)}: create it, or check its name"
             await self._clock.sleep(TOPICS_S)
+
+    async def topic_sizes(self, topics: Sequence[str]) -> dict[str, tuple[int, uuid.UUID | None]]:
+        """Partitions and ids of topics, asked for until all are there."""
+        found = await self._described(topics) if topics else {}
+        return {name: (topic.partitions, topic.topic_id) for name, topic in found.items()}
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -619,7 +668,7 @@ class CooperativeShell(abc.ABC):
     async def _commit(self, batches: Sequence[tuple[Partition, AnyBatch]]) -> bool:
         """One commit; whether all of it was taken."""
         asked = tuple(
-            PartitionCommit(*partition.key, batch.reset_epoch, tuple(map(_entry, batch.parts)))
+            PartitionCommit(*partition.key, batch.reset_epoch, tuple(map(entry_of, batch.parts)))
             for partition, batch in batches
         )
         request = CooperativeCommitRequest(group_id=self.group_id, member_id=self.member_id, partitions=asked)
@@ -704,12 +753,3 @@ class CooperativeShell(abc.ABC):
         if self._trouble.get(what) != text:
             logger.warning("group=%s: %s", self.group_id, text)
         self._trouble[what] = text
-
-
-def progress_of(part: PartitionProgress) -> Progress:
-    """How far a partition is, from an answer."""
-    return Progress(part.stable, part.reset_epoch, part.count, part.furthest)
-
-
-def _entry(part: CommitPart | SpanPart) -> CommitEntry | SpanEntry:
-    return SpanEntry(*part) if isinstance(part, SpanPart) else CommitEntry(*part)

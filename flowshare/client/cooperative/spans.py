@@ -213,6 +213,26 @@ class SpanScan(Generic[R]):
         """The record is to be begun again, here: `Dispatcher.give_back`."""
         return self._dispatcher.give_back(found, not_before_s=not_before_s, unrun=unrun)
 
+    # -- settling
+
+    def parts_of(self, records: Iterable[Found[R]]) -> tuple[SpanPart, ...]:
+        """What to say of records in flight to commit them with outputs."""
+        by_epoch: dict[int, list[tuple[int, int]]] = {}
+        for found in records:
+            by_epoch.setdefault(found.epoch, []).append((found.offset, found.offset + 1))
+        return tuple(SpanPart(epoch, merged(ranges)) for epoch, ranges in sorted(by_epoch.items()))
+
+    def waits(self, records: Iterable[Found[R]]) -> bool:
+        """Whether others come first: no key is known here."""
+        return False
+
+    def settled(self, records: Iterable[Found[R]], progress: Progress) -> None:
+        """These are committed."""
+        for found in records:
+            self._dispatcher.finish(found)
+        self.follow(progress)
+        self._close()
+
     # -- committing
 
     def commit(self, count: int = COMMIT_MAX) -> SpanBatch | None:

@@ -68,7 +68,7 @@ class Starts(Generic[R]):
     @property
     def suspect_in_flight(self) -> bool:
         """Whether something is in flight that is to be so alone."""
-        return self._suspect is not None and self._dispatcher.holds(self._suspect)
+        return self._suspect is not None and self._dispatcher.may_be_at_work(self._suspect)
 
     @property
     def suspects_wait(self) -> bool:

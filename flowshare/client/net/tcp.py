@@ -260,7 +260,7 @@ class TcpConnection:
                 f"{max(needs, codec.versions[0])}: upgrade the broker, or leave out what is new"
             )
         advice = "use a newer broker"
-        if codec.api.key == ApiKey.FLOWSHARE_SETTLE:
+        if codec.api.key in (ApiKey.FLOWSHARE_SETTLE, ApiKey.FLOWSHARE_COOPERATIVE_SETTLE):
             advice = "records are settled together with outputs by flowshare's own servers, of this release or newer"
         if codec.api.key in SHARE_KEYS:
             advice = (

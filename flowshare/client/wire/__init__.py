@@ -14,10 +14,11 @@ from flowshare.client.errors import ClientError
 from flowshare.client.wire import computed, records
 from flowshare.client.wire.base import Codec
 from flowshare.protocol import filter_codec, translation
-from flowshare.protocol.kafka import read_response, write_request
+from flowshare.protocol.kafka import ApiKey, read_response, write_request
 from flowshare.protocol.messages.records import FILTERED_FETCH
 
 if TYPE_CHECKING:
+    from flowshare.client.wire.base import Read, Write
     from flowshare.protocol.declaration import Api
     from flowshare.protocol.messages import Request
 
@@ -42,8 +43,16 @@ def _codec(request: type[Any]) -> Codec:
     api: Api | None = request.api
     if api is None or api.client is None:
         raise ClientError(f"{request.__name__} is for servers in the same process; it has no form on a socket")
-    write, read = BY_HAND.get(request, (None, None))
+    write, read = _by_hand(request, api)
     return Codec(api, write or functools.partial(_write, api), read or functools.partial(_read, api))
+
+
+def _by_hand(request: type[Any], api: Api) -> tuple[Write | None, Read | None]:
+    if api.key is ApiKey.FLOWSHARE_COOPERATIVE_SETTLE:  # which only those ask for that settle, and is read for them
+        from flowshare.protocol.cooperative_settle import decode_settled, encode_settle
+
+        return encode_settle, lambda frame, _request, _version: decode_settled(frame)
+    return BY_HAND.get(request, (None, None))
 
 
 def _write(api: Api, number: int, client_id: str, request: Any, version: int) -> bytes:

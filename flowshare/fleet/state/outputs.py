@@ -31,7 +31,7 @@ from flowshare.log.base import (
     Undecided,
 )
 from flowshare.protocol.kafka import ApiKey
-from flowshare.slots.prepared import PREPARED, Fate, Place, Prepared, lane_entry
+from flowshare.slots.prepared import Fate, Place, Prepared, lane_entry, rows_prefix
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
@@ -208,7 +208,7 @@ class SlotOutputs:
         """
         until_s = self._clock.monotonic() + self._settings.decide_s
         while True:
-            rows = self._lanes.rows(share + PREPARED)
+            rows = self._lanes.rows(rows_prefix(share))
             fates = {kept.row: self._lanes.fate_of(kept) for kept in rows}
             if not self._flying[share] and Fate.UNDECIDED not in fates.values():
                 break

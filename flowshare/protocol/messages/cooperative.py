@@ -19,8 +19,10 @@ from flowshare.cooperative.partition import StartEntry as StartEntry
 from flowshare.cooperative.types import DRAIN_TIMEOUT_MS, LEASE_MS
 from flowshare.cooperative.types import OffsetColumns as OffsetColumns
 from flowshare.cooperative.types import Reach as Reach
-from flowshare.protocol.declaration import OF_GROUP
+from flowshare.protocol.declaration import OF_GROUP, Api
+from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import Request, Response
+from flowshare.protocol.messages.share import RefusedOutput, SettleOutput
 
 Pair = tuple[int, int]
 TAKE_WAIT_MS_MAX: Final = 5_000
@@ -175,6 +177,50 @@ class CommittedPartition(PartitionProgress):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeCommitResponse(Response):
     partitions: tuple[CommittedPartition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CooperativeSettleRequest(Request["CooperativeSettleResponse"]):
+    """Commit records of one partition and write their outputs, all in one step or nothing.
+
+    entries, reset_epoch: as of `PartitionCommit`. outputs: not transactional, without producer ids. ordered: nothing is
+    written before all offsets before these are committed; they are one run then. generation: of the group, as the
+    member knows it: while it waits for its turn, a newer one refuses it.
+    """
+
+    group_id: str
+    member_id: str
+    topic_id: uuid.UUID
+    partition: int
+    reset_epoch: int
+    entries: tuple[CommitEntry | SpanEntry, ...]
+    outputs: tuple[SettleOutput, ...] = ()
+    ordered: bool = False
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CooperativeSettleResponse(PartitionProgress):
+    """Without an error all of it is durable. With one nothing of this request is, and nothing will be.
+
+    With INVALID_RECORD_STATE, fenced: offsets whose keys the member does not hold any more; committed: offsets that are
+    finished already, be it by this very request, whose first answer was lost. outputs: those that are why it was
+    refused, where they are.
+    """
+
+    fenced: tuple[Pair, ...] = ()
+    committed: tuple[Pair, ...] = ()
+    outputs: tuple[RefusedOutput, ...] = ()
+
+
+COOPERATIVE_SETTLE: Final = Api(
+    ApiKey.FLOWSHARE_COOPERATIVE_SETTLE,
+    CooperativeSettleRequest,
+    CooperativeSettleResponse,
+    server=(0, 0),
+    client=(0, 0),
+    route=OF_GROUP,
+)
 
 
 # --- record by record -------------------------------------------------------------------------------------------------

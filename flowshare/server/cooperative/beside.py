@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from flowshare.log.base import StateStore, Topic
+    from flowshare.log.base import CheckedOutput, StateStore, Topic
     from flowshare.server.groups.coordinator import ConsumerGroups
     from flowshare.server.runtime.state import Write
 
@@ -59,8 +59,14 @@ class Beside(Protocol):
         CoreError, Refused."""
         ...
 
-    async def write(self, group_id: str, writes: Sequence[Write], moved: Sequence[StableOffset]) -> None:
-        """Write state and stable offsets in one piece; the group is locked. Raises: `WRITE_ERRORS`."""
+    async def write(
+        self,
+        group_id: str,
+        writes: Sequence[Write],
+        moved: Sequence[StableOffset],
+        outputs: Sequence[CheckedOutput] = (),
+    ) -> None:
+        """Write state, stable offsets and outputs in one piece; the group is locked. Raises: `WRITE_ERRORS`."""
 
     async def delete(self, group_id: str) -> None:
         """Delete the group with its offsets and its state, where these are one. Raises: CoreError, LogError."""
@@ -102,8 +108,14 @@ class InGroups:
             finally:
                 self._groups.discard_void(entry)
 
-    async def write(self, group_id: str, writes: Sequence[Write], moved: Sequence[StableOffset]) -> None:
-        """Raises: CoordinatorNotAvailable."""
+    async def write(
+        self,
+        group_id: str,
+        writes: Sequence[Write],
+        moved: Sequence[StableOffset],
+        outputs: Sequence[CheckedOutput] = (),
+    ) -> None:
+        """Raises: CoordinatorNotAvailable, OutputRefused."""
         entry = self._groups.find(group_id)
         now_ms = self._groups.clock.now_ms()
         changes = [
@@ -119,7 +131,7 @@ class InGroups:
             )
             for topic, partition, value in moved
         ]
-        await self._groups.write_offsets(entry, changes, beside=writes)
+        await self._groups.write_offsets(entry, changes, beside=writes, outputs=outputs)
 
     async def delete(self, group_id: str) -> None:
         """Raises: GroupIdNotFound, NonEmptyGroup, LogError."""
@@ -160,8 +172,15 @@ class InKafka:
             if waiting == 1:
                 del self._locks[group_id]
 
-    async def write(self, group_id: str, writes: Sequence[Write], moved: Sequence[StableOffset]) -> None:
+    async def write(
+        self,
+        group_id: str,
+        writes: Sequence[Write],
+        moved: Sequence[StableOffset],
+        outputs: Sequence[CheckedOutput] = (),
+    ) -> None:
         """Raises: LogError."""
+        assert not outputs, "outputs of a fleet are written apart from its state"
         del group_id, moved
         await self._store.write(writes)
 

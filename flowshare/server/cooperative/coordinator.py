@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from flowshare.cooperative import stored
 from flowshare.cooperative.partition import CooperativePartition, PartitionState
 from flowshare.core_errors import CoordinatorNotAvailable, FencedMemberEpoch, InvalidRequest, OffsetOutOfRange
+from flowshare.log.base import SettlesApart
 from flowshare.server.cooperative.beside import NEW_BYTES, StableOffset
 from flowshare.server.cooperative.owner import PARTITION_BYTES, PartitionOwner, mirror
 from flowshare.server.cooperative.store import (
@@ -144,6 +145,7 @@ class CooperativeGroups:
         )
         self.groups = self._runtime.entries
         self.take = self._runtime.take
+        self.checked = storage.checked
         storage.on_append(self._appended)
 
     def start(self) -> None:
@@ -152,7 +154,10 @@ class CooperativeGroups:
 
     async def close(self) -> None:
         """Write what is queued, and stop."""
-        await self._runtime.close()
+        await self._runtime.close(self._close_owners)
+        self._close_owners()
+
+    def _close_owners(self) -> None:
         for group in self.groups.values():
             for owner in group.owners.values():
                 owner.close()
@@ -200,10 +205,17 @@ class CooperativeGroups:
         return owner
 
     async def peek(self, group_id: str, place: Place) -> Peeked | None:
-        """The state of a partition, for a look at it: nothing is kept of it. Raises: StateCorrupt, LogError."""
-        group = self.groups.get(group_id)
-        owner = None if group is None else group.owners.get(place)
-        if owner is not None and not owner.closed:
+        """The state of a partition, for a look at it: nothing is kept of it.
+
+        Raises: StateCorrupt, LogError; NotDecided: what was settled may or may not be committed.
+        """
+        owner = self._owner(group_id, place)
+        if owner is None and isinstance(self._storage, SettlesApart):
+            async with self._beside.locked(group_id, None):  # else another one loads, and writes it
+                owner = self._owner(group_id, place)
+                if owner is None:
+                    await self._storage.decided(PartitionKey(group_id, *place).prefix)
+        if owner is not None:
             partition = owner.partition
             return Peeked(
                 PartitionState(
@@ -214,6 +226,11 @@ class CooperativeGroups:
         found = await read(self._storage, PartitionKey(group_id, *place))
         loaded = stored.load(found.entries, now_ms=self.clock.steady_ms())
         return None if loaded is None else Peeked(loaded.state, None)
+
+    def _owner(self, group_id: str, place: Place) -> PartitionOwner | None:
+        group = self.groups.get(group_id)
+        owner = None if group is None else group.owners.get(place)
+        return None if owner is None or owner.closed else owner
 
     async def places(self, group_id: str) -> set[Place]:
         """The partitions that a group has state of. Raises: LogError."""
@@ -346,6 +363,8 @@ class CooperativeGroups:
     ) -> PartitionOwner | None:
         """The group is locked."""
         key = PartitionKey(group.group_id, *place)
+        if isinstance(self._storage, SettlesApart):
+            await self._storage.decided(key.prefix)
         found = await read(self._storage, key)
         there = self._beside.committed(group.group_id, topic, place[1])
         loaded = stored.load(found.entries, now_ms=self.clock.steady_ms())
@@ -370,6 +389,7 @@ class CooperativeGroups:
             stats=self.stats,
             ends_known=self._ends_known,
             seen=seen,
+            run=self._runtime.spawn,
         )
 
     async def _begin(self, key: PartitionKey, topic: Topic, begin: Begin, left: Stored) -> CooperativePartition:

@@ -16,30 +16,37 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowshare.cooperative.partition import DecisionState
 from flowshare.core_errors import CoordinatorNotAvailable
-from flowshare.log.base import UnknownTopic
+from flowshare.log.base import SettlesApart, UnknownTopic
 from flowshare.protocol.messages.cooperative import STABLE_METADATA, GroupOffset, stable_metadata
+from flowshare.server.cooperative.apart import ApartSettles
+from flowshare.server.cooperative.parked import PARK_MS, ParkedSettles
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    import asyncio
+    from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
 
     from flowshare.clock import Clock
     from flowshare.cooperative.partition import (
         CommitAnswer,
+        CommitEntry,
         CooperativePartition,
         Decision,
         Entry,
         HoldAnswer,
         Progress,
         Read,
+        SettleAnswer,
+        SpanEntry,
         Taken,
     )
     from flowshare.cooperative.ranges import Pair
     from flowshare.cooperative.types import Terms
-    from flowshare.log.base import Log, LogOffsets, Topic
+    from flowshare.log.base import CheckedOutput, Log, LogOffsets, Topic
     from flowshare.server.cooperative.beside import Beside
     from flowshare.server.cooperative.stats import Stats
     from flowshare.server.cooperative.store import PartitionKey
     from flowshare.server.cooperative.writing import GroupWriter
+    from flowshare.server.runtime.state import Write
     from flowshare.server.runtime.waiting import Waiter
 
 R = TypeVar("R")
@@ -69,8 +76,10 @@ class PartitionOwner:
         stats: Stats,
         ends_known: bool,
         seen: bool,
+        run: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
     ) -> None:
-        """ends_known: the log's end as this server knows it is where it ends. seen: see `store`."""
+        """ends_known: the log's end as this server knows it is where it ends. seen: see `store`. run: runs a task to
+        its end."""
         self.key = key
         self.topic = topic
         self.partition = partition
@@ -86,6 +95,10 @@ class PartitionOwner:
         """What was written as the group's ordinary offset last; another one that is there is somebody else's."""
         self._adoption: tuple[Decision[Any], GroupOffset | None] | None = None
         """A decision under way that begins anew, and somebody else's offset that it is written over."""
+        self.parked = ParkedSettles(clock)
+        self._apart: ApartSettles | None = None
+        if isinstance(log, SettlesApart):
+            self._apart = ApartSettles(log, self, writer=writer, clock=clock, run=run)
         self._writer = writer
         self._beside = beside
         self._log = log
@@ -144,6 +157,9 @@ class PartitionOwner:
         self._adopt(committed, now_ms)
         decision = self.partition.hold(member, generation, sequence, wanted, now_ms, terms=terms)
         answer = decision.answer
+        self.parked.rebalanced(generation)
+        if answer.taken:
+            self.parked.look()
         self._stats.blocked += len(answer.blocked)
         self._stats.overlaps += len(answer.taken)
         return await self._durable(decision)
@@ -155,6 +171,45 @@ class PartitionOwner:
         decision = self.partition.commit(member, reset_epoch, entries, now_ms, log_end=end)
         self._stats.fenced += len(decision.answer.fenced)
         return await self._durable(decision)
+
+    async def settle(
+        self,
+        member: str,
+        reset_epoch: int,
+        entries: Sequence[CommitEntry | SpanEntry],
+        outputs: Sequence[CheckedOutput],
+        *,
+        generation: int | None = None,
+    ) -> SettleAnswer:
+        """Commit with outputs, as `CooperativePartition.settle`. generation: not before all offsets before these are
+        committed, and not if the group is in a newer one meanwhile (`parked`); None: at once.
+
+        Raises: as `commit`; OutputRefused, and where outputs are written apart, StorageError and NotLed, too.
+        """
+        now_ms = self._begin()
+        until_ms = now_ms + PARK_MS
+        ranges = [pair for entry in entries for pair in entry.ranges]
+        while generation is not None and self.partition.waits(member, reset_epoch, entries):
+            self._stats.parked += 1
+            await self.parked.turn(ranges, generation, until_ms)
+            now_ms = self._begin()
+        apart = self._apart if outputs else None
+        number = None if apart is None else apart.next_number()
+        end = self._end if self._ends_known else None
+        decision = self.partition.settle(member, reset_epoch, entries, now_ms, log_end=end, apart=number)
+        self._stats.fenced += len(decision.answer.fenced)
+        if number is None or apart is None or not decision.answer.taken:
+            return await self._durable(decision, outputs if decision.answer.taken else ())
+        await apart.carry_out(number, decision, entries, reset_epoch, outputs)
+        return decision.answer._replace(progress=self.partition.progress)
+
+    def settled_apart(
+        self, number: int, *, committed: bool, beside: Sequence[Write] = ()
+    ) -> asyncio.Future[None] | None:
+        """It is known what became of a settle's outputs; durable when what is returned is done (None: now)."""
+        self.check_open()
+        decision = self.partition.settled_apart(number, self._clock.steady_ms(), committed=committed)
+        return self._add(decision, beside=beside)
 
     async def take(self, member: str, count: int, *, lease_ms: int, committed: GroupOffset | None = None) -> Taken:
         """As `CooperativePartition.take`. Raises: UnknownTopic, too."""
@@ -171,13 +226,13 @@ class PartitionOwner:
     async def give_back(self, member: str, epoch: int) -> Progress:
         """As `CooperativePartition.give_back`."""
         decision = self.partition.give_back(member, epoch, self._begin())
-        self.look()
+        self.look_anew()
         return await self._durable(decision)
 
     async def leave(self, member: str) -> Progress:
         """As `CooperativePartition.leave`."""
         decision = self.partition.leave(member, self._begin())
-        self.look()
+        self.look_anew()
         return await self._durable(decision)
 
     async def reset(self, offset: int) -> Progress:
@@ -203,24 +258,31 @@ class PartitionOwner:
         self._stats.lapsed += sum(1 for claim in claims.claims if claim.member in gone)
         self._stats.lapsed += sum(1 for span in spans.spans if span.deadline_ms <= now_ms)
         self._keep(self.partition.lapse(now_ms))
-        self.look()
+        self.look_anew()
 
     def cut(self, end: int) -> None:
         """The log was cut at `end`: what was committed behind it is of records that are there no more."""
         if not self.closed and self.partition.offsets.furthest > end:
             logger.warning("the log was cut at offset %d, commits behind it are taken back: %s", end, self.key)
             self._keep(self.partition.truncate(end, self._clock.steady_ms()))
-            self.look()
+            self.look_anew()
 
     def look(self) -> None:
         """Something may be free: whoever waits looks again."""
         for waiter in tuple(self.waiting):
             waiter.wake()
 
+    def look_anew(self) -> None:
+        """Something is held, or committed, no more: the same, and whoever waits for its turn sees whether it may."""
+        self.look()
+        self.parked.look()
+
     def close(self) -> None:
         """Serve it no more; what is under way fails, unless its write is."""
         self.closed = True
-        self.look()
+        if self._apart is not None:
+            self._apart.close()
+        self.look_anew()
 
     # --- its ordinary offset ------------------------------------------------------------------------------------
 
@@ -294,13 +356,21 @@ class PartitionOwner:
 
     def _keep(self, decision: Decision[Any]) -> None:
         """Have a decision written that nobody waits for; when it cannot be, it is made again with the next step."""
-        self._writer.add(self, decision)
+        self._add(decision)
 
-    async def _durable(self, decision: Decision[R]) -> R:
-        future = self._writer.add(self, decision)
+    async def _durable(self, decision: Decision[R], outputs: Sequence[CheckedOutput] = ()) -> R:
+        future = self._add(decision, outputs)
         if future is not None:
             await future
         return decision.answer
+
+    def _add(
+        self, decision: Decision[Any], outputs: Sequence[CheckedOutput] = (), beside: Sequence[Write] = ()
+    ) -> asyncio.Future[None] | None:
+        """Have a decision written; what waits for it to be made looks on."""
+        if self.parked:
+            self.parked.release(self.partition.offsets.stable)
+        return self._writer.add(self, decision, outputs=outputs, beside=beside)
 
 
 def mirror(stable: int, reset_epoch: int) -> GroupOffset:

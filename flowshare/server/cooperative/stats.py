@@ -10,6 +10,9 @@ class Stats:
     """holds, commits, takes: requests of members. loads: of partitions. writes:
     of state; failed_writes: those that could not be made, whose requests were refused.
 
+    settles: commits with outputs; failed_settles: those that were refused. parked: how often one waited for the offsets
+    before its own.
+
     blocked: ranges that a hold asked for and another member held. overlaps: ranges that were taken from a member that
     did not give them back in time (mode `available`), whose handlers may have run beside those of the next one. lapsed:
     claims and spans whose lease ended. fenced: entries of commits that were refused because the member held their keys
@@ -20,6 +23,9 @@ class Stats:
     holds: int = 0
     commits: int = 0
     takes: int = 0
+    settles: int = 0
+    failed_settles: int = 0
+    parked: int = 0
     writes: int = 0
     failed_writes: int = 0
     loads: int = 0

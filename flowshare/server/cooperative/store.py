@@ -3,7 +3,8 @@
     k/ <length of group id, 2 bytes> <group id> <topic id, 16 bytes> <partition, 4 bytes> <entry>
 
 What an entry is, and its bytes, says `flowshare.cooperative.stored`. An entry 0x10 is this server's own: the group's
-ordinary committed offset was seen to be one that members of it had committed (in a fleet, see `beside`).
+ordinary committed offset was seen to be one that members of it had committed (in a fleet, see `beside`). An entry 0x11
+is a settle that may not be in the state yet (in a fleet, `slots.prepared`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.cooperative import stored
 from flowshare.server.runtime.state import group_head, partition_head, partition_of
-from flowshare.slots.placement import COOPERATIVE_PREFIX
+from flowshare.slots.placement import COOPERATIVE_PREFIX, COOPERATIVE_SETTLES
 
 if TYPE_CHECKING:
     import uuid
@@ -65,10 +66,14 @@ async def group_ids(store: StateStore) -> set[str]:
 
 async def read(store: StateStore, key: PartitionKey) -> Stored:
     """What is stored of a partition. Raises: LogError."""
-    prefix = key.prefix
-    found = [(name[len(prefix) :], value) for name, value in await store.scan(prefix)]
-    entries = [entry for entry in found if entry[0] != SEEN_KEY]
-    return Stored(entries, len(entries) < len(found))
+    return entries_of(key.prefix, await store.scan(key.prefix))
+
+
+def entries_of(prefix: bytes, found: Iterable[tuple[bytes, bytes]]) -> Stored:
+    """What the entries under a partition's prefix say."""
+    named = [(name[len(prefix) :], value) for name, value in found]
+    own = [entry for entry in named if entry[0][:1] not in (SEEN_KEY, COOPERATIVE_SETTLES)]
+    return Stored(own, any(name == SEEN_KEY for name, _ in named))
 
 
 def writes_of(prefix: bytes, mutations: Iterable[Mutation]) -> list[Write]:

@@ -7,6 +7,7 @@ partitions that it was of; whoever asked is told to try again, and nothing is ow
     queued ──taken into a write──→ written ──→ confirmed, answered
       │                              └──the write fails──→ rolled back, refused
       ├──an earlier one of its partition is rolled back──→ rolled back, refused
+      ├──an output of it is refused──→ rolled back, refused, with what was decided on top of it; the rest is written
       └──its partition is closed (the group is deleted, or served elsewhere)──→ rolled back, refused
 """
 
@@ -20,7 +21,7 @@ from flowshare.cooperative import stored
 from flowshare.cooperative.partition import Decision, DecisionState
 from flowshare.cooperative.types import PutStable
 from flowshare.core_errors import CoordinatorNotAvailable, CoreError
-from flowshare.log.base import NotLed, StorageError
+from flowshare.log.base import NotLed, OutputRefused, StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.cooperative.beside import WRITE_ERRORS, StableOffset
 from flowshare.server.cooperative.owner import mirror
@@ -28,11 +29,13 @@ from flowshare.server.cooperative.store import SEEN_KEY
 from flowshare.server.runtime.failures import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
+    from flowshare.log.base import CheckedOutput
     from flowshare.server.cooperative.beside import Beside
     from flowshare.server.cooperative.owner import PartitionOwner
     from flowshare.server.cooperative.stats import Stats
+    from flowshare.server.runtime.state import Write
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ QUEUE_MAX: Final = 10_000
 """Decisions that wait to be written."""
 MUTATIONS_MAX: Final = 20_000
 """Of one write; a decision that has more is written alone."""
+BEFORE_REFUSED: Final = "an output of what was settled before it was refused; try again"
 
 
 class Step(NamedTuple):
@@ -48,6 +52,8 @@ class Step(NamedTuple):
     owner: PartitionOwner
     decision: Decision[Any]
     told: asyncio.Future[None]
+    outputs: Sequence[CheckedOutput] = ()
+    beside: Sequence[Write] = ()
 
     def fail(self, error: Exception) -> None:
         """It is not durable."""
@@ -79,11 +85,21 @@ class GroupWriter:
         if len(self._queue) >= QUEUE_MAX:
             raise StorageError(f"{QUEUE_MAX} steps of group {self._group_id} wait to be written; try again later")
 
-    def add(self, owner: PartitionOwner, decision: Decision[Any]) -> asyncio.Future[None] | None:
-        """Have a decision written; None: it is durable already. What is returned raises LogError, CoreError."""
+    def add(
+        self,
+        owner: PartitionOwner,
+        decision: Decision[Any],
+        *,
+        outputs: Sequence[CheckedOutput] = (),
+        beside: Sequence[Write] = (),
+    ) -> asyncio.Future[None] | None:
+        """Have a decision written; None: it is durable already. What is returned raises LogError, CoreError.
+
+        outputs, beside: written in one piece with it, or not at all; the decision has something to write then.
+        """
         if decision.state is DecisionState.CONFIRMED:
             return None
-        step = Step(owner, decision, asyncio.get_running_loop().create_future())
+        step = Step(owner, decision, asyncio.get_running_loop().create_future(), outputs, beside)
         self._queue.append(step)
         if not self._writing:
             self._writing = True
@@ -121,24 +137,66 @@ class GroupWriter:
         steps = self._take()
         if not steps:
             return
-        writes, moved = self._writes(steps)
-        if writes:
-            self._stats.writes += 1
-            try:
-                await self._beside.write(self._group_id, list(writes.items()), list(moved.values()))
-            except WRITE_ERRORS as error:
-                self._stats.failed_writes += 1
-                self._give_up(steps, self._told_of(error))
-                return
-            except BaseException as error:
-                self._give_up(steps, StorageError(f"{type(error).__name__}: {error}"))
-                raise
+        moved = await self._written(steps)
+        if moved is None:
+            return
         for step in steps:
             step.owner.partition.confirm(step.decision)
             if not step.told.done():
                 step.told.set_result(None)
         for owner, told in moved.items():
             owner.written(told.value)
+
+    async def _written(self, steps: list[Step]) -> dict[PartitionOwner, StableOffset] | None:
+        """Write these; stable offsets that moved with it. Of `steps` those are left that were written. None: none."""
+        while True:
+            writes, moved = self._writes(steps)
+            if not writes:
+                return moved
+            outputs = [output for step in steps for output in step.outputs]
+            self._stats.writes += 1
+            try:
+                await self._beside.write(self._group_id, list(writes.items()), list(moved.values()), outputs)
+            except OutputRefused as error:
+                if not self._take_out(steps, error):
+                    self._give_up(steps, StorageError(f"outputs that nobody sent are refused: {error}"))
+                    return None
+            except WRITE_ERRORS as error:
+                self._stats.failed_writes += 1
+                self._give_up(steps, self._told_of(error))
+                return None
+            except BaseException as error:
+                self._give_up(steps, StorageError(f"{type(error).__name__}: {error}"))
+                raise
+            else:
+                return moved
+
+    def _take_out(self, steps: list[Step], error: OutputRefused) -> bool:
+        """Take back those of which outputs are refused, and what was decided on top of them; whether there were any."""
+        blamed: list[tuple[Step, OutputRefused]] = []
+        begin = 0
+        for step in steps:
+            end = begin + len(step.outputs)
+            places = {index - begin: why for index, why in error.places.items() if begin <= index < end}
+            begin = end
+            if places:
+                blamed.append((step, OutputRefused(places)))
+        undone: set[Decision[Any]] = set()
+        for step, why in blamed:
+            undone.update(step.owner.partition.roll_back(step.decision))
+            step.fail(why)
+        for step in steps:
+            step.owner.seen_stored = step.owner.seen_stored and step.decision not in undone
+        self._fail_undone(steps, undone, CoordinatorNotAvailable(BEFORE_REFUSED))
+        return bool(blamed)
+
+    def _fail_undone(self, steps: list[Step], undone: set[Decision[Any]], error: Exception) -> None:
+        """Whoever waits for one of these is told; neither is in `steps`, or queued, any more."""
+        for row in (steps, self._queue):
+            for step in row:
+                if step.decision in undone:
+                    step.fail(error)
+            row[:] = [step for step in row if step.decision not in undone]
 
     def _told_of(self, error: Exception) -> Exception:
         """What those are told who wait for a write that failed: it can be tried again."""
@@ -166,12 +224,13 @@ class GroupWriter:
         """What is to be put, a later one in place of an earlier one of the same key; and stable offsets that moved."""
         writes: dict[bytes, bytes | None] = {}
         stable: dict[PartitionOwner, PutStable] = {}
-        for owner, decision, _ in steps:
+        for owner, decision, _, _, beside in steps:
             for mutation in decision.mutations:
                 name, value = stored.encode(mutation)
                 writes[owner.prefix + name] = value
                 if isinstance(mutation, PutStable):
                     stable[owner] = mutation
+            writes.update(beside)
         for owner in {step.owner for step in steps if step.decision.mutations}:
             if owner.seen and not owner.seen_stored:
                 owner.seen_stored = True
@@ -191,10 +250,7 @@ class GroupWriter:
             undone.update(step.owner.partition.roll_back(step.decision))
             step.owner.seen_stored = False
             step.fail(error)
-        behind = [step for step in self._queue if step.decision in undone]
-        self._queue = [step for step in self._queue if step.decision not in undone]
-        for step in behind:
-            step.fail(error)
+        self._fail_undone([], undone, error)
 
     def _give_up_all(self, error: Exception) -> None:
         steps, self._queue = self._queue, []

@@ -12,16 +12,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.protocol.cooperative_codec import CALLS, Call, Malformed
+from flowshare.protocol.cooperative_settle import decode_settle, encode_settled
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.cooperative import (
+    COOPERATIVE_SETTLE,
     CooperativeDeleteRequest,
     CooperativeOffsetsRequest,
     CooperativeOffsetsResponse,
     CooperativeResetRequest,
+    CooperativeSettleResponse,
 )
 from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.edge.base import Endpoint
 from flowshare.server.edge.forms import may_topic
-from flowshare.server.runtime.failures import Refused
+from flowshare.server.edge.share import closed_outputs
+from flowshare.server.runtime.failures import Refused, refusal
 
 if TYPE_CHECKING:
     from flowshare.server.edge.base import SocketCall
@@ -51,6 +56,26 @@ async def _answer(name: str, how: Call, call: SocketCall) -> Body:
     return how.answer(answer)
 
 
+async def settle(call: SocketCall) -> CooperativeSettleResponse:
+    """Commit records and write outputs in one step. Plain: `protocol.cooperative_settle` reads and writes it."""
+    peer, request = call.peer, call.request
+    place: Body = {"topic_id": request.topic_id, "partition": request.partition}
+    try:
+        peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
+    except Refused as denied:
+        return refusal(CooperativeSettleResponse, denied, **place)
+    closed = await closed_outputs(call)
+    if closed:
+        return CooperativeSettleResponse(
+            **place,
+            error=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            message=f"{len(closed)} of {len(request.outputs)} outputs are to topics that may not be written to",
+            outputs=closed,
+        )
+    return await peer.connection.send(request)
+
+
+ENDPOINTS: Final = (Endpoint(COOPERATIVE_SETTLE, settle, decode=decode_settle, encode=encode_settled),)
 COOPERATIVE: Final[Mapping[str, Callable[[SocketCall], Awaitable[Body]]]] = {
     name: partial(_answer, name, how) for name, how in CALLS.items()
 }

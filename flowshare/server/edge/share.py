@@ -108,7 +108,7 @@ async def settle(call: SocketCall) -> ShareSettleResponse:
     refused = _refused(call, ShareSettleResponse)
     if refused is not None:
         return refused
-    closed = await _closed_outputs(call)
+    closed = await closed_outputs(call)
     if closed:
         text = f"{len(closed)} of {len(request.outputs)} outputs are to topics that may not be written to"
         return ShareSettleResponse(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED, message=text, outputs=closed)
@@ -118,7 +118,7 @@ async def settle(call: SocketCall) -> ShareSettleResponse:
     return await peer.connection.send(request)
 
 
-async def _closed_outputs(call: SocketCall) -> tuple[RefusedOutput, ...]:
+async def closed_outputs(call: SocketCall) -> tuple[RefusedOutput, ...]:
     """The outputs that the peer may not write. They are told so whether their topics exist or not, as of Produce."""
     names = tuple(dict.fromkeys(output.topic for output in call.request.outputs))
     may = await call.peer.turns.each(lambda name: may_topic(call.peer, Operation.WRITE, name), names)

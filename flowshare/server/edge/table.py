@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from flowshare.server.edge import api_versions, configs, groups, metadata, private, records, share, topics, transactions
+from flowshare.server.edge import (
+    api_versions,
+    configs,
+    cooperative,
+    groups,
+    metadata,
+    private,
+    records,
+    share,
+    topics,
+    transactions,
+)
 from flowshare.server.edge.acls import AclApis
 from flowshare.server.edge.base import Endpoint
 from flowshare.server.edge.derived import handed_on
@@ -29,6 +40,7 @@ def endpoints(*, clock: Clock, sasl: Sasl | None = None, authorizer: Authorizer 
         *(() if sasl is None or not sasl.managed else ScramApis(sasl.users).apis()),
         *groups.ENDPOINTS,
         *share.ENDPOINTS,
+        *cooperative.ENDPOINTS,
         *configs.ENDPOINTS,
         *metadata.ENDPOINTS,
         *topics.ENDPOINTS,

@@ -32,7 +32,7 @@ from flowshare.groups.group import ClassicGroup
 from flowshare.groups.offsets import Offsets, TransactionalProducer
 from flowshare.groups.stored import ClassicGroupState
 from flowshare.groups.subscription import CONSUMER
-from flowshare.log.base import LogError
+from flowshare.log.base import LogError, OutputRefused
 from flowshare.protocol.messages import ListedGroup
 from flowshare.server.groups import sweep
 from flowshare.server.groups.store import (
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.groups.offsets import OffsetChange
     from flowshare.groups.types import ClassicConfig, GroupStep
-    from flowshare.log.base import Storage
+    from flowshare.log.base import CheckedOutput, Storage
     from flowshare.server.groups.configs import ConsumerGroupConfigs
     from flowshare.server.groups.store import StoredGroup
     from flowshare.server.runtime.budget import StateBudget
@@ -392,13 +392,14 @@ class ConsumerGroups:
         changes: Iterable[OffsetChange],
         check: Callable[[], None] = lambda: None,
         beside: Sequence[Write] = (),
+        outputs: Sequence[CheckedOutput] = (),
     ) -> None:
         """Write and apply what was decided; the caller holds the entry's lock.
 
         Others run while the bytes are made. check: asked when nothing is left to do before the write; raises what
-        speaks against it by then. beside: written in one piece with it.
+        speaks against it by then. beside, outputs: written in one piece with it.
 
-        Raises: CoordinatorNotAvailable, whatever `check` does
+        Raises: CoordinatorNotAvailable, OutputRefused, whatever `check` does
         """
         decided, writes = await self._encoded(entry, changes)
         writes += beside
@@ -410,7 +411,9 @@ class ConsumerGroups:
         if not writes:
             return
         try:
-            await self.storage.write(writes)
+            await (self.storage.settle(outputs, writes) if outputs else self.storage.write(writes))
+        except OutputRefused:
+            raise
         except LogError as error:
             raise CoordinatorNotAvailable(
                 f"offsets of group {entry.group.group_id} could not be written: {error}"

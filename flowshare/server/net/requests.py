@@ -24,6 +24,7 @@ SHORT: Final = frozenset(
         ApiKey.SHARE_ACKNOWLEDGE,
         ApiKey.FLOWSHARE_SETTLE,
         ApiKey.FLOWSHARE_FETCH,
+        ApiKey.FLOWSHARE_COOPERATIVE_SETTLE,
     }
 )
 """What clients send all the time. Behind any other request the next one is taken up when it is known what that takes:
@@ -35,7 +36,9 @@ lets a thread run."""
 PARTS: Final = 500
 """A request of more parts is as long, whatever its bytes: each becomes an object, a millisecond's work for so many, and
 in one round of the loop each of thousands of connections may send one."""
-WITH_RECORDS: Final[frozenset[int]] = frozenset({ApiKey.PRODUCE, ApiKey.FLOWSHARE_SETTLE})
+WITH_RECORDS: Final[frozenset[int]] = frozenset(
+    {ApiKey.PRODUCE, ApiKey.FLOWSHARE_SETTLE, ApiKey.FLOWSHARE_COOPERATIVE_SETTLE}
+)
 """Long by their records; their answers are short."""
 
 

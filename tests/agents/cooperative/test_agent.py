@@ -127,7 +127,6 @@ def test_a_paused_agent_begins_nothing_until_it_is_resumed() -> None:
     [
         ("order", "key"),
         ("lock_duration", 5),
-        ("exactly_once", True),
         ("after_dead_letter", "park"),
         ("max_in_flight", 3),
         ("priority", "new"),

@@ -53,6 +53,63 @@ def test_a_killed_workers_keys_go_to_the_others_in_order_and_the_ordinary_offset
         world.close()
 
 
+ONCE = """
+import asyncio, os
+import flowshare as fs
+
+app = fs.App(os.environ["NAME"], broker=os.environ["URL"])
+orders = app.topic(os.environ["NAME"], partitions=2)
+paid = app.topic(os.environ["NAME"] + ".paid", partitions=2)
+journal = os.open(os.environ["JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+@app.cooperative_agent(orders, group=os.environ["NAME"], concurrency=8, lease=10, exactly_once=True)
+async def work(n: int, delivery: fs.Delivery) -> None:
+    await asyncio.sleep(0.01)
+    delivery.send(paid, f"{delivery.partition} {delivery.offset}".encode(), key=delivery.key)
+    place = f"{os.getpid()} {delivery.partition} {delivery.offset} {delivery.key.decode()}"
+    os.write(journal, f"E {place}\\n".encode())
+"""
+
+
+def test_outputs_of_a_killed_worker_are_there_once_for_who_reads_what_is_committed(kafka, unique, tmp_path):
+    name = unique("once")
+    (tmp_path / "once.py").write_text(ONCE)
+    world = Processes(tmp_path, f"{kafka.url}?share=workers&fleet={name}", NAME=name)
+    try:
+        first = world.cli("worker", "once:app", "--web-port", "0")
+        world.wait_log(first, "ready after")
+        victim, _ = (world.cli("worker", "once:app", "--web-port", "0") for _ in range(2))
+        sent = asyncio.run(_send_until(kafka.url, name, lambda: _works(world, victim.pid)))
+        for one in (victim, first):  # the second one has led the group's state for longest
+            one.kill()
+            one.wait()
+            world.started.remove(one)
+        world.wait(lambda: _committed(kafka.bootstrap, name) == sent, "the ordinary offset is at the end")
+
+        outputs = _read(kafka.bootstrap, f"{name}.paid", sent)
+        assert Counter(outputs).most_common(1)[0][1] == 1
+        assert len(outputs) == sent
+    finally:
+        world.close()
+
+
+def _read(bootstrap: str, topic: str, wanted: int) -> list[bytes]:
+    """All committed records of a topic of two partitions, and what comes behind those that are wanted."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic, "isolation.level": "read_committed"})
+    found: list[bytes] = []
+    try:
+        consumer.assign([TopicPartition(topic, number, 0) for number in range(2)])
+        quiet = 0
+        while quiet < (3 if len(found) >= wanted else 30):
+            message = consumer.poll(1.0)
+            quiet = quiet + 1 if message is None else 0
+            if message is not None and message.error() is None:
+                found.append(message.value())
+    finally:
+        consumer.close()
+    return found
+
+
 def _works(world: Processes, pid: int) -> bool:
     return any(note[:2] == ["E", str(pid)] for note in world.notes())
 

@@ -36,10 +36,10 @@ class Ended(NamedTuple):
 
 
 class Cut:
-    """A connection that may be cut."""
+    """A connection that may be cut. drops: whether the answer to a request is lost."""
 
-    def __init__(self, connection: Any, is_cut: Callable[[], bool]) -> None:
-        self._connection, self._is_cut = connection, is_cut
+    def __init__(self, connection: Any, is_cut: Callable[[], bool], drops: Callable[[Any], bool]) -> None:
+        self._connection, self._is_cut, self._drops = connection, is_cut, drops
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
@@ -48,7 +48,7 @@ class Cut:
         if self._is_cut():
             raise ConnectionResetError("cut off")
         answer = await self._connection.send(request)
-        if self._is_cut():
+        if self._is_cut() or self._drops(request):
             raise ConnectionResetError("cut off")
         return answer
 
@@ -57,10 +57,11 @@ class Workers:
     """Workers of one group."""
 
     def __init__(self, backend: MemoryBackend, clock: LoopTimeClock, body: Body, options: dict[str, Any]) -> None:
-        self._backend, self._clock, self._body, self._options = backend, clock, body, options
+        self.backend, self._clock, self._body, self._options = backend, clock, body, options
         self.hosts: dict[str, Host] = {}
         self.cut: set[str] = set()
         """Who reaches nobody any more."""
+        self.drops: Callable[[Any], bool] = lambda _: False
         self.began: list[tuple[bytes, int, float]] = []
         self.ended: list[Ended] = []
 
@@ -76,7 +77,7 @@ class Workers:
 
         host = Host(
             app,
-            backend=self._backend,
+            backend=self.backend,
             clock=self._clock,
             settings=SETTINGS,
             random=random.Random(0),
@@ -86,7 +87,7 @@ class Workers:
         async def connected() -> Any:
             if name in self.cut:
                 raise ConnectionRefusedError("cut off")
-            return Cut(await connect(), lambda: name in self.cut)
+            return Cut(await connect(), lambda: name in self.cut, lambda request: self.drops(request))
 
         host._connect = connected  # type: ignore[method-assign]
         await host.start()

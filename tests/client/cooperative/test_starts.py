@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flowshare.client.cooperative.dispatch import SUSPECT_AT
 from flowshare.client.cooperative.scan import KeyScan, Progress
 from flowshare.cooperative.attempts import Begun
 from flowshare.cooperative.types import HASHES, HORIZON_STEP, KeyRange, Reach
@@ -174,3 +175,24 @@ def test_what_the_server_counts_already_is_told_apart_and_goes_on_when_there_is_
     scan.told(telling, {1})
     assert begun(scan) == [(5, 2)]
     assert sorted(answered(scan)) == [(0, 2), (1, 2)]
+
+
+def test_a_suspect_waits_for_no_record_that_is_settled_in_order_and_none_waits_for_it_then():
+    """Else they would wait for each other: what is settled in the order of the partition waits for the suspect."""
+    scan = holding(o0=SUSPECT_AT, horizon=HORIZON_STEP)
+    later = scan.take(100, 0.0)
+    assert [one.offset for one in later] == list(range(1, 10))
+    assert (scan.starts.suspects_wait, scan.dispatcher.at_work) == (True, 9)
+    for one in later:
+        scan.dispatcher.handled(one)
+    assert (scan.dispatcher.in_flight, scan.dispatcher.at_work) == (9, 0)
+
+    scan.take(1, 0.0, alone=True)
+    answered(scan)
+    (suspect,) = scan.take(1, 0.0, alone=True)
+    assert (suspect.offset, scan.starts.suspect_in_flight) == (0, True)
+    scan.dispatcher.handled(suspect)
+    assert not scan.starts.suspect_in_flight
+    for one in (suspect, *later):
+        assert scan.finish(one)
+    assert scan.dispatcher.at_work == 0

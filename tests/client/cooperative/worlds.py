@@ -15,7 +15,11 @@ from flowshare.client.producer.producer import Message
 from flowshare.client.settings import CooperativeSettings
 from flowshare.cooperative.partition import CooperativePartition
 from flowshare.protocol.messages import Connection
-from flowshare.protocol.messages.cooperative import CooperativeCommitRequest, CooperativeHoldRequest
+from flowshare.protocol.messages.cooperative import (
+    CooperativeCommitRequest,
+    CooperativeHoldRequest,
+    CooperativeSettleRequest,
+)
 from flowshare.testing.clock import LoopTimeClock
 from tests.client.worlds import World, world_on
 
@@ -112,7 +116,7 @@ class _Connection:
 
     async def send(self, request: Any) -> Any:
         faults = self._faults
-        counts = isinstance(request, CooperativeHoldRequest | CooperativeCommitRequest)
+        counts = isinstance(request, CooperativeHoldRequest | CooperativeCommitRequest | CooperativeSettleRequest)
         if self._name in faults.away or (counts and faults.lose_call(request)):
             raise ConnectionResetError("lost on its way")
         answer = await self._connection.send(request)

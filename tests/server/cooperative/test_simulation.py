@@ -1,7 +1,8 @@
 """Members, a server that dies and a storage that fails, at random: what was answered stays, no two hold one key.
 
 Judged from outside. C: what was answered as committed is committed, and nothing else is that nobody tried, in every
-epoch of resets. K: who was told that it holds keys, and by its own clock does so still, is the only one.
+epoch of resets. O: what was committed with outputs, and in no other way, has its outputs once, and nothing else has
+any. K: who was told that it holds keys, and by its own clock does so still, is the only one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import itertools
 import os
 import random
+from collections import Counter
 
 import pytest
 
@@ -18,6 +20,7 @@ from flowshare.log.base import StorageError
 from flowshare.testing.clock import settle
 from tests.server.cooperative.test_storage import killed
 from tests.server.cooperative.world import LEASE_MS, NONE, WHOLE, cooperative
+from tests.server.test_settle import output, there
 
 pytestmark = pytest.mark.asyncio
 SEEDS = int(os.environ.get("SEEDS", "6"))
@@ -41,6 +44,10 @@ class Judge:
         self.until_ms: dict[str, int] = {}
         """Until when a member holds what it was told, by its own clock."""
         self.fails = False
+        self.plain: dict[int, set[int]] = {}
+        """What was tried without outputs."""
+        self.waits: set[asyncio.Task[None]] = set()
+        self.out = w.topic_id
 
     async def maybe_fail(self) -> None:
         await asyncio.sleep(0)
@@ -99,9 +106,39 @@ class Judge:
         reset_epoch = member.epochs[0]
         offsets = {offset for one in ranges for offset in range(*one)}
         self.tried.setdefault(reset_epoch, set()).update(offsets)
+        self.plain.setdefault(reset_epoch, set()).update(offsets)
         told = await member.commits(member.entry(*ranges, keys=(first, end), epoch=epoch))
         if told.error is NONE and not told.fenced:
             self.done.setdefault(reset_epoch, set()).update(offsets)
+
+    async def settle(self) -> None:
+        chosen = self.random.sample(sorted(self.members), min(len(self.members), 3))
+        await asyncio.gather(*(self.settle_one(self.members[name]) for name in chosen))
+
+    async def settle_one(self, member) -> None:
+        held = member.held.get(0, ())
+        if not held:
+            return
+        first, end, epoch = self.random.choice(held)
+        at, ordered = self.random.randrange(RECORDS - 10), self.random.random() < 0.3
+        offsets = list(range(at, at + self.random.randint(1, 5)))
+        reset_epoch = member.epochs[0]
+        made = output(self.out, *(f"{reset_epoch} {offset}" for offset in offsets))
+        entry = member.entry((offsets[0], offsets[-1] + 1), keys=(first, end), epoch=epoch)
+        self.tried.setdefault(reset_epoch, set()).update(offsets)
+
+        async def settled() -> None:
+            answer = await member.settles([entry], made, ordered=ordered, reset_epoch=reset_epoch)
+            if answer.error is NONE:
+                self.done.setdefault(reset_epoch, set()).update(offsets)
+
+        if not ordered:
+            await settled()
+            return
+        task = asyncio.create_task(settled())
+        self.waits.add(task)
+        task.add_done_callback(self.waits.discard)
+        await asyncio.sleep(0)
 
     async def pause(self) -> None:
         await self.w.clock.advance(self.random.choice([0.1, 1, LEASE_MS / 2_000, LEASE_MS / 1_000 + 1]))
@@ -147,21 +184,32 @@ class Judge:
         done, tried = self.done.get(told.reset_epoch, set()), self.tried.get(told.reset_epoch, set())
         assert done <= found, sorted(done - found)
         assert found - set(range(begun)) <= tried, sorted(found - tried)
+        outputs = Counter(tuple(map(int, one.split())) for one in await there(self.w))
+        assert not outputs or max(outputs.values()) == 1, outputs.most_common(3)
+        with_outputs = {offset for reset_epoch, offset in outputs if reset_epoch == told.reset_epoch}
+        assert with_outputs <= found, sorted(with_outputs - found)
+        plain = self.plain.get(told.reset_epoch, set())
+        missing = found - set(range(begun)) - plain - with_outputs
+        assert not missing, sorted(missing)
 
     begun: dict[int, int]
     """Where each epoch began, at the latest."""
 
     async def run(self) -> None:
         self.begun = {}
+        self.out = await self.w.topic("out")
         self.w.storage.before_write = self.maybe_fail
         for _ in range(3):
             await self.join()
-        steps = [self.hold] * 6 + [self.commit] * 8 + [self.pause] * 2
+        steps = [self.hold] * 6 + [self.commit] * 4 + [self.settle] * 8 + [self.pause] * 2
         steps += [self.join, self.vanish, self.disk, self.disk, self.die, self.reset]
         for _ in range(STEPS):
             await self.random.choice(steps)()
             await self.check_c()
         self.w.storage.before_write = None
+        await self.w.clock.advance(60)
+        await asyncio.gather(*self.waits)
+        await self.check_c()
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))

@@ -13,6 +13,7 @@ from flowshare.client.errors import ServerError
 from flowshare.client.net.tcp import open_tcp
 from flowshare.client.settings import LinkSettings
 from flowshare.cooperative.types import HASHES
+from flowshare.protocol.decoding import decode_all
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     CooperativeCommitRequest,
@@ -27,6 +28,7 @@ from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.share.config import ServerConfig
 from tests.server.cooperative.world import LOWER, NONE, UPPER, WHOLE, Member
 from tests.server.edge.kit import edge
+from tests.server.test_settle import output
 from tests.server.world import batch
 from tests.waiting import until
 
@@ -127,6 +129,52 @@ async def test_a_member_over_tcp_waits_for_records_and_takes_them():
         assert span[:2] == (0, 3)
         assert await m.spans(renew=[span.epoch, 77]) == [77]
         assert (await m.commit_span(span.epoch, (0, 3))).stable == 3
+
+
+async def test_two_members_settle_over_tcp_and_each_output_is_there_once():
+    async with site(records=60) as s:
+        out = await s.edge.topic("out", 1)
+        a, b = await s.member("a"), await s.member("b")
+        await a.hold(LOWER)
+        await b.hold(UPPER)
+
+        answers = await asyncio.gather(
+            *(
+                (a, b)[offset % 2].settle((offset, offset + 1), output=output(out, str(offset)), ordered=offset > 40)
+                for offset in (*range(60), *range(10))
+            )
+        )
+
+        done = [one for one in answers if one.error is NONE]
+        again = [one for one in answers if one.error is ErrorCode.INVALID_RECORD_STATE]
+        assert (len(done), len(again), sum(len(one.committed) for one in again)) == (60, 10, 10)
+        read = await s.edge.server._storage.read("out", 0, 0, max_bytes=1 << 20)
+        values = [int(record.value) for record in decode_all(read.records)]
+        assert sorted(values) == list(range(60))
+        assert values[-19:] == list(range(41, 60))
+
+
+@pytest.mark.parametrize(
+    ("denied", "refused"),
+    [
+        ((READ, GROUP, "g"), ErrorCode.GROUP_AUTHORIZATION_FAILED),
+        ((READ, TOPIC, "t"), ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+        ((Operation.WRITE, TOPIC, "out"), ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+    ],
+)
+async def test_who_settles_reads_group_and_topic_and_writes_the_outputs(denied, refused):
+    async with site(denied) as s:
+        out = await s.edge.topic("out", 1)
+        m = await s.member("m")
+        m.send = s.edge.server.connect(client_id="m").send
+        await m.hold(WHOLE)
+        m.send = m.connection.send
+
+        answer = await m.settle((0, 2), output=output(out, "x"))
+
+        assert answer.error is refused
+        assert [one.place for one in answer.outputs] == ([0] if denied[2] == "out" else [])
+        assert s.edge.server._storage.offsets("out", 0).high_watermark == 0
 
 
 async def test_a_reset_over_tcp():

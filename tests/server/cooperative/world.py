@@ -15,6 +15,7 @@ from flowshare.protocol.messages import (
     CooperativeHoldRequest,
     CooperativeOffsetsRequest,
     CooperativeResetRequest,
+    CooperativeSettleRequest,
     CooperativeTakeRequest,
     OffsetCommitRequest,
     OffsetFetchRequest,
@@ -115,6 +116,25 @@ class Member:
         assert told.error is NONE, told.message
         assert not told.fenced
         return told.stable, told.count, told.furthest
+
+    async def settles(self, entries, *outputs, at: int = 0, **fields):
+        """Commit entries of one partition with outputs; the answer."""
+        request = CooperativeSettleRequest(
+            group_id=self.group,
+            member_id=self.name,
+            topic_id=self.topic_id,
+            partition=at,
+            reset_epoch=self.epochs[at],
+            entries=tuple(entries),
+            outputs=outputs,
+            generation=self.generation,
+        )
+        return await self.send(replace(request, **fields))
+
+    async def settle(self, *ranges, output=None, at: int = 0, **fields):
+        """Commit offsets under the first claim with an output, or none; the answer."""
+        outputs = () if output is None else (output,)
+        return await self.settles([self.entry(*ranges, at=at)], *outputs, at=at, **fields)
 
     async def take(self, count: int = 10, *, at=(0,), **fields):
         """Take records; the whole answer."""

@@ -28,7 +28,12 @@ NAME = "t"
 BY_POSITION = {ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS}
 """Each part is answered at its place, so that one that stands there twice is answered twice: `edge.acls` bounds how
 many there may be, and how much all of them mean together."""
-OWN_FORM = {ApiKey.FLOWSHARE, ApiKey.FLOWSHARE_SETTLE, ApiKey.FLOWSHARE_FETCH}
+OWN_FORM = {
+    ApiKey.FLOWSHARE,
+    ApiKey.FLOWSHARE_SETTLE,
+    ApiKey.FLOWSHARE_FETCH,
+    ApiKey.FLOWSHARE_COOPERATIVE_SETTLE,
+}
 """Not Kafka's; `test_private_calls_take_a_partition_once` has it."""
 WORDS: dict[str, Any] = {
     "acks": -1,

@@ -1,0 +1,144 @@
+"""Workers of a cooperative group with exactly_once=True on an embedded path, of which some are killed: each record's
+outputs are there once, and none is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import orjson
+import pytest
+
+import flowshare as fs
+from flowshare.client.producer.message import Message
+
+RECORDS = 3_000
+KEYS = 80
+LEASE_S = 6.0
+LEFT_S = 180.0
+"""How long what is left may take: a lease that has to end, and processes that have to begin."""
+KILLS = 3
+WORKERS = 3
+
+
+class Workers:
+    """Processes on one path."""
+
+    def __init__(self, tmp_path: Path, rng: random.Random) -> None:
+        self._tmp = tmp_path
+        self._rng = rng
+        self.broker = f"embedded://{tmp_path / 'path'}"
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.started = 0
+
+    def start(self) -> None:
+        number, self.started = self.started, self.started + 1
+        script = Path(__file__).with_name("once_worker.py")
+        command = [sys.executable, str(script), self.broker, str(self.journal(number)), str(LEASE_S), "0.02"]
+        with (self._tmp / f"{number}.log").open("wb") as log:
+            self.running[number] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def journal(self, number: int) -> Path:
+        return self._tmp / f"{number}.journal"
+
+    def begun(self, number: int) -> int:
+        """How many records it has begun."""
+        path = self.journal(number)
+        return path.stat().st_size if path.exists() else 0
+
+    def all_begun(self) -> int:
+        return sum(map(self.begun, range(self.started)))
+
+    def at_work(self) -> list[int]:
+        """Those that have begun something: it takes a process seconds to begin."""
+        return [number for number in self.running if self.begun(number)]
+
+    def kill_one(self) -> None:
+        process = self.running.pop(self._rng.choice(self.at_work()))
+        process.kill()
+        process.wait()
+
+    def end_all(self) -> None:
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+async def produce(broker: str) -> None:
+    async with fs.Broker(broker) as one:
+        await fs.ShareAdmin(one).create_topic("churn", partitions=2)
+        messages = [Message(b"1", key=b"k%d" % (number % KEYS)) for number in range(RECORDS)]
+        await fs.Producer(one).send_many("churn", messages)
+
+
+async def outputs(broker: str, wanted: int) -> list[dict[str, object]]:
+    """All that lies in the topic of outputs, as far as it comes in time."""
+    found: list[dict[str, object]] = []
+    async with (
+        fs.Broker(broker) as one,
+        fs.CooperativeConsumer(one, group_id=f"reader {time.monotonic_ns()}") as reader,
+    ):
+        reader.subscribe(["paid"])
+        quiet = 0
+        while len(found) < wanted or quiet < 2:  # and nothing comes behind them
+            records = await reader.poll(2.0)
+            for record in records:
+                found.append(orjson.loads(record.value or b""))
+                reader.commit(record)
+            quiet = 0 if records else quiet + 1
+            if quiet > 10:
+                break
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["key", "partition"])
+def test_outputs_of_workers_that_are_killed_are_there_once_and_none_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    monkeypatch.setenv("OUTPUT_ORDER", order)
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    workers = Workers(tmp_path, rng)
+    asyncio.run(produce(workers.broker))
+    try:
+        for _ in range(WORKERS):
+            workers.start()
+        for _ in range(KILLS):
+            begin_by, begun = time.monotonic() + LEFT_S, workers.all_begun()
+            while (
+                len(workers.at_work()) < 2 or workers.all_begun() < begun + RECORDS // 8
+            ) and time.monotonic() < begin_by:
+                time.sleep(0.02)
+            workers.kill_one()
+            workers.start()
+        found = asyncio.run(outputs(workers.broker, 2 * RECORDS))
+    finally:
+        workers.end_all()
+
+    judge(found)
+    print(f"{workers.all_begun() - RECORDS} handlers ran again")
+
+
+def judge(found: list[dict[str, object]]) -> None:
+    for sent in (False, True):
+        places = Counter((one["partition"], one["offset"]) for one in found if bool(one.get("sent")) is sent)
+        assert [place for place, count in places.items() if count > 1] == [], "outputs that are there twice"
+        assert len(places) == RECORDS, f"outputs of {RECORDS - len(places)} records are missing"
+    by_key: dict[object, list[int]] = defaultdict(list)
+    for one in found:
+        if one.get("sent"):  # what is returned has no key, and goes to any partition
+            by_key[one["key"]].append(int(str(one["offset"])))
+    for key, offsets in by_key.items():
+        assert offsets == sorted(offsets), f"outputs of {key} are out of order"
