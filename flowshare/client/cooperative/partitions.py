@@ -36,7 +36,7 @@ class Partition:
         """Whether this member has written its ordinary offset; then the server is told once more."""
         self.mirrored = -1
         """The stable offset when it was looked at last whether tools see it."""
-        self.stands = (-1, 0)
+        self.stands: tuple[int, int] = (-1, 0)
         """The stable offset, and how often in a row it was there when it was looked whether it stands still."""
         self.blocked: tuple[str, ...] = ()
         """Who holds what it waits for."""

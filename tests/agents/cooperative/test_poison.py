@@ -72,7 +72,7 @@ def test_a_damaged_batch_is_told_and_counted_by_the_one_member_that_commits_it_a
             for name in "ab":
                 await group.start(name)
             await asyncio.sleep(5)
-            storage = group._backend._storage
+            storage = group.backend._storage
             assert storage is not None
             read = storage.read
 
