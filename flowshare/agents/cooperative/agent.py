@@ -10,13 +10,10 @@ from flowshare.agents.handler.errors import OptionError
 from flowshare.agents.handler.options import common_options
 from flowshare.agents.handler.order import BY_KEY
 from flowshare.agents.handler.retry import Seconds, seconds
+from flowshare.client.groups.membership import session_s
 from flowshare.client.settings import CooperativeSettings
 from flowshare.cooperative.types import LEASE_MS, LEASE_MS_MAX, LEASE_MS_MIN
 
-SESSION_S_MIN: Final = 6.0
-"""The shortest session of a group's member that Kafka's brokers take unless told otherwise."""
-SESSION_S_MAX: Final = 10.0
-"""Who a dead member's keys go to is known by then, before its lease ends unless that is shorter."""
 OWN: Final = ("lease", "overlap_after", "output_order", "shares")
 KEY: Final = "key"
 PARTITION: Final = "partition"
@@ -134,7 +131,7 @@ class CooperativeAgent(ShareAgent):
         return CooperativeSettings(
             auto_offset_reset="latest" if self.options.start == "latest" else "earliest",
             lease=self.lease_s,
-            session_timeout=min(SESSION_S_MAX, max(SESSION_S_MIN, self.lease_s)),
+            session_timeout=session_s(self.lease_s),
             drain_mode="strict" if overlap_s is None else "available",
             drain_timeout=0.0 if overlap_s is None else overlap_s,
             shares=self.shares,

@@ -27,7 +27,7 @@ from flowshare.agents.kmq.markers import MarkerSender
 from flowshare.agents.kmq.setup import prepare
 from flowshare.client.errors import ClientError
 from flowshare.client.groups.consumer import GroupConsumer, Place
-from flowshare.client.groups.membership import Generation, GenerationOver
+from flowshare.client.groups.membership import Generation, GenerationOver, GroupSettings, session_s
 from flowshare.client.groups.reading import read_log
 from flowshare.client.kmq.tracker import QueueTracker
 from flowshare.clock import backoff_s
@@ -105,6 +105,7 @@ class KmqFeeder:
             topics=agent.topics,
             clock=clock,
             reset=self._reset(),
+            settings=GroupSettings(session_timeout=session_s(agent.redeliver_after_s)),
             on_assigned=lambda generation, bounds: self._ahead.clear(),
         )
         self._tracker = self._own_tracker() if agent.with_tracker or environment.trackers else None
