@@ -58,15 +58,14 @@ def lines(
 ) -> None:
     """Write lines on two logarithmic scales to the base of 2, and the line y = x beside them as the ideal.
 
-    series: (label, points), each value at least 1/2.
+    series: (label, points); what is below 1 is drawn at 1.
     """
     points = [point for _, each in series for point in each]
-    exponents = [math.log2(value) for point in points for value in point]
-    low, high = math.floor(min([0.0, *exponents])), math.ceil(max([1.0, *exponents]))
-    left, top, height = 60, 50, 50 + PLOT + 50
+    low, high = 0, math.ceil(max([1.0, *(math.log2(value) for point in points for value in point if value > 0)]))
+    left, top, height = 60, 66, 66 + PLOT + 50
 
     def place(x: float, y: float) -> str:
-        across, up = ((math.log2(value) - low) / (high - low) for value in (x, y))
+        across, up = ((math.log2(max(1.0, value)) - low) / (high - low) for value in (x, y))
         return f"{left + INNER * across:.1f},{top + PLOT * (1 - up):.1f}"
 
     pieces = [
@@ -76,7 +75,7 @@ def lines(
         f'<text x="16" y="28" font-size="16">{escape(title)}</text>',
         f'<text x="{left + INNER / 2:.0f}" y="{height - 8}" font-size="12" text-anchor="middle">'
         f"{escape(x_label)}</text>",
-        f'<text x="16" y="{top - 6}" font-size="12">{escape(y_label)}</text>',
+        f'<text x="16" y="{top - 16}" font-size="12">{escape(y_label)}</text>',
     ]
     for exponent in range(low, high + 1):
         tick = 2.0**exponent
@@ -85,7 +84,7 @@ def lines(
             f'<line x1="{x}" x2="{x}" y1="{top}" y2="{bottom}" stroke="#ddd"/>',
             f'<line x1="{left}" x2="{left + INNER}" y1="{y}" y2="{y}" stroke="#ddd"/>',
             f'<text x="{x}" y="{top + PLOT + 18}" font-size="11" text-anchor="middle">{_text(tick)}</text>',
-            f'<text x="{left - 8}" y="{y}" font-size="11" text-anchor="end">{_text(tick)}</text>',
+            f'<text x="{left - 8}" y="{float(y) + 4:.1f}" font-size="11" text-anchor="end">{_text(tick)}</text>',
         ]
     ends = f"{place(2.0**low, 2.0**low)} {place(2.0**high, 2.0**high)}"
     pieces.append(f'<polyline points="{ends}" fill="none" stroke="#bbb" stroke-width="4"/>')

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 BEGIN: Final = "<!-- figures: begin (make bench-modes writes what is between) -->"
 END: Final = "<!-- figures: end -->"
 SPEED_UP, LATENCY, HEAD = "speed-up.svg", "latency.svg", "head-of-line.svg"
-LEAST_X: Final = 0.5
 
 
 def write(out: Path, page: Path | None, results: Results, config: Mapping[str, str], ours: Sequence[str]) -> None:
@@ -63,7 +62,7 @@ def plots_of(out: Path, results: Results, ours: Sequence[str]) -> list[tuple[str
         for members in MEMBERS:
             got = results.spread(arm, Column(title="", workload="W5", figure="speed-up", variant=members))
             if got is not None:
-                points.append((float(members), max(LEAST_X, got.median)))
+                points.append((float(members), got.median))
         if points:
             series.append((arm, points))
     if series:
