@@ -19,6 +19,7 @@ from flowshare.protocol.batches import (
     decode,
     decode_all,
     rebase,
+    renumber,
 )
 from flowshare.share.types import AcquiredRange
 from tests.batches import place
@@ -67,6 +68,18 @@ def test_records_come_back_as_they_went_in(codec):
         (102, 6, b"", b"x" * 70_000, (), 3),
     ]
     assert (decoded.gaps, decoded.corrupt, decoded.missing) == ([], [], [])
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_finished_batch_gets_another_producers_numbers_and_keeps_its_records(transactional):
+    before = build(values(3))
+    after = renumber(before, (7, 2, 40), transactional=transactional)
+
+    (header,) = batch_headers(after)
+    check(after)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 2, 40)
+    assert header.is_transactional is transactional
+    assert decode_all(after) == decode_all(before)
 
 
 def test_placing_sets_consecutive_offsets_and_keeps_the_checksum():

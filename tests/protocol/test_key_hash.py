@@ -7,7 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from flowshare.protocol.headers import crc32c
-from flowshare.protocol.key_hash import NAME_MAX, KeyOrder, key_hash, key_name, key_slot_hash, murmur2, name_hash
+from flowshare.protocol.key_hash import (
+    NAME_MAX,
+    KeyOrder,
+    key_hash,
+    key_name,
+    key_slot_hash,
+    murmur2,
+    name_hash,
+    slot_hash_of,
+)
 
 
 def record(key=None, *headers):
@@ -40,6 +49,17 @@ def test_another_setting_is_an_error(text):
 def test_the_key_of_a_record_orders_it():
     assert KeyOrder().hash_of(record(b"a", ("customer", b"b"))) == key_hash(b"a")
     assert KeyOrder().hash_of(record(None)) == 0
+
+
+def test_the_hashes_of_many_records_are_those_of_each():
+    records = [record(b"a", ("customer", b"b")), record(None, ("customer", b"c")), record(b"d")]
+    for order in (KeyOrder(), KeyOrder("customer")):
+        assert order.hashes_of(records) == [order.hash_of(one) for one in records]
+
+
+def test_the_place_of_a_record_is_that_of_its_key_or_without_one_of_its_offset():
+    assert slot_hash_of(SimpleNamespace(key=b"a", offset=3)) == key_slot_hash(b"a", 9)
+    assert slot_hash_of(SimpleNamespace(key=None, offset=3)) == key_slot_hash(None, 3)
 
 
 def test_the_last_header_of_the_name_orders_a_record():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,19 +11,14 @@ from flowshare.client.net.tcp import open_tcp
 from flowshare.client.settings import LinkSettings
 from flowshare.clock import LoopClock
 from flowshare.cooperative.types import HASHES
-from flowshare.protocol import filter_codec
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.key_hash import key_slot_hash
 from flowshare.protocol.messages import (
-    AbortedTransaction,
     CreateTopicRequest,
-    FetchedLog,
     FetchPartition,
     FetchRequest,
-    FetchResponse,
     Filtered,
     KeyFilter,
     ProduceRequest,
@@ -90,43 +84,3 @@ async def test_a_request_that_makes_no_sense_ends_the_connection() -> None:
         overlapping = KeyFilter(((0, 10), (5, 20)), 1_000)
         with pytest.raises((ClientError, OSError)):
             await client.send(FetchRequest(partitions=(FetchPartition("a", 0, 0, only=overlapping),)))
-
-
-REQUEST = FetchRequest(
-    partitions=(FetchPartition("a", 1, 7, 99, only=KeyFilter(((0, 3), (5, HASHES)), 70)), FetchPartition("b", 0, 0)),
-    max_wait_ms=5,
-    min_bytes=2,
-    max_bytes=1_000,
-    committed=True,
-)
-ANSWER = FetchResponse(
-    partitions=(
-        FetchedLog(topic="a", partition=1, records=b"some", filtered=Filtered(9, ((7, 8),), ((8, 9),))),
-        FetchedLog(topic="b", partition=0, records=b"more", high_watermark=3, aborted=(AbortedTransaction(1, 2),)),
-        FetchedLog(topic="c", partition=0, error=ErrorCode.OFFSET_OUT_OF_RANGE, message="out", filtered=Filtered(0)),
-    )
-)
-HEAD = struct.calcsize(">ihhih") + len("me") + 1
-
-
-def test_requests_and_answers_are_read_as_they_were_written() -> None:
-    frame = filter_codec.encode_fetch(3, "me", REQUEST, 0)
-    assert filter_codec.decode_fetch(frame, HEAD, 0) == REQUEST
-    assert filter_codec.decode_fetched(filter_codec.encode_fetched(3, 0, ANSWER)[4:]) == ANSWER
-
-
-def test_what_is_cut_off_is_refused() -> None:
-    frame = filter_codec.encode_fetch(3, "me", REQUEST, 0)
-    for end in range(HEAD, len(frame)):
-        with pytest.raises(DecodeError):
-            filter_codec.decode_fetch(frame[:end], HEAD, 0)
-    answer = filter_codec.encode_fetched(3, 0, ANSWER)[4:]
-    for end in range(len(answer)):
-        with pytest.raises(DecodeError):
-            filter_codec.decode_fetched(answer[:end])
-
-
-def test_a_partition_that_is_named_twice_is_refused() -> None:
-    twice = FetchRequest(partitions=(FetchPartition("a", 0, 0), FetchPartition("a", 0, 5)))
-    with pytest.raises(DecodeError):
-        filter_codec.decode_fetch(filter_codec.encode_fetch(1, "me", twice, 0), HEAD, 0)
