@@ -256,8 +256,8 @@ class CooperativePartition:
             raise NonEmptyGroup("an open transaction has offsets of the partition: try again when it has ended")
         named = ", ".join(holders[:HOLDERS_TOLD]) + (", …" if len(holders) > HOLDERS_TOLD else "")
         raise NonEmptyGroup(
-            f"{len(holders)} members hold keys or records of the partition ({named}): stop the group's workers and try "
-            "again; what a dead one held is free when its lease ends"
+            f"keys or records of the partition are held by {len(holders)} of the members ({named}): stop the group's "
+            "workers and try again; what a dead one held is free when its lease ends"
         )
 
     def next_deadline_ms(self) -> int | None:

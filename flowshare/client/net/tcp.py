@@ -184,7 +184,7 @@ class TcpConnection:
                 SHARE_RESUME, group_id=request.group_id, member_id=request.member_id, partitions=told
             )
         except ServerError as error:
-            return ShareResumeResponse(error=error.code, message=str(error))
+            return ShareResumeResponse(error=error.code, message=error.message)
         return ShareResumeResponse(
             partitions=tuple(
                 HeldRanges(uuid.UUID(topic_id), partition, tuple((first, last) for first, last in ranges))
@@ -200,7 +200,7 @@ class TcpConnection:
         try:
             answer = await self.call(SHARE_PARKED, group_id=request.group_id, **asked)
         except ServerError as error:
-            return ParkedKeysResponse(error=error.code, message=str(error))
+            return ParkedKeysResponse(error=error.code, message=error.message)
         keys = (
             ParkedKeyTold(topic, uuid.UUID(topic_id), partition, bytes.fromhex(key), ParkedKey(*fields))
             for topic, topic_id, partition, key, *fields in answer["keys"]
@@ -215,7 +215,7 @@ class TcpConnection:
         try:
             answer = await self.call(SHARE_PLACE, group_id=request.group_id, partitions=told)
         except ServerError as error:
-            return AlterShareGroupOffsetsResponse(error=error.code, message=str(error))
+            return AlterShareGroupOffsetsResponse(error=error.code, message=error.message)
         return AlterShareGroupOffsetsResponse(
             partitions=tuple(
                 PartitionResult(topic=topic, partition=partition, error=known_error(error), message=message)
@@ -227,7 +227,7 @@ class TcpConnection:
         try:
             await self.call(TOPIC_GROW, topic=request.name, total=request.total)
         except ServerError as error:
-            return TopicResult(topic=request.name, error=error.code, message=str(error))
+            return TopicResult(topic=request.name, error=error.code, message=error.message)
         return TopicResult(topic=request.name)
 
     async def _private(self, request: Any) -> Any:
@@ -237,7 +237,7 @@ class TcpConnection:
         try:
             return call.read_answer(await self.call(request.call, **call.request(request)))
         except ServerError as error:
-            return call.refused(error=error.code, message=str(error))
+            return call.refused(error=error.code, message=error.message)
 
     def _version(self, codec: Codec, request: Any) -> int:
         """The highest common version. Raises: Unsupported."""
