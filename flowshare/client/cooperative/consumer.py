@@ -228,12 +228,12 @@ class CooperativeConsumer(Generic[K, V]):
         False: the record is not in hand any more; its keys went to another member, which handles it again.
         """
         self._check_usable()
-        return self._end((record.topic, record.partition, record.offset))
+        return self._end(_named("commit", record))
 
     def release(self, record: CooperativeRecord[K, V] | RecordError, *, delay: float = 0.0) -> bool:
         """The record is to be handed out again, not before `delay` seconds; its key waits. False: as `commit`."""
         self._check_usable()
-        found = self._hand.pop((record.topic, record.partition, record.offset), None)
+        found = self._hand.pop(_named("release", record), None)
         if found is None:
             return False
         given = self._joined().give_back(*found, delay_s=delay)
@@ -443,10 +443,17 @@ class CooperativeConsumer(Generic[K, V]):
         leaving.add_done_callback(self._leaving.discard)
 
 
+def _named(what: str, record: Any) -> Named:
+    """Raises: TypeError."""
+    if not isinstance(record, CooperativeRecord | RecordError):
+        check_argument(f"{what}: what was handed out", record, CooperativeRecord | RecordError)
+    return record.topic, record.partition, record.offset
+
+
 def _neighbours(records: Sequence[CooperativeRecord[Any, Any] | RecordError], *, ordered: bool) -> list[Named]:
     """The places of records that are settled together. Raises: ValueError, TypeError."""
     check_argument("settle: records", records, Sequence)
-    named = sorted({(one.topic, one.partition, one.offset) for one in records})
+    named = sorted({_named("settle", one) for one in records})
     if not named or len({one[:2] for one in named}) > 1:
         raise ValueError("settle takes records of one partition, at least one: settle each partition's by themselves")
     if ordered and named[-1][2] - named[0][2] != len(named) - 1:

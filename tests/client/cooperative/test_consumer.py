@@ -146,6 +146,11 @@ def test_what_is_wrong_is_said() -> None:
                 consumer.subscribe(["orders"])
             assert await consumer.poll(3.0) == []
             assert "no partition is assigned" in str(consumer.trouble)
+            for call in (consumer.commit, consumer.release):
+                with pytest.raises(TypeError, match="what was handed out must be CooperativeRecord or RecordError"):
+                    call("a record")
+            with pytest.raises(TypeError, match="settle: what was handed out"):
+                await consumer.settle([None], {"out": [b"x"]})
             await consumer.close()
             await consumer.close()
             assert not await asyncio.gather(*consumer._leaving)
