@@ -17,6 +17,16 @@ Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 MIB: Final = 1 << 20
 
 
+SESSION_S_MIN: Final = 6.0
+"""The shortest session that Kafka's brokers take unless told otherwise (group.min.session.timeout.ms)."""
+SESSION_S_MAX: Final = 10.0
+
+
+def session_s(limit_s: float) -> float:
+    """The session of a member that others can take over from after `limit_s`: no longer, where brokers take it."""
+    return min(SESSION_S_MAX, max(SESSION_S_MIN, limit_s))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
     """How a connection is kept. The bounds are a socket's; in process nothing is in flight.

@@ -10,8 +10,7 @@ from flowshare.agents.handler.errors import OptionError
 from flowshare.agents.handler.options import common_options
 from flowshare.agents.handler.order import BY_KEY
 from flowshare.agents.handler.retry import Seconds, seconds
-from flowshare.client.groups.membership import session_s
-from flowshare.client.settings import CooperativeSettings
+from flowshare.client.settings import CooperativeSettings, session_s
 from flowshare.cooperative.types import LEASE_MS, LEASE_MS_MAX, LEASE_MS_MIN
 
 OWN: Final = ("lease", "overlap_after", "output_order", "shares")

@@ -27,9 +27,10 @@ from flowshare.agents.kmq.markers import MarkerSender
 from flowshare.agents.kmq.setup import prepare
 from flowshare.client.errors import ClientError
 from flowshare.client.groups.consumer import GroupConsumer, Place
-from flowshare.client.groups.membership import Generation, GenerationOver, GroupSettings, session_s
+from flowshare.client.groups.membership import Generation, GenerationOver, GroupSettings
 from flowshare.client.groups.reading import read_log
 from flowshare.client.kmq.tracker import QueueTracker
+from flowshare.client.settings import session_s
 from flowshare.clock import backoff_s
 from flowshare.kmq.redelivery import redelivered
 from flowshare.protocol.headers import DecodeError, frames

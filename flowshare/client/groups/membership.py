@@ -52,16 +52,6 @@ class GenerationOver(ClientError):
     """The member is no member any more, or its generation is over: what it wanted to commit others may read again."""
 
 
-SESSION_S_MIN: Final = 6.0
-"""The shortest session that Kafka's brokers take unless told otherwise (group.min.session.timeout.ms)."""
-SESSION_S: Final = 10.0
-
-
-def session_s(limit_s: float) -> float:
-    """The session of a member that others can take over from after `limit_s`: no longer, where brokers take it."""
-    return min(SESSION_S, max(SESSION_S_MIN, limit_s))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettings:
     """Seconds, under the names of Kafka's consumers.
@@ -71,7 +61,7 @@ class GroupSettings:
     instance_id: a lasting name (group.instance.id): who joins under it takes over at once from who had it.
     """
 
-    session_timeout: float = SESSION_S
+    session_timeout: float = 10.0
     heartbeat_interval: float = 1.0
     rebalance_timeout: float = 6.0
     instance_id: str | None = None

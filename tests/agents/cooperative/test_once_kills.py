@@ -16,6 +16,7 @@ import pytest
 
 import flowshare as fs
 from flowshare.client.producer.message import Message
+from tests.waiting import blocking_until
 
 RECORDS = 3_000
 KEYS = 80
@@ -116,11 +117,13 @@ def test_outputs_of_workers_that_are_killed_are_there_once_and_none_is_missing(
         for _ in range(WORKERS):
             workers.start()
         for _ in range(KILLS):
-            begin_by, begun = time.monotonic() + LEFT_S, workers.all_begun()
-            while (
-                len(workers.at_work()) < 2 or workers.all_begun() < begun + RECORDS // 8
-            ) and time.monotonic() < begin_by:
-                time.sleep(0.02)
+            begun = workers.all_begun() + RECORDS // 8
+            blocking_until(
+                lambda begun=begun: len(workers.at_work()) >= 2 and workers.all_begun() >= begun,
+                "two are at work",
+                limit_s=LEFT_S,
+                or_last=True,
+            )
             workers.kill_one()
             workers.start()
         found = asyncio.run(outputs(workers.broker, 2 * RECORDS))
