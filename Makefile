@@ -26,14 +26,14 @@ $(STAMP): requirements/lock.txt requirements/java.txt pyproject.toml
 demo: setup  ## the main job on real data, with a killed worker, ending in a table that proves nothing was lost
 	@$(BIN)/flowshare demo
 
-# Several at a time, because many slow tests wait for processes of theirs; by file, because files share what they set
-# up; in our order, because pytest-xdist puts files with one test last, which are the longest.
-TESTS := $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder --durations=20
+# Two at a time, because many slow tests wait for processes of theirs; by file, because files share what they set up;
+# in our order, because pytest-xdist puts files with one test last, which are the longest.
+TESTS := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 
 CORES := share groups cooperative transactions slots kmq protocol client/session
 
 test: coverage  ## every test that needs nothing but Python, the slow ones too
-	@$(TESTS) -n 2 -m "not real and not (core and not slow)"
+	@$(TESTS) -m "not real and not (core and not slow)"
 
 coverage: setup  ## the fast tests of the cores, client/session's too, and the protocol; they go through 98 % of each, branches too
 	@$(BIN)/coverage erase
@@ -42,7 +42,7 @@ coverage: setup  ## the fast tests of the cores, client/session's too, and the p
 	@for core in $(CORES); do $(BIN)/coverage report --include="flowshare/$$core/*" || exit 1; done
 
 test-real: setup  ## the other tests: real Kafkas, Java, Spark, chaos; without Java they are skipped
-	@$(TESTS) -n 3 -m real
+	@$(TESTS) -m real
 
 check: setup  ## format, lint, types, layers, fast tests (CI runs those with all the others)
 	@$(MAKE) --no-print-directory -j 2 check-mypy check-pyright check-format check-lint check-layers
