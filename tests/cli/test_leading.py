@@ -63,7 +63,7 @@ def test_groups_and_their_lag_are_looked_after_while_no_worker_runs(kafka, uniqu
     run("send", topic, "x")
     assert run("groups", "seed", "jobs", "--from-consumer-group", "none", "--execute")[0] == 1  # it made the fleet
     assert run("groups", "config", "jobs", "share.auto.offset.reset=earliest")[0] == 0
-    assert run("groups", "ls") == (0, "", "there are no share groups\n")
+    assert run("groups", "ls") == (0, "", "there are no share or cooperative groups\n")
 
     group = unique("pay")
     asyncio.run(place(url, group, topic))
