@@ -107,10 +107,10 @@ class FreeMember(CooperativeShell):
             try:
                 waits_s = await self._take()
                 failures = 0
-                self._trouble.pop("taking", None)
+                self.partitions.works("taking")
             except (OSError, ClientError) as error:
                 failures += 1
-                self._tell("taking", error)
+                self.partitions.fails("taking", error)
                 await self._clock.sleep(self._link.pause_s(failures))
             else:
                 if waits_s:
@@ -208,8 +208,7 @@ class FreeMember(CooperativeShell):
         assert isinstance(partition.scan, SpanScan)
         return partition.scan
 
-    def _fetch_bytes(self, place: Place) -> int:
+    def _fetch_bytes(self, partition: Partition) -> int:
         """About what the spans hold: of the rest of the partition nothing is this member's."""
-        partition = self.partitions.get(place)
-        offsets = 0 if partition is None else self._spans(partition).ahead
-        return min(self._settings.partition_fetch_bytes, max(FETCH_BYTES_MIN, 2 * offsets * RECORD_BYTES))
+        wanted = 2 * self._spans(partition).ahead * RECORD_BYTES
+        return min(self._settings.partition_fetch_bytes, max(FETCH_BYTES_MIN, wanted))

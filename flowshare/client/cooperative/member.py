@@ -112,7 +112,7 @@ class CooperativeMember(CooperativeShell):
     async def _release_all(self) -> None:
         owed = [(one, told) for one in self.partitions if (told := one.scan.telling(owed=True)) is not None]
         try:
-            await self._clock.wait_for(self._tell_starts(owed), RELEASE_S)
+            await self._clock.wait_for(self._commits.tell(owed), RELEASE_S)
         except TimeoutError:
             logger.info("group=%s: how often what goes back was begun is not known to all", self.group_id)
         for partition in self.partitions:
@@ -121,9 +121,6 @@ class CooperativeMember(CooperativeShell):
 
     def _mirrors(self, partition: Partition) -> bool:
         return any(not piece.first for piece in partition.scan.pieces)
-
-    def _gives_back(self, partition: Partition) -> bool:
-        return self._keys(partition).releases
 
     # --- the group ----------------------------------------------------------------------------------------------
 
@@ -134,9 +131,9 @@ class CooperativeMember(CooperativeShell):
             logger.exception(
                 "group=%s: the assignment of generation %d makes no sense", self.group_id, generation.number
             )
-            self._trouble["assignment"] = f"the assignment makes no sense: {error}"
+            self.partitions.lacks("assignment", f"the assignment makes no sense: {error}")
             return
-        self._trouble.pop("assignment", None)
+        self.partitions.works("assignment")
         self._generation = generation.number
         self._apply()
 
@@ -182,10 +179,10 @@ class CooperativeMember(CooperativeShell):
             try:
                 await self._hold()
                 failures = 0
-                self._trouble.pop("holding", None)
+                self.partitions.works("holding")
             except (OSError, ClientError) as error:
                 failures += 1
-                self._tell("holding", error)
+                self.partitions.fails("holding", error)
             pause_s = self._link.pause_s(failures) if failures else self._hold_pause_s()
             if failures:
                 await self._clock.sleep(pause_s)
@@ -205,7 +202,7 @@ class CooperativeMember(CooperativeShell):
     async def _hold(self) -> None:
         """Say what the member wants, once. Raises: ServerError, OSError, ClientError."""
         if any(self._keys(one).releases for one in self.partitions):
-            async with self._order:
+            async with self._commits.order:
                 await self._held_by(self._asked())
         else:
             await self._held_by(self._asked())
@@ -264,7 +261,7 @@ class CooperativeMember(CooperativeShell):
         lost = scan.held(claims, progress, ranges)
         scan.starts.hold(part.horizon, begun)
         if part.log_start > progress.stable:
-            self._passed(partition, part.log_start)
+            self._reader.begins_at(partition, part.log_start)
         self.partitions.lost(partition, lost)
         if scan.uncommitted:
             self.partitions.to_commit.set()

@@ -12,38 +12,52 @@ writes both. Three times in a row, with the stable offset further each time, and
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from flowshare.client.errors import check
+from flowshare.client.errors import ClientError, check
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import OffsetFetchRequest, OffsetToCommit
 from flowshare.protocol.messages.cooperative import STABLE_METADATA, GroupOffset, stable_metadata
 
 if TYPE_CHECKING:
     from flowshare.client.cooperative.assigning import Place
-    from flowshare.client.cooperative.partitions import Partition
+    from flowshare.client.cooperative.partitions import Partition, Partitions
     from flowshare.client.net.link import Link
+    from flowshare.clock import Clock
 
 EXACT_AFTER: Final = 3
+LOOK_S: Final = 1.0
+"""How often the group's ordinary offset is looked at."""
+LIMIT_S: Final = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 class OrdinaryOffsets:
-    """What a member sees and does of them. commit: in the name of the group's member."""
+    """What a member sees and does of them. mine: whether this member sees to a partition's. commit: in the name of the
+    group's member."""
 
     def __init__(
-        self, link: Link, group_id: str, commit: Callable[[Sequence[OffsetToCommit]], Awaitable[object]]
+        self,
+        link: Link,
+        partitions: Partitions,
+        group_id: str,
+        *,
+        clock: Clock,
+        mine: Callable[[Partition], bool],
+        commit: Callable[[Sequence[OffsetToCommit]], Awaitable[object]],
     ) -> None:
         self._link = link
+        self._partitions = partitions
         self._group_id = group_id
+        self._clock = clock
+        self._mine = mine
         self._commit = commit
         self._exact = 0
         self._written = False
-
-    @property
-    def settled(self) -> bool:
-        """Whether the server writes them itself."""
-        return self._exact >= EXACT_AFTER and not self._written
 
     async def committed(self, places: Iterable[Place]) -> dict[Place, GroupOffset]:
         """What is committed. Raises: ServerError, OSError, ClientError."""
@@ -57,10 +71,32 @@ class OrdinaryOffsets:
         }
         return {place: found.get(place, GroupOffset(-1)) for place in asked}
 
-    async def follow(self, partitions: Sequence[Partition]) -> None:
+    async def follow_loop(self) -> None:
+        """Look now and then, until the server is seen to write them itself."""
+        while not self._server_writes:
+            await self._clock.sleep(LOOK_S)
+            await self.follow()
+        await asyncio.Event().wait()
+
+    async def follow(self) -> None:
+        """Have the ordinary offsets of the group be the stable ones, where that is this member's to see to."""
+        mine = [one for one in self._partitions if self._mine(one) and self._partitions.live(one)]
+        try:
+            await self._clock.wait_for(self._follow(mine), LIMIT_S)
+            if any(not one.begun for one in mine):
+                self._partitions.to_hold.set()
+        except (OSError, ClientError, TimeoutError) as error:
+            logger.debug("group=%s: its ordinary offsets are not the stable ones yet: %s", self._group_id, error)
+
+    @property
+    def _server_writes(self) -> bool:
+        """Whether the server writes them itself."""
+        return self._exact >= EXACT_AFTER and not self._written
+
+    async def _follow(self, partitions: Sequence[Partition]) -> None:
         """Keep them at the stable offsets, where the server does not. Raises: ServerError, OSError, ClientError."""
         moved = [one for one in partitions if one.scan.progress.stable != one.mirrored]
-        if not moved or self.settled:
+        if not moved or self._server_writes:
             return
         stable = {one.place: one.scan.progress for one in moved}
         there = await self.committed(stable)

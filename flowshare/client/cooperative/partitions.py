@@ -1,8 +1,10 @@
-"""The partitions that one member of a cooperative group has to do with, and what waits for them to change."""
+"""The partitions that one member of a cooperative group has to do with: what is begun of them, what waits for them to
+change, and what fails."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 Record = Found[RawRecord]
 AnyScan = KeyScan[RawRecord] | SpanScan[RawRecord]
 AnyBatch = Any
+
+logger = logging.getLogger(__name__)
 
 
 class Partition:
@@ -55,10 +59,12 @@ class Partition:
 
 
 class Partitions:
-    """All of them, by name; what happens to them is told by events."""
+    """All of them, by name; what happens to them is told by events, and what works on them knows of each other by these
+    only."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, group_id: str) -> None:
         self._clock = clock
+        self._group_id = group_id
         self._by_place: dict[Place, Partition] = {}
         self.to_hold = asyncio.Event()
         """Something is to be asked for or given back."""
@@ -72,8 +78,9 @@ class Partitions:
         """Told of records in flight that are not the member's any more."""
         self.on_damaged: Callable[[Partition, int, int, str], object] = lambda partition, first, last, why: None
         """Told of stored bytes (first, last, why) that are no records, by the one member that commits them as void."""
-        self.settled: set[asyncio.Future[None]] = set()
+        self._settled: set[asyncio.Future[None]] = set()
         self._changes: set[asyncio.Future[None]] = set()
+        self._troubles: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(self._by_place.values())
@@ -89,11 +96,6 @@ class Partitions:
     def add(self, partition: Partition) -> None:
         """The member has to do with one more."""
         self._by_place[partition.place] = partition
-
-    def to_the_end(self, partition: Partition) -> None:
-        """It was its turn: the others come first now."""
-        if self._by_place.pop(partition.place, None) is not None:
-            self._by_place[partition.place] = partition
 
     def forget(self, partition: Partition) -> None:
         """Nothing of it is held, in flight or wanted."""
@@ -114,6 +116,14 @@ class Partitions:
         finally:
             self._changes.discard(future)
 
+    async def flush(self) -> None:
+        """Wait until all that is finished is committed, or lost."""
+        while any(one.scan.uncommitted for one in self):
+            future = asyncio.get_running_loop().create_future()
+            self._settled.add(future)
+            self.to_commit.set()
+            await future
+
     def changed(self) -> None:
         """Something was held, lost, read or committed: see what can go on."""
         self.to_read.set()
@@ -122,7 +132,7 @@ class Partitions:
             if not future.done():
                 future.set_result(None)
         if all(one.scan.uncommitted == 0 for one in self):
-            settled, self.settled = self.settled, set()
+            settled, self._settled = self._settled, set()
             for future in settled:
                 if not future.done():
                     future.set_result(None)
@@ -130,3 +140,85 @@ class Partitions:
     def live(self, partition: Partition) -> bool:
         """Whether its lease counts."""
         return self._clock.monotonic() < partition.lease_end_s
+
+    # --- what is begun ------------------------------------------------------------------------------------------
+
+    def next_s(self) -> float | None:
+        """When the next record may be begun, 0: at once; None: none is there."""
+        if self._apart():
+            busy = any(one.scan.dispatcher.at_work or one.scan.starts.telling for one in self)
+            return None if busy else 0.0
+        due = (one.scan.dispatcher.next_s() for one in self if self.live(one))
+        return min((one for one in due if one is not None), default=None)
+
+    def take(self, count: int, *, keys: int = 0, chain: int = 1) -> list[tuple[Partition, list[Record]]]:
+        """Begin up to `count` records, in the order of each key: `Dispatcher.take`. Those that were begun and not
+        finished keep their keys."""
+        taken = [] if self._apart() else self._take_more(count, keys, chain)
+        taken = taken or self._take_suspect()
+        if any(one.scan.starts.tells for one in self):
+            self.to_tell.set()
+        return taken
+
+    def _apart(self) -> bool:
+        """Whether a suspect is in flight, or is begun next."""
+        return any(one.scan.starts.suspect_in_flight or one.scan.starts.suspects_wait for one in self)
+
+    def _take_suspect(self) -> list[tuple[Partition, list[Record]]]:
+        """Begin a suspect if nothing is in flight."""
+        if any(one.scan.dispatcher.at_work for one in self):
+            return []
+        for partition in list(self):
+            if isinstance(partition.scan, KeyScan) and partition.scan.starts.suspects_wait:
+                found = partition.scan.take(1, self._clock.monotonic(), alone=True)
+                if found:
+                    return [(partition, found)]
+        return []
+
+    def _take_more(self, count: int, keys: int, chain: int) -> list[tuple[Partition, list[Record]]]:
+        taken: list[tuple[Partition, list[Record]]] = []
+        now_s = self._clock.monotonic()
+        for partition in list(self):
+            if count <= 0 or not self.live(partition):
+                continue
+            found = partition.scan.take(count, now_s, keys=keys, chain=chain)
+            if not found:
+                continue
+            taken.append((partition, found))
+            count -= len(found)
+            self._to_the_end(partition)
+            if partition.scan.position() is not None:
+                self.to_read.set()
+            if keys:
+                keys -= len({one.hash for one in found})
+                if keys <= 0:
+                    break
+        return taken
+
+    def _to_the_end(self, partition: Partition) -> None:
+        """It was its turn: the others come first now."""
+        if self._by_place.pop(partition.place, None) is not None:
+            self._by_place[partition.place] = partition
+
+    # --- what fails ---------------------------------------------------------------------------------------------
+
+    @property
+    def trouble(self) -> str | None:
+        """What fails, of it all the first one, in words."""
+        told = [*self._troubles.values(), *(one.trouble for one in self if one.trouble)]
+        return told[0] if told else None
+
+    def fails(self, what: str, error: Exception) -> None:
+        """Something does not go on; the log has it once."""
+        text = f"{what} fails: {error}"
+        if self._troubles.get(what) != text:
+            logger.warning("group=%s: %s", self._group_id, text)
+        self._troubles[what] = text
+
+    def lacks(self, what: str, text: str) -> None:
+        """Something cannot go on, for a reason in words."""
+        self._troubles[what] = text
+
+    def works(self, what: str) -> None:
+        """It goes on."""
+        self._troubles.pop(what, None)

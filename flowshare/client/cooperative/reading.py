@@ -1,21 +1,166 @@
-"""What a plain Fetch brought, as a scan wants it: all records with the hashes of their keys, and up to where."""
+"""`LogReader`: reads what a member of a cooperative group holds something of, and gives it to the scans.
+
+One fetch goes on at a time, over all partitions that have room for more. What it brought is taken apart by `scan_log`:
+all records with the hashes of their keys, and up to where.
+"""
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from flowshare.client.cooperative.scan import KeyScan
+from flowshare.client.errors import ClientError, ServerError, check
 from flowshare.cooperative.ranges import Pair, holes
 from flowshare.protocol.decoding import PADDING, SIZE_MAX, LastBatch, RawRecord
+from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import OFFSET_MAX, BatchHeader, DecodeError, frames
 from flowshare.protocol.key_hash import slot_hash_of
+from flowshare.protocol.messages import EARLIEST, FetchPartition, FetchRequest, ListOffsetsRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from flowshare.client.cooperative.assigning import Place
+    from flowshare.client.cooperative.partitions import Partition, Partitions
+    from flowshare.client.net.link import Link
+    from flowshare.client.settings import CooperativeSettings
+    from flowshare.clock import Clock
+    from flowshare.protocol.messages import FetchedLog
     from flowshare.protocol.messages.records import AbortedTransaction, Filtered
 
+READ_SHORT_S: Final = 0.1
+"""How long a fetch may wait while partitions are left out of it."""
+CUT_S: Final = 0.5
+LOOK_BACK_S: Final = 30.0
+"""A stable offset that has not moved for so long is looked at, and again each time when that has doubled."""
 WANTED: Final = (0, OFFSET_MAX)
+
+logger = logging.getLogger(__name__)
+
+
+class LogReader:
+    """That of one member. fetch_bytes: how much of a partition one fetch brings at most. Ends with its loops' tasks."""
+
+    def __init__(
+        self,
+        link: Link,
+        partitions: Partitions,
+        group_id: str,
+        *,
+        settings: CooperativeSettings,
+        clock: Clock,
+        fetch_bytes: Callable[[Partition], int],
+    ) -> None:
+        self._link = link
+        self._partitions = partitions
+        self._group_id = group_id
+        self._settings = settings
+        self._clock = clock
+        self._fetch_bytes = fetch_bytes
+
+    async def read_loop(self) -> None:
+        """Read whatever has room for more."""
+        failures = 0
+        while True:
+            self._partitions.to_read.clear()
+            asked = {
+                one.place: FetchPartition(*one.place, at, self._fetch_bytes(one), only=one.scan.only)
+                for one in self._partitions
+                if (at := one.scan.position()) is not None
+            }
+            if not asked:
+                await self._partitions.to_read.wait()
+                continue
+            left_out = any(one.scan.pieces and one.place not in asked for one in self._partitions)
+            try:
+                await self._read(asked, READ_SHORT_S if left_out else self._settings.fetch_max_wait)
+                failures = 0
+                self._partitions.works("reading")
+            except (OSError, ClientError) as error:
+                failures += 1
+                self._partitions.fails("reading", error)
+                await self._clock.sleep(self._link.pause_s(failures))
+
+    async def look_back_loop(self) -> None:
+        """See whether a stable offset stands still at what compaction took (`KeyScan.look_back`)."""
+        while True:
+            await self._clock.sleep(LOOK_BACK_S)
+            for partition in self._partitions:
+                stable, times = partition.scan.progress.stable, partition.stands[1]
+                times = times + 1 if partition.stands[0] == stable else 0
+                partition.stands = (stable, times)
+                scan = partition.scan
+                if times.bit_count() == 1 and isinstance(scan, KeyScan) and scan.look_back():
+                    self._partitions.to_read.set()
+
+    async def _read(self, asked: Mapping[Place, FetchPartition], wait_s: float) -> None:
+        """One fetch. Raises: ServerError, OSError, ClientError."""
+        settings = self._settings
+        committed = settings.isolation_level == "read_committed"
+        answer = await self._link.send(
+            FetchRequest(
+                partitions=tuple(asked.values()),
+                max_wait_ms=round(min(wait_s, settings.fetch_max_wait) * 1000),
+                max_bytes=settings.fetch_max_bytes,
+                committed=committed,
+            ),
+            wait_s=wait_s,
+        )
+        check(answer.error, answer.message, f"group {self._group_id}: reading")
+        retried = None
+        for log in answer.partitions:
+            partition = self._partitions.get((log.topic, log.partition))
+            if partition is None:
+                continue
+            part = asked[partition.place]
+            if log.error is ErrorCode.NONE:
+                take_in(self._partitions, partition, part, log)
+            elif log.error is ErrorCode.OFFSET_OUT_OF_RANGE:
+                await self._out_of_range(partition, part.offset)
+            else:
+                retried = ServerError(log.error, log.message, about=f"reading {partition.text}")
+        self._partitions.changed()
+        if retried is not None:
+            raise retried
+
+    async def _out_of_range(self, partition: Partition, position: int) -> None:
+        topic, number = partition.place
+        answer = await self._link.send(ListOffsetsRequest(topic=topic, partition=number, timestamp_ms=EARLIEST))
+        check(answer.error, answer.message, f"where {partition.text} begins")
+        if answer.offset > position:
+            self.begins_at(partition, answer.offset)
+        else:
+            partition.trouble = f"{partition.text} ends before {position}: its log was cut"
+            self._partitions.to_hold.set()
+            await self._clock.sleep(CUT_S)
+
+    def begins_at(self, partition: Partition, log_start: int) -> None:
+        """What lies before the log's start was never seen by anybody and counts as void."""
+        position = partition.scan.position()
+        if position is not None and position < log_start:
+            logger.warning("%s begins at %d now: what was not read before it is gone", partition.text, log_start)
+            partition.scan.scanned(position, log_start, ())
+            self._partitions.to_commit.set()
+
+
+def take_in(partitions: Partitions, partition: Partition, asked: FetchPartition, log: FetchedLog) -> None:
+    """Give a partition's scan what a fetch brought of it."""
+    scan, position = partition.scan, asked.offset
+    scanned = scan_log(log.records, position, log.aborted, until=scan.until, last=partition.last_batch)
+    for first, last, why in scanned.damaged:
+        if scan.commits_as_void(position, first, last + 1):
+            logger.error("record=%s@%d..%d: the stored bytes cannot be read: %s", partition.text, first, last, why)
+            partitions.on_damaged(partition, first, last, why)
+    if asked.only is None or log.filtered is None or not isinstance(scan, KeyScan):
+        scan.scanned(position, scanned.end, scanned.records)
+    else:
+        voids = voids_of(log.filtered, scanned.records)
+        scan.scanned(position, log.filtered.end, scanned.records, keys=asked.only.keys, voids=voids)
+    if scan.has_voids:
+        partitions.to_commit.set()
 
 
 class Scanned(NamedTuple):

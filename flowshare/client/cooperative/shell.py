@@ -2,15 +2,14 @@
 
 Five things go on beside each other, and know of each other by `Partitions` only:
 
-    membership   rounds of the group say who is in it                    `GroupMember`
-    holding      what is the member's, by leases                         `member`, `free`
-    reading      it reads what it holds something of                     `_read_loop`
-    committing   what is finished, one request at a time                 `_commit_loop`
-    telling      what is to be begun not for the first time (`starts`)   `_tell_loop`
+    membership   rounds of the group say who is in it                               `GroupMember`
+    holding      what is the member's, by leases                                    `member`, `free`
+    reading      it reads what it holds something of                                `LogReader`
+    committing   what is finished; what is to be begun not for the first time       `Commits`
+    following    the group's ordinary offset is the stable one                      `OrdinaryOffsets`
 
 A lease is counted from when it was asked for, by the member's own clock: so it ends here before it ends at the server.
-From then on nothing is begun, and nothing that was begun counts. What gives something back and what commits go one
-after the other (`_order`): the server must not see something given back before the commits of it.
+From then on nothing is begun, and nothing that was begun counts.
 """
 
 from __future__ import annotations
@@ -19,39 +18,28 @@ import abc
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.cooperative.assigning import PROTOCOL, Place, assign, encode_user_data
+from flowshare.client.cooperative.commits import Commits
 from flowshare.client.cooperative.ordinary import OrdinaryOffsets
-from flowshare.client.cooperative.partitions import AnyBatch, Partition, Partitions, Record
-from flowshare.client.cooperative.reading import scan_log, voids_of
-from flowshare.client.cooperative.scan import COMMIT_MAX, KeyScan
-from flowshare.client.cooperative.settles import Settled, Settles, entry_of, progress_of
-from flowshare.client.cooperative.starts import Telling
-from flowshare.client.errors import ClientError, Closed, ServerError, check
+from flowshare.client.cooperative.partitions import Partition, Partitions, Record
+from flowshare.client.cooperative.reading import LogReader
+from flowshare.client.cooperative.scan import KeyScan
+from flowshare.client.cooperative.settles import Settled, Settles
+from flowshare.client.errors import ClientError, Closed, check
 from flowshare.client.groups.member import GroupMember
 from flowshare.client.groups.membership import Generation, GroupSettings
 from flowshare.client.net.link import Connect, Link
 from flowshare.client.settings import CooperativeSettings
 from flowshare.cooperative.types import KeyRanges
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import (
-    EARLIEST,
-    FetchPartition,
-    FetchRequest,
-    ListOffsetsRequest,
-    MetadataRequest,
-    OffsetCommitRequest,
-    OffsetToCommit,
-)
+from flowshare.protocol.messages import MetadataRequest, OffsetCommitRequest, OffsetToCommit
 from flowshare.protocol.messages.cooperative import (
-    CooperativeCommitRequest,
     CooperativeHoldRequest,
     GroupOffset,
-    PartitionCommit,
-    StartEntry,
     WantedKeys,
     stable_metadata,
 )
@@ -59,28 +47,16 @@ from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock, TimerHandle
-    from flowshare.protocol.messages import FetchedLog, SettleOutput, TopicMetadata
+    from flowshare.protocol.messages import SettleOutput, TopicMetadata
     from flowshare.protocol.messages.cooperative import CooperativeHoldResponse
 
 LEASE_SPARE: Final = 0.06
 """This part of a lease is not used: who is told that it is over needs a moment to stop what it does."""
 RENEWALS: Final = 3
 """Renewals within a lease."""
-READ_SHORT_S: Final = 0.1
-"""How long a fetch may wait while partitions are left out of it."""
-CUT_S: Final = 0.5
-TOLD_MAX: Final = 4
-"""Partitions of which starts are told in one request: each has no more records than wait."""
-COMMIT_RANGES_MAX: Final = 10_000
-"""Ranges of offsets that a server takes in one commit."""
 TOPICS_S: Final = 1.0
 FAULT_S: Final = 1.0
 """After a fault of ours."""
-LOOK_BACK_S: Final = 30.0
-"""A stable offset that has not moved for so long is looked at, and again each time when that has doubled."""
-MIRROR_S: Final = 1.0
-"""How often the group's ordinary offset is looked at."""
-MIRROR_LIMIT_S: Final = 5.0
 RELEASE_S: Final = 2.0
 """How long a member that leaves waits for the answer."""
 MANUAL_GENERATION: Final = 0
@@ -110,26 +86,35 @@ class CooperativeShell(abc.ABC):
         self._settings = settings or CooperativeSettings()
         self._clock = clock
         self._topics = tuple(sorted(topics))
-        self.partitions = Partitions(clock)
+        self.partitions = Partitions(clock, group_id)
         self.partitions.on_ready = on_ready
         self.partitions.on_lost = on_lost
         name = f"{group_id}: member {self.member_id}"
         self._link = Link(connect, clock=clock, settings=self._settings.link, name=name)
-        self._reader = Link(connect, clock=clock, settings=self._settings.link, name=f"{name}: reader")
+        self._reader_link = Link(connect, clock=clock, settings=self._settings.link, name=f"{name}: reader")
         self._group = self._membership(connect) if joins else None
-        self._ordinary = OrdinaryOffsets(self._link, group_id, self._commit_ordinary)
         self._generation = MANUAL_GENERATION
+        self._reader = LogReader(
+            self._reader_link,
+            self.partitions,
+            group_id,
+            settings=self._settings,
+            clock=clock,
+            fetch_bytes=self._fetch_bytes,
+        )
+        self._commits = Commits(self._link, self.partitions, group_id, self.member_id, clock=clock)
         self._settles = Settles(self._link, self.partitions, group_id, self.member_id, clock=clock)
+        self._ordinary = OrdinaryOffsets(
+            self._link, self.partitions, group_id, clock=clock, mine=self._mirrors, commit=self._commit_ordinary
+        )
         self._targets: dict[Place, KeyRanges] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._order = asyncio.Lock()
         self._sequence = 0
         self._answered = 0
         self._told = asyncio.Event()
         self._lapse: TimerHandle | None = None
         self._draining = False
         self._closed = False
-        self._trouble: dict[str, str] = {}
 
     def _membership(self, connect: Connect) -> GroupMember:
         settings = self._settings
@@ -167,8 +152,7 @@ class CooperativeShell(abc.ABC):
         """Why nothing arrives, in words; None when all is well (there may just be nothing to read)."""
         if self._group is not None and self._group.trouble:
             return self._group.trouble
-        told = [*self._trouble.values(), *(one.trouble for one in self.partitions if one.trouble)]
-        return told[0] if told else self._waits_for()
+        return self.partitions.trouble or self._waits_for()
 
     @abc.abstractmethod
     def _waits_for(self) -> str | None:
@@ -186,11 +170,11 @@ class CooperativeShell(abc.ABC):
             self._group.start()
         loops = (
             self._hold_loop,
-            self._read_loop,
-            self._commit_loop,
-            self._tell_loop,
-            self._mirror_loop,
-            self._look_back_loop,
+            self._reader.read_loop,
+            self._commits.commit_loop,
+            self._commits.tell_loop,
+            self._ordinary.follow_loop,
+            self._reader.look_back_loop,
         )
         self._tasks = [asyncio.create_task(self._on(loop), name=f"{self.group_id}: {loop.__name__}") for loop in loops]
 
@@ -201,7 +185,7 @@ class CooperativeShell(abc.ABC):
                 await loop()
             except Exception as error:
                 logger.exception("group=%s: %s failed unexpectedly and goes on", self.group_id, loop.__name__)
-                self._trouble["fault"] = f"{loop.__name__} failed: {type(error).__name__}: {error}"
+                self.partitions.lacks("fault", f"{loop.__name__} failed: {type(error).__name__}: {error}")
                 await self._clock.sleep(FAULT_S)
 
     @abc.abstractmethod
@@ -229,7 +213,7 @@ class CooperativeShell(abc.ABC):
             for partition in list(self.partitions):
                 self.partitions.lost(partition, partition.scan.lose())
             await self._link.close()
-            await self._reader.close()
+            await self._reader_link.close()
 
     async def _give_up(self, *, release: bool) -> None:
         """What a member tells before it leaves, as far as there is an answer in time."""
@@ -241,7 +225,7 @@ class CooperativeShell(abc.ABC):
             await self._settles.stop()
         await self._stop_tasks()
         if self._tasks:
-            await self._mirror()
+            await self._ordinary.follow()
         if self._tasks and release:
             await self._release_all()
 
@@ -257,7 +241,7 @@ class CooperativeShell(abc.ABC):
     async def _release_all(self) -> None:
         """Hold nothing any more; what is not answered ends with the lease."""
         try:
-            async with self._order:
+            async with self._commits.order:
                 await self._clock.wait_for(self._say(self._shown()), RELEASE_S)
         except (OSError, ClientError, TimeoutError) as error:
             logger.info("group=%s: what was held is free when its lease ends: %s", self.group_id, error)
@@ -335,55 +319,11 @@ class CooperativeShell(abc.ABC):
 
     def next_s(self) -> float | None:
         """When the next record may be begun, 0: at once; None: none is there."""
-        if self._apart():
-            busy = any(one.scan.dispatcher.at_work or one.scan.starts.telling for one in self.partitions)
-            return None if busy else 0.0
-        due = (one.scan.dispatcher.next_s() for one in self.partitions if self.partitions.live(one))
-        return min((one for one in due if one is not None), default=None)
+        return self.partitions.next_s()
 
     def take(self, count: int, *, keys: int = 0, chain: int = 1) -> list[tuple[Partition, list[Record]]]:
-        """Begin up to `count` records, in the order of each key: `Dispatcher.take`. Those that were begun and not
-        finished keep their keys."""
-        taken = [] if self._apart() else self._take_more(count, keys, chain)
-        taken = taken or self._take_suspect()
-        if any(one.scan.starts.tells for one in self.partitions):
-            self.partitions.to_tell.set()
-        return taken
-
-    def _apart(self) -> bool:
-        """Whether a suspect is in flight, or is begun next."""
-        return any(one.scan.starts.suspect_in_flight or one.scan.starts.suspects_wait for one in self.partitions)
-
-    def _take_suspect(self) -> list[tuple[Partition, list[Record]]]:
-        """Begin a suspect if nothing is in flight."""
-        if any(one.scan.dispatcher.at_work for one in self.partitions):
-            return []
-        for partition in list(self.partitions):
-            if isinstance(partition.scan, KeyScan) and partition.scan.starts.suspects_wait:
-                found = partition.scan.take(1, self._clock.monotonic(), alone=True)
-                if found:
-                    return [(partition, found)]
-        return []
-
-    def _take_more(self, count: int, keys: int, chain: int) -> list[tuple[Partition, list[Record]]]:
-        taken: list[tuple[Partition, list[Record]]] = []
-        now_s = self._clock.monotonic()
-        for partition in list(self.partitions):
-            if count <= 0 or not self.partitions.live(partition):
-                continue
-            found = partition.scan.take(count, now_s, keys=keys, chain=chain)
-            if not found:
-                continue
-            taken.append((partition, found))
-            count -= len(found)
-            self.partitions.to_the_end(partition)
-            if partition.scan.position() is not None:
-                self.partitions.to_read.set()
-            if keys:
-                keys -= len({one.hash for one in found})
-                if keys <= 0:
-                    break
-        return taken
+        """Begin up to `count` records, in the order of each key: `Partitions.take`."""
+        return self.partitions.take(count, keys=keys, chain=chain)
 
     def finish(self, partition: Partition, found: Record) -> bool:
         """The record is finished: it is committed soon. False: it is not the member's any more."""
@@ -404,7 +344,7 @@ class CooperativeShell(abc.ABC):
         """A record that was accepted has run."""
         assert isinstance(partition.scan, KeyScan), "records without keys keep none"
         partition.scan.land(found)
-        if self._gives_back(partition):
+        if partition.scan.releases:
             self.partitions.to_hold.set()
         self.partitions.changed()
 
@@ -412,7 +352,7 @@ class CooperativeShell(abc.ABC):
         """The record is to be begun again, after a delay. False: it is not the member's any more."""
         not_before_s = self._clock.monotonic() + delay_s if delay_s > 0 else 0.0
         given = partition.scan.give_back(found, not_before_s=not_before_s, unrun=unrun)
-        if given and self._gives_back(partition):
+        if given and partition.scan.releases:
             self.partitions.to_hold.set()
         return given
 
@@ -455,10 +395,6 @@ class CooperativeShell(abc.ABC):
             self.give_back(partition, found)
         self.partitions.changed()
 
-    def _gives_back(self, partition: Partition) -> bool:
-        """Whether something of a partition is to be given back now."""
-        return False
-
     async def confirm(self) -> None:
         """Wait until the server has answered a hold that was sent from now on. Raises: Closed."""
         if self._closed:
@@ -471,30 +407,14 @@ class CooperativeShell(abc.ABC):
 
     async def flush(self) -> None:
         """Wait until all that is finished is committed, or lost."""
-        while any(one.scan.uncommitted for one in self.partitions):
-            future = asyncio.get_running_loop().create_future()
-            self.partitions.settled.add(future)
-            self.partitions.to_commit.set()
-            await future
+        await self.partitions.flush()
 
-    # --- the ordinary offset ------------------------------------------------------------------------------------
+    # --- what its parts ask of it -------------------------------------------------------------------------------
 
-    async def _mirror_loop(self) -> None:
-        while not self._ordinary.settled:
-            await self._clock.sleep(MIRROR_S)
-            await self._mirror()
-        await asyncio.Event().wait()
-
-    async def _mirror(self) -> None:
-        """Have the ordinary offsets of the group be the stable ones, where that is this member's to see to."""
-        mine = [one for one in self.partitions if self._mirrors(one) and self.partitions.live(one)]
-        try:
-            await self._clock.wait_for(self._ordinary.follow(mine), MIRROR_LIMIT_S)
-            self._trouble.pop("ordinary", None)
-            if any(not one.begun for one in mine):
-                self.partitions.to_hold.set()
-        except (OSError, ClientError, TimeoutError) as error:
-            logger.debug("group=%s: its ordinary offsets are not the stable ones yet: %s", self.group_id, error)
+    def _fetch_bytes(self, partition: Partition) -> int:
+        """How much of a partition one fetch brings at most."""
+        del partition
+        return self._settings.partition_fetch_bytes
 
     @abc.abstractmethod
     def _mirrors(self, partition: Partition) -> bool:
@@ -517,228 +437,19 @@ class CooperativeShell(abc.ABC):
                 answer = await self._link.send(MetadataRequest(topics=tuple(topics)))
                 found = {one.name: one for one in answer.topics if one.error is ErrorCode.NONE and one.topic_id}
             except (OSError, ClientError) as error:
-                self._tell("topics", error)
+                self.partitions.fails("topics", error)
             else:
                 missing = [topic for topic in topics if topic not in found]
                 if not missing:
-                    self._trouble.pop("topics", None)
+                    self.partitions.works("topics")
                     return found
-                self._trouble["topics"] = f"there is no topic {', '.join(missing)}: create it, or check its name"
+                self.partitions.lacks("topics", f"there is no topic {', '.join(missing)}: create it, or check its name")
             await self._clock.sleep(TOPICS_S)
 
     async def topic_sizes(self, topics: Sequence[str]) -> dict[str, tuple[int, uuid.UUID | None]]:
         """Partitions and ids of topics, asked for until all are there."""
         found = await self._described(topics) if topics else {}
         return {name: (topic.partitions, topic.topic_id) for name, topic in found.items()}
-
-    # --- reading ------------------------------------------------------------------------------------------------
-
-    async def _read_loop(self) -> None:
-        failures = 0
-        while True:
-            self.partitions.to_read.clear()
-            asked = {
-                one.place: FetchPartition(*one.place, at, self._fetch_bytes(one.place), only=one.scan.only)
-                for one in self.partitions
-                if (at := one.scan.position()) is not None
-            }
-            if not asked:
-                await self.partitions.to_read.wait()
-                continue
-            left_out = any(one.scan.pieces and one.place not in asked for one in self.partitions)
-            try:
-                await self._read(asked, READ_SHORT_S if left_out else self._settings.fetch_max_wait)
-                failures = 0
-                self._trouble.pop("reading", None)
-            except (OSError, ClientError) as error:
-                failures += 1
-                self._tell("reading", error)
-                await self._clock.sleep(self._link.pause_s(failures))
-
-    async def _look_back_loop(self) -> None:
-        """See whether a stable offset stands still at what compaction took (`KeyScan.look_back`)."""
-        while True:
-            await self._clock.sleep(LOOK_BACK_S)
-            for partition in self.partitions:
-                stable, times = partition.scan.progress.stable, partition.stands[1]
-                times = times + 1 if partition.stands[0] == stable else 0
-                partition.stands = (stable, times)
-                scan = partition.scan
-                if times.bit_count() == 1 and isinstance(scan, KeyScan) and scan.look_back():
-                    self.partitions.to_read.set()
-
-    async def _read(self, asked: Mapping[Place, FetchPartition], wait_s: float) -> None:
-        """One fetch. Raises: ServerError, OSError, ClientError."""
-        settings = self._settings
-        committed = settings.isolation_level == "read_committed"
-        answer = await self._reader.send(
-            FetchRequest(
-                partitions=tuple(asked.values()),
-                max_wait_ms=round(min(wait_s, settings.fetch_max_wait) * 1000),
-                max_bytes=settings.fetch_max_bytes,
-                committed=committed,
-            ),
-            wait_s=wait_s,
-        )
-        check(answer.error, answer.message, f"group {self.group_id}: reading")
-        retried = None
-        for log in answer.partitions:
-            partition = self.partitions.get((log.topic, log.partition))
-            if partition is None:
-                continue
-            part = asked[partition.place]
-            if log.error is ErrorCode.NONE:
-                self._scanned(partition, part, log)
-            elif log.error is ErrorCode.OFFSET_OUT_OF_RANGE:
-                await self._out_of_range(partition, part.offset)
-            else:
-                retried = ServerError(log.error, log.message, about=f"reading {partition.text}")
-        self.partitions.changed()
-        if retried is not None:
-            raise retried
-
-    def _fetch_bytes(self, place: Place) -> int:
-        return self._settings.partition_fetch_bytes
-
-    def _scanned(self, partition: Partition, asked: FetchPartition, log: FetchedLog) -> None:
-        scan, position = partition.scan, asked.offset
-        scanned = scan_log(log.records, position, log.aborted, until=scan.until, last=partition.last_batch)
-        for first, last, why in scanned.damaged:
-            if scan.commits_as_void(position, first, last + 1):
-                logger.error("record=%s@%d..%d: the stored bytes cannot be read: %s", partition.text, first, last, why)
-                self.partitions.on_damaged(partition, first, last, why)
-        if asked.only is None or log.filtered is None or not isinstance(scan, KeyScan):
-            scan.scanned(position, scanned.end, scanned.records)
-        else:
-            voids = voids_of(log.filtered, scanned.records)
-            scan.scanned(position, log.filtered.end, scanned.records, keys=asked.only.keys, voids=voids)
-        if partition.scan.has_voids:
-            self.partitions.to_commit.set()
-
-    async def _out_of_range(self, partition: Partition, position: int) -> None:
-        topic, number = partition.place
-        answer = await self._reader.send(ListOffsetsRequest(topic=topic, partition=number, timestamp_ms=EARLIEST))
-        check(answer.error, answer.message, f"where {partition.text} begins")
-        if answer.offset > position:
-            self._passed(partition, answer.offset)
-        else:
-            partition.trouble = f"{partition.text} ends before {position}: its log was cut"
-            self.partitions.to_hold.set()
-            await self._clock.sleep(CUT_S)
-
-    def _passed(self, partition: Partition, log_start: int) -> None:
-        """What lies before the log's start was never seen by anybody and counts as void."""
-        position = partition.scan.position()
-        if position is not None and position < log_start:
-            logger.warning("%s begins at %d now: what was not read before it is gone", partition.text, log_start)
-            partition.scan.scanned(position, log_start, ())
-            self.partitions.to_commit.set()
-
-    # --- committing ---------------------------------------------------------------------------------------------
-
-    async def _commit_loop(self) -> None:
-        failures = 0
-        while True:
-            await self.partitions.to_commit.wait()
-            self.partitions.to_commit.clear()
-            async with self._order:
-                batches = self._batches()
-                if not batches:
-                    continue
-                good = await self._commit(batches)
-            failures = 0 if good else failures + 1
-            if any(one.scan.uncommitted or one.scan.has_voids for one in self.partitions):
-                self.partitions.to_commit.set()
-            if failures or any(self._gives_back(one) for one in self.partitions):
-                self.partitions.to_hold.set()
-            self.partitions.changed()
-            if failures:
-                await self._clock.sleep(self._link.pause_s(failures))
-
-    def _batches(self) -> list[tuple[Partition, AnyBatch]]:
-        """What goes with one commit."""
-        left, batches = COMMIT_RANGES_MAX, list[tuple[Partition, AnyBatch]]()
-        for partition in list(self.partitions):
-            batch = partition.scan.commit(min(COMMIT_MAX, left // 2)) if left > 1 else None
-            if batch is not None:
-                batches.append((partition, batch))
-                left -= len(batch.offsets) + len(batch.voids)
-        return batches
-
-    async def _commit(self, batches: Sequence[tuple[Partition, AnyBatch]]) -> bool:
-        """One commit; whether all of it was taken."""
-        asked = tuple(
-            PartitionCommit(*partition.key, batch.reset_epoch, tuple(map(entry_of, batch.parts)))
-            for partition, batch in batches
-        )
-        request = CooperativeCommitRequest(group_id=self.group_id, member_id=self.member_id, partitions=asked)
-        try:
-            answer = await self._link.send(request)
-            check(answer.error, answer.message, f"group {self.group_id}: committing")
-        except (OSError, ClientError) as error:
-            self._tell("committing", error)
-            for partition, batch in batches:
-                partition.scan.failed(batch)
-            return False
-        self._trouble.pop("committing", None)
-        told = {(one.topic_id, one.partition): one for one in answer.partitions}
-        good = True
-        for partition, batch in batches:
-            part = told.get(partition.key)
-            if part is not None and part.error is ErrorCode.NONE:
-                good = partition.scan.committed(batch, progress_of(part), part.fenced) and good
-                continue
-            partition.scan.failed(batch)
-            good = False
-            if part is not None:
-                partition.trouble = f"{partition.text}: {part.error.name} {part.message or ''}".strip()
-        return good
-
-    # --- telling of starts --------------------------------------------------------------------------------------
-
-    async def _tell_loop(self) -> None:
-        failures = 0
-        while True:
-            await self.partitions.to_tell.wait()
-            self.partitions.to_tell.clear()
-            tellings = [(one, telling) for one in self.partitions if (telling := one.scan.telling()) is not None]
-            if not tellings:
-                continue
-            failures = 0 if await self._tell_starts(tellings) else failures + 1
-            if failures:
-                await self._clock.sleep(self._link.pause_s(failures))
-            self.partitions.changed()
-            if any(one.scan.starts.tells for one in self.partitions):
-                self.partitions.to_tell.set()
-
-    async def _tell_starts(self, tellings: Sequence[tuple[Partition, Telling]]) -> bool:
-        """Tell what is to be begun, a few partitions at a time; whether all of it is durable."""
-        good = True
-        for first in range(0, len(tellings), TOLD_MAX):
-            good = await self._tell_some(tellings[first : first + TOLD_MAX]) and good
-        return good
-
-    async def _tell_some(self, tellings: Sequence[tuple[Partition, Telling]]) -> bool:
-        asked = tuple(
-            PartitionCommit(*partition.key, telling.reset_epoch, tuple(StartEntry(*one) for one in telling.parts))
-            for partition, telling in tellings
-        )
-        request = CooperativeCommitRequest(group_id=self.group_id, member_id=self.member_id, partitions=asked)
-        fenced: dict[tuple[uuid.UUID, int], Sequence[int]] = {}
-        try:
-            answer = await self._link.send(request)
-            check(answer.error, answer.message, f"group {self.group_id}: telling of starts")
-        except (OSError, ClientError) as error:
-            self._tell("telling of starts", error)
-        else:
-            self._trouble.pop("telling of starts", None)
-            for part in answer.partitions:
-                if part.error is ErrorCode.NONE:
-                    fenced[part.topic_id, part.partition] = part.fenced
-        finally:
-            for partition, telling in tellings:
-                partition.scan.told(telling, fenced.get(partition.key, range(len(telling.parts))))
-        return len(fenced) == len(tellings) and not any(fenced.values())
 
     # --- inside -------------------------------------------------------------------------------------------------
 
@@ -747,9 +458,3 @@ class CooperativeShell(abc.ABC):
             await self._clock.wait_for(event.wait(), limit_s)
         except TimeoutError:
             return
-
-    def _tell(self, what: str, error: Exception) -> None:
-        text = f"{what} fails: {error}"
-        if self._trouble.get(what) != text:
-            logger.warning("group=%s: %s", self.group_id, text)
-        self._trouble[what] = text

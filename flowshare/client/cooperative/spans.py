@@ -109,6 +109,11 @@ class SpanScan(Generic[R]):
         """Whether holes were seen that are to be committed."""
         return bool(self._voids)
 
+    @property
+    def releases(self) -> bool:
+        """As `KeyScan.releases`: what is given back is found by `unbegun`."""
+        return False
+
     def is_settled(self, offset: int) -> bool:
         """Whether a record that was finished is committed, or not this member's any more."""
         return offset not in self._done and offset not in self._sent

@@ -7,16 +7,15 @@ import asyncio
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowshare.client.cooperative.partitions import Partition
+from flowshare.client.cooperative.partitions import Partition, Partitions
+from flowshare.client.cooperative.reading import take_in
 from flowshare.client.cooperative.scan import Batch, KeyScan, Progress
-from flowshare.client.cooperative.shell import CooperativeShell
 from flowshare.clock import LoopClock
 from flowshare.cooperative.assignor import shares
 from flowshare.cooperative.offsets import SPAN_MAX
@@ -31,6 +30,7 @@ from flowshare.server.records.records import Reading
 from flowshare.server.runtime.answers import AnswerSpace
 from flowshare.server.runtime.turns import Turns
 from flowshare.share.types import LogBatch
+from flowshare.testing.clock import ManualClock
 from tests.log.compaction_world import World, built
 
 
@@ -124,15 +124,7 @@ def told(scan: KeyScan[Any]) -> tuple[list[tuple[int, int, bytes | None]], list[
 def scanned(scan: KeyScan[Any], asked: FetchPartition, answer: FetchedLog) -> None:
     """As a member does it."""
     partition: Any = Partition(("t", 0), None, scan)  # type: ignore[arg-type]
-    shell: Any = CooperativeShell
-    shell._scanned(_Shell(), partition, asked, answer)
-
-
-class _Shell:
-    """What `CooperativeShell._scanned` asks of a member."""
-
-    def __init__(self) -> None:
-        self.partitions = SimpleNamespace(to_commit=asyncio.Event(), on_damaged=lambda *_: None)
+    take_in(Partitions(ManualClock(), "g"), partition, asked, answer)
 
 
 async def read_all(
