@@ -12,7 +12,7 @@ as in a commit (`protocol.cooperative_codec`); outputs are bytes, as in a settle
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, cast
+from typing import Final
 
 import orjson
 
@@ -31,6 +31,7 @@ from flowshare.protocol.messages.cooperative import (
     StartEntry,
 )
 from flowshare.protocol.messages.share import RefusedOutput
+from flowshare.protocol.private import json_object
 from flowshare.protocol.settle_codec import output_pieces, problem_of_outputs, read_outputs
 
 _COMMIT: Final = CALLS[str(CooperativeCommitRequest.call)]
@@ -61,7 +62,7 @@ def decode_settle(frame: bytes, position: int, version: int) -> CooperativeSettl
     size = reader.count(1)
     if size > JSON_BYTES_MAX:
         raise DecodeError(f"a settle has {size} bytes of JSON; {JSON_BYTES_MAX} are taken")
-    body = _object(reader.take(size))
+    body = json_object(reader.take(size), "what a settle commits")
     try:
         commit: CooperativeCommitRequest = _COMMIT.read_request(body)
     except Malformed as error:
@@ -114,7 +115,7 @@ def encode_settled(correlation_id: int, version: int, answer: CooperativeSettleR
 
 def decode_settled(frame: bytes) -> CooperativeSettleResponse:
     """The answer in a frame without its length. Raises: DecodeError."""
-    body = _object(frame[_START.size :])
+    body = json_object(frame[_START.size :], "the answer to a settle")
     try:
         (told,) = _COMMIT.read_answer(body).partitions
         return CooperativeSettleResponse(
@@ -134,13 +135,3 @@ def decode_settled(frame: bytes) -> CooperativeSettleResponse:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DecodeError(f"the answer to a settle cannot be read: {error!r}") from None
-
-
-def _object(text: bytes) -> dict[str, Any]:
-    try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise DecodeError(f"a settle has no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise DecodeError("the JSON of a settle is no object")
-    return cast("dict[str, Any]", found)

@@ -54,7 +54,7 @@ def encode_call(correlation_id: int, client_id: str, body: Body) -> bytes:
 def decode_call(frame: bytes, position: int, version: int) -> dict[str, Any]:
     """The object of the call whose body begins at `position`. Raises: DecodeError."""
     del version  # there is one
-    return _object(frame[position:])
+    return json_object(frame[position:], "the private message")
 
 
 def encode_answer(correlation_id: int, version: int, body: Body) -> bytes:
@@ -65,14 +65,15 @@ def encode_answer(correlation_id: int, version: int, body: Body) -> bytes:
 
 def decode_answer(frame: bytes) -> dict[str, Any]:
     """The object of an answer (without its length). Raises: DecodeError."""
-    return _object(frame[_RESPONSE.size :])
+    return json_object(frame[_RESPONSE.size :], "the private message")
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def json_object(text: bytes, what: str) -> dict[str, Any]:
+    """An object of one of flowshare's own APIs; `what` is said to be none in an error. Raises: DecodeError."""
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise DecodeError(f"the private message is no JSON: {error}") from None
+        raise DecodeError(f"{what} is no JSON: {error}") from None
     if not isinstance(found, dict):
-        raise DecodeError("the private message is no JSON object")
+        raise DecodeError(f"{what} is no JSON object")
     return cast("dict[str, Any]", found)

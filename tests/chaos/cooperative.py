@@ -21,14 +21,9 @@ Exit code 0: no run had a violation.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import random
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,8 +32,9 @@ from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import ClientError
 from flowshare.clock import LoopClock
 from tests.chaos.cluster import MortalKafka
+from tests.chaos.command import finish, parser_of
 from tests.chaos.judge import Fault
-from tests.chaos.order import PLACES, SHOWN, Plan, Run
+from tests.chaos.order import SHOWN, Plan, Run, chaos
 from tests.chaos.order_journal import NO_FENCE, Turn
 from tests.chaos.order_judge import Processes as Known
 from tests.chaos.order_judge import turns_in
@@ -164,30 +160,6 @@ def kept(turns: Sequence[Turn], stopped: Iterable[Fault]) -> list[Turn]:
     ]
 
 
-def chaos(plans: Sequence[CooperativePlan], folder: Path) -> int:
-    """All runs, those of fleets on one Kafka; the number of violations."""
-    violations = 0
-    with ExitStack() as stack:
-        wires = kafka = None
-        if any(plan.backend == BACKENDS[FLEET] for plan in plans):
-            wires = stack.enter_context(Wires())
-            kafka = MortalKafka(folder, wires, PLACES)
-            kafka.start()
-            stack.callback(kafka.stop, kill=True)
-        for number, plan in enumerate(plans, 1):
-            print(f"run {number} of {len(plans)}, seed {plan.seed}, {plan.backend}", flush=True)
-            place = folder / f"run-{plan.backend}-{number}"
-            place.mkdir(parents=True)
-            run = CooperativeRun(plan, place, *((kafka, wires) if plan.backend == BACKENDS[FLEET] else ()))
-            try:
-                run.go()
-            except AssertionError as error:
-                print(f"run {number}, seed {plan.seed}: {error}")
-                violations += 1
-            violations += run.verdict()
-    return violations
-
-
 def plan_of(place: str, *, seed: int, kills: int, records: int) -> CooperativePlan:
     """A run of `chaos`."""
     return CooperativePlan(seed=seed, backend=BACKENDS[place], records=records, lock_s=LEASE_S, kills=kills)
@@ -195,24 +167,16 @@ def plan_of(place: str, *, seed: int, kills: int, records: int) -> CooperativePl
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, records=20_000)
     parser.add_argument("--place", choices=[EMBEDDED, FLEET], help="Both in turn without it.")
     parser.add_argument("--kills", type=int, default=5, help="Of each run.")
-    parser.add_argument("--records", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="Where logs and journals stay.")
     options = parser.parse_args()
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     places = [options.place] if options.place else [EMBEDDED, FLEET]
     plans = [
-        plan_of(places[number % len(places)], seed=seed + number, kills=options.kills, records=options.records)
+        plan_of(places[number % len(places)], seed=options.seed + number, kills=options.kills, records=options.records)
         for number in range(options.runs)
     ]
-    with tempfile.TemporaryDirectory(prefix="flowshare-chaos-") as folder:
-        violations = chaos(plans, options.keep or Path(folder))
-    print(f"seed {seed}  runs {options.runs}  violations {violations}")
-    sys.exit(violations != 0)
+    finish(options, lambda folder: chaos(plans, folder, CooperativeRun))
 
 
 if __name__ == "__main__":

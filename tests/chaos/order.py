@@ -13,11 +13,8 @@ in twenty is planned for the dead letters, one in twenty has no key. What is jud
 
 from __future__ import annotations
 
-import argparse
 import random
 import subprocess
-import sys
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -29,6 +26,7 @@ from types import MappingProxyType
 
 from flowshare.client.producer.producer import Message
 from tests.chaos.cluster import MortalKafka
+from tests.chaos.command import finish, parser_of
 from tests.chaos.faults import Faults, PathFaults, ProcessFaults
 from tests.chaos.judge import Fault
 from tests.chaos.leadership import Leadership
@@ -367,8 +365,8 @@ def _wait(good: Callable[[], bool], limit_s: float, what: str) -> None:
         time.sleep(0.05)
 
 
-def chaos(plans: Sequence[Plan], folder: Path) -> int:
-    """All runs, those of fleets on one Kafka; the number of violations."""
+def chaos(plans: Sequence[Plan], folder: Path, kind: type[Run] = Run) -> int:
+    """All runs of a kind, those of fleets on one Kafka; the number of violations."""
     violations = 0
     with ExitStack() as stack:
         wires = kafka = None
@@ -381,7 +379,7 @@ def chaos(plans: Sequence[Plan], folder: Path) -> int:
             print(f"run {number} of {len(plans)}, seed {plan.seed}, {plan.backend}", flush=True)
             place = folder / f"run-{plan.backend}-{number}"
             place.mkdir(parents=True)
-            run = Run(plan, place, *((kafka, wires) if plan.backend == "workers" else ()))
+            run = kind(plan, place, *((kafka, wires) if plan.backend == "workers" else ()))
             try:
                 run.go()
             except AssertionError as error:
@@ -393,20 +391,15 @@ def chaos(plans: Sequence[Plan], folder: Path) -> int:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, records=50_000)
     parser.add_argument("--backend", choices=["embedded", "workers"], help="Both without it.")
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--records", type=int, default=50_000)
     parser.add_argument("--kinds", default="", help="Kinds of faults, separated by commas; all without it.")
-    parser.add_argument("--keep", type=Path, help="Where logs and journals stay.")
     parser.add_argument("--once", nargs="?", const=EXACTLY_ONCE, default="", choices=[EXACTLY_ONCE, AT_LEAST_ONCE])
     options = parser.parse_args()
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     kinds = tuple(options.kinds.split(",")) if options.kinds else ()
     plans = [
         Plan(
-            seed=seed + number,
+            seed=options.seed + number,
             backend=backend,
             records=options.records,
             kinds=kinds,
@@ -416,10 +409,7 @@ def main() -> None:
         for backend in ([options.backend] if options.backend else ["embedded", "workers"])
         for number in range(options.runs)
     ]
-    with tempfile.TemporaryDirectory(prefix="flowshare-chaos-") as folder:
-        violations = chaos(plans, options.keep or Path(folder))
-    print(f"seed {seed}  runs {options.runs}  violations {violations}")
-    sys.exit(violations != 0)
+    finish(options, lambda folder: chaos(plans, folder))
 
 
 if __name__ == "__main__":

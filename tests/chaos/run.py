@@ -10,10 +10,7 @@ the faults met enough claims, held locks and unconfirmed accepts to say somethin
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Sequence
@@ -22,6 +19,7 @@ from pathlib import Path
 
 from flowshare.clock import LoopClock
 from tests.chaos.cluster import MortalKafka
+from tests.chaos.command import finish, parser_of
 from tests.chaos.faults import Faults
 from tests.chaos.journal import Journals
 from tests.chaos.judge import Fault, judge, met
@@ -207,24 +205,16 @@ def chaos(plans: Sequence[Plan], folder: Path) -> int:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--records", type=int, default=50_000)
+    parser = parser_of(__doc__, records=50_000)
     parser.add_argument("--rate", type=float, default=700.0)
     parser.add_argument("--kinds", default="", help="Kinds of faults, separated by commas; all without it.")
-    parser.add_argument("--keep", type=Path, help="Where logs and journals stay.")
     options = parser.parse_args()
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     kinds = tuple(options.kinds.split(",")) if options.kinds else ()
     plans = [
-        Plan(seed=seed + number, records=options.records, rate=options.rate, kinds=kinds)
+        Plan(seed=options.seed + number, records=options.records, rate=options.rate, kinds=kinds)
         for number in range(options.runs)
     ]
-    with tempfile.TemporaryDirectory(prefix="flowshare-chaos-") as folder:
-        violations = chaos(plans, options.keep or Path(folder))
-    print(f"seed {seed}  runs {options.runs}  violations {violations}")
-    sys.exit(violations != 0)
+    finish(options, lambda folder: chaos(plans, folder))
 
 
 if __name__ == "__main__":

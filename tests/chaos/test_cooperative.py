@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cooperative import EMBEDDED, FLEET, chaos, kept, numbered, plan_of
+from tests.chaos.cooperative import EMBEDDED, FLEET, CooperativeRun, kept, numbered, plan_of
 from tests.chaos.judge import Fault
+from tests.chaos.order import chaos
 from tests.chaos.order_journal import ACCEPTED, FAILED, NO_FENCE, Turn
 
 SEED, RECORDS, KILLS = 11, 4_000, 2
@@ -19,7 +20,7 @@ STOPPED = Fault("frozen past the locks", 10.0, 15.0, (1,), (1,), still=(1,))
 def test_workers_on_a_path_that_come_go_stand_still_and_die_lose_nothing_and_keep_the_order(tmp_path: Path) -> None:
     plan = plan_of(EMBEDDED, seed=SEED, kills=KILLS, records=RECORDS)
 
-    assert chaos([plan], tmp_path) == 0, f"seed {SEED}"
+    assert chaos([plan], tmp_path, CooperativeRun) == 0, f"seed {SEED}"
 
 
 @pytest.mark.slow
@@ -28,7 +29,7 @@ def test_workers_on_a_path_that_come_go_stand_still_and_die_lose_nothing_and_kee
 def test_a_fleet_whose_workers_come_go_stand_still_and_die_loses_nothing_and_keeps_the_order(tmp_path: Path) -> None:
     plan = plan_of(FLEET, seed=SEED, kills=KILLS, records=RECORDS)
 
-    assert chaos([plan], tmp_path) == 0, f"seed {SEED}"
+    assert chaos([plan], tmp_path, CooperativeRun) == 0, f"seed {SEED}"
 
 
 def turn(offset: int, pid: int, begin: float, end: float, outcome: bytes = ACCEPTED, epoch: int = 3) -> Turn:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.share.mutants import PYTEST, ROOT, Hunt, Mutant, by
+from tests.share.mutants import PYTEST, ROOT, UNCOMPILED, Hunt, Mutant, by, hunted
 
 OFFSETS = (
     Mutant("a commit swallows what lies beside it", "offsets", "behind = bisect_left(ends, first, at)", "behind = at"),
@@ -387,7 +387,7 @@ ALL: Final = (*PYTEST, "-n", "0", "tests/cooperative")
 
 def copy_core(folder: Path) -> None:
     """Sources, the tests of the core and what these use."""
-    shutil.copytree(ROOT / "flowshare", folder / "flowshare", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "flowshare", folder / "flowshare", ignore=UNCOMPILED)
     for name in ("cooperative", "scenarios"):
         shutil.copytree(
             ROOT / "tests" / name, folder / "tests" / name, ignore=shutil.ignore_patterns("__pycache__", "mutants.py")
@@ -414,10 +414,5 @@ HUNTS = (
 )
 
 
-def main(names: Sequence[str]) -> int:
-    """Run the hunts that have any of these mutants (none named: all); how many live."""
-    return sum(one.run(names) for one in HUNTS if not names or any(mutant.name in names for mutant in one.mutants))
-
-
 if __name__ == "__main__":
-    sys.exit(bool(main(sys.argv[1:])))
+    sys.exit(bool(hunted(HUNTS, sys.argv[1:])))

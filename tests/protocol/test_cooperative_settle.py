@@ -97,8 +97,8 @@ GOOD = {
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (b"{", "has no JSON"),
-        (b"[]", "is no object"),
+        (b"{", "is no JSON"),
+        (b"[]", "is no JSON object"),
         (orjson.dumps({**GOOD, "partitions": []}), "one partition"),
         (orjson.dumps({**GOOD, "group_id": ""}), "has a group"),
         (orjson.dumps({**GOOD, "ordered": 1}), "whether it is ordered"),

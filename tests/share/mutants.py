@@ -13,15 +13,31 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parents[2]
 UNCOMPILED = shutil.ignore_patterns("__pycache__")
 LIMIT_S = 300
 """A mutant that makes something run for ever is caught, too."""
 PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not slow and not real")
+SCENARIOS = """
+import logging
+from tests.scenarios import runner
+from tests.scenarios.catalogue import cases
+logging.disable(logging.CRITICAL)
+factories = runner.subject_factories()
+chosen = [
+    case for case in cases()
+    if case[1].id[0] in {sections!r} and ({slow} or not case[1].slow) and case[2] in ("core", "server")
+]
+for name, scenario, subject in sorted(chosen, key=lambda case: case[2]):
+    failure = runner.attempt(scenario, factories[subject])
+    if failure is not None:
+        raise SystemExit(f"{{name}}: {{failure.message}}")
+"""
 
 
 @dataclass(frozen=True)
@@ -150,37 +166,11 @@ def copy_core(folder: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", folder)
 
 
-def killed_by(folder: Path) -> str | None:
-    """The first kind of test that is red, or None."""
-    for kind, targets, extra in (
-        ("simulation", ["tests/share/test_simulation.py"], {"SIM_SEEDS": "60"}),
-        (
-            "unit tests",
-            ["tests/share", "--ignore=tests/share/test_simulation.py", "--ignore=tests/share/test_model.py"],
-            {},
-        ),
-        ("model", ["tests/share/test_model.py"], {"MODEL_EXAMPLES": "300"}),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", *targets],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder), **extra},
-            capture_output=True,
-            check=False,
-            timeout=600,
-        )
-        if done.returncode == 1:
-            return f"by the {kind}"
-        if done.returncode:
-            raise SystemExit(f"the tests did not run:\n{done.stdout.decode()[-2000:]}")
-    return None
-
-
 Kinds = Sequence[tuple[str, Sequence[str]]]
 
 
-def by(kinds: Kinds) -> Callable[[Path], str | None]:
-    """The first kind of test that is red, or None."""
+def by(kinds: Kinds, environment: Mapping[str, str] = MappingProxyType({})) -> Callable[[Path], str | None]:
+    """The first kind of test that is red, or None. environment: what the tests have beside."""
 
     def killed_by(folder: Path) -> str | None:
         for kind, command in kinds:
@@ -188,7 +178,7 @@ def by(kinds: Kinds) -> Callable[[Path], str | None]:
                 done = subprocess.run(
                     [sys.executable, *command],
                     cwd=folder,
-                    env={**os.environ, "PYTHONPATH": str(folder)},
+                    env={**os.environ, "PYTHONPATH": str(folder), **environment},
                     capture_output=True,
                     check=False,
                     timeout=LIMIT_S,
@@ -241,5 +231,26 @@ class Hunt:
         return "LIVES" if killer is None else f"killed {killer}"
 
 
+def hunted(hunts: Sequence[Hunt], names: Sequence[str]) -> int:
+    """Run the hunts that have any of these mutants (none named: all); how many live."""
+    return sum(hunt.run(names) for hunt in hunts if not names or any(mutant.name in names for mutant in hunt.mutants))
+
+
+def scenarios(sections: str, *, slow: bool) -> Sequence[str]:
+    """A command of `by`: the scenarios of these sections, on the core and a server. slow: those, too."""
+    return ("-c", SCENARIOS.format(sections=sections, slow=slow))
+
+
+UNIT = ("tests/share", "--ignore=tests/share/test_simulation.py", "--ignore=tests/share/test_model.py")
+KILLED_BY = by(
+    (
+        ("simulation", (*PYTEST, "tests/share/test_simulation.py")),
+        ("unit tests", (*PYTEST, *UNIT)),
+        ("model", (*PYTEST, "tests/share/test_model.py")),
+    ),
+    {"SIM_SEEDS": "60", "MODEL_EXAMPLES": "300"},
+)
+
+
 if __name__ == "__main__":
-    sys.exit(bool(Hunt(MUTANTS, "share", copy_core, killed_by).run(sys.argv[1:])))
+    sys.exit(bool(Hunt(MUTANTS, "share", copy_core, KILLED_BY).run(sys.argv[1:])))

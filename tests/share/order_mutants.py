@@ -11,21 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.share.mutants import PYTEST, ROOT, UNCOMPILED, Hunt, Mutant, by
+from tests.share.mutants import PYTEST, ROOT, UNCOMPILED, Hunt, Mutant, by, scenarios
 
-SECTIONS = "HTCRN"
-RUN = f"""
-import logging
-from tests.scenarios import runner
-from tests.scenarios.catalogue import cases
-logging.disable(logging.CRITICAL)
-factories = runner.subject_factories()
-chosen = [case for case in cases() if case[1].id[0] in {SECTIONS!r} and case[2] in ("core", "server")]
-for name, scenario, subject in sorted(chosen, key=lambda case: case[2]):
-    failure = runner.attempt(scenario, factories[subject])
-    if failure is not None:
-        raise SystemExit(f"{{name}}: {{failure.message}}")
-"""
 HEADS, BY_KEY, OWNER = "share/heads", "share/acquire_by_key", "server/share/owner"
 ORDERED = "server/share/ordered_fetch"
 PARKING, PARKED_KEYS = "share/parking", "server/share/parked_keys"
@@ -693,7 +680,7 @@ def copy_tests(folder: Path) -> None:
 KILLED_BY = by(
     (
         ("steps", (*PYTEST, "tests/share/test_order.py")),
-        ("scenarios", ("-c", RUN)),
+        ("scenarios", scenarios("HTCRN", slow=True)),
         ("parked keys' steps", (*PYTEST, "tests/share/test_parking.py", "tests/protocol/test_key_hash.py")),
         ("server's tests", (*PYTEST, "tests/server/test_key_order.py", "tests/server/test_parking.py")),
     )

@@ -11,23 +11,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from tests.share.mutants import PYTEST, ROOT, Hunt, Mutant, by
+from tests.share.mutants import PYTEST, ROOT, Hunt, Mutant, by, hunted, scenarios
 
-SCENARIOS = """
-import logging
-from tests.scenarios import runner
-from tests.scenarios.catalogue import cases
-logging.disable(logging.CRITICAL)
-factories = runner.subject_factories()
-chosen = [case for case in cases() if case[1].id[0] == "X" and not case[1].slow and case[2] in ("core", "server")]
-for name, scenario, subject in sorted(chosen, key=lambda case: case[2]):
-    failure = runner.attempt(scenario, factories[subject])
-    if failure is not None:
-        raise SystemExit(f"{name}: {failure.message}")
-"""
 DECIDED, ANSWERED, APART = "share/acknowledge", "server/share/settle", "server/share/settle_apart"
 OWNER, WRITING, FOLLOWS = "server/share/owner", "server/share/writing", "server/runtime/settled"
 PREPARED = "slots/prepared"
@@ -547,7 +534,7 @@ HUNTS = (
             (
                 ("steps", (*PYTEST, "tests/share/test_settle.py", "tests/server/test_settled.py")),
                 ("server's tests", (*PYTEST, "tests/server/test_settle.py")),
-                ("scenarios", ("-c", SCENARIOS)),
+                ("scenarios", scenarios("X", slow=False)),
             )
         ),
     ),
@@ -574,10 +561,5 @@ HUNTS = (
 )
 
 
-def main(names: Sequence[str]) -> int:
-    """Run the hunts that have any of these mutants (none named: all); how many live."""
-    return sum(hunt.run(names) for hunt in HUNTS if not names or any(mutant.name in names for mutant in hunt.mutants))
-
-
 if __name__ == "__main__":
-    sys.exit(bool(main(sys.argv[1:])))
+    sys.exit(bool(hunted(HUNTS, sys.argv[1:])))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from flowshare.client.cooperative.member import CooperativeMember
 from flowshare.client.session.arrivals import Arrivals
 from flowshare.client.session.ranges import AckResult, Fetched, TopicIdPartition
+from flowshare.client.session.shell import answered
 from flowshare.protocol.decoding import RawDecoded
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import TopicPartition
@@ -292,14 +293,7 @@ class CooperativeFeed:
         on_late: Late | None = None,
     ) -> list[AckResult]:
         """Say what became of records; answered when that is committed."""
-        answer: asyncio.Future[list[AckResult]] = asyncio.get_running_loop().create_future()
-
-        def told(results: list[AckResult]) -> None:
-            if not answer.done():
-                answer.set_result(results)
-
-        self.begin_acknowledge(acks, told, generation=generation, on_late=on_late)
-        return await answer
+        return await answered(lambda told: self.begin_acknowledge(acks, told, generation=generation, on_late=on_late))
 
     def begin_acknowledge(
         self,

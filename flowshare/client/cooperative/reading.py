@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.client.cooperative.scan import KeyScan
@@ -21,7 +20,7 @@ from flowshare.protocol.key_hash import slot_hash_of
 from flowshare.protocol.messages import EARLIEST, FetchPartition, FetchRequest, ListOffsetsRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from flowshare.client.cooperative.assigning import Place
     from flowshare.client.cooperative.partitions import Partition, Partitions

@@ -12,7 +12,6 @@ are still the member's.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from typing import TYPE_CHECKING, Final
@@ -24,7 +23,7 @@ from flowshare.client.session.custody import Generations
 from flowshare.client.session.membership import Membership
 from flowshare.client.session.ranges import AckResult, Fetched, TopicIdPartition
 from flowshare.client.session.share_session import RELEASE, Plan
-from flowshare.client.session.shell import SessionShell
+from flowshare.client.session.shell import SessionShell, answered
 from flowshare.client.settings import MIB, MemberSettings
 from flowshare.protocol.messages import AckBatch, SettleOutput, TopicPartition
 from flowshare.protocol.settle_codec import problem
@@ -286,14 +285,7 @@ class ShareMember:
         to answer, which then are not in the list; without it they are waited for. Renewals never wait for a leader:
         LEADER_NOT_AVAILABLE, and what is held stays held.
         """
-        answer: asyncio.Future[list[AckResult]] = asyncio.get_running_loop().create_future()
-
-        def told(results: list[AckResult]) -> None:
-            if not answer.done():
-                answer.set_result(results)
-
-        self._shell.acknowledge(acks, told, generation, on_late)
-        return await answer
+        return await answered(lambda told: self._shell.acknowledge(acks, told, generation, on_late))
 
     def begin_acknowledge(
         self,

@@ -52,6 +52,18 @@ class Asker(NamedTuple):
     on_late: Late | None
 
 
+async def answered(begin: Callable[[Told], object]) -> list[AckResult]:
+    """The outcomes of a call, for who waits for them. begin: begins it, and is given whom to tell."""
+    answer: asyncio.Future[list[AckResult]] = asyncio.get_running_loop().create_future()
+
+    def told(results: list[AckResult]) -> None:
+        if not answer.done():
+            answer.set_result(results)
+
+    begin(told)
+    return await answer
+
+
 class SessionShell:
     """The sessions of one member with all its nodes."""
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -31,26 +35,17 @@ async def work(n: int, delivery: fs.Delivery) -> None:
     os.write(journal, f"E {place}\\n".encode())
 """
 HEAP, KEYS = 2_000, 50
+Process = Popen[bytes]
 
 
 def test_a_killed_workers_keys_go_to_the_others_in_order_and_the_ordinary_offset_follows(kafka, unique, tmp_path):
     name = unique("shared")
-    (tmp_path / "shared.py").write_text(APP)
-    world = Processes(tmp_path, f"{kafka.url}?share=workers&fleet={name}", NAME=name)
-    try:
-        first = world.cli("worker", "shared:app", "--web-port", "0")
-        world.wait_log(first, "ready after")
-        victim, _ = (world.cli("worker", "shared:app", "--web-port", "0") for _ in range(2))
-        sent = asyncio.run(_send_until(kafka.url, name, lambda: _works(world, victim.pid)))
-        victim.kill()
-        victim.wait()
-        world.started.remove(victim)
+    with _at_work(kafka, name, tmp_path, APP) as (world, _, victim, sent):
+        _kill(world, victim)
         world.wait(lambda: len({tuple(note[2:4]) for note in world.notes() if note[0] == "E"}) == sent, "all end")
 
         _judge(world.notes(), str(victim.pid))
         world.wait(lambda: _committed(kafka.bootstrap, name) == sent, "the ordinary offset is at the end")
-    finally:
-        world.close()
 
 
 ONCE = """
@@ -73,24 +68,35 @@ async def work(n: int, delivery: fs.Delivery) -> None:
 
 def test_outputs_of_a_killed_worker_are_there_once_for_who_reads_what_is_committed(kafka, unique, tmp_path):
     name = unique("once")
-    (tmp_path / "once.py").write_text(ONCE)
-    world = Processes(tmp_path, f"{kafka.url}?share=workers&fleet={name}", NAME=name)
-    try:
-        first = world.cli("worker", "once:app", "--web-port", "0")
-        world.wait_log(first, "ready after")
-        victim, _ = (world.cli("worker", "once:app", "--web-port", "0") for _ in range(2))
-        sent = asyncio.run(_send_until(kafka.url, name, lambda: _works(world, victim.pid)))
+    with _at_work(kafka, name, tmp_path, ONCE) as (world, first, victim, sent):
         for one in (victim, first):  # the second one has led the group's state for longest
-            one.kill()
-            one.wait()
-            world.started.remove(one)
+            _kill(world, one)
         world.wait(lambda: _committed(kafka.bootstrap, name) == sent, "the ordinary offset is at the end")
 
         outputs = _read(kafka.bootstrap, f"{name}.paid", sent)
         assert Counter(outputs).most_common(1)[0][1] == 1
         assert len(outputs) == sent
+
+
+@contextmanager
+def _at_work(kafka: Any, name: str, folder: Path, app: str) -> Iterator[tuple[Processes, Process, Process, int]]:
+    """Three workers of a fleet: the first one, and one of the others, which has begun; how many records were sent."""
+    (folder / "fleet_app.py").write_text(app)
+    world = Processes(folder, f"{kafka.url}?share=workers&fleet={name}", NAME=name)
+    try:
+        first = world.cli("worker", "fleet_app:app", "--web-port", "0")
+        world.wait_log(first, "ready after")
+        victim, _ = (world.cli("worker", "fleet_app:app", "--web-port", "0") for _ in range(2))
+        sent = asyncio.run(_send_until(kafka.url, name, lambda: _works(world, victim.pid)))
+        yield world, first, victim, sent
     finally:
         world.close()
+
+
+def _kill(world: Processes, process: Process) -> None:
+    process.kill()
+    process.wait()
+    world.started.remove(process)
 
 
 def _read(bootstrap: str, topic: str, wanted: int) -> list[bytes]:
