@@ -16,7 +16,8 @@ from flowshare.backend import open_backend, parse_broker
 from flowshare.backend.base import BackendError
 from flowshare.backend.blocking import BlockingShareConsumer
 from flowshare.backend.group_location import mark_move
-from flowshare.cli.groups import _move, groups
+from flowshare.cli.groups import groups
+from flowshare.cli.move import move_group
 from flowshare.cli.output import Failure
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.admin.seeding import plan_seeds
@@ -81,7 +82,7 @@ class Cluster:
 
     async def move(self, target, **options):
         wanted = {"execute": True, "keep": False, "yes": False, **options}
-        return await _move(parse_broker(self.url), self.group, target, None, **wanted)
+        return await move_group(parse_broker(self.url), self.group, target, None, **wanted)
 
 
 @pytest_asyncio.fixture
