@@ -382,8 +382,8 @@ AGENT_MUTANTS = (
     Mutant(
         "two settles of a partition are under way",
         SETTLER,
-        "            if waiting.under_way:\n                continue\n",
-        "",
+        "if waiting.under_way and not (self._ordered and waiting.units):",
+        "if False:",
     ),
     Mutant(
         "what is lost is settled",

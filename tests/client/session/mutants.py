@@ -56,8 +56,8 @@ MUTANTS = (
     Mutant(
         "what is lost is acknowledged",
         "core",
-        "if generation is not None and not self.custody.holds",
-        "if self.keeps is None and not self.custody.holds",
+        "elif ack.generation is not None and not self.custody.holds",
+        "elif self.keeps is None and not self.custody.holds",
     ),
     Mutant("a release is not told to be of its own call", "calls", "self.untold -= 1", "self.untold -= 0"),
     Mutant("nobody connects", "core", "                    self.say(Connect(node.node_id))\n", ""),
