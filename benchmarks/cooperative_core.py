@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 
 from flowshare.cooperative.offsets import CommittedOffsets
-from flowshare.cooperative.partition import CommitEntry, CooperativePartition, PartitionState
-from flowshare.cooperative.types import WHOLE, Terms
+from flowshare.cooperative.partition import CooperativePartition, PartitionState
+from flowshare.cooperative.types import WHOLE, CommitEntry, Terms
 
 COUNTS = (1, 1_000, 50_000)
 GAP = 4

@@ -1,17 +1,7 @@
 """One group's view of one partition, shared by keys or in free mode: what its owner decides by, one call after another.
 
-    decision = partition.commit(…)                        raises before anything is changed
-    await store(decision.mutations)                       in the order of the decisions, several at once at will
-    partition.confirm(decision)                           the answer may leave: `decision.answer`
-    or partition.roll_back(decision)                      nothing of it is stored; where that is in doubt, `load` again
-
-A decision counts for the next ones at once, so that many can be written together, and nobody outside knows of it before
-it is durable: what is not is neither granted (no answer has left) nor free (the next call sees it). Therefore answers
-leave in the order of the decisions, those that write nothing too: an answer may tell of what an earlier one wrote.
-
-    UNDER_WAY --confirm--> CONFIRMED       in the order of the decisions; at once where nothing is to be written and
-                                           nothing is under way
-    UNDER_WAY --roll_back--> ROLLED_BACK   together with all that were decided after it, which may rest on it
+Each call is a decision (`decisions`): it raises before anything is changed, says what is to be written, and counts for
+the next ones at once.
 
 A settle (`settle`) is a commit whose outputs are written with it. It is taken whole, and only while none of its offsets
 is committed or reserved; and what is committed never comes back but by a reset. So whoever writes outputs just with a
@@ -25,14 +15,13 @@ A partition is shared in one way at a time: `hold` is refused while spans are wi
 
 from __future__ import annotations
 
-import enum
-from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from flowshare.cooperative.attempts import Attempts, AttemptsState, Begun
 from flowshare.cooperative.claims import Claims, ClaimsState
+from flowshare.cooperative.decisions import Decision, Decisions
 from flowshare.cooperative.offsets import Change, CommittedOffsets
 from flowshare.cooperative.pending import Pending, is_stored
 from flowshare.cooperative.ranges import Pair, checked, merged, minus, overlaps
@@ -43,7 +32,9 @@ from flowshare.cooperative.types import (
     LEASE_MS_MIN,
     Blocked,
     Claim,
+    CommitEntry,
     DropPending,
+    Entry,
     KeyRange,
     Mutation,
     OffsetColumns,
@@ -53,6 +44,8 @@ from flowshare.cooperative.types import (
     PutRange,
     PutStable,
     Span,
+    SpanEntry,
+    StartEntry,
     Terms,
 )
 from flowshare.core_errors import (
@@ -79,33 +72,6 @@ class Progress(NamedTuple):
     reset_epoch: int
     range_count: int
     furthest: int
-
-
-class CommitEntry(NamedTuple):
-    """Offsets of records whose keys lie in `keys`, or void ones; epoch: of the claim (`Claims.holds`)."""
-
-    keys: KeyRange
-    epoch: int
-    ranges: Sequence[Pair]
-
-
-class SpanEntry(NamedTuple):
-    """Offsets out of the span of this epoch."""
-
-    epoch: int
-    ranges: Sequence[Pair]
-
-
-class StartEntry(NamedTuple):
-    """Starts of records whose keys lie in `keys`: (offset, how often then), and the member's horizon (`attempts`)."""
-
-    keys: KeyRange
-    epoch: int
-    starts: Sequence[Pair]
-    horizon: int
-
-
-Entry = CommitEntry | SpanEntry | StartEntry
 
 
 class HoldAnswer(NamedTuple):
@@ -187,25 +153,9 @@ class PartitionState(NamedTuple):
         return cls(offsets, Claims(), Spans(), Pending(), Attempts())
 
 
-class DecisionState(enum.Enum):
-    """What became of a decision."""
-
-    UNDER_WAY = "under way"
-    CONFIRMED = "confirmed"
-    ROLLED_BACK = "rolled back"
-
-
-class Decision(Generic[Answer]):
-    """What was decided: `mutations` are to be written, in this order; then the answer may leave."""
-
-    __slots__ = ("answer", "before", "change", "mutations", "state")
-
-    def __init__(self, answer: Answer, mutations: tuple[Mutation, ...], before: _Before, change: Change | None) -> None:
-        self.answer, self.mutations, self.before, self.change = answer, mutations, before, change
-        self.state = DecisionState.UNDER_WAY
-
-
 class _Before(NamedTuple):
+    """What a decision found, but for the committed set, which is taken back by its `Change`."""
+
     claims: ClaimsState
     spans: SpansState
     pending: Mapping[int, PendingOffsets]
@@ -218,12 +168,12 @@ class CooperativePartition:
     They show what was decided, which may not be durable yet; what is to be told outside comes from `read`.
     """
 
-    __slots__ = ("_under_way", "attempts", "claims", "offsets", "pending", "spans")
+    __slots__ = ("_decisions", "attempts", "claims", "offsets", "pending", "spans")
 
     def __init__(self, state: PartitionState) -> None:
         """Go on from what was stored (`stored.load`)."""
         self.offsets, self.claims, self.spans, self.pending, self.attempts = state
-        self._under_way: deque[Decision[Any]] = deque()
+        self._decisions = Decisions()
 
     @classmethod
     def new(cls, stable: int, *, reset_epoch: int = 0) -> CooperativePartition:
@@ -267,7 +217,7 @@ class CooperativePartition:
 
     def snapshot(self) -> tuple[Mutation, ...]:
         """All that there is, as mutations of an empty store. Nothing is under way."""
-        assert not self._under_way, "a snapshot is taken when all decisions are settled"
+        assert not self._decisions.under_way, "a snapshot is taken when all decisions are settled"
         offsets, claims, spans = self.offsets, self.claims, self.spans
         ranges = (PutRange(first, end, offsets.reset_epoch) for first, end in offsets.ranges())
         tables = (claims.changed_since(ClaimsState((), {}, 0)), spans.changed_since(SpansState((), 0)))
@@ -280,25 +230,16 @@ class CooperativePartition:
 
     def confirm(self, decision: Decision[Any]) -> None:
         """Its mutations are durable; decisions are confirmed in their order."""
-        if decision.state is DecisionState.CONFIRMED:
-            return
-        assert self._under_way, "a decision is confirmed once, and not when it was rolled back"
-        assert self._under_way[0] is decision, "decisions are confirmed in their order"
-        self._under_way.popleft()
-        decision.state = DecisionState.CONFIRMED
+        self._decisions.confirm(decision)
 
     def roll_back(self, decision: Decision[Any]) -> tuple[Decision[Any], ...]:
-        """Its mutations were not written: take it back, and all that were decided after it; these all, in their
-        order. None of their answers may leave: whoever asked asks again."""
-        undone: list[Decision[Any]] = []
-        while decision.state is DecisionState.UNDER_WAY:
-            last = self._under_way.pop()
-            if last.change is not None:
-                self.offsets.undo(last.change)
-            self._back_to(last.before)
-            last.state = DecisionState.ROLLED_BACK
-            undone.append(last)
-        return tuple(reversed(undone))
+        """Its mutations were not written: take it back, and all that were decided after it: `Decisions.roll_back`."""
+        return self._decisions.roll_back(decision, self._undo)
+
+    def _undo(self, decision: Decision[Any]) -> None:
+        if decision.change is not None:
+            self.offsets.undo(decision.change)
+        self._back_to(decision.before)
 
     # -- sharing by keys
 
@@ -589,30 +530,23 @@ class CooperativePartition:
             if now_ms is not None:
                 self.attempts.ended(self.claims.lapse(now_ms))
                 self.spans.lapse(now_ms)
-            yield _Step(self, before)
+            yield _Step(self, self._decisions, before)
         except CoreError:
             self._back_to(before)
             raise
-
-    def begin(self, decision: Decision[Any]) -> None:
-        """For `_Step`: the decision counts from now on."""
-        if decision.mutations or self._under_way:
-            self._under_way.append(decision)
-        else:
-            decision.state = DecisionState.CONFIRMED
 
 
 class _Step:
     """A decision as it is made. change: what it does to the committed set."""
 
-    __slots__ = ("_before", "_partition", "change")
+    __slots__ = ("_before", "_decisions", "_partition", "change")
 
-    def __init__(self, partition: CooperativePartition, before: _Before) -> None:
-        self._partition, self._before = partition, before
+    def __init__(self, partition: CooperativePartition, decisions: Decisions, before: _Before) -> None:
+        self._partition, self._decisions, self._before = partition, decisions, before
         self.change: Change | None = None
 
     def decided(self, answer: Answer, *pending: Mutation) -> Decision[Answer]:
-        """Gather what is to be written, and begin."""
+        """Gather what is to be written: it counts from now on."""
         partition, before = self._partition, self._before
         tables = (partition.claims.changed_since(before.claims), partition.spans.changed_since(before.spans))
         offsets = () if self.change is None else self.change.mutations
@@ -621,7 +555,7 @@ class _Step:
         begun = partition.attempts.changed_since(before.attempts)
         mutations = (*offsets, *pending, *(table for table in tables if table is not None), *begun)
         decision = Decision(answer, mutations, before, self.change)
-        partition.begin(decision)
+        self._decisions.begin(decision)
         return decision
 
 

@@ -1,4 +1,4 @@
-"""The words of cooperative groups: ranges, claims, spans, and the mutations that are written.
+"""The words of cooperative groups: ranges, claims, spans, what members commit, and the mutations that are written.
 
 All ranges are half-open: `first` belongs to them, `end` does not. Times are milliseconds, `_ms`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -217,3 +218,30 @@ Mutation = (
     | DropStarts
     | PutReaches
 )
+
+
+class CommitEntry(NamedTuple):
+    """Offsets of records whose keys lie in `keys`, or void ones; epoch: of the claim (`Claims.holds`)."""
+
+    keys: KeyRange
+    epoch: int
+    ranges: Sequence[tuple[int, int]]
+
+
+class SpanEntry(NamedTuple):
+    """Offsets out of the span of this epoch."""
+
+    epoch: int
+    ranges: Sequence[tuple[int, int]]
+
+
+class StartEntry(NamedTuple):
+    """Starts of records whose keys lie in `keys`: (offset, how often then), and the member's horizon (`attempts`)."""
+
+    keys: KeyRange
+    epoch: int
+    starts: Sequence[tuple[int, int]]
+    horizon: int
+
+
+Entry = CommitEntry | SpanEntry | StartEntry

@@ -216,14 +216,14 @@ PENDING = (
     Mutant(
         "what waits is released too soon",
         "pending",
-        "self._parked[0].end <= stable:",
-        "self._parked[0].end <= stable + 1:",
+        "self._parked[0].first <= stable:",
+        "self._parked[0].first <= stable + 1:",
     ),
     Mutant(
         "what waits is released in the order it came",
         "pending",
-        "heappush(self._parked, Parked(end, self._order,",
-        "heappush(self._parked, Parked(0 * end, self._order,",
+        "heappush(self._parked, Parked(first, self._order,",
+        "heappush(self._parked, Parked(0 * first, self._order,",
     ),
     Mutant(
         "who waits too long goes on waiting",
@@ -258,10 +258,10 @@ PARTITION = (
     Mutant(
         "a roll-back keeps the committed set",
         "partition",
-        "                self.offsets.undo(last.change)\n",
-        "                pass\n",
+        "            self.offsets.undo(decision.change)\n",
+        "            pass\n",
     ),
-    Mutant("a roll-back keeps claims", "partition", "            self._back_to(last.before)\n", ""),
+    Mutant("a roll-back keeps claims", "partition", "        self._back_to(decision.before)\n", ""),
     Mutant(
         "a refusal keeps what lapsed with it",
         "partition",

@@ -21,13 +21,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowshare.cooperative.assignor import Subscriber, TopicPartition, assign
+from flowshare.cooperative.decisions import Decision
 from flowshare.cooperative.offsets import CommittedOffsets
-from flowshare.cooperative.partition import CommitEntry, CooperativePartition, Decision, PartitionState, SpanEntry
+from flowshare.cooperative.partition import CooperativePartition, PartitionState
 from flowshare.cooperative.pending import StableWait
 from flowshare.cooperative.ranges import assigned
 from flowshare.cooperative.stored import encode, load
 from flowshare.cooperative.types import (
     HASHES,
+    CommitEntry,
     DrainMode,
     DropPending,
     DropRange,
@@ -36,6 +38,7 @@ from flowshare.cooperative.types import (
     PutPending,
     PutRange,
     PutStable,
+    SpanEntry,
     Terms,
 )
 from flowshare.core_errors import CoreError

@@ -9,12 +9,13 @@ import pytest
 from flowshare.cooperative import attempts as attempts_module
 from flowshare.cooperative.attempts import Attempts, AttemptsState, starts_of
 from flowshare.cooperative.offsets import CommittedOffsets
-from flowshare.cooperative.partition import CommitEntry, CooperativePartition, StartEntry
+from flowshare.cooperative.partition import CooperativePartition
 from flowshare.cooperative.stored import encode, load
 from flowshare.cooperative.types import (
     HASHES,
     HORIZON_STEP,
     Claim,
+    CommitEntry,
     DrainMode,
     DropStarts,
     Horizon,
@@ -22,6 +23,7 @@ from flowshare.cooperative.types import (
     PutReaches,
     PutStarts,
     Reach,
+    StartEntry,
     Terms,
 )
 from flowshare.core_errors import BoundReached, InvalidRequest

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.cooperative.partition import CommitEntry, CooperativePartition, DecisionState, SpanEntry
+from flowshare.cooperative.decisions import DecisionState
+from flowshare.cooperative.partition import CooperativePartition
 from flowshare.cooperative.stored import encode, load
 from flowshare.cooperative.types import (
     HASHES,
     WHOLE,
+    CommitEntry,
     DropPending,
     KeyRange,
     PutClaims,
     PutRange,
     PutReaches,
     PutStable,
+    SpanEntry,
     Terms,
 )
 from flowshare.core_errors import (

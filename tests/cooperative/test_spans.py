@@ -8,9 +8,9 @@ import pytest
 
 from flowshare.cooperative import spans as spans_module
 from flowshare.cooperative.offsets import CommittedOffsets
-from flowshare.cooperative.partition import CooperativePartition, PartitionState, SpanEntry
+from flowshare.cooperative.partition import CooperativePartition, PartitionState
 from flowshare.cooperative.stored import encode, load
-from flowshare.cooperative.types import HASHES, Terms
+from flowshare.cooperative.types import HASHES, SpanEntry, Terms
 from flowshare.core_errors import BoundReached, FencedMemberEpoch, InconsistentGroupProtocol, InvalidRequest
 
 LEASE_MS = 1_000

@@ -15,9 +15,10 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowshare.cooperative.partition import CommitEntry, CooperativePartition, Decision
+from flowshare.cooperative.decisions import Decision
+from flowshare.cooperative.partition import CooperativePartition
 from flowshare.cooperative.stored import encode, load
-from flowshare.cooperative.types import HASHES, DrainMode, KeyRange, Terms
+from flowshare.cooperative.types import HASHES, CommitEntry, DrainMode, KeyRange, Terms
 from flowshare.core_errors import FencedMemberEpoch
 
 SLOTS = 8

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from flowshare.cooperative.partition import CommitEntry as CommitEntry
-from flowshare.cooperative.partition import Entry as Entry
-from flowshare.cooperative.partition import SpanEntry as SpanEntry
-from flowshare.cooperative.partition import StartEntry as StartEntry
 from flowshare.cooperative.types import DRAIN_TIMEOUT_MS, LEASE_MS
+from flowshare.cooperative.types import CommitEntry as CommitEntry
+from flowshare.cooperative.types import Entry as Entry
 from flowshare.cooperative.types import OffsetColumns as OffsetColumns
 from flowshare.cooperative.types import Reach as Reach
+from flowshare.cooperative.types import SpanEntry as SpanEntry
+from flowshare.cooperative.types import StartEntry as StartEntry
 from flowshare.protocol.declaration import OF_GROUP, Api
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import Request, Response

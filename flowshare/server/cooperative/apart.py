@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from flowshare.clock import Clock
-    from flowshare.cooperative.partition import CommitEntry, Decision, SettleAnswer, SpanEntry
+    from flowshare.cooperative.decisions import Decision
+    from flowshare.cooperative.partition import SettleAnswer
+    from flowshare.cooperative.types import CommitEntry, SpanEntry
     from flowshare.log.base import CheckedOutput, SettlesApart
     from flowshare.server.cooperative.owner import PartitionOwner
     from flowshare.server.cooperative.writing import GroupWriter

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from flowshare.cooperative.claims import CLAIMS_MAX
-from flowshare.cooperative.partition import StartEntry
-from flowshare.cooperative.types import LEASE_MS_MAX, LEASE_MS_MIN, DrainMode, Terms
+from flowshare.cooperative.types import LEASE_MS_MAX, LEASE_MS_MIN, DrainMode, StartEntry, Terms
 from flowshare.core_errors import FencedMemberEpoch, FencedStateEpoch, InvalidRequest
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.cooperative import (
@@ -41,7 +40,8 @@ from flowshare.server.runtime.waiting import Ended, Purgatory, Waiter
 from flowshare.share.session import check_ids
 
 if TYPE_CHECKING:
-    from flowshare.cooperative.partition import Entry, Progress
+    from flowshare.cooperative.partition import Progress
+    from flowshare.cooperative.types import Entry
     from flowshare.protocol.messages.cooperative import PartitionCommit, TakenFrom, WantedKeys
     from flowshare.server.cooperative.coordinator import CooperativeGroups, Group, Place
     from flowshare.server.cooperative.owner import PartitionOwner

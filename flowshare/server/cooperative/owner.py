@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from flowshare.cooperative.partition import DecisionState
+from flowshare.cooperative.decisions import DecisionState
 from flowshare.core_errors import CoordinatorNotAvailable
 from flowshare.log.base import SettlesApart, UnknownTopic
 from flowshare.protocol.messages.cooperative import STABLE_METADATA, GroupOffset, stable_metadata
@@ -26,21 +26,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
 
     from flowshare.clock import Clock
+    from flowshare.cooperative.decisions import Decision
     from flowshare.cooperative.partition import (
         CommitAnswer,
-        CommitEntry,
         CooperativePartition,
-        Decision,
-        Entry,
         HoldAnswer,
         Progress,
         Read,
         SettleAnswer,
-        SpanEntry,
         Taken,
     )
     from flowshare.cooperative.ranges import Pair
-    from flowshare.cooperative.types import Terms
+    from flowshare.cooperative.types import CommitEntry, Entry, SpanEntry, Terms
     from flowshare.log.base import CheckedOutput, Log, LogOffsets, Topic
     from flowshare.server.cooperative.beside import Beside
     from flowshare.server.cooperative.stats import Stats

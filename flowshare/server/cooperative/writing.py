@@ -18,7 +18,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.cooperative import stored
-from flowshare.cooperative.partition import Decision, DecisionState
+from flowshare.cooperative.decisions import Decision, DecisionState
 from flowshare.cooperative.types import PutStable
 from flowshare.core_errors import CoordinatorNotAvailable, CoreError
 from flowshare.log.base import NotLed, OutputRefused, StorageError

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from flowshare.client.cooperative.dispatch import Found
 from flowshare.client.cooperative.scan import Batch, KeyScan, Progress
 from flowshare.cooperative.assignor import shares
-from flowshare.cooperative.partition import CommitEntry, CooperativePartition
-from flowshare.cooperative.types import HASHES, Terms
+from flowshare.cooperative.partition import CooperativePartition
+from flowshare.cooperative.types import HASHES, CommitEntry, Terms
 from flowshare.core_errors import CoreError
 
 LEASE_MS = 10_000
