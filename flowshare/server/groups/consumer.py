@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from flowshare.groups.consumer_group import ConsumerGroup
     from flowshare.groups.consumer_types import BeatAnswer, ConsumerMemberView, Key
-    from flowshare.server.groups.coordinator import ConsumerGroups, GroupEntry
+    from flowshare.server.groups.coordinator import ConsumerGroups
+    from flowshare.server.groups.entry import GroupEntry
 
 SOON_MS: Final = 500
 """So soon a member is to come again that waits for partitions, or is to give some up, at the latest."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from flowshare.clock import ahead_ms
@@ -29,12 +28,11 @@ from flowshare.core_errors import (
 )
 from flowshare.groups.consumer_group import ConsumerGroup
 from flowshare.groups.group import ClassicGroup
-from flowshare.groups.offsets import Offsets, TransactionalProducer
+from flowshare.groups.offsets import TransactionalProducer
 from flowshare.groups.stored import ClassicGroupState
-from flowshare.groups.subscription import CONSUMER
 from flowshare.log.base import LogError, OutputRefused
-from flowshare.protocol.messages import ListedGroup
 from flowshare.server.groups import sweep
+from flowshare.server.groups.entry import GroupEntry
 from flowshare.server.groups.store import (
     consumer_key,
     consumer_writes,
@@ -58,10 +56,10 @@ if TYPE_CHECKING:
     from flowshare.groups.offsets import OffsetChange
     from flowshare.groups.types import ClassicConfig, GroupStep
     from flowshare.log.base import CheckedOutput, Storage
+    from flowshare.protocol.messages import ListedGroup
     from flowshare.server.groups.configs import ConsumerGroupConfigs
     from flowshare.server.groups.store import StoredGroup
     from flowshare.server.runtime.budget import StateBudget
-    from flowshare.server.runtime.connection import InProcess
     from flowshare.server.runtime.state import Write
     from flowshare.server.runtime.topic_index import TopicIndex
 
@@ -74,40 +72,6 @@ SOON_MS: Final = 3_000
 
 Gone = Sequence[tuple["uuid.UUID", int]] | None
 """Partitions, by topic id, of which a group's committed offset goes; None: the group goes with all it has."""
-
-
-@dataclass(slots=True)
-class GroupEntry:
-    """One group with its offsets."""
-
-    group: ClassicGroup | ConsumerGroup
-    offsets: Offsets = field(default_factory=Offsets)
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    unwritten: bytes | None = None
-    """What is still to be stored of a classic group."""
-    writing: int = 0
-    """Writes of a classic group under way."""
-    members_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the write of members under way, of a group of the consumer protocol."""
-    heard: dict[str, InProcess] = field(default_factory=dict["str", "InProcess"])
-    """Such a member -> the connection that its last heartbeat was answered on."""
-    outdated: list[Write] = field(default_factory=list["Write"])
-    """What removes the group as it was under the other protocol; goes with the next write."""
-
-    @property
-    def size(self) -> int:
-        """About the bytes that it takes in memory."""
-        return self.group.size + self.offsets.size + len(self.unwritten or b"")
-
-    @property
-    def void(self) -> bool:
-        """Whether it is as if it had never been: made for a request that came to nothing."""
-        group = self.group
-        if isinstance(group, ConsumerGroup):
-            unused = group.empty and group.group_epoch == 0
-        else:
-            unused = group.empty and group.generation == 0 and not group.awaits_member
-        return unused and not self.offsets and not self.lock.locked()
 
 
 class ConsumerGroups:
@@ -203,7 +167,7 @@ class ConsumerGroups:
     def find_classic(self, group_id: str) -> tuple[GroupEntry, ClassicGroup]:
         """The group that a member of the classic protocol speaks of. Raises: UnknownMemberId, StateCorrupt."""
         entry = self.find_for_member(group_id)
-        return entry, classic(entry)
+        return entry, entry.classic()
 
     def join_classic(self, group_id: str, party: str | None, *, known: bool) -> tuple[GroupEntry, ClassicGroup]:
         """The group that a member of the classic protocol joins, made if the member is not known yet.
@@ -314,7 +278,7 @@ class ConsumerGroups:
 
     async def listed(self, between: Turns) -> tuple[ListedGroup, ...]:
         """All consumer groups for ListGroups."""
-        return await between.each(lambda entry: _listed(entry.group), tuple(self.entries.values()))
+        return await between.each(lambda entry: entry.listed(), tuple(self.entries.values()))
 
     # --- writing ------------------------------------------------------------------------------------------------
 
@@ -324,7 +288,7 @@ class ConsumerGroups:
         if step.write is None:
             self.waiting.deliver(step.answers)
             return None
-        return self.run(self._write_step(entry, classic(entry), step, step.write))
+        return self.run(self._write_step(entry, entry.classic(), step, step.write))
 
     def watch(self, entry: GroupEntry) -> None:
         """A deadline of the group may be nearer than what is waited for."""
@@ -403,7 +367,7 @@ class ConsumerGroups:
         """
         decided, writes = await self._encoded(entry, changes)
         writes += beside
-        if gone := _gone(entry, decided):
+        if gone := entry.gone(decided):
             writes += await self.beside(entry.group.group_id, gone)
         if not self.holds(entry):
             raise CoordinatorNotAvailable(f"group {entry.group.group_id} was deleted meanwhile; try again")
@@ -510,7 +474,7 @@ class ConsumerGroups:
             due_ms = entry.group.next_deadline_ms()
             if due_ms is not None:
                 dues.append(due_ms)
-            if entry.unwritten is not None or _owes(entry):
+            if entry.unwritten is not None or entry.owes:
                 dues.append(self.clock.steady_ms() + RETRY_MS)
         return min(dues, default=None)
 
@@ -554,32 +518,5 @@ class ConsumerGroups:
             logger.warning("group could not be written, tried again: %s group=%s", error, group.group_id)
 
 
-def classic(entry: GroupEntry) -> ClassicGroup:
-    """The classic group of an entry, asked in the name of a member. Raises: UnknownMemberId (it is none)."""
-    group = entry.group
-    if not isinstance(group, ClassicGroup):
-        raise UnknownMemberId(f"group {group.group_id} has no members of group.protocol=classic; join again")
-    return group
-
-
-def _owes(entry: GroupEntry) -> bool:
-    """Whether members are being written, which may fail, or are to be."""
-    return isinstance(entry.group, ConsumerGroup) and (entry.group.to_write or entry.members_lock.locked())
-
-
-def _listed(group: ClassicGroup | ConsumerGroup) -> ListedGroup:
-    if isinstance(group, ConsumerGroup):
-        return ListedGroup(group_id=group.group_id, state=group.state, type="consumer", protocol_type=CONSUMER)
-    kind = group.protocol_type or ""
-    return ListedGroup(group_id=group.group_id, state=group.state.value, type="classic", protocol_type=kind)
-
-
 async def _nothing_beside(_: str, __: Gone) -> Sequence[Write]:
     return ()
-
-
-def _gone(entry: GroupEntry, decided: Iterable[OffsetChange]) -> list[tuple[uuid.UUID, int]]:
-    """Partitions of which a committed offset is to go, by the ids of their topics."""
-    committed = entry.offsets.committed
-    found = [one.partition for one in decided if one.value is None and one.producer is None]
-    return [(committed[partition].topic_id, partition.number) for partition in found if partition in committed]

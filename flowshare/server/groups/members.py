@@ -24,7 +24,6 @@ from flowshare.protocol.messages import (
     SyncGroupResponse,
 )
 from flowshare.protocol.messages.base import Response
-from flowshare.server.groups.coordinator import classic
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
@@ -32,7 +31,8 @@ from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
 if TYPE_CHECKING:
     import asyncio
 
-    from flowshare.server.groups.coordinator import ConsumerGroups, GroupEntry
+    from flowshare.server.groups.coordinator import ConsumerGroups
+    from flowshare.server.groups.entry import GroupEntry
 
 MEMBER_BYTES_MAX: Final = 256 * 1024
 """Names and metadata of the protocols of one member."""
@@ -152,7 +152,7 @@ class ClassicMemberApis(Family):
 
     def _leave(self, entry: GroupEntry, member: LeavingMember, writes: list[asyncio.Future[bool]]) -> LeftMember:
         try:
-            step = classic(entry).leave(
+            step = entry.classic().leave(
                 member_id=member.member_id, instance_id=member.instance_id, now_ms=self._groups.time_of(entry)
             )
         except CoreError as error:

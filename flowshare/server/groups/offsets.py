@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
     from flowshare.groups.offsets import Found
     from flowshare.protocol.messages import OffsetToCommit
-    from flowshare.server.groups.coordinator import ConsumerGroups, GroupEntry
+    from flowshare.server.groups.coordinator import ConsumerGroups
+    from flowshare.server.groups.entry import GroupEntry
 
     CommitRequest: TypeAlias = OffsetCommitRequest | TxnOffsetCommitRequest
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from flowshare.groups.offsets import OffsetPartition
-    from flowshare.server.groups.coordinator import ConsumerGroups, GroupEntry
+    from flowshare.server.groups.coordinator import ConsumerGroups
+    from flowshare.server.groups.entry import GroupEntry
 
 logger = logging.getLogger(__name__)
 
