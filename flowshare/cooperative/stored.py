@@ -9,7 +9,7 @@ whatever names the group and the partition.
     0x05 offset (8)            how often a record was begun that is not committed
     0x06                       what members that are gone may have begun, and the horizons of those that are here
 
-A value has a version, a checksum, and a body. `load` takes the entries in any order, and whatever prefix of the
+A value is sealed (`flowshare.sealing`). `load` takes the entries in any order, and whatever prefix of the
 mutations was written: S is what its entry says, ranges of another E than S's count no more, all others are united and
 cut below S. A range that cannot be read is left out and counted: its records come again, none is lost. Everything else
 that cannot be read raises StateCorrupt, because claims and epochs that are forgotten would count twice.
@@ -18,7 +18,6 @@ that cannot be read raises StateCorrupt, because claims and epochs that are forg
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -53,6 +52,7 @@ from flowshare.cooperative.types import (
     Span,
 )
 from flowshare.core_errors import StateCorrupt
+from flowshare.sealing import seal, unseal
 
 VERSION: Final = 1
 STABLE_KEY: Final = b"\x00"
@@ -62,7 +62,6 @@ SPANS_KEY: Final = b"\x03"
 PENDING_KEY: Final = b"\x04"
 STARTS_KEY: Final = b"\x05"
 REACHES_KEY: Final = b"\x06"
-_header: Final = struct.Struct(">BI")
 _number: Final = struct.Struct(">q")
 _two: Final = struct.Struct(">qq")
 
@@ -80,20 +79,20 @@ def encode(mutation: Mutation) -> tuple[bytes, bytes | None]:
     """Key and value of what is to be written; None: the key is to be deleted."""
     match mutation:
         case PutRange(first, end, reset_epoch):
-            return RANGE_KEY + _number.pack(first), _seal(_two.pack(end, reset_epoch))
+            return RANGE_KEY + _number.pack(first), _sealed(_two.pack(end, reset_epoch))
         case DropRange(first):
             return RANGE_KEY + _number.pack(first), None
         case PutStable(stable, reset_epoch):
-            return STABLE_KEY, _seal(_two.pack(stable, reset_epoch))
+            return STABLE_KEY, _sealed(_two.pack(stable, reset_epoch))
         case PutClaims(epoch, holders, claims):
             places = {holder.member: at for at, holder in enumerate(holders)}
             rows = [(first, end, places[member], of) for first, end, member, of in claims]
-            return CLAIMS_KEY, _seal(orjson.dumps([epoch, [list(one) for one in holders], rows]))
+            return CLAIMS_KEY, _sealed(orjson.dumps([epoch, [list(one) for one in holders], rows]))
         case PutSpans(epoch, spans):
-            return SPANS_KEY, _seal(orjson.dumps([epoch, [span[:-1] for span in spans]]))
+            return SPANS_KEY, _sealed(orjson.dumps([epoch, [span[:-1] for span in spans]]))
         case PutPending(producer_id, (producer_epoch, ranges, keys)):
             body = [producer_epoch, [tuple(one) for one in ranges], [tuple(one) for one in keys]]
-            return PENDING_KEY + _number.pack(producer_id), _seal(orjson.dumps(body))
+            return PENDING_KEY + _number.pack(producer_id), _sealed(orjson.dumps(body))
         case DropPending(producer_id):
             return PENDING_KEY + _number.pack(producer_id), None
         case _:
@@ -103,11 +102,11 @@ def encode(mutation: Mutation) -> tuple[bytes, bytes | None]:
 def _encode_attempts(mutation: PutStarts | DropStarts | PutReaches) -> tuple[bytes, bytes | None]:
     match mutation:
         case PutStarts(offset, starts):
-            return STARTS_KEY + _number.pack(offset), _seal(_number.pack(starts))
+            return STARTS_KEY + _number.pack(offset), _sealed(_number.pack(starts))
         case DropStarts(offset):
             return STARTS_KEY + _number.pack(offset), None
         case PutReaches(reaches, horizons):
-            return REACHES_KEY, _seal(orjson.dumps([list(map(tuple, reaches)), list(map(tuple, horizons))]))
+            return REACHES_KEY, _sealed(orjson.dumps([list(map(tuple, reaches)), list(map(tuple, horizons))]))
 
 
 def load(entries: Iterable[tuple[bytes, bytes]], *, now_ms: int) -> Loaded | None:
@@ -126,7 +125,7 @@ def load(entries: Iterable[tuple[bytes, bytes]], *, now_ms: int) -> Loaded | Non
             except StateCorrupt:
                 unreadable += 1
         elif kind == STABLE_KEY:
-            stable = _unpack(_two, _unseal(value))
+            stable = _unpack(_two, unseal(value, VERSION))
         elif kind == CLAIMS_KEY:
             claims = _claims(value, now_ms)
         elif kind == SPANS_KEY:
@@ -159,7 +158,7 @@ def _repair(
 
 def _range(key: bytes, value: bytes) -> tuple[int, int, int]:
     (first,) = _unpack(_number, key[1:])
-    end, reset_epoch = _unpack(_two, _unseal(value))
+    end, reset_epoch = _unpack(_two, unseal(value, VERSION))
     if not 0 <= first < end:
         raise StateCorrupt(f"a stored range goes from {first} to {end}")
     return first, end, reset_epoch
@@ -167,7 +166,7 @@ def _range(key: bytes, value: bytes) -> tuple[int, int, int]:
 
 def _claims(value: bytes, now_ms: int) -> Claims:
     with _readable("claims"):
-        epoch, told, rows = orjson.loads(_unseal(value))
+        epoch, told, rows = orjson.loads(unseal(value, VERSION))
         holders = [Holder(str(member), int(generation), int(lease_ms)) for member, generation, lease_ms in told]
         claims = [Claim(int(first), int(end), holders[int(at)].member, int(of)) for first, end, at, of in rows]
         return Claims(int(epoch), holders, claims, now_ms=now_ms)
@@ -175,7 +174,7 @@ def _claims(value: bytes, now_ms: int) -> Claims:
 
 def _spans(value: bytes, now_ms: int) -> Spans:
     with _readable("spans"):
-        epoch, rows = orjson.loads(_unseal(value))
+        epoch, rows = orjson.loads(unseal(value, VERSION))
         spans = [
             Span(int(first), int(end), str(member), int(of), int(lease_ms), 0)
             for first, end, member, of, lease_ms in rows
@@ -185,7 +184,7 @@ def _spans(value: bytes, now_ms: int) -> Spans:
 
 def _pending(value: bytes) -> PendingOffsets:
     with _readable("pending offsets"):
-        producer_epoch, ranges, keys = orjson.loads(_unseal(value))
+        producer_epoch, ranges, keys = orjson.loads(unseal(value, VERSION))
         return PendingOffsets(
             int(producer_epoch),
             tuple(OffsetRange(int(first), int(end)) for first, end in ranges),
@@ -203,18 +202,22 @@ def _attempts(
         if key[:1] == REACHES_KEY:
             reaches, horizons = _reaches(value)
         else:
-            starts[_unpack(_number, key[1:])[0]] = _unpack(_number, _unseal(value))[0]
+            starts[_unpack(_number, key[1:])[0]] = _unpack(_number, unseal(value, VERSION))[0]
     gone = tuple(DropStarts(at) for at in starts if offsets.is_committed(at))
     return Attempts(reaches, {at: n for at, n in starts.items() if not offsets.is_committed(at)}, horizons), gone
 
 
 def _reaches(value: bytes) -> tuple[list[Reach], list[Horizon]]:
     with _readable("reaches"):
-        reaches, horizons = orjson.loads(_unseal(value))
+        reaches, horizons = orjson.loads(unseal(value, VERSION))
         return (
             [Reach(int(first), int(end), int(before)) for first, end, before in reaches],
             [Horizon(str(member), int(offset)) for member, offset in horizons],
         )
+
+
+def _sealed(body: bytes) -> bytes:
+    return seal(body, VERSION)
 
 
 @contextmanager
@@ -229,19 +232,3 @@ def _unpack(form: struct.Struct, data: bytes) -> Any:
     if len(data) != form.size:
         raise StateCorrupt(f"a stored entry has {len(data)} bytes instead of {form.size}")
     return form.unpack(data)
-
-
-def _seal(body: bytes) -> bytes:
-    return _header.pack(VERSION, zlib.crc32(body)) + body
-
-
-def _unseal(data: bytes) -> bytes:
-    if len(data) < _header.size:
-        raise StateCorrupt("a stored entry is cut short")
-    version, checksum = _header.unpack_from(data)
-    if version != VERSION:
-        raise StateCorrupt(f"a stored entry has format {version}; this release reads {VERSION}")
-    body = data[_header.size :]
-    if zlib.crc32(body) != checksum:
-        raise StateCorrupt("a stored entry fails its checksum")
-    return body

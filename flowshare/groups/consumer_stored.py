@@ -14,7 +14,8 @@ from uuid import UUID
 from flowshare.core_errors import StateCorrupt
 from flowshare.groups.consumer_member import ConsumerMember, MemberState
 from flowshare.groups.consumer_types import Key, SeenTopic
-from flowshare.groups.stored import seal, unseal
+from flowshare.groups.stored import VERSION
+from flowshare.sealing import seal, unseal
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,12 +40,12 @@ def encode_epochs(epochs: GroupEpochs) -> bytes:
     """The group's own entry."""
     topics = [[name, topic_id.hex, count] for name, topic_id, count in epochs.topics.values()]
     content = {"group_epoch": epochs.group_epoch, "assignment_epoch": epochs.assignment_epoch, "topics": topics}
-    return seal(json.dumps(content, separators=(",", ":")).encode())
+    return seal(json.dumps(content, separators=(",", ":")).encode(), VERSION)
 
 
 def decode_epochs(data: bytes) -> GroupEpochs:
     """What `encode_epochs` wrote. Raises StateCorrupt."""
-    body = unseal(data)
+    body = unseal(data, VERSION)
     try:
         content = json.loads(body)
         return GroupEpochs(
@@ -79,12 +80,12 @@ def encode_member(member: ConsumerMember) -> bytes:
         "revoking": _packed(member.revoking),
         "target": _packed(member.target),
     }
-    return seal(json.dumps(content, separators=(",", ":")).encode())
+    return seal(json.dumps(content, separators=(",", ":")).encode(), VERSION)
 
 
 def decode_member(data: bytes) -> ConsumerMember:
     """What `encode_member` wrote. Raises StateCorrupt."""
-    body = unseal(data)
+    body = unseal(data, VERSION)
     try:
         content: dict[str, Any] = json.loads(body)
         content["topics"] = tuple(content["topics"])

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple, cast
 from uuid import UUID
 
 from flowshare.core_errors import InvalidProducerEpoch, StateCorrupt
-from flowshare.groups.stored import seal, unseal
+from flowshare.groups.stored import VERSION
+from flowshare.sealing import seal, unseal
 
 OFFSET_BYTES: Final = 300
 """About what an offset takes in memory beside its metadata."""
@@ -239,12 +240,12 @@ def encode_offset(value: Committed) -> bytes:
         value.topic_id.hex,
         value.order,
     )
-    return seal(json.dumps(fields, separators=(",", ":")).encode())
+    return seal(json.dumps(fields, separators=(",", ":")).encode(), VERSION)
 
 
 def decode_offset(data: bytes) -> Committed:
     """What `encode_offset` wrote. Raises StateCorrupt."""
-    body = unseal(data)
+    body = unseal(data, VERSION)
     try:
         offset, leader_epoch, metadata, commit_ms, expire_ms, topic_id, order = json.loads(body)
         return Committed(

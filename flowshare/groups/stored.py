@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import base64
 import json
-import struct
-import zlib
 from dataclasses import dataclass
 from typing import Any, Final
 
 from flowshare.core_errors import StateCorrupt
 from flowshare.groups.members import ClassicMember
 from flowshare.groups.types import Supported
+from flowshare.sealing import seal, unseal
 
 VERSION: Final = 1
-HEADER: Final = struct.Struct(">BI")
-"""Format version; CRC-32 of what follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,34 +56,16 @@ def encode_group(state: ClassicGroupState) -> bytes:
             for one in state.members
         ],
     }
-    return seal(json.dumps(content, separators=(",", ":")).encode())
+    return seal(json.dumps(content, separators=(",", ":")).encode(), VERSION)
 
 
 def decode_group(data: bytes) -> ClassicGroupState:
     """The state that `encode_group` wrote. Raises StateCorrupt."""
-    body = unseal(data)
+    body = unseal(data, VERSION)
     try:
         return _state(json.loads(body))
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise StateCorrupt(f"stored group cannot be read: {error!r}") from error
-
-
-def seal(body: bytes) -> bytes:
-    """`body` with version and checksum before it."""
-    return HEADER.pack(VERSION, zlib.crc32(body)) + body
-
-
-def unseal(data: bytes) -> bytes:
-    """What `seal` was given. Raises StateCorrupt."""
-    if len(data) < HEADER.size:
-        raise StateCorrupt("a stored entry is cut short")
-    version, checksum = HEADER.unpack_from(data)
-    if version != VERSION:
-        raise StateCorrupt(f"a stored entry has format {version}; this release reads {VERSION}")
-    body = data[HEADER.size :]
-    if zlib.crc32(body) != checksum:
-        raise StateCorrupt("a stored entry fails its checksum")
-    return body
 
 
 def _state(content: Any) -> ClassicGroupState:

@@ -6,8 +6,6 @@ Deadlines are not stored: after a restart every member has a whole session timeo
 from __future__ import annotations
 
 import json
-import struct
-import zlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from sys import getsizeof
@@ -15,10 +13,9 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from flowshare.core_errors import StateCorrupt
+from flowshare.sealing import seal, unseal
 
 VERSION: Final = 3
-HEADER: Final = struct.Struct(">BI")
-"""Format version; CRC-32 of what follows."""
 
 MEMBER_BYTES: Final = 1_000
 """About what a member takes in memory beside its subscription."""
@@ -146,19 +143,12 @@ def encode_group(state: GroupState) -> bytes:
     }
     content["topics"] = [topic_id.hex for topic_id in topics]
     body = json.dumps(content, separators=(",", ":")).encode()
-    return HEADER.pack(VERSION, zlib.crc32(body)) + body
+    return seal(body, VERSION)
 
 
 def decode_group(data: bytes) -> GroupState:
     """The state that `encode_group` wrote. Raises StateCorrupt."""
-    if len(data) < HEADER.size:
-        raise StateCorrupt("stored group is cut short")
-    version, checksum = HEADER.unpack_from(data)
-    if version != VERSION:
-        raise StateCorrupt(f"stored group has format {version}; this release reads {VERSION}")
-    body = data[HEADER.size :]
-    if zlib.crc32(body) != checksum:
-        raise StateCorrupt("stored group fails its checksum")
+    body = unseal(data, VERSION, "a stored group")
     try:
         return _state(json.loads(body))
     except (ValueError, KeyError, TypeError, IndexError) as error:

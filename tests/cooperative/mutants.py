@@ -277,7 +277,7 @@ PARTITION = (
 )
 STORED = (
     Mutant("ranges of before a reset are loaded", "stored", "if reset_epoch == stable[1]}", "}"),
-    Mutant("a damaged entry is taken", "stored", "if zlib.crc32(body) != checksum:", "if False:"),
+    Mutant("a damaged entry is taken", "../sealing", "if zlib.crc32(body) != checksum:", "if False:"),
     Mutant(
         "a crash leaves ranges behind for ever",
         "stored",

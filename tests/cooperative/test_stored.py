@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.cooperative.stored import CLAIMS_KEY, PENDING_KEY, SPANS_KEY, STABLE_KEY, _seal, encode, load
+from flowshare.cooperative.stored import CLAIMS_KEY, PENDING_KEY, SPANS_KEY, STABLE_KEY, VERSION, encode, load
 from flowshare.cooperative.types import (
     Claim,
     DropPending,
@@ -19,6 +19,7 @@ from flowshare.cooperative.types import (
     Span,
 )
 from flowshare.core_errors import StateCorrupt
+from flowshare.sealing import seal
 
 STABLE = encode(PutStable(5, 2))
 
@@ -69,7 +70,7 @@ def test_what_a_crash_left_undone_is_repaired():
 def test_a_range_that_cannot_be_read_is_left_out():
     key, _ = encode(PutRange(7, 9, 2))
     good = entries(PutStable(5, 2), PutRange(11, 12, 2))
-    for broken in ((key, b"?"), (key, _seal(b"short")), (key + b"x", good[1][1]), encode(PutRange(9, 9, 2))):
+    for broken in ((key, b"?"), (key, seal(b"short", VERSION)), (key + b"x", good[1][1]), encode(PutRange(9, 9, 2))):
         loaded = load([*good, broken], now_ms=0)
         assert loaded is not None
         assert (loaded.unreadable, loaded.state.offsets.ranges()) == (1, [(11, 12)])
@@ -79,14 +80,14 @@ def test_a_range_that_cannot_be_read_is_left_out():
     "broken",
     [
         (STABLE_KEY, b""),
-        (STABLE_KEY, _seal(b"1234")),
+        (STABLE_KEY, seal(b"1234", VERSION)),
         (STABLE_KEY, b"\x09" + STABLE[1][1:]),
         (STABLE_KEY, STABLE[1][:-1] + b"\x55"),
-        (CLAIMS_KEY, _seal(b"{")),
-        (CLAIMS_KEY, _seal(b"[1,[],[[0,5,0,1]]]")),
-        (CLAIMS_KEY, _seal(b"[1]")),
-        (SPANS_KEY, _seal(b"[1,[[0]]]")),
-        (PENDING_KEY + bytes(8), _seal(b"[1,2]")),
+        (CLAIMS_KEY, seal(b"{", VERSION)),
+        (CLAIMS_KEY, seal(b"[1,[],[[0,5,0,1]]]", VERSION)),
+        (CLAIMS_KEY, seal(b"[1]", VERSION)),
+        (SPANS_KEY, seal(b"[1,[[0]]]", VERSION)),
+        (PENDING_KEY + bytes(8), seal(b"[1,2]", VERSION)),
         (PENDING_KEY, encode(PutPending(7, PendingOffsets(0, ())))[1]),
         (b"\x09", b""),
     ],

@@ -30,7 +30,8 @@ from flowshare.groups.consumer_stored import (
     encode_member,
 )
 from flowshare.groups.consumer_types import JOIN, LEAVE, LEAVE_FOR_NOW, Beat, check_beat
-from flowshare.groups.stored import seal
+from flowshare.groups.stored import VERSION
+from flowshare.sealing import seal
 from tests.groups.consumer_world import REBALANCE_MS, SESSION_MS, ConsumerWorld, keys, topic, topic_id
 
 UNIFORM = ("uniform", "range")
@@ -517,7 +518,7 @@ def test_a_write_that_fails_is_made_with_the_next_one(world) -> None:
     assert set(world.store) == {EPOCHS, "a"}
 
 
-@pytest.mark.parametrize("entry", [b"", seal(b"{}"), seal(b"[]"), seal(b"no json")])
+@pytest.mark.parametrize("entry", [b"", seal(b"{}", VERSION), seal(b"[]", VERSION), seal(b"no json", VERSION)])
 def test_entries_that_make_no_sense_are_refused(entry) -> None:
     for decode in (decode_epochs, decode_member):
         with pytest.raises(StateCorrupt):

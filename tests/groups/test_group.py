@@ -21,9 +21,10 @@ from flowshare.core_errors import (
 )
 from flowshare.groups.group import ClassicGroup
 from flowshare.groups.states import ClassicState
-from flowshare.groups.stored import HEADER, decode_group, seal
+from flowshare.groups.stored import VERSION, decode_group
 from flowshare.groups.subscription import all_subscribed_topics, subscribed_topics
 from flowshare.groups.types import GroupStep, Supported
+from flowshare.sealing import HEADER, seal
 from tests.groups.builders import REBALANCE_MS, SESSION_MS, World, subscription
 
 
@@ -597,7 +598,7 @@ def test_assignments_take_what_they_are_longer_than_those_before_and_only_the_le
 @pytest.mark.parametrize("body", [b"{", b"[]", b"{}", b'{"generation": "x"}'])
 def test_a_stored_group_that_says_something_else_is_refused(body):
     with pytest.raises(StateCorrupt, match="cannot be read"):
-        decode_group(seal(body))
+        decode_group(seal(body, VERSION))
 
 
 def test_a_stored_group_with_a_member_twice_or_without_its_protocol_is_refused():

@@ -15,7 +15,8 @@ from flowshare.groups.offsets import (
     decode_offset,
     encode_offset,
 )
-from flowshare.groups.stored import seal
+from flowshare.groups.stored import VERSION
+from flowshare.sealing import seal
 
 ONE, OTHER = OffsetPartition("t", 0), OffsetPartition("u", 3)
 TX = TransactionalProducer(7, 2)
@@ -127,4 +128,4 @@ def test_an_offset_is_read_as_it_was_stored():
 @pytest.mark.parametrize("body", [b"{", b"[]", b"[1,2,3,4,5,6,7]", b'[1,2,"",4,5,"no id",7]', b"7"])
 def test_a_stored_offset_that_says_something_else_is_refused(body):
     with pytest.raises(StateCorrupt, match="a stored offset cannot be read"):
-        decode_offset(seal(body))
+        decode_offset(seal(body, VERSION))
