@@ -53,8 +53,7 @@ def bare(count: int, apart: int, seed: int) -> float:
 
 def whole(count: int, apart: int, seed: int) -> float:
     """Microseconds a commit through the partition."""
-    fresh = CooperativePartition.new(0)
-    partition = CooperativePartition(PartitionState(offsets_of(count), fresh.claims, fresh.spans, fresh.pending))
+    partition = CooperativePartition(PartitionState.fresh(offsets_of(count)))
     partition.confirm(partition.hold("member-1", 1, 1, WHOLE, 0, terms=Terms()))
     seconds = 0.0
     for place in places(count, apart, seed):
