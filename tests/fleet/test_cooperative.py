@@ -147,7 +147,7 @@ def test_where_a_group_begins_its_members_say():
         unsaid = (await a.asks({0: WHOLE})).partitions[0]
         first = await a.hold(WHOLE, committed=NOTHING, auto_offset_reset="latest")
         ordinary = await b.hold(WHOLE, committed=GroupOffset(40, ""))
-        ours = await c.hold(WHOLE, committed=GroupOffset(50, stable_metadata(3)))
+        ours = await c.hold(WHOLE, committed=GroupOffset(50, stable_metadata(3, c.topic_id)))
 
         assert unsaid.error is ErrorCode.INVALID_REQUEST
         assert (first.stable, ordinary.stable, ours.stable) == (100, 40, 50)
@@ -162,7 +162,7 @@ def test_an_administrators_reset_is_followed_when_nobody_holds_anything():
         (a,) = await members(fleet, "a")
         await a.hold(WHOLE, committed=NOTHING)
         await a.commit((0, 50))
-        ours = GroupOffset(30, stable_metadata(a.epochs[0]))  # as it was a moment ago
+        ours = GroupOffset(30, stable_metadata(a.epochs[0], a.topic_id))  # as it was a moment ago
         kept = await a.hold(WHOLE, committed=GroupOffset(20, ""))
         await a.leaves()
         old = await a.hold(WHOLE, committed=ours)
@@ -183,7 +183,7 @@ def test_a_group_that_was_deleted_at_the_brokers_begins_clean():
         await a.commit((0, 50), (60, 70))
         await a.leaves()
         never_told = await a.hold(WHOLE, committed=NOTHING)
-        await a.hold(WHOLE, committed=GroupOffset(50, stable_metadata(a.epochs[0])))
+        await a.hold(WHOLE, committed=GroupOffset(50, stable_metadata(a.epochs[0], a.topic_id)))
         await a.leaves()
         await fleet.clock.sleep(1.0)
 
@@ -313,7 +313,9 @@ def test_tools_list_reset_and_delete_the_groups_of_a_fleet():
         part = await told(fleet)
         assert (part.stable, part.count) == (3, 0)
         (offset,) = await admin.committed_offsets("g")
-        assert (offset.offset, offset.metadata) == (3, stable_metadata(part.reset_epoch)), "Kafka's tools show it, too"
+        assert (offset.offset, offset.metadata) == (3, stable_metadata(part.reset_epoch, part.topic_id)), (
+            "Kafka's tools show it, too"
+        )
 
         await admin.cooperative.delete("g")
         assert stored(fleet) == {}

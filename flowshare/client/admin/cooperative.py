@@ -19,6 +19,8 @@ from flowshare.protocol.messages.groups import COOPERATIVE
 from flowshare.slots.consumer_protocol import decode_assignment
 
 if TYPE_CHECKING:
+    import uuid
+
     from flowshare.client.admin.admin import ResetTarget, ShareAdmin
 
 EMPTY: Final = ("", "Dead", "Empty")
@@ -87,6 +89,7 @@ class CooperativeAdmin:
         Raises: ServerError (NON_EMPTY_GROUP: the text says who is to be stopped).
         """
         moves: list[OffsetReset] = []
+        ids: list[uuid.UUID] = []
         for part in await self.offsets(group_id):
             if topics is not None and part.topic not in topics:
                 continue
@@ -95,19 +98,20 @@ class CooperativeAdmin:
             moves.append(
                 OffsetReset(part.topic, part.partition, part.stable, after, max(0, bounds.high_watermark - after))
             )
+            ids.append(part.topic_id)
         if not dry_run:
-            for move in moves:
-                await self._reset(group_id, move)
+            for move, topic_id in zip(moves, ids, strict=True):
+                await self._reset(group_id, move, topic_id)
         return moves
 
-    async def _reset(self, group_id: str, move: OffsetReset) -> None:
+    async def _reset(self, group_id: str, move: OffsetReset, topic_id: uuid.UUID) -> None:
         answer = await self._send(
             messages.CooperativeResetRequest(
                 group_id=group_id, topic=move.topic, partition=move.partition, offset=move.after
             )
         )
         check(answer.error, answer.message, f"resetting group {group_id} in {move.topic}-{move.partition}")
-        metadata = stable_metadata(answer.reset_epoch)
+        metadata = stable_metadata(answer.reset_epoch, topic_id)
         told = await self._ask(
             messages.OffsetFetchRequest(group_id=group_id, partitions=((move.topic, move.partition),))
         )

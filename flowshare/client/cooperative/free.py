@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from flowshare.client.cooperative.assigning import Place
 from flowshare.client.cooperative.partitions import Partition, Record
 from flowshare.client.cooperative.settles import progress_of
-from flowshare.client.cooperative.shell import RENEWALS, CooperativeShell
+from flowshare.client.cooperative.shell import RENEWALS, TOPICS_S, CooperativeShell
 from flowshare.client.cooperative.spans import SpanScan
 from flowshare.client.errors import ClientError, check
 from flowshare.client.groups.membership import Generation
@@ -106,6 +106,7 @@ class FreeMember(CooperativeShell):
             self.partitions.to_hold.clear()
             try:
                 waits_s = await self._take()
+                await self._look_for_doubted()
                 failures = 0
                 self.partitions.works("taking")
             except (OSError, ClientError) as error:
@@ -173,6 +174,8 @@ class FreeMember(CooperativeShell):
         if partition is None:
             return 0
         if part.error is not ErrorCode.NONE:
+            if part.error is ErrorCode.UNKNOWN_TOPIC_ID:
+                self._doubted[partition] = None
             partition.trouble = f"{partition.text}: {part.error.name} {part.message or ''}".strip()
             return 0
         partition.trouble, partition.begun = None, True
@@ -195,13 +198,23 @@ class FreeMember(CooperativeShell):
         now_s = self._clock.monotonic()
         if self._looked_s is not None and now_s < self._looked_s + LOOK_S:
             return
-        for name, topic in (await self._described(self._topics)).items():
+        while True:
+            topics = await self._seen(self._topics)
+            if topics or self._turns:
+                break
+            await self._clock.sleep(TOPICS_S)
+        for name, topic in topics.items():
             for number in range(topic.partitions):
                 if self.partitions.get((name, number)) is None and topic.topic_id is not None:
                     partition = Partition((name, number), topic.topic_id, SpanScan())
                     self.partitions.add(partition)
                     self._turns.append(partition)
         self._looked_s = now_s
+
+    def _begin_anew(self) -> None:
+        self._turns = deque(one for one in self._turns if self.partitions.get(one.place) is one)
+        self._looked_s = None
+        self.partitions.to_hold.set()
 
     @staticmethod
     def _spans(partition: Partition) -> SpanScan[RawRecord]:

@@ -16,7 +16,7 @@ from flowshare.client.cooperative.assigning import Place, target_of
 from flowshare.client.cooperative.partitions import Partition, Record
 from flowshare.client.cooperative.scan import KeyScan
 from flowshare.client.cooperative.settles import progress_of
-from flowshare.client.cooperative.shell import RELEASE_S, RENEWALS, CooperativeShell
+from flowshare.client.cooperative.shell import RELEASE_S, RENEWALS, TOPICS_S, CooperativeShell
 from flowshare.client.errors import ClientError, check
 from flowshare.client.groups.membership import Generation
 from flowshare.client.net.link import Connect
@@ -147,14 +147,25 @@ class CooperativeMember(CooperativeShell):
         for partition in self.partitions:
             if partition.place not in self._targets:
                 self._keys(partition).set_target(())
-        unknown = sorted({place[0] for place in self._targets if self.partitions.get(place) is None})
-        topics = await self._described(unknown) if unknown else {}
-        for place, keys in self._targets.items():
-            known = self.partitions.get(place)
-            partition = known or self._new(place, topics[place[0]].topic_id)
-            self._keys(partition).set_target(() if self._draining else keys)
+            else:
+                self._set_target(partition)
         self.partitions.to_hold.set()
+        unknown = [place for place in self._targets if self.partitions.get(place) is None]
+        while unknown:
+            topics = await self._seen(sorted({place[0] for place in unknown}))
+            for place in [place for place in unknown if place[0] in topics]:
+                unknown.remove(place)
+                self._set_target(self._new(place, topics[place[0]].topic_id))
+            self.partitions.to_hold.set()
+            if unknown:
+                await self._clock.sleep(TOPICS_S)
         self.partitions.changed()
+
+    def _set_target(self, partition: Partition) -> None:
+        self._keys(partition).set_target(() if self._draining else self._targets[partition.place])
+
+    def _begin_anew(self) -> None:
+        self._apply()
 
     def _new(self, place: Place, topic_id: uuid.UUID | None) -> Partition:
         assert topic_id is not None, "only topics with ids are described"
@@ -178,6 +189,7 @@ class CooperativeMember(CooperativeShell):
             self.partitions.to_hold.clear()
             try:
                 await self._hold()
+                await self._look_for_doubted()
                 failures = 0
                 self.partitions.works("holding")
             except (OSError, ClientError) as error:
@@ -247,6 +259,8 @@ class CooperativeMember(CooperativeShell):
     async def _held(self, partition: Partition, part: HeldPartition, lease_end_s: float) -> None:
         """What became of a hold in one partition. With an error nothing was done there: its lease goes on."""
         if part.error is not ErrorCode.NONE:
+            if part.error is ErrorCode.UNKNOWN_TOPIC_ID:
+                self._doubted[partition] = None
             partition.trouble = f"{partition.text}: {part.error.name} {part.message or ''}".strip()
             return
         partition.trouble, partition.begun = None, True

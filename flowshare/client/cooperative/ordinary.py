@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from flowshare.client.errors import ClientError, check
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import OffsetFetchRequest, OffsetToCommit
-from flowshare.protocol.messages.cooperative import STABLE_METADATA, GroupOffset, stable_metadata
+from flowshare.protocol.messages.cooperative import STABLE_METADATA, GroupOffset, offset_of
 
 if TYPE_CHECKING:
     from flowshare.client.cooperative.assigning import Place
@@ -98,15 +98,14 @@ class OrdinaryOffsets:
         moved = [one for one in partitions if one.scan.progress.stable != one.mirrored]
         if not moved or self._server_writes:
             return
-        stable = {one.place: one.scan.progress for one in moved}
-        there = await self.committed(stable)
+        stable = {one: (one.scan.progress.stable, one.stable_metadata) for one in moved}
+        there = await self.committed([one.place for one in moved])
         behind: list[OffsetToCommit] = []
-        for place, progress in stable.items():
-            offset, metadata = there[place]
-            ours = offset < 0 or metadata.startswith(STABLE_METADATA)
-            if ours and offset < progress.stable:
-                said = stable_metadata(progress.reset_epoch)
-                behind.append(OffsetToCommit(*place, progress.stable, metadata=said))
+        for one, (offset, said) in stable.items():
+            found = offset_of(one.topic_id, there[one.place])
+            ours = found.offset < 0 or found.metadata.startswith(STABLE_METADATA)
+            if ours and found.offset < offset:
+                behind.append(OffsetToCommit(*one.place, offset, metadata=said))
         if behind:
             self._written = True
             await self._commit(behind)
@@ -117,4 +116,4 @@ class OrdinaryOffsets:
         else:
             self._exact += 1
         for partition in moved:
-            partition.mirrored = stable[partition.place].stable
+            partition.mirrored = stable[partition][0]

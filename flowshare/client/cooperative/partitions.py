@@ -13,6 +13,7 @@ from flowshare.client.cooperative.dispatch import Found
 from flowshare.client.cooperative.scan import KeyScan
 from flowshare.client.cooperative.spans import SpanScan
 from flowshare.protocol.decoding import LastBatch, RawRecord
+from flowshare.protocol.messages.cooperative import stable_metadata
 
 if TYPE_CHECKING:
     import uuid
@@ -51,6 +52,11 @@ class Partition:
     def key(self) -> tuple[uuid.UUID, int]:
         """As servers name it."""
         return self.topic_id, self.place[1]
+
+    @property
+    def stable_metadata(self) -> str:
+        """Of its stable offset, where that is committed the ordinary way."""
+        return stable_metadata(self.scan.progress.reset_epoch, self.topic_id)
 
     @property
     def text(self) -> str:

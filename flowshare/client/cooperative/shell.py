@@ -41,7 +41,6 @@ from flowshare.protocol.messages.cooperative import (
     CooperativeHoldRequest,
     GroupOffset,
     WantedKeys,
-    stable_metadata,
 )
 from flowshare.tasks import cancelled
 
@@ -55,6 +54,7 @@ LEASE_SPARE: Final = 0.06
 RENEWALS: Final = 3
 """Renewals within a lease."""
 TOPICS_S: Final = 1.0
+ABSENT: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 FAULT_S: Final = 1.0
 """After a fault of ours."""
 RELEASE_S: Final = 2.0
@@ -115,6 +115,8 @@ class CooperativeShell(abc.ABC):
         self._lapse: TimerHandle | None = None
         self._draining = False
         self._closed = False
+        self._doubted: dict[Partition, None] = {}
+        """Of which the server says that it knows no topic with that id."""
 
     def _membership(self, connect: Connect) -> GroupMember:
         settings = self._settings
@@ -249,7 +251,7 @@ class CooperativeShell(abc.ABC):
     def _shown(self) -> tuple[WantedKeys, ...]:
         """Nothing is wanted any more; of ordinary offsets that were written, and not told of, the server is told."""
         return tuple(
-            WantedKeys(*one.key, (), GroupOffset(one.mirrored, stable_metadata(one.scan.progress.reset_epoch)))
+            WantedKeys(*one.key, (), GroupOffset(one.mirrored, one.stable_metadata))
             for one in self.partitions
             if one.shown and not one.begun
         )
@@ -433,18 +435,54 @@ class CooperativeShell(abc.ABC):
     async def _described(self, topics: Sequence[str]) -> dict[str, TopicMetadata]:
         """Topics by name, asked for until all are there."""
         while True:
-            try:
-                answer = await self._link.send(MetadataRequest(topics=tuple(topics)))
-                found = {one.name: one for one in answer.topics if one.error is ErrorCode.NONE and one.topic_id}
-            except (OSError, ClientError) as error:
-                self.partitions.fails("topics", error)
-            else:
-                missing = [topic for topic in topics if topic not in found]
-                if not missing:
-                    self.partitions.works("topics")
-                    return found
-                self.partitions.lacks("topics", f"there is no topic {', '.join(missing)}: create it, or check its name")
+            found = await self._seen(topics)
+            if len(found) == len(set(topics)):
+                return found
             await self._clock.sleep(TOPICS_S)
+
+    async def _seen(self, topics: Sequence[str]) -> dict[str, TopicMetadata]:
+        """Those that are there, by name."""
+        try:
+            answer = await self._link.send(MetadataRequest(topics=tuple(topics)))
+        except (OSError, ClientError) as error:
+            self.partitions.fails("topics", error)
+            return {}
+        found = {one.name: one for one in answer.topics if one.error is ErrorCode.NONE and one.topic_id}
+        missing = [topic for topic in topics if topic not in found]
+        if missing:
+            self.partitions.lacks("topics", f"there is no topic {', '.join(missing)}: create it, or check its name")
+        else:
+            self.partitions.works("topics")
+        return found
+
+    async def _look_for_doubted(self) -> None:
+        """Let go of partitions of topics that are gone, whether there are others with their names now or not.
+
+        Raises: ServerError, OSError, ClientError.
+        """
+        doubted = [one for one in self._doubted if self.partitions.get(one.place) is one]
+        self._doubted.clear()
+        if not doubted:
+            return
+        answer = await self._link.send(MetadataRequest(topics=tuple(sorted({one.place[0] for one in doubted}))))
+        said = {one.name: one for one in answer.topics if one.error in (ErrorCode.NONE, *ABSENT)}
+        gone = [one for one in doubted if _is_gone(one, said.get(one.place[0]))]
+        for partition in gone:
+            why = "gone" if said[partition.place[0]].error in ABSENT else "made anew"
+            logger.warning(
+                "group=%s: the topic of %s was deleted, and is %s: what was begun of it does not count any more",
+                self.group_id,
+                partition.text,
+                why,
+            )
+            self.partitions.lost(partition, partition.scan.lose())
+            self.partitions.forget(partition)
+        if gone:
+            self._begin_anew()
+
+    @abc.abstractmethod
+    def _begin_anew(self) -> None:
+        """Partitions were forgotten because their topics are gone: begin with those that have their names now."""
 
     async def topic_sizes(self, topics: Sequence[str]) -> dict[str, tuple[int, uuid.UUID | None]]:
         """Partitions and ids of topics, asked for until all are there."""
@@ -458,3 +496,10 @@ class CooperativeShell(abc.ABC):
             await self._clock.wait_for(event.wait(), limit_s)
         except TimeoutError:
             return
+
+
+def _is_gone(partition: Partition, topic: TopicMetadata | None) -> bool:
+    """Whether its topic is not there any more. topic: what there is of that name; None: nobody says."""
+    if topic is None:
+        return False
+    return topic.error is not ErrorCode.NONE or topic.topic_id not in (None, partition.topic_id)

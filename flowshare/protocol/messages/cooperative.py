@@ -28,12 +28,14 @@ Pair = tuple[int, int]
 TAKE_WAIT_MS_MAX: Final = 5_000
 STABLE_METADATA: Final = "flowshare cooperative E="
 """How the metadata of a group's committed offset begins that is the stable offset of a cooperative group; the reset
-epoch follows. Whatever has other metadata was committed by somebody else, and the group begins anew at it."""
+epoch and the topic's id follow. Whatever has other metadata was committed by somebody else, and the group begins anew
+at it."""
 
 
-def stable_metadata(reset_epoch: int) -> str:
-    """The metadata of a stable offset."""
-    return f"{STABLE_METADATA}{reset_epoch}"
+def stable_metadata(reset_epoch: int, topic_id: uuid.UUID) -> str:
+    """The metadata of a stable offset. The offset itself is committed by the topic's name, which may be another topic's
+    by then."""
+    return f"{STABLE_METADATA}{reset_epoch} T={topic_id}"
 
 
 class GroupOffset(NamedTuple):
@@ -41,6 +43,13 @@ class GroupOffset(NamedTuple):
 
     offset: int
     metadata: str = ""
+
+
+def offset_of(topic_id: uuid.UUID, there: GroupOffset) -> GroupOffset:
+    """What is committed of the topic with this id; none, where it is the stable offset of one that had its name before:
+    a member may commit that once more before it hears that the topic was made anew."""
+    stable = there.metadata.startswith(STABLE_METADATA)
+    return GroupOffset(-1) if stable and not there.metadata.endswith(f" T={topic_id}") else there
 
 
 class WantedKeys(NamedTuple):

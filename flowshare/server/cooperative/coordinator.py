@@ -18,6 +18,7 @@ from flowshare.cooperative import stored
 from flowshare.cooperative.partition import CooperativePartition, PartitionState
 from flowshare.core_errors import CoordinatorNotAvailable, FencedMemberEpoch, InvalidRequest, OffsetOutOfRange
 from flowshare.log.base import SettlesApart
+from flowshare.protocol.messages.cooperative import offset_of
 from flowshare.server.cooperative.beside import NEW_BYTES, StableOffset
 from flowshare.server.cooperative.owner import PARTITION_BYTES, PartitionOwner, mirror
 from flowshare.server.cooperative.store import (
@@ -400,7 +401,7 @@ class CooperativeGroups:
         writes: dict[bytes, bytes | None] = dict(deletes_of(key.prefix, left))
         writes.update(writes_of(key.prefix, partition.snapshot()))
         progress = partition.progress
-        first = StableOffset(topic, key.partition, mirror(progress.stable, progress.reset_epoch))
+        first = StableOffset(topic, key.partition, mirror(topic, progress.stable, progress.reset_epoch))
         await self._beside.write(key.group_id, list(writes.items()), [first])
         return partition
 
@@ -410,6 +411,7 @@ class CooperativeGroups:
         there = self._beside.committed(key.group_id, topic, key.partition) if self._beside.exact else begin.committed
         if there is None and not self._beside.exact:
             raise InvalidRequest("say what is committed for the group: this server does not keep its offsets")
+        there = None if there is None else offset_of(key.topic_id, there)
         if there is not None and 0 <= there.offset <= bounds.high_watermark:
             return max(there.offset, bounds.log_start)
         strategy, _, duration = begin.reset.partition(":")

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from flowshare.cooperative.claims import CLAIMS_MAX
 from flowshare.cooperative.types import LEASE_MS_MAX, LEASE_MS_MIN, DrainMode, StartEntry, Terms
-from flowshare.core_errors import FencedMemberEpoch, FencedStateEpoch, InvalidRequest
+from flowshare.core_errors import (
+    FencedMemberEpoch,
+    FencedStateEpoch,
+    InvalidRequest,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.cooperative import (
     TAKE_WAIT_MS_MAX,
@@ -302,9 +308,12 @@ class _Take:
         return owner
 
     async def _owner(self, spans: SpanEpochs) -> PartitionOwner | None:
-        return await self._groups.open(
-            self._group, (spans.topic_id, spans.partition), self._connection.counts_as(), None
-        )
+        """Whose these are; None: nothing is kept of such a partition, as its topic may be gone."""
+        place = spans.topic_id, spans.partition
+        try:
+            return await self._groups.open(self._group, place, self._connection.counts_as(), None)
+        except (UnknownTopicId, UnknownTopicOrPartition):
+            return None
 
 
 # --- what answers are made of -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from flowshare.cooperative.decisions import DecisionState
 from flowshare.core_errors import CoordinatorNotAvailable
 from flowshare.log.base import SettlesApart, UnknownTopic
-from flowshare.protocol.messages.cooperative import STABLE_METADATA, GroupOffset, stable_metadata
+from flowshare.protocol.messages.cooperative import STABLE_METADATA, GroupOffset, offset_of, stable_metadata
 from flowshare.server.cooperative.apart import ApartSettles
 from flowshare.server.cooperative.parked import PARK_MS, ParkedSettles
 
@@ -88,7 +88,7 @@ class PartitionOwner:
         self.seen = seen
         """Whether the group's ordinary offset was seen to be ours (`store`); to be stored with the next write."""
         self.seen_stored = seen
-        self.mirrored = mirror(partition.offsets.stable, partition.offsets.reset_epoch)
+        self.mirrored = mirror(topic, partition.offsets.stable, partition.offsets.reset_epoch)
         """What was written as the group's ordinary offset last; another one that is there is somebody else's."""
         self._adoption: tuple[Decision[Any], GroupOffset | None] | None = None
         """A decision under way that begins anew, and somebody else's offset that it is written over."""
@@ -287,7 +287,7 @@ class PartitionOwner:
         """Whether the group's ordinary offset may be written with these decisions: somebody else's is left alone until
         one of them begins there."""
         there = self._there()
-        if there is None or there == self.mirrored:
+        if there is None or there == self.mirrored or offset_of(self.key.topic_id, there).offset < 0:
             return True
         return self._adoption is not None and self._adoption[0] in decisions and self._adoption[1] == there
 
@@ -306,6 +306,7 @@ class PartitionOwner:
         there = self._there() if beside.exact else said
         if there is None:
             return
+        there = offset_of(self.key.topic_id, there)
         if not beside.exact and there.metadata.startswith(STABLE_METADATA):
             self.seen = True
             return
@@ -370,6 +371,6 @@ class PartitionOwner:
         return self._writer.add(self, decision, outputs=outputs, beside=beside)
 
 
-def mirror(stable: int, reset_epoch: int) -> GroupOffset:
+def mirror(topic: Topic, stable: int, reset_epoch: int) -> GroupOffset:
     """A stable offset as the group's ordinary one."""
-    return GroupOffset(stable, stable_metadata(reset_epoch))
+    return GroupOffset(stable, stable_metadata(reset_epoch, topic.topic_id))

@@ -237,7 +237,7 @@ class GroupWriter:
                 writes[owner.prefix + SEEN_KEY] = b"\x01"
         decisions = {step.decision for step in steps}
         moved = {
-            owner: StableOffset(owner.topic, owner.key.partition, mirror(*put))
+            owner: StableOffset(owner.topic, owner.key.partition, mirror(owner.topic, *put))
             for owner, put in stable.items()
             if owner.may_mirror(decisions)
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -150,13 +150,14 @@ class CoopWorld:
         *,
         concurrency: int = 8,
         settings: CooperativeSettings = QUICK,
+        topics: Sequence[str] = ("orders",),
         **kwargs: Any,
     ) -> Worker:
         async def nothing(record: object) -> None:
             await asyncio.sleep(0.01)
 
         consumer = self.consumer(replace(settings, max_poll_records=concurrency), member_id=name, **kwargs)
-        consumer.subscribe(["orders"])
+        consumer.subscribe(topics)
         worker = Worker(self, name, consumer, handler or nothing, concurrency)
         worker.task = asyncio.create_task(worker.run(), name=name)
         self.workers.append(worker)

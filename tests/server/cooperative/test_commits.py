@@ -46,7 +46,7 @@ async def test_a_commit_at_the_stable_offset_moves_it_over_the_ranges_behind(): 
         m = await holder(w, 43, (45, 48))
 
         assert await m.commit((43, 45)) == (48, 0, 48)
-        assert await w.offset() == (48, stable_metadata(m.epochs[0]))
+        assert await w.offset() == (48, stable_metadata(m.epochs[0], m.topic_id))
 
 
 async def test_one_request_fills_several_gaps():  # 4
@@ -151,7 +151,7 @@ async def test_what_lay_behind_an_end_that_the_log_lost_is_taken_back():  # 18
 
         assert late.error is ErrorCode.FENCED_STATE_EPOCH
         assert await w.state() == (60, [(70, 75)])
-        assert await w.offset() == (60, stable_metadata((await m.hold(WHOLE)).reset_epoch))
+        assert await w.offset() == (60, stable_metadata((await m.hold(WHOLE)).reset_epoch, m.topic_id))
         assert m.epochs[0] > epoch
 
 
@@ -178,7 +178,7 @@ async def test_a_reset_refuses_commits_of_before_it():  # 23
         assert (part.stable, part.count, part.reset_epoch > old_epoch) == (3, 0, True)
         assert late.error is ErrorCode.FENCED_STATE_EPOCH
         assert await w.state() == (3, [])
-        assert await w.offset() == (3, stable_metadata(part.reset_epoch))
+        assert await w.offset() == (3, stable_metadata(part.reset_epoch, part.topic_id))
 
 
 async def test_a_reset_is_refused_while_somebody_holds_something():

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from flowshare.cooperative.types import OffsetRange
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     DeleteGroupsRequest,
@@ -13,7 +14,7 @@ from flowshare.protocol.messages import (
     OffsetDeleteRequest,
     ShareGroupHeartbeatRequest,
 )
-from flowshare.protocol.messages.cooperative import stable_metadata
+from flowshare.protocol.messages.cooperative import SpanEntry, stable_metadata
 from flowshare.testing.clock import settle
 from tests.server.cooperative.world import LEASE_MS, NONE, SWEEP, WHOLE, cooperative
 from tests.server.world import batch
@@ -37,7 +38,7 @@ async def test_a_group_that_committed_nothing_begins_as_it_says_and_every_tool_s
         part = await m.hold(WHOLE, auto_offset_reset=policy)
 
         assert part.stable == stable
-        assert await w.offset() == (stable, stable_metadata(part.reset_epoch))
+        assert await w.offset() == (stable, stable_metadata(part.reset_epoch, part.topic_id))
 
 
 async def test_a_group_that_committed_nothing_and_wants_no_default_is_refused():
@@ -100,7 +101,7 @@ async def test_an_administrators_reset_is_where_the_group_begins_anew(restarts):
         part = await m.hold(WHOLE)
 
         assert (part.stable, part.count, part.reset_epoch > epoch) == (20, 0, True)
-        assert await w.offset() == (20, stable_metadata(part.reset_epoch))
+        assert await w.offset() == (20, stable_metadata(part.reset_epoch, part.topic_id))
 
 
 async def test_a_reset_while_somebody_holds_something_waits_until_nobody_does():
@@ -133,7 +134,7 @@ async def test_a_reset_is_followed_once_though_the_state_is_being_written_meanwh
         first = await again
 
         assert first.stable == 20
-        assert await w.offset() == (20, stable_metadata(first.reset_epoch))
+        assert await w.offset() == (20, stable_metadata(first.reset_epoch, first.topic_id))
         await w.clock.advance(LEASE_MS / 1000)
         assert (await m.hold(WHOLE)).reset_epoch == first.reset_epoch
 
@@ -283,3 +284,53 @@ async def test_a_share_group_cannot_be_cooperative():
         answer = await w.member("m").asks({0: WHOLE})
 
         assert answer.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+# --- the topic was made anew ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["nobody has begun", "begun"])
+@pytest.mark.parametrize("restarts", [False, True], ids=["loaded", "after a restart"])
+async def test_a_stable_offset_of_the_topic_that_had_the_name_before_hides_no_record(restarts, begun):
+    async with cooperative(100) as w:
+        old, m = w.topic_id, w.member("m")
+        await m.hold(WHOLE)
+        await m.commit((0, 50))
+        late = stable_metadata(m.epochs[0], old)
+        await w.remake_topic(100)
+        n = w.member("n")
+        if begun:
+            await n.hold(WHOLE)
+            await n.commit((0, 3), (7, 9))
+            await n.leaves()
+        await w.set_offset(50, metadata=late)
+        if restarts:
+            await w.restart()
+            w.again(n)
+
+        part = await n.hold(WHOLE)
+
+        assert (part.stable, part.count) == ((3, 1) if begun else (0, 0))
+        assert await n.commit((part.stable, 6)) == (6, 1 if begun else 0, 9 if begun else 6)
+        assert await w.offset() == (6, stable_metadata(part.reset_epoch, part.topic_id))
+
+
+@pytest.mark.parametrize("mode", ["keys", "spans"])
+async def test_nothing_of_a_topic_that_is_gone_is_kept_renewed_or_committed(mode):
+    async with cooperative(100) as w:
+        m = w.member("m")
+        if mode == "keys":
+            await m.hold(WHOLE)
+            late = m.entry((0, 50))
+        else:
+            span = await m.took(10)
+            late = SpanEntry(span.epoch, [OffsetRange(span.first, span.end)])
+        await w.remake_topic(100)
+
+        assert await w.stored() == []
+        assert (await m.commits(late)).error is ErrorCode.UNKNOWN_TOPIC_ID
+        if mode == "spans":
+            assert await m.spans(renew=(span.epoch,)) == [span.epoch]
+            assert await m.spans(give_back=(span.epoch,)) == [span.epoch]
+        assert (await w.member("n").hold(WHOLE)).stable == 0
+        assert await w.state() == (0, [])

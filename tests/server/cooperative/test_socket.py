@@ -89,7 +89,7 @@ async def test_a_member_over_tcp_is_told_what_one_in_the_process_is():
         assert await remote.send(request) == await local.send(request)
         assert first.ranges.pairs() == []
         fetched = await remote.send(OffsetFetchRequest(group_id="g", partitions=(("t", 0),)))
-        assert fetched.partitions[0].metadata == stable_metadata(first.reset_epoch)
+        assert fetched.partitions[0].metadata == stable_metadata(first.reset_epoch, first.topic_id)
 
 
 async def test_two_members_that_race_over_tcp_never_hold_the_same_keys():

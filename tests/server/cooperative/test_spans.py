@@ -32,7 +32,7 @@ async def test_what_is_committed_is_not_taken_again_and_shows_as_the_groups_offs
         await a.spans(give_back=[span.epoch])
 
         assert (told.stable, told.count, told.furthest) == (4, 1, 10)
-        assert await w.offset() == (4, stable_metadata(a.epochs[0]))
+        assert await w.offset() == (4, stable_metadata(a.epochs[0], a.topic_id))
         (part,) = (await a.take(5)).partitions
         assert [one[:2] for one in part.spans] == [(4, 6), (10, 13)]
 

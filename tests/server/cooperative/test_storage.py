@@ -44,7 +44,7 @@ async def test_a_commit_that_cannot_be_written_is_refused_and_can_be_made_again(
 
         assert told.error is FAILED
         assert await w.state() == (5, [])
-        assert await w.offset() == (5, stable_metadata(m.epochs[0]))
+        assert await w.offset() == (5, stable_metadata(m.epochs[0], m.topic_id))
         assert await m.commit((5, 9), (20, 30)) == (9, 1, 30)
 
 

@@ -17,6 +17,7 @@ from flowshare.protocol.messages import (
     CooperativeResetRequest,
     CooperativeSettleRequest,
     CooperativeTakeRequest,
+    DeleteTopicRequest,
     OffsetCommitRequest,
     OffsetFetchRequest,
     OffsetToCommit,
@@ -218,6 +219,13 @@ class CooperativeWorld(ClassicWorld):
         request = OffsetCommitRequest(group_id=group, offsets=(OffsetToCommit("t", partition, offset, -1, metadata),))
         answer = await self.admin.send(request)
         assert answer.partitions[0].error is NONE, answer
+
+    async def remake_topic(self, records: int) -> None:
+        """Delete the topic and make another one of its name; members that are made from now on know that one."""
+        deleted = await self.admin.send(DeleteTopicRequest(name="t"))
+        assert deleted.error is NONE, deleted.message
+        self.topic_id = await self.topic()
+        await self.produce(records)
 
     async def reset(self, offset: int, *, partition: int = 0, group: str = "g"):
         """flowshare's own reset."""
