@@ -8,6 +8,7 @@ import asyncio
 
 import pytest
 
+from flowshare.cooperative.pending import WAITING_MAX
 from flowshare.log.base import StorageError
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
@@ -279,6 +280,98 @@ def test_45_an_aborted_transaction_lets_what_waits_behind_it_wait_on():
         assert (await second).error is NONE
         assert await visible(fleet) == ["0", "1"]
         await closed(a, b)
+
+    scenario(play)
+
+
+def test_49_a_rebalance_the_time_limit_a_lost_claim_and_a_dead_worker_fail_whoever_waits_and_nothing_is_written():
+    async def play(fleet):
+        a, b = await begin(fleet, "a", "b")
+
+        async def waiting():
+            waits = asyncio.ensure_future(b.settle((5, 6), output=out(fleet, "5"), ordered=True))
+            await fleet.clock.sleep(0.5)
+            assert not waits.done()
+            return waits
+
+        waits = await waiting()
+        a.generation = 2
+        await a.hold(LOWER, committed=NOTHING, lease_ms=120_000)
+        assert (await waits).error is ErrorCode.REBALANCE_IN_PROGRESS
+        assert (await (await waiting())).error is ErrorCode.REQUEST_TIMED_OUT
+        waits = await waiting()
+        await fleet.coordinator("g").kill()
+        await fleet.settled()
+        assert (await waits).error in (*NOT_KNOWN, ErrorCode.REQUEST_TIMED_OUT)  # asked again where it is led now
+        waits = await waiting()
+        await b.leaves()
+        answer = await waits
+        assert (answer.error, [tuple(one) for one in answer.fenced]) == (NOT_HELD, [(5, 6)])
+        assert (await visible(fleet), await state(fleet)) == ([], (0, []))
+        await closed(a, b)
+
+    scenario(play)
+
+
+def test_49_at_the_bound_the_next_ones_are_told_to_wait_and_whose_turn_it_is_goes_all_the_same():
+    async def play(fleet):
+        await fleet.topic("paid")
+        a, b = await members(fleet, "a", "b", records=2 * WAITING_MAX)
+        for one, keys in ((a, LOWER), (b, UPPER)):
+            await one.hold(keys, committed=NOTHING, lease_ms=120_000)
+        b.send = fleet.coordinator("g").serve("b").send  # a thousand requests on one connection wait for each other
+        waits = [asyncio.ensure_future(b.settle((at, at + 1), ordered=True)) for at in range(1, WAITING_MAX + 1)]
+        await fleet.clock.sleep(0.5)
+        late = await b.settle((WAITING_MAX + 1, WAITING_MAX + 2), output=out(fleet, "late"), ordered=True)
+        assert late.error is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+
+        assert (await a.settle((0, 1), output=out(fleet, "0"), ordered=True)).error is NONE
+        assert {(await one).error for one in waits} == {NONE}
+        assert (await visible(fleet), await state(fleet)) == (["0"], (WAITING_MAX + 1, []))
+        await closed(a)
+
+    scenario(play)
+
+
+def test_50_a_range_that_was_committed_plainly_stays_when_a_settle_of_it_is_refused():
+    async def play(fleet):
+        (a,) = await begin(fleet, "a")
+        await a.commit((0, 2))
+        answer = await a.settle((0, 2), output=out(fleet, "x"))
+        assert (answer.error, [tuple(one) for one in answer.committed]) == (NOT_HELD, [(0, 2)])
+        assert (await visible(fleet), await state(fleet)) == ([], (2, []))
+        await closed(a)
+
+    scenario(play)
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["refused", "its worker dies"])
+def test_50_a_range_that_is_committed_plainly_stays_when_the_transaction_of_a_settle_of_it_is_aborted(dies):
+    async def play(fleet):
+        (a,) = await begin(fleet, "a")
+        await a.settle((0, 1), output=out(fleet, "0"))
+        asked = fleet.kafka.asked[m.ProduceRequest]
+        fleet.kafka.hold(m.ProduceRequest)
+        settles = asyncio.ensure_future(a.settle((1, 3), output=out(fleet, "x")))
+        await until(fleet.clock, lambda: fleet.kafka.asked[m.ProduceRequest] > asked)
+        commits = asyncio.ensure_future(a.commits(a.entry((1, 3), (5, 6))))
+        if dies:
+            await fleet.clock.sleep(0.5)
+            await fleet.coordinator("g").kill()
+        else:
+            fleet.kafka.refuse(m.ProduceRequest, ErrorCode.MESSAGE_TOO_LARGE)
+        fleet.kafka.release(m.ProduceRequest)
+        await fleet.settled()
+        await asyncio.wait([settles, commits])
+        assert settles.exception() is not None or settles.result().error is not NONE
+        if commits.exception() is not None or commits.result().error is not NONE:
+            assert (await a.commit((1, 3), (5, 6))) == (3, 1, 6)  # nobody was told that it is done
+
+        assert (await visible(fleet), await state(fleet)) == (["0"], (3, [(5, 6)]))
+        answer = await until_known(fleet, a, (1, 3), output=out(fleet, "x"))
+        assert (answer.error, [tuple(one) for one in answer.committed]) == (NOT_HELD, [(1, 3)])
+        assert await visible(fleet) == ["0"]
+        await closed(a)
 
     scenario(play)
 
