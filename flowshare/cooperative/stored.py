@@ -75,6 +75,11 @@ class Loaded(NamedTuple):
     repair: tuple[Mutation, ...]
 
 
+def is_entry(name: bytes) -> bool:
+    """Whether an entry of this name is one of these; servers have others beside them."""
+    return STABLE_KEY <= name[:1] <= REACHES_KEY
+
+
 def encode(mutation: Mutation) -> tuple[bytes, bytes | None]:
     """Key and value of what is to be written; None: the key is to be deleted."""
     match mutation:

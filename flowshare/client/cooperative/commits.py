@@ -90,7 +90,6 @@ class Commits:
             for partition, batch in batches:
                 partition.scan.failed(batch)
             return False
-        self._partitions.works("committing")
         told = {(one.topic_id, one.partition): one for one in answer.partitions}
         good = True
         for partition, batch in batches:
@@ -100,8 +99,11 @@ class Commits:
                 continue
             partition.scan.failed(batch)
             good = False
-            if part is not None:
-                partition.trouble = f"{partition.text}: {part.error.name} {part.message or ''}".strip()
+            if part is not None:  # not the partition's trouble, which the next hold ends that goes well
+                why = f"{part.error.name} {part.message or ''}".strip()
+                self._partitions.lacks("committing", f"committing fails: {partition.text}: {why}")
+        if good:
+            self._partitions.works("committing")
         return good
 
     # --- starts -------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from flowshare.server.cooperative.beside import Beside
     from flowshare.server.cooperative.stats import Stats
     from flowshare.server.cooperative.store import PartitionKey
-    from flowshare.server.cooperative.writing import GroupWriter
+    from flowshare.server.cooperative.writing import Doubt, GroupWriter
     from flowshare.server.runtime.state import Write
     from flowshare.server.runtime.waiting import Waiter
 
@@ -90,6 +90,8 @@ class PartitionOwner:
         self.seen_stored = seen
         self.mirrored = mirror(topic, partition.offsets.stable, partition.offsets.reset_epoch)
         """What was written as the group's ordinary offset last; another one that is there is somebody else's."""
+        self.doubt: Doubt | None = None
+        """What is to be put right with the next write (`writing`)."""
         self._adoption: tuple[Decision[Any], GroupOffset | None] | None = None
         """A decision under way that begins anew, and somebody else's offset that it is written over."""
         self.parked = ParkedSettles(clock)
@@ -120,7 +122,7 @@ class PartitionOwner:
         """Whether nobody holds, waits for or is told anything."""
         partition = self.partition
         unused = not partition.in_use and not partition.claims.state.members and not self.waiting
-        return unused and not self._writer.busy
+        return unused and not self._writer.busy and self.doubt is None
 
     def bounds(self) -> LogOffsets | None:
         """Of the log, as they are known here; None: not now."""

@@ -2,7 +2,9 @@
 
 One write at a time, with everything that is queued: several partitions and many requests in one. Who asked is answered
 when the write is durable. One that fails takes back what was in it and what was decided on top of it meanwhile, in all
-partitions that it was of; whoever asked is told to try again, and nothing is owed to anybody.
+partitions that it was of; whoever asked is told to try again, and nothing is owed to anybody. It may be stored all the
+same (`log.commits`), so the next write puts what it was to put, as it is without it (`Doubt`): else what is written
+later would rest on something else than what is stored.
 
     queued ──taken into a write──→ written ──→ confirmed, answered
       │                              └──the write fails──→ rolled back, refused
@@ -29,7 +31,7 @@ from flowshare.server.cooperative.store import SEEN_KEY
 from flowshare.server.runtime.failures import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from flowshare.log.base import CheckedOutput
     from flowshare.server.cooperative.beside import Beside
@@ -44,6 +46,14 @@ QUEUE_MAX: Final = 10_000
 MUTATIONS_MAX: Final = 20_000
 """Of one write; a decision that has more is written alone."""
 BEFORE_REFUSED: Final = "an output of what was settled before it was refused; try again"
+
+
+class Doubt(NamedTuple):
+    """What a write that failed was to put of a partition, as it was before: entries (None: there are none) by name, and
+    the stable offset, if that is among them."""
+
+    entries: Mapping[bytes, bytes | None]
+    stable: PutStable | None
 
 
 class Step(NamedTuple):
@@ -164,11 +174,16 @@ class GroupWriter:
             except WRITE_ERRORS as error:
                 self._stats.failed_writes += 1
                 self._give_up(steps, self._told_of(error))
+                _doubt(steps, writes)
                 return None
             except BaseException as error:
                 self._give_up(steps, StorageError(f"{type(error).__name__}: {error}"))
+                _doubt(steps, writes)
                 raise
             else:
+                for step in steps:
+                    if step.decision.mutations:
+                        step.owner.doubt = None
                 return moved
 
     def _take_out(self, steps: list[Step], error: OutputRefused) -> bool:
@@ -224,6 +239,12 @@ class GroupWriter:
         """What is to be put, a later one in place of an earlier one of the same key; and stable offsets that moved."""
         writes: dict[bytes, bytes | None] = {}
         stable: dict[PartitionOwner, PutStable] = {}
+        written = {step.owner for step in steps if step.decision.mutations}
+        for owner in written:
+            if owner.doubt is not None:
+                writes.update({owner.prefix + name: value for name, value in owner.doubt.entries.items()})
+                if owner.doubt.stable is not None:
+                    stable[owner] = owner.doubt.stable
         for owner, decision, _, _, beside in steps:
             for mutation in decision.mutations:
                 name, value = stored.encode(mutation)
@@ -231,7 +252,7 @@ class GroupWriter:
                 if isinstance(mutation, PutStable):
                     stable[owner] = mutation
             writes.update(beside)
-        for owner in {step.owner for step in steps if step.decision.mutations}:
+        for owner in written:
             if owner.seen and not owner.seen_stored:
                 owner.seen_stored = True
                 writes[owner.prefix + SEEN_KEY] = b"\x01"
@@ -255,3 +276,14 @@ class GroupWriter:
     def _give_up_all(self, error: Exception) -> None:
         steps, self._queue = self._queue, []
         self._give_up(steps, error)
+
+
+def _doubt(steps: Sequence[Step], writes: Mapping[bytes, bytes | None]) -> None:
+    """These writes failed, and are stored or not; nothing of their partitions is under way any more."""
+    for owner in {step.owner for step in steps if step.decision.mutations and not step.owner.closed}:
+        snapshot = owner.partition.snapshot()
+        there = dict(map(stored.encode, snapshot))
+        names = [name[len(owner.prefix) :] for name in writes if name.startswith(owner.prefix)]
+        entries = {name: there.get(name) for name in names if stored.is_entry(name)}
+        moved = [one for one in snapshot if isinstance(one, PutStable) and stored.STABLE_KEY in entries]
+        owner.doubt = Doubt(entries, moved[0] if moved else None)

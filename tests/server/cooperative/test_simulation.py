@@ -48,11 +48,18 @@ class Judge:
         """What was tried without outputs."""
         self.waits: set[asyncio.Task[None]] = set()
         self.out = w.topic_id
+        self.written = w.storage.write
 
     async def maybe_fail(self) -> None:
         await asyncio.sleep(0)
         if self.fails and self.random.random() < 0.5:
             raise StorageError("as asked")
+
+    async def write(self, writes) -> None:
+        """As the storage writes; sometimes it fails and has written all the same."""
+        await self.written(writes)
+        if self.fails and self.w.storage.before_write is not None and self.random.random() < 0.3:
+            raise StorageError("as asked, though it is stored")
 
     def keys(self):
         """A random share, made of slots."""
@@ -197,6 +204,7 @@ class Judge:
 
     async def run(self) -> None:
         self.begun = {}
+        self.w.storage.write = self.write
         self.out = await self.w.topic("out")
         self.w.storage.before_write = self.maybe_fail
         for _ in range(3):

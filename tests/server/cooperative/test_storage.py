@@ -48,6 +48,52 @@ async def test_a_commit_that_cannot_be_written_is_refused_and_can_be_made_again(
         assert await m.commit((5, 9), (20, 30)) == (9, 1, 30)
 
 
+async def doubtful(w, asked):
+    """What is answered when what it writes fails, and is stored all the same."""
+    write = w.storage.write
+
+    async def stored(writes):
+        await write(writes)
+        raise StorageError("nobody knows whether it is stored")
+
+    w.storage.write = stored
+    try:
+        return await asked
+    finally:
+        w.storage.write = write
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+async def test_a_commit_that_failed_and_is_stored_all_the_same_takes_nothing_away_of_what_was_answered(restarts):
+    async with cooperative() as w:
+        m = w.member("m")
+        await m.hold(WHOLE)
+        assert await m.commit((0, 43), (45, 48)) == (43, 1, 48)
+        assert (await doubtful(w, m.commits(m.entry((43, 45))))).error is FAILED
+        assert await m.commit((43, 44)) == (44, 1, 48)
+        for _ in range(restarts):
+            await killed(w, m)
+
+        assert await w.state() == (44, [(45, 48)])
+        assert await w.offset() == (44, stable_metadata(m.epochs[0], m.topic_id))
+
+
+async def test_a_reset_that_failed_and_is_stored_all_the_same_takes_no_later_commit_away():
+    async with cooperative() as w:
+        m = w.member("m")
+        await m.hold(WHOLE)
+        await m.commit((0, 5), (60, 70))
+        await m.leaves()
+        assert (await doubtful(w, w.reset(20))).error is FAILED
+        assert (await m.hold(WHOLE)).stable == 5
+        assert await m.commit((30, 40)) == (5, 2, 70)
+        await killed(w, m)
+
+        assert await w.state() == (5, [(30, 40), (60, 70)])
+        assert await w.offset() == (5, stable_metadata(m.epochs[0], m.topic_id))
+        assert (await m.hold(WHOLE)).stable == 5
+
+
 async def test_keys_that_could_not_be_given_durably_are_given_to_nobody():
     async with cooperative() as w:
         a, b = w.member("a"), w.member("b")

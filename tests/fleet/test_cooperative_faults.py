@@ -1,4 +1,4 @@
-"""A topic is deleted at the brokers, and made anew or not, while consumers of a cooperative group work on a fleet."""
+"""Faults below a fleet's cooperative group: topics that are deleted and made anew, brokers that write nothing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from flowshare.client.cooperative.consumer import CooperativeConsumer
 from flowshare.client.settings import CooperativeSettings
 from flowshare.protocol import messages as m
+from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.cooperative import GroupOffset, stable_metadata
 from tests.fleet.test_cooperative import NOTHING, members, scenario, stored, told
 from tests.fleet.world import batch
@@ -200,3 +201,29 @@ def test_a_stable_offset_of_the_topic_that_had_the_name_before_hides_no_record()
             await one.connection.close()
 
     scenario(play, workers=1)
+
+
+@BOTH
+def test_brokers_that_cannot_write_lose_nothing_that_was_answered(free):
+    """Their disks are full: whatever is produced, slots' state included, is refused."""
+
+    async def play(fleet):
+        async with readers(fleet) as found:
+            await fleet.topic("orders")
+            for name in "ab":
+                found.add(name, free=free)
+            await found.handled(await send(fleet, "first", 40))
+            fleet.kafka.refuse(m.ProduceRequest, ErrorCode.KAFKA_STORAGE_ERROR, 1_000_000)
+            later = await send(fleet, "later", 40)
+            await fleet.clock.sleep(25.0)
+            fleet.kafka.refuse_no_more(m.ProduceRequest)
+            await found.handled(later)
+            await stable(fleet, at=80)
+        answered = found.values.copy()
+        async with readers(fleet) as again:
+            again.add("c", free=free)
+            await again.handled(await send(fleet, "last", 10))
+            assert set(again.values) == {b"last %d" % number for number in range(10)}
+        assert set(answered.values()) <= {1, 2}, "what was in flight when a lease ended comes again, once"
+
+    scenario(play)
