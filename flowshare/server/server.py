@@ -104,6 +104,7 @@ class Server:
         self._storage = storage
         self._cooperative_groups: CooperativeGroups | None = None
         self.classic.beside = self._forget
+        self.classic.in_use = self._in_use
         self._handlers = self._table(storage)
 
     async def start(self) -> None:
@@ -186,6 +187,10 @@ class Server:
         if self._cooperative_groups is not None:
             self._cooperative_groups.forget(group_id, partitions)
         return await removal(self._storage, group_id, partitions)
+
+    def _in_use(self, group_id: str, topic_id: uuid.UUID, partition: int) -> bool:
+        groups = self._cooperative_groups
+        return groups is not None and groups.in_use(group_id, (topic_id, partition))
 
     # --- what share agents alone never ask for: imported and made at the first of its requests ----------------------
 

@@ -233,6 +233,11 @@ class CooperativeGroups:
         owner = None if group is None else group.owners.get(place)
         return None if owner is None or owner.closed else owner
 
+    def in_use(self, group_id: str, place: Place) -> bool:
+        """Whether a member holds something of a partition, as far as it is loaded."""
+        owner = self._owner(group_id, place)
+        return owner is not None and owner.partition.in_use
+
     async def places(self, group_id: str) -> set[Place]:
         """The partitions that a group has state of. Raises: LogError."""
         entries = await self._storage.scan(group_prefix(group_id))

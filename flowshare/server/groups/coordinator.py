@@ -111,6 +111,8 @@ class ConsumerGroups:
         self.beside: Callable[[str, Gone], Awaitable[Sequence[Write]]] = _nothing_beside
         """Asked when committed offsets of a group go: what is written in one piece with that, because it goes with
         them. The group's lock is held."""
+        self.in_use: Callable[[str, uuid.UUID, int], bool] = _nothing_in_use
+        """Whether somebody works with a partition of a group who need not be a member: its offset does not expire."""
 
     def __contains__(self, group_id: str) -> bool:
         """Whether the id belongs to a consumer group."""
@@ -520,3 +522,7 @@ class ConsumerGroups:
 
 async def _nothing_beside(_: str, __: Gone) -> Sequence[Write]:
     return ()
+
+
+def _nothing_in_use(_: str, __: uuid.UUID, ___: int) -> bool:
+    return False

@@ -65,7 +65,9 @@ def _expired(
 ) -> tuple[OffsetPartition, ...]:
     retention_ms, clock = groups.config.offsets_retention_ms, groups.clock
     now_ms, ahead = clock.now_ms(), ahead_ms(clock)
-    return expired(entry.group, entry.offsets, some, now_ms=now_ms, retention_ms=retention_ms, ahead_ms=ahead)
+    old = expired(entry.group, entry.offsets, some, now_ms=now_ms, retention_ms=retention_ms, ahead_ms=ahead)
+    group_id, committed = entry.group.group_id, entry.offsets.committed
+    return tuple(one for one in old if not groups.in_use(group_id, committed[one].topic_id, one.number))
 
 
 async def _remove(groups: ConsumerGroups, entry: GroupEntry, some: Collection[OffsetPartition]) -> int:
