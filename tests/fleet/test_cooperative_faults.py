@@ -8,14 +8,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from flowshare.client.cooperative import ordinary
 from flowshare.client.cooperative.consumer import CooperativeConsumer
 from flowshare.client.settings import CooperativeSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.cooperative import GroupOffset, stable_metadata
+from flowshare.testing.clock import LoopTimeClock
+from flowshare.testing.virtual import run
+from tests.fleet.kafka import FakeKafka
 from tests.fleet.test_cooperative import NOTHING, members, scenario, stored, told
-from tests.fleet.world import batch
-from tests.server.cooperative.world import NONE, WHOLE
+from tests.fleet.world import Fleet, batch
+from tests.server.cooperative.world import NONE, SWEEP, WHOLE
 
 BOTH = pytest.mark.parametrize("free", [False, True], ids=["by keys", "free"])
 SETTINGS = CooperativeSettings(lease=10.0, session_timeout=10.0, heartbeat_interval=0.5)
@@ -31,7 +35,7 @@ class Readers:
         self.duration_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
-    def add(self, name: str, topics=("orders",), *, free: bool = False) -> None:
+    def add(self, name: str, topics=("orders",), *, free: bool = False, manual=None) -> None:
         async def connect():
             connection = self.fleet.connection(name)
             await connection.cluster.start()
@@ -40,7 +44,10 @@ class Readers:
         consumer = CooperativeConsumer(
             connect, group_id="g", clock=self.fleet.clock, settings=SETTINGS, member_id=name, free=free
         )
-        consumer.subscribe(list(topics))
+        if manual is None:
+            consumer.subscribe(list(topics))
+        else:
+            consumer.assign(manual)
         self.consumers.append(consumer)
         self._tasks.append(asyncio.create_task(self._read(consumer)))
 
@@ -227,3 +234,26 @@ def test_brokers_that_cannot_write_lose_nothing_that_was_answered(free):
         assert set(answered.values()) <= {1, 2}, "what was in flight when a lease ended comes again, once"
 
     scenario(play)
+
+
+def test_the_ordinary_offset_of_who_is_no_member_does_not_expire_while_nothing_is_committed(monkeypatch):
+    """A consumer that chose its partitions is in no round of the group, so Kafka counts from its last commit."""
+    monkeypatch.setattr(ordinary, "REFRESH_S", 20.0)
+
+    async def all_of_it(clock):
+        fleet = Fleet(clock)
+        fleet.kafka = FakeKafka(clock, classic=SWEEP)
+        async with fleet:
+            await fleet.topic("orders")
+            old = await send(fleet, "old", 30)
+            for lives in range(2):
+                async with readers(fleet) as found:
+                    found.add(f"life {lives}", manual={("orders", 0): ()})
+                    if not lives:
+                        await found.handled(old)
+                    await clock.sleep(150.0)
+                    if lives:
+                        await found.handled(await send(fleet, "new", 1))
+                        assert set(found.values) == {b"new 0"}
+
+    run(all_of_it(LoopTimeClock()))

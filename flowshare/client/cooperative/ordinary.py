@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 EXACT_AFTER: Final = 3
 LOOK_S: Final = 1.0
 """How often the group's ordinary offset is looked at."""
+REFRESH_S: float = 86_400.0
+"""How often a member that is in no round of the group commits its ordinary offsets again, though they are where they
+were: Kafka lets what such a one committed expire, counted from then (offsets.retention.minutes, 7 days)."""
 LIMIT_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
@@ -38,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 class OrdinaryOffsets:
     """What a member sees and does of them. mine: whether this member sees to a partition's. commit: in the name of the
-    group's member."""
+    group's member. ages: whether they expire though the member lives, as it is in no round of the group."""
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class OrdinaryOffsets:
         clock: Clock,
         mine: Callable[[Partition], bool],
         commit: Callable[[Sequence[OffsetToCommit]], Awaitable[object]],
+        ages: bool,
     ) -> None:
         self._link = link
         self._partitions = partitions
@@ -58,6 +63,7 @@ class OrdinaryOffsets:
         self._commit = commit
         self._exact = 0
         self._written = False
+        self._refresh_at_s = clock.monotonic() + REFRESH_S if ages else math.inf
 
     async def committed(self, places: Iterable[Place]) -> dict[Place, GroupOffset]:
         """What is committed. Raises: ServerError, OSError, ClientError."""
@@ -82,7 +88,10 @@ class OrdinaryOffsets:
         """Have the ordinary offsets of the group be the stable ones, where that is this member's to see to."""
         mine = [one for one in self._partitions if self._mine(one) and self._partitions.live(one)]
         try:
-            await self._clock.wait_for(self._follow(mine), LIMIT_S)
+            now_s = self._clock.monotonic()
+            again = now_s >= self._refresh_at_s
+            await self._clock.wait_for(self._follow(mine, again=again), LIMIT_S)
+            self._refresh_at_s = now_s + REFRESH_S if again else self._refresh_at_s
             if any(not one.begun for one in mine):
                 self._partitions.to_hold.set()
         except (OSError, ClientError, TimeoutError) as error:
@@ -93,9 +102,12 @@ class OrdinaryOffsets:
         """Whether the server writes them itself."""
         return self._exact >= EXACT_AFTER and not self._written
 
-    async def _follow(self, partitions: Sequence[Partition]) -> None:
-        """Keep them at the stable offsets, where the server does not. Raises: ServerError, OSError, ClientError."""
-        moved = [one for one in partitions if one.scan.progress.stable != one.mirrored]
+    async def _follow(self, partitions: Sequence[Partition], *, again: bool) -> None:
+        """Keep them at the stable offsets, where the server does not. again: commit those that are there, too.
+
+        Raises: ServerError, OSError, ClientError.
+        """
+        moved = [one for one in partitions if again or one.scan.progress.stable != one.mirrored]
         if not moved or self._server_writes:
             return
         stable = {one: (one.scan.progress.stable, one.stable_metadata) for one in moved}
@@ -104,7 +116,7 @@ class OrdinaryOffsets:
         for one, (offset, said) in stable.items():
             found = offset_of(one.topic_id, there[one.place])
             ours = found.offset < 0 or found.metadata.startswith(STABLE_METADATA)
-            if ours and found.offset < offset:
+            if ours and found.offset < offset + again:
                 behind.append(OffsetToCommit(*one.place, offset, metadata=said))
         if behind:
             self._written = True

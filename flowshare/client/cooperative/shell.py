@@ -105,7 +105,13 @@ class CooperativeShell(abc.ABC):
         self._commits = Commits(self._link, self.partitions, group_id, self.member_id, clock=clock)
         self._settles = Settles(self._link, self.partitions, group_id, self.member_id, clock=clock)
         self._ordinary = OrdinaryOffsets(
-            self._link, self.partitions, group_id, clock=clock, mine=self._mirrors, commit=self._commit_ordinary
+            self._link,
+            self.partitions,
+            group_id,
+            clock=clock,
+            mine=self._mirrors,
+            commit=self._commit_ordinary,
+            ages=not joins,
         )
         self._targets: dict[Place, KeyRanges] = {}
         self._tasks: list[asyncio.Task[None]] = []

@@ -93,10 +93,10 @@ class Group:
         """About the bytes that it takes in memory."""
         return MEMBER_BYTES * len(self.members) + sum(owner.size for owner in self.owners.values())
 
-    def called(self, member: str, sequence: int, until_ms: int) -> None:
+    def called(self, member: str, sequence: int, until_ms: int, now_ms: int) -> None:
         """A member says what it wants to hold. Raises: FencedMemberEpoch (a later call of it came before)."""
-        last, _ = self.members.get(member, (-1, 0))
-        if sequence < last:
+        last, counts_until_ms = self.members.get(member, (-1, 0))
+        if sequence < last and now_ms < counts_until_ms:
             raise FencedMemberEpoch(f"member {member} has asked with sequence {last} since: this is too late")
         if last < 0 and len(self.members) >= MEMBERS_MAX:
             raise InvalidRequest(f"group {self.group_id} has {MEMBERS_MAX} members here; a group has no more")

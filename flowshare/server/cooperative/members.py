@@ -92,7 +92,8 @@ class CooperativeMembers(Family):
         group = self._groups.find(group_id, connection.counts_as())
         if member not in group.members:
             self._groups.take(connection.counts_as(), MEMBER_BYTES)
-        group.called(member, request.sequence, self._clock.steady_ms() + terms.lease_ms)
+        now_ms = self._clock.steady_ms()
+        group.called(member, request.sequence, now_ms + terms.lease_ms, now_ms)
         ask = _Hold(self._groups, group, request, terms, connection)
         told = tuple(await _each(ask.hold, request.partitions))
         await ask.left()

@@ -107,3 +107,15 @@ async def test_what_a_group_holds_does_not_expire_though_nothing_is_committed_fo
             await w.clock.advance(1)
             await settle()
         assert await w.stored("g") == []
+
+
+async def test_a_member_that_is_started_again_under_its_name_is_let_in_when_its_lease_is_over():
+    async with cooperative() as w:
+        m = w.member("m")
+        m.sequence = 40
+        await m.hold(WHOLE)
+        await m.leaves()
+        again = w.member("m")
+        assert (await again.asks({0: WHOLE})).error is ErrorCode.FENCED_MEMBER_EPOCH
+        await w.clock.advance(LEASE_MS / 1000)
+        assert [one[:2] for one in (await again.hold(WHOLE)).held] == [WHOLE[0]]
