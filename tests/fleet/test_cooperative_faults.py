@@ -54,7 +54,7 @@ class Readers:
     async def _read(self, consumer) -> None:
         while True:
             for record in await consumer.poll(1.0):
-                await asyncio.sleep(self.duration_s)
+                await self.fleet.clock.sleep(self.duration_s)
                 self.values[record.value] += 1
                 consumer.commit(record)
 
