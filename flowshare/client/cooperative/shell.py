@@ -473,14 +473,15 @@ class CooperativeShell(abc.ABC):
         answer = await self._link.send(MetadataRequest(topics=tuple(sorted({one.place[0] for one in doubted}))))
         said = {one.name: one for one in answer.topics if one.error in (ErrorCode.NONE, *ABSENT)}
         gone = [one for one in doubted if _is_gone(one, said.get(one.place[0]))]
-        for partition in gone:
-            why = "gone" if said[partition.place[0]].error in ABSENT else "made anew"
+        for name in sorted({one.place[0] for one in gone}):
+            why = "gone" if said[name].error in ABSENT else "made anew"
             logger.warning(
-                "group=%s: the topic of %s was deleted, and is %s: what was begun of it does not count any more",
+                "group=%s: topic %s was deleted, and is %s: what was begun of it does not count any more",
                 self.group_id,
-                partition.text,
+                name,
                 why,
             )
+        for partition in gone:
             self.partitions.lost(partition, partition.scan.lose())
             self.partitions.forget(partition)
         if gone:
