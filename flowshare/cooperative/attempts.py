@@ -16,23 +16,35 @@ So what a dead member can have begun without a trace was begun once, and lies be
     its lease ended, or it was       the horizon, in `reaches`: each record before it that is not committed counts as
     taken                            begun once, if nothing was written of it (`told`)
 
-A member that says each first start, too (`Terms.exact_starts`), has no horizon: then a death counts for what was in
-flight alone, at the price of a write each time that it begins something.
+In free mode (`spans`) the same is true of offsets. There the span is the horizon: it is durable before anything in it
+is begun, and its member begins nothing outside of it.
+
+    a span ends            of its offsets is kept
+    given back             nothing more: as above
+    its lease ended, or    all of them, in `abandoned`: each that is not committed counts as begun once, if nothing was
+    the log was cut        written of it
+
+A member that says each first start, too (`Terms.exact_starts`, `Span.exact_starts`), has no horizon: then a death
+counts for what was in flight alone, at the price of a write each time that it begins something.
 
 A record that was not in flight counts once too often at most, however many members die, since from then on each of its
-starts is written. Bounds: of `STARTS_MAX` records starts are kept, further ones wait; `REACHES_MAX` ranges of keys
-are kept apart, those beyond are joined with their neighbours, which counts too many and never too few. What is
-committed is dropped.
+starts is written. Bounds: of `STARTS_MAX` records starts are kept, further ones wait; `REACHES_MAX` ranges of keys, and
+as many of offsets, are kept apart, those beyond are joined with their neighbours, which counts too many and never too
+few. What is committed is dropped.
 
-State is replaced, never changed in place: `state` before a step is what undoes it.
+State is replaced, never changed in place: `state` before a step is what undoes it. What counts more is written before
+what it follows from, what counts less behind that (`counted_since`, `dropped_since`): so of every beginning of a step's
+mutations the invariant is true, too.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.cooperative.ranges import Pair, minus, overlaps
+from flowshare.cooperative.ranges import Pair, merged, minus, overlaps
 from flowshare.cooperative.types import (
     HORIZON_STEP,
     WHOLE,
@@ -40,9 +52,11 @@ from flowshare.cooperative.types import (
     DropStarts,
     Horizon,
     Mutation,
+    OffsetRange,
     PutReaches,
     PutStarts,
     Reach,
+    Span,
 )
 from flowshare.core_errors import BoundReached, InvalidRequest
 
@@ -57,18 +71,20 @@ HORIZON_MAX: Final = 1_000_000
 
 
 class Begun(NamedTuple):
-    """What others may have begun: who takes keys over begins from there (`attempts.starts_of`)."""
+    """What others may have begun: who takes keys, or offsets, over begins from there (`attempts.starts_of`)."""
 
     reaches: tuple[Reach, ...] = ()
     starts: tuple[Pair, ...] = ()
+    abandoned: tuple[OffsetRange, ...] = ()
 
 
 class AttemptsState(NamedTuple):
-    """reaches: ascending and disjoint. starts: by offset. horizons: by member."""
+    """reaches, abandoned: ascending and disjoint. starts: by offset. horizons: by member."""
 
     reaches: tuple[Reach, ...] = ()
     starts: Mapping[int, int] = {}
     horizons: Mapping[str, int] = {}
+    abandoned: tuple[OffsetRange, ...] = ()
 
 
 class Attempts:
@@ -81,36 +97,62 @@ class Attempts:
         reaches: Iterable[Reach] = (),
         starts: Mapping[int, int] | None = None,
         horizons: Iterable[Horizon] = (),
+        abandoned: Iterable[OffsetRange] = (),
     ) -> None:
         """Start from what was stored."""
-        self.state = AttemptsState(tuple(sorted(reaches)), dict(starts or {}), dict(horizons))
+        self.state = AttemptsState(tuple(sorted(reaches)), dict(starts or {}), dict(horizons), tuple(sorted(abandoned)))
 
     def told(self, offset: int, hash_: int) -> int:
         """How often a record counts as begun by others."""
-        return starts_of(self.state.reaches, self.state.starts, offset, hash_)
+        reaches, starts, _, abandoned = self.state
+        return starts_of(reaches, starts, abandoned, offset, hash_)
 
     @property
     def begun(self) -> Begun:
         """What members are told that get keys."""
-        return Begun(self.state.reaches, tuple(self.state.starts.items()))
+        reaches, starts, _, abandoned = self.state
+        return Begun(reaches, tuple(starts.items()), abandoned)
+
+    def begun_of(self, spans: Sequence[Pair]) -> Begun:
+        """What members are told that get these offsets, ascending and disjoint."""
+        reaches, starts, _, abandoned = self.state
+        return begun_within(reaches, starts, abandoned, spans)
 
     def horizon(self, member: str) -> int:
         """Where the member may begin nothing that it has not said before."""
         return self.state.horizons.get(member, 0)
 
-    def changed_since(self, before: AttemptsState) -> tuple[Mutation, ...]:
-        """What is to be written after a step."""
-        state = self.state
+    def counted_since(self, before: AttemptsState) -> tuple[Mutation, ...]:
+        """What counts more after a step: to be written before what it follows from."""
+        state, old = self.state, before.starts
         if state is before:
             return ()
-        changes: list[Mutation] = []
-        if state.starts is not before.starts:
-            old, new = before.starts, state.starts
-            changes += [PutStarts(at, count) for at, count in new.items() if old.get(at) != count]
-            changes += [DropStarts(at) for at in old if at not in new]
-        if state.reaches != before.reaches or state.horizons != before.horizons:
-            changes.append(PutReaches(state.reaches, tuple(Horizon(*one) for one in state.horizons.items())))
-        return tuple(changes)
+        starts = state.starts.items() if state.starts is not old else ()
+        puts = [PutStarts(at, count) for at, count in starts if old.get(at) != count]
+        return (*puts, *([self._table] if self.grew_since(before) else []))
+
+    def dropped_since(self, before: AttemptsState) -> tuple[Mutation, ...]:
+        """The rest: to be written behind what it follows from."""
+        state, old = self.state, before.starts
+        if state is before:
+            return ()
+        drops = [DropStarts(at) for at in old if at not in state.starts] if state.starts is not old else []
+        changed = _tables(state) != _tables(before) and not self.grew_since(before)
+        return (*drops, *([self._table] if changed else []))
+
+    def changed_since(self, before: AttemptsState) -> tuple[Mutation, ...]:
+        """Both together."""
+        return (*self.counted_since(before), *self.dropped_since(before))
+
+    def grew_since(self, before: AttemptsState) -> bool:
+        """Whether more was left by the dead since."""
+        pairs = ((self.state.reaches, before.reaches), (self.state.abandoned, before.abandoned))
+        return any(new is not old and not set(old).issuperset(new) for new, old in pairs)
+
+    @property
+    def _table(self) -> PutReaches:
+        reaches, _, horizons, abandoned = self.state
+        return PutReaches(reaches, tuple(Horizon(*one) for one in horizons.items()), abandoned)
 
     # -- steps
 
@@ -143,6 +185,18 @@ class Attempts:
         for claim in claims:
             self._reach(claim.first, claim.end, self.horizon(claim.member))
 
+    def abandon(self, spans: Iterable[Span]) -> None:
+        """These spans ended against their members' will."""
+        new = [(span.first, span.end) for span in spans if not span.exact_starts]
+        if new:
+            known = [OffsetRange(*one) for one in merged([*self.state.abandoned, *new])]
+            while len(known) > REACHES_MAX:
+                known = [
+                    OffsetRange(pair[0].first, pair[-1].end)
+                    for pair in (known[at : at + 2] for at in range(0, len(known), 2))
+                ]
+            self.state = self.state._replace(abandoned=tuple(known))
+
     def follow(self, holders: Iterable[str]) -> None:
         """Only these hold something still."""
         known = self.state.horizons
@@ -152,24 +206,38 @@ class Attempts:
 
     def shrink(self, committed: CommittedOffsets, touched: Sequence[Pair]) -> None:
         """Follow a commit of these offsets."""
-        reaches, starts, _ = self.state
+        starts = self.state.starts
         if starts and any(_touches(starts, pair) for pair in touched):
             left = {at: count for at, count in starts.items() if not committed.is_committed(at)}
             self.state = self.state._replace(starts=left)
-        if reaches and any(one.before <= committed.stable for one in reaches):
-            kept = tuple(one for one in reaches if one.before > committed.stable)
-            self.state = self.state._replace(reaches=kept)
+
+    def forget(self, stable: int) -> None:
+        """All before this offset is committed."""
+        reaches, _, _, abandoned = self.state
+        if any(one.before <= stable for one in reaches):
+            self.state = self.state._replace(reaches=tuple(one for one in reaches if one.before > stable))
+        if abandoned and abandoned[0].end <= stable:
+            self.state = self.state._replace(abandoned=tuple(one for one in abandoned if one.end > stable))
 
     def cut(self, end: int) -> None:
         """What lies behind is another record now."""
-        starts = {at: count for at, count in self.state.starts.items() if at < end}
-        if len(starts) < len(self.state.starts):
-            self.state = self.state._replace(starts=starts)
+        reaches, starts, _, abandoned = self.state
+        kept = {at: count for at, count in starts.items() if at < end}
+        if len(kept) < len(starts):
+            self.state = self.state._replace(starts=kept)
+        if abandoned and abandoned[-1].end > end:
+            cut = tuple(OffsetRange(one.first, min(one.end, end)) for one in abandoned if one.first < end)
+            self.state = self.state._replace(abandoned=cut)
+        if any(one.before > end for one in reaches):
+            self.state = self.state._replace(
+                reaches=tuple(one._replace(before=min(one.before, end)) for one in reaches if end)
+            )
 
     def clear(self) -> None:
         """Nothing was begun."""
-        if self.state.starts or self.state.reaches:
-            self.state = self.state._replace(starts={}, reaches=())
+        reaches, starts, horizons, abandoned = self.state
+        if starts or reaches or abandoned:
+            self.state = AttemptsState(horizons=horizons)
 
     # -- inside
 
@@ -192,13 +260,39 @@ class Attempts:
         self.state = self.state._replace(reaches=_bounded([*inside, *outside, *new]))
 
 
-def starts_of(reaches: Sequence[Reach], starts: Mapping[int, int], offset: int, hash_: int) -> int:
-    """How often a record counts as begun: for members, which are told both."""
+def starts_of(
+    reaches: Sequence[Reach], starts: Mapping[int, int], abandoned: Sequence[Pair], offset: int, hash_: int
+) -> int:
+    """How often a record counts as begun: for members, which are told all three."""
     count = starts.get(offset, 0)
-    if count or not reaches:
+    if count:
         return count
+    if abandoned:
+        at = bisect_right(abandoned, offset, key=itemgetter(0)) - 1
+        if at >= 0 and offset < abandoned[at][1]:
+            return 1
+    if not reaches:
+        return 0
     at = _place(reaches, hash_)
     return int(at >= 0 and hash_ < reaches[at].end and offset < reaches[at].before)
+
+
+def begun_within(
+    reaches: Sequence[Reach], starts: Mapping[int, int], abandoned: Sequence[Pair], spans: Sequence[Pair]
+) -> Begun:
+    """What is known of these offsets, ascending and disjoint."""
+    if not spans:
+        return Begun()
+    inside: list[Pair] = []
+    for first, end in spans if starts else ():
+        offsets = range(first, end) if end - first <= len(starts) else [at for at in starts if first <= at < end]
+        inside += [(at, starts[at]) for at in offsets if at in starts]
+    left = tuple(OffsetRange(first, end) for first, end, _, _ in overlaps(spans, abandoned))
+    return Begun(tuple(one for one in reaches if one.before > spans[0][0]), tuple(inside), left)
+
+
+def _tables(state: AttemptsState) -> tuple[object, ...]:
+    return state.reaches, state.horizons, state.abandoned
 
 
 def _place(reaches: Sequence[Reach], hash_: int) -> int:

@@ -115,10 +115,11 @@ class SettleAnswer(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The answer to `take`: the spans, none if nothing is free."""
+    """The answer to `take`: the spans, none if nothing is free. begun: what others may have begun of them."""
 
     progress: Progress
     spans: tuple[Span, ...]
+    begun: Begun = Begun()
 
 
 class Completed(NamedTuple):
@@ -279,8 +280,18 @@ class CooperativePartition:
 
     # -- sharing record by record
 
-    def take(self, member: str, count: int, log_end: int, now_ms: int, *, lease_ms: int = LEASE_MS) -> Decision[Taken]:
-        """Give the member up to `count` offsets, the first free ones, in up to PIECES_MAX spans.
+    def take(
+        self,
+        member: str,
+        count: int,
+        log_end: int,
+        now_ms: int,
+        *,
+        lease_ms: int = LEASE_MS,
+        exact_starts: bool = False,
+    ) -> Decision[Taken]:
+        """Give the member up to `count` offsets, the first free ones, in up to PIECES_MAX spans. exact_starts: as in
+        `Terms`.
 
         Raises: InvalidRequest, BoundReached, InconsistentGroupProtocol.
         """
@@ -290,12 +301,22 @@ class CooperativePartition:
                 raise InconsistentGroupProtocol("members share this partition by keys: join with the same mode")
             pending, taken = self.pending.ranges(), list[Span]()
             while not taken or (count and len(taken) < PIECES_MAX and not self.spans.full):
-                span = self.spans.take(member, count, self.offsets, log_end, now_ms, lease_ms=lease_ms, pending=pending)
+                span = self.spans.take(
+                    member,
+                    count,
+                    self.offsets,
+                    log_end,
+                    now_ms,
+                    lease_ms=lease_ms,
+                    exact_starts=exact_starts,
+                    pending=pending,
+                )
                 if span is None:
                     break
                 taken.append(span)
                 count -= span.end - span.first
-            return step.decided(Taken(self.progress, tuple(taken)))
+            begun = self.attempts.begun_of([(span.first, span.end) for span in taken])
+            return step.decided(Taken(self.progress, tuple(taken), begun))
 
     def renew(
         self, member: str, epochs: Iterable[int], now_ms: int, *, lease_ms: int = LEASE_MS
@@ -332,7 +353,7 @@ class CooperativePartition:
             passed = [through and self._begins(member, entry) for through, entry in zip(passed, entries, strict=True)]
             fenced = tuple(at for at, through in enumerate(passed) if not through)
             taken = [entry for through, entry in zip(passed, entries, strict=True) if through]
-            ranges = [pair for entry in taken if not isinstance(entry, StartEntry) for pair in entry.ranges]
+            ranges = [pair for entry in taken if isinstance(entry, CommitEntry | SpanEntry) for pair in entry.ranges]
             step.change = self.offsets.commit(ranges, log_end=log_end)
             self._shrink(ranges)
             return step.decided(CommitAnswer(self.progress, fenced))
@@ -472,6 +493,7 @@ class CooperativePartition:
         """Follow a log that was cut at `end`: E grows, so what members have of it is fenced; they read again."""
         with self._step(now_ms) as step:
             step.change = self.offsets.truncate(end)
+            self.attempts.abandon(self.spans.state.spans)
             self.spans.clear()
             self.attempts.cut(end)
             changed = filter(is_stored, self.pending.cut(end))
@@ -495,11 +517,13 @@ class CooperativePartition:
 
     def _begins(self, member: str, entry: Entry) -> bool:
         """Count starts, if the entry is of some; False: there is no room for more records, others are to end first."""
-        if isinstance(entry, StartEntry):
-            try:
-                self.attempts.begin(member, entry.starts, entry.horizon, self.offsets)
-            except BoundReached:
-                return False
+        if isinstance(entry, CommitEntry | SpanEntry):
+            return True
+        horizon = entry.horizon if isinstance(entry, StartEntry) else 0
+        try:
+            self.attempts.begin(member, entry.starts, horizon, self.offsets)
+        except BoundReached:
+            return False
         return True
 
     def _shrink(self, touched: Sequence[Pair]) -> None:
@@ -513,10 +537,11 @@ class CooperativePartition:
             )
 
     def _lets_through(self, member: str, entry: Entry) -> bool:
-        if not isinstance(entry, SpanEntry):
+        if isinstance(entry, CommitEntry | StartEntry):
             return self.claims.holds(member, entry.epoch, entry.keys)
+        ranges = entry.ranges if isinstance(entry, SpanEntry) else [(at, at + 1) for at, _ in entry.starts]
         return all(
-            self.spans.holds(member, entry.epoch, pair) or not self.offsets.uncommitted(*pair) for pair in entry.ranges
+            self.spans.holds(member, entry.epoch, pair) or not self.offsets.uncommitted(*pair) for pair in ranges
         )
 
     def _back_to(self, before: _Before) -> None:
@@ -529,7 +554,7 @@ class CooperativePartition:
         try:
             if now_ms is not None:
                 self.attempts.ended(self.claims.lapse(now_ms))
-                self.spans.lapse(now_ms)
+                self.attempts.abandon(self.spans.lapse(now_ms))
             yield _Step(self, self._decisions, before)
         except CoreError:
             self._back_to(before)
@@ -552,8 +577,11 @@ class _Step:
         offsets = () if self.change is None else self.change.mutations
         if partition.claims.state is not before.claims:
             partition.attempts.follow(claim.member for claim in partition.claims.state.claims)
-        begun = partition.attempts.changed_since(before.attempts)
-        mutations = (*offsets, *pending, *(table for table in tables if table is not None), *begun)
+        attempts = partition.attempts
+        if not attempts.grew_since(before.attempts):  # one table, written first or last
+            attempts.forget(partition.offsets.stable)
+        counted, dropped = attempts.counted_since(before.attempts), attempts.dropped_since(before.attempts)
+        mutations = (*counted, *offsets, *pending, *(table for table in tables if table is not None), *dropped)
         decision = Decision(answer, mutations, before, self.change)
         self._decisions.begin(decision)
         return decision

@@ -10,6 +10,8 @@ again: each has an epoch of its own.
     in a span            `give_back`, `leave`      free
     in a span            its lease ended           free: a commit under its epoch is fenced
 
+What of a span that ended its member may have begun, `attempts` counts.
+
 `take` gives the first free offsets in one piece, so records come again before new ones are begun. It goes no further
 than SPAN_MAX behind the stable offset, and while there are as many committed ranges as there may be, no further than
 the last one. State is replaced, never changed in place: `state` before a step is what undoes it.
@@ -92,10 +94,11 @@ class Spans:
         now_ms: int,
         *,
         lease_ms: int,
+        exact_starts: bool = False,
         pending: Sequence[Pair] = (),
     ) -> Span | None:
-        """Give the member up to `count` of the first free offsets; None: there is none. pending: of open transactions,
-        ascending and disjoint.
+        """Give the member up to `count` of the first free offsets; None: there is none. exact_starts: as in `Terms`.
+        pending: of open transactions, ascending and disjoint.
 
         Raises: InvalidRequest for a count that is not from 1 to TAKE_MAX, BoundReached.
         """
@@ -113,7 +116,7 @@ class Spans:
         ends = (first + count, limit, committed.committed_next(first), _next(self.state.spans, first))
         end = min(end for end in (*ends, _next(pending, first)) if end is not None)
         epoch = self.state.epoch + 1
-        span = Span(first, end, member, epoch, lease_ms, now_ms + lease_ms)
+        span = Span(first, end, member, epoch, lease_ms, now_ms + lease_ms, exact_starts)
         self.state = self.state._replace(spans=tuple(sorted((*self.state.spans, span))), epoch=epoch, floor=end)
         return span
 
@@ -185,7 +188,7 @@ class Spans:
 
 
 def _stored(state: SpansState) -> list[tuple[object, ...]]:
-    return [span[:-1] for span in state.spans]
+    return [span._replace(deadline_ms=0) for span in state.spans]
 
 
 def _inside(ranges: Sequence[Pair], offset: int) -> int:

@@ -94,7 +94,7 @@ def encode(mutation: Mutation) -> tuple[bytes, bytes | None]:
             rows = [(first, end, places[member], of) for first, end, member, of in claims]
             return CLAIMS_KEY, _sealed(orjson.dumps([epoch, [list(one) for one in holders], rows]))
         case PutSpans(epoch, spans):
-            return SPANS_KEY, _sealed(orjson.dumps([epoch, [span[:-1] for span in spans]]))
+            return SPANS_KEY, _sealed(orjson.dumps([epoch, [(*span[:5], span.exact_starts) for span in spans]]))
         case PutPending(producer_id, (producer_epoch, ranges, keys)):
             body = [producer_epoch, [tuple(one) for one in ranges], [tuple(one) for one in keys]]
             return PENDING_KEY + _number.pack(producer_id), _sealed(orjson.dumps(body))
@@ -110,8 +110,8 @@ def _encode_attempts(mutation: PutStarts | DropStarts | PutReaches) -> tuple[byt
             return STARTS_KEY + _number.pack(offset), _sealed(_number.pack(starts))
         case DropStarts(offset):
             return STARTS_KEY + _number.pack(offset), None
-        case PutReaches(reaches, horizons):
-            return REACHES_KEY, _sealed(orjson.dumps([list(map(tuple, reaches)), list(map(tuple, horizons))]))
+        case PutReaches(reaches, horizons, abandoned):
+            return REACHES_KEY, _sealed(orjson.dumps([list(map(tuple, one)) for one in (reaches, horizons, abandoned)]))
 
 
 def load(entries: Iterable[tuple[bytes, bytes]], *, now_ms: int) -> Loaded | None:
@@ -181,8 +181,8 @@ def _spans(value: bytes, now_ms: int) -> Spans:
     with _readable("spans"):
         epoch, rows = orjson.loads(unseal(value, VERSION))
         spans = [
-            Span(int(first), int(end), str(member), int(of), int(lease_ms), 0)
-            for first, end, member, of, lease_ms in rows
+            Span(int(first), int(end), str(member), int(of), int(lease_ms), 0, bool(exact_starts))
+            for first, end, member, of, lease_ms, exact_starts in rows
         ]
         return Spans(int(epoch), spans, now_ms=now_ms)
 
@@ -201,23 +201,25 @@ def _attempts(
     entries: Iterable[tuple[bytes, bytes]], offsets: CommittedOffsets
 ) -> tuple[Attempts, tuple[Mutation, ...]]:
     """What was begun, and what of the entries is of no use any more."""
-    reaches, horizons = list[Reach](), list[Horizon]()
+    reaches = PutReaches((), ())
     starts: dict[int, int] = {}
     for key, value in entries:
         if key[:1] == REACHES_KEY:
-            reaches, horizons = _reaches(value)
+            reaches = _reaches(value)
         else:
             starts[_unpack(_number, key[1:])[0]] = _unpack(_number, unseal(value, VERSION))[0]
     gone = tuple(DropStarts(at) for at in starts if offsets.is_committed(at))
-    return Attempts(reaches, {at: n for at, n in starts.items() if not offsets.is_committed(at)}, horizons), gone
+    left = {at: n for at, n in starts.items() if not offsets.is_committed(at)}
+    return Attempts(reaches.reaches, left, reaches.horizons, reaches.abandoned), gone
 
 
-def _reaches(value: bytes) -> tuple[list[Reach], list[Horizon]]:
+def _reaches(value: bytes) -> PutReaches:
     with _readable("reaches"):
-        reaches, horizons = orjson.loads(unseal(value, VERSION))
-        return (
-            [Reach(int(first), int(end), int(before)) for first, end, before in reaches],
-            [Horizon(str(member), int(offset)) for member, offset in horizons],
+        reaches, horizons, abandoned = orjson.loads(unseal(value, VERSION))
+        return PutReaches(
+            tuple(Reach(int(first), int(end), int(before)) for first, end, before in reaches),
+            tuple(Horizon(str(member), int(offset)) for member, offset in horizons),
+            tuple(OffsetRange(int(first), int(end)) for first, end in abandoned),
         )
 
 

@@ -101,7 +101,8 @@ class Blocked(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Offsets that one member has in free mode, whatever their keys. deadline_ms: when they are free again."""
+    """Offsets that one member has in free mode, whatever their keys. deadline_ms: when they are free again.
+    exact_starts: as in `Terms`."""
 
     first: int
     end: int
@@ -109,6 +110,7 @@ class Span(NamedTuple):
     epoch: int
     lease_ms: int
     deadline_ms: int
+    exact_starts: bool = False
 
 
 class Reach(NamedTuple):
@@ -200,10 +202,12 @@ class DropStarts(NamedTuple):
 
 
 class PutReaches(NamedTuple):
-    """What may have been begun by members that are gone, and how far those that are here may go."""
+    """What may have been begun by members that are gone, and how far those that are here may go. abandoned: offsets
+    of spans that ended, ascending and disjoint."""
 
     reaches: tuple[Reach, ...]
     horizons: tuple[Horizon, ...]
+    abandoned: tuple[OffsetRange, ...] = ()
 
 
 Mutation = (
@@ -244,4 +248,11 @@ class StartEntry(NamedTuple):
     horizon: int
 
 
-Entry = CommitEntry | SpanEntry | StartEntry
+class SpanStartEntry(NamedTuple):
+    """Starts of records out of the span of this epoch: as `StartEntry`."""
+
+    epoch: int
+    starts: Sequence[tuple[int, int]]
+
+
+Entry = CommitEntry | SpanEntry | StartEntry | SpanStartEntry

@@ -7,10 +7,12 @@ Numbers are as in the messages (`protocol.messages.cooperative`), topic ids are 
                          [offset, metadata]?], …]} -> {lease_ms, partitions: [{…}]}
     cooperative_commit   {group_id, member_id, partitions: [[topic id, partition, E, [[first hash, end hash, epoch,
                          [[first, end], …]] or [epoch, [[first, end], …]] or [first hash, end hash, epoch, horizon,
-                         [[offset, starts], …]], …]], …]} -> {partitions: [{…, fenced}]}
-    cooperative_take     {group_id, member_id, count, max_wait_ms, lease_ms, auto_offset_reset, partitions: [[topic id,
-                         partition, [offset, metadata]?], …], renew: [[topic id, partition, [epoch, …]], …], give_back}
-                         -> {lease_ms, partitions: [{…, spans}], lost: [[topic id, partition, [epoch, …]], …]}
+                         [[offset, starts], …]] or [epoch, "starts", [[offset, starts], …]], …]], …]}
+                         -> {partitions: [{…, fenced}]}
+    cooperative_take     {group_id, member_id, count, max_wait_ms, lease_ms, auto_offset_reset, exact_starts,
+                         partitions: [[topic id, partition, [offset, metadata]?], …], renew: [[topic id, partition,
+                         [epoch, …]], …], give_back} -> {lease_ms, partitions: [{…, spans}], lost: [[topic id,
+                         partition, [epoch, …]], …]}
     cooperative_offsets  {group_id, topics: {name: [partition, …]} or null, ranges_from: offset or null}
                          -> {partitions: [{topic, …}]}
     cooperative_reset    {group_id, topic, partition, offset} -> {reset_epoch}
@@ -57,6 +59,7 @@ from flowshare.protocol.messages.cooperative import (
     Reach,
     SpanEntry,
     SpanEpochs,
+    SpanStartEntry,
     StartEntry,
     TakenFrom,
     TakenPartition,
@@ -70,6 +73,8 @@ Body = dict[str, Any]
 NUMBER_MAX: Final = 1 << 62
 TEXT_MAX: Final = 4_096
 """Characters of any text in a request."""
+STARTS: Final = "starts"
+"""Shows an entry of a commit to be of starts."""
 
 
 class Malformed(ValueError):
@@ -196,16 +201,19 @@ def _read_pairs(value: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
     return tuple((first, end) for first, end in value)
 
 
-def _begun(part: HeldPartition | PartitionOffsets) -> Body:
-    if not (part.reaches or part.starts):
-        return {}
-    return {"begun": [[tuple(one) for one in part.reaches], [tuple(one) for one in part.starts]]}
+def _begun(part: HeldPartition | TakenPartition | PartitionOffsets) -> Body:
+    told = (part.reaches, part.starts, part.abandoned)
+    return {"begun": [[tuple(one) for one in ones] for ones in told]} if any(told) else {}
 
 
 def _read_begun(body: Body) -> Body:
-    """`reaches` and `starts`."""
-    reaches, starts = body.get("begun", ((), ()))
-    return {"reaches": tuple(Reach(*one) for one in reaches), "starts": _read_pairs(starts)}
+    """`reaches`, `starts` and `abandoned`."""
+    reaches, starts, abandoned = body.get("begun", ((), (), ()))
+    return {
+        "reaches": tuple(Reach(*one) for one in reaches),
+        "starts": _read_pairs(starts),
+        "abandoned": tuple(OffsetRange(*one) for one in abandoned),
+    }
 
 
 # --- hold -------------------------------------------------------------------------------------------------------------
@@ -306,12 +314,18 @@ def _commit(request: CooperativeCommitRequest) -> Body:
 def _entry(entry: Entry) -> list[Any]:
     if isinstance(entry, StartEntry):
         return [*entry.keys, entry.epoch, entry.horizon, [tuple(one) for one in entry.starts]]
+    if isinstance(entry, SpanStartEntry):
+        return [entry.epoch, STARTS, [tuple(one) for one in entry.starts]]
     ranges = [tuple(one) for one in entry.ranges]
     return [entry.epoch, ranges] if isinstance(entry, SpanEntry) else [*entry.keys, entry.epoch, ranges]
 
 
 def _read_entry(told: Any) -> Entry:
-    row = _row(told, "an entry of a commit", 2, 4, 5)
+    row = _row(told, "an entry of a commit", 2, 3, 4, 5)
+    if len(row) == 3:
+        if row[1] != STARTS:
+            raise Malformed("an entry of a commit with three parts is none of starts")
+        return SpanStartEntry(_number(row[0], "the epoch of a span"), _pairs(row[2], "the starts of a commit"))
     *numbers, last = row
     if len(row) == 5:
         first, end, epoch, horizon = (_number(one, "a number of a commit's entry") for one in numbers)
@@ -370,6 +384,7 @@ def _take(request: CooperativeTakeRequest) -> Body:
         "max_wait_ms": request.max_wait_ms,
         "lease_ms": request.lease_ms,
         "auto_offset_reset": request.auto_offset_reset,
+        "exact_starts": request.exact_starts,
         "partitions": [[part.topic_id.hex, part.partition, *_told(part.committed)] for part in request.partitions],
         "renew": _spans(request.renew),
         "give_back": _spans(request.give_back),
@@ -385,6 +400,7 @@ def _read_take(body: Mapping[str, Any]) -> CooperativeTakeRequest:
         max_wait_ms=_number(body.get("max_wait_ms"), "max_wait_ms"),
         lease_ms=_number(body.get("lease_ms"), "lease_ms"),
         auto_offset_reset=_text(body.get("auto_offset_reset"), "auto_offset_reset"),
+        exact_starts=body.get("exact_starts") is True,
         partitions=tuple(TakenFrom(*_place(row), _committed(row, 2)) for row in rows),
         renew=_read_spans(body.get("renew"), "renew"),
         give_back=_read_spans(body.get("give_back"), "give_back"),
@@ -394,7 +410,10 @@ def _read_take(body: Mapping[str, Any]) -> CooperativeTakeRequest:
 def _taken(answer: CooperativeTakeResponse) -> Body:
     return {
         "lease_ms": answer.lease_ms,
-        "partitions": [{**_progress(part), "spans": [tuple(one) for one in part.spans]} for part in answer.partitions],
+        "partitions": [
+            {**_progress(part), "spans": [tuple(one) for one in part.spans], **_begun(part)}
+            for part in answer.partitions
+        ],
         "lost": _spans(answer.lost),
     }
 
@@ -403,7 +422,9 @@ def _read_taken(body: Body) -> CooperativeTakeResponse:
     return CooperativeTakeResponse(
         lease_ms=body["lease_ms"],
         partitions=tuple(
-            TakenPartition(**_read_progress(part), spans=tuple(TakenSpan(*one) for one in part["spans"]))
+            TakenPartition(
+                **_read_progress(part), spans=tuple(TakenSpan(*one) for one in part["spans"]), **_read_begun(part)
+            )
             for part in body["partitions"]
         ),
         lost=_read_spans(body["lost"], "lost"),

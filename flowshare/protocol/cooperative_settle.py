@@ -28,6 +28,7 @@ from flowshare.protocol.messages.cooperative import (
     CooperativeSettleRequest,
     CooperativeSettleResponse,
     PartitionCommit,
+    SpanStartEntry,
     StartEntry,
 )
 from flowshare.protocol.messages.share import RefusedOutput
@@ -73,7 +74,7 @@ def decode_settle(frame: bytes, position: int, version: int) -> CooperativeSettl
     if len(commit.partitions) != 1 or not commit.group_id or not commit.member_id:
         raise DecodeError("a settle has a group, a member and one partition")
     (part,) = commit.partitions
-    entries = tuple(entry for entry in part.entries if not isinstance(entry, StartEntry))
+    entries = tuple(entry for entry in part.entries if not isinstance(entry, StartEntry | SpanStartEntry))
     if len(entries) < len(part.entries):
         raise DecodeError("a settle tells of no starts")
     return CooperativeSettleRequest(

@@ -289,13 +289,19 @@ STORED = (
         "a lease that was loaded is over", "stored", "holders, claims, now_ms=now_ms)", "holders, claims, now_ms=0)"
     ),
     Mutant(
-        "starts are not loaded", "stored", "return Attempts(reaches, {at: n", "return Attempts(reaches, {} and {at: n"
+        "starts are not loaded",
+        "stored",
+        "return Attempts(reaches.reaches, left,",
+        "return Attempts(reaches.reaches, {},",
+    ),
+    Mutant(
+        "what the dead had taken is not loaded", "stored", "reaches.horizons, reaches.abandoned)", "reaches.horizons)"
     ),
     Mutant(
         "horizons are not loaded",
         "stored",
-        "if not offsets.is_committed(at)}, horizons), gone",
-        "if not offsets.is_committed(at)}), gone",
+        "left, reaches.horizons, reaches.abandoned)",
+        "left, (), reaches.abandoned)",
     ),
 )
 ASSIGNOR = (
@@ -365,14 +371,60 @@ ATTEMPTS = (
     Mutant(
         "a step writes all starts",
         "attempts",
-        "for at, count in new.items() if old.get(at) != count]",
-        "for at, count in new.items()]",
+        "for at, count in starts if old.get(at) != count]",
+        "for at, count in starts]",
     ),
     Mutant(
         "starts that are dropped stay in the store",
         "attempts",
-        "changes += [DropStarts(at) for at in old if at not in new]",
-        "pass",
+        "[DropStarts(at) for at in old if at not in state.starts] if",
+        "[] if",
+    ),
+    Mutant(
+        "who took and is gone has begun nothing",
+        "partition",
+        "self.attempts.abandon(self.spans.lapse(now_ms))",
+        "self.spans.lapse(now_ms)",
+    ),
+    Mutant(
+        "who took and was cut has begun nothing",
+        "partition",
+        "            self.attempts.abandon(self.spans.state.spans)\n",
+        "",
+    ),
+    Mutant(
+        "exact starts of spans count twice",
+        "attempts",
+        "for span in spans if not span.exact_starts]",
+        "for span in spans]",
+    ),
+    Mutant("exact starts of spans are not stored", "stored", "0, bool(exact_starts))", "0)"),
+    Mutant(
+        "what lies at the end of an abandoned span counts",
+        "attempts",
+        "offset < abandoned[at][1]:",
+        "offset <= abandoned[at][1]:",
+    ),
+    Mutant(
+        "starts outside of the span are taken", "partition", "else [(at, at + 1) for at, _ in entry.starts]", "else []"
+    ),
+    Mutant(
+        "spans are gone before they count",
+        "partition",
+        "mutations = (*counted, *offsets, *pending, *(table for table in tables if table is not None), *dropped)",
+        "mutations = (*offsets, *pending, *(table for table in tables if table is not None), *dropped, *counted)",
+    ),
+    Mutant(
+        "what the dead left is forgotten with what is added",
+        "partition",
+        "if not attempts.grew_since(before.attempts):",
+        "if True:",
+    ),
+    Mutant(
+        "who takes is told of nothing",
+        "partition",
+        "Taken(self.progress, tuple(taken), begun)",
+        "Taken(self.progress, tuple(taken))",
     ),
     Mutant(
         "reaches that are joined count too few",

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.cooperative.stored import CLAIMS_KEY, PENDING_KEY, SPANS_KEY, STABLE_KEY, VERSION, encode, load
+from flowshare.cooperative.stored import (
+    CLAIMS_KEY,
+    PENDING_KEY,
+    REACHES_KEY,
+    SPANS_KEY,
+    STABLE_KEY,
+    VERSION,
+    encode,
+    load,
+)
 from flowshare.cooperative.types import (
     Claim,
     DropPending,
     DropRange,
     Holder,
+    Horizon,
+    OffsetRange,
     PendingOffsets,
     PutClaims,
     PutPending,
     PutRange,
+    PutReaches,
     PutSpans,
     PutStable,
+    PutStarts,
+    Reach,
     Span,
 )
 from flowshare.core_errors import StateCorrupt
@@ -87,6 +101,8 @@ def test_a_range_that_cannot_be_read_is_left_out():
         (CLAIMS_KEY, seal(b"[1,[],[[0,5,0,1]]]", VERSION)),
         (CLAIMS_KEY, seal(b"[1]", VERSION)),
         (SPANS_KEY, seal(b"[1,[[0]]]", VERSION)),
+        (REACHES_KEY, seal(b"[[],[]]", VERSION)),
+        (REACHES_KEY, seal(b"[[],[],[[1]]]", VERSION)),
         (PENDING_KEY + bytes(8), seal(b"[1,2]", VERSION)),
         (PENDING_KEY, encode(PutPending(7, PendingOffsets(0, ())))[1]),
         (b"\x09", b""),
@@ -99,15 +115,21 @@ def test_what_is_not_a_range_and_cannot_be_read_is_refused(broken):
 
 def test_everything_comes_back_with_whole_leases():
     claims = PutClaims(9, (Holder("a", 4, 1_000), Holder("b", 5, 2_000)), (Claim(0, 5, "a", 2), Claim(7, 9, "b", 8)))
-    spans = PutSpans(3, (Span(5, 9, "a", 3, 1_000, 77),))
+    spans = PutSpans(3, (Span(5, 9, "a", 3, 1_000, 77), Span(9, 10, "b", 2, 1_000, 77, exact_starts=True)))
     pending = PutPending(7, PendingOffsets(2, ((5, 6),), ((0, 3),)))
 
-    loaded = load(entries(PutStable(5, 2), claims, spans, pending), now_ms=100)
+    begun = PutReaches((Reach(0, 5, 9),), (Horizon("a", 7),), (OffsetRange(6, 8),))
+
+    loaded = load(entries(PutStable(5, 2), claims, spans, pending, begun, PutStarts(7, 3)), now_ms=100)
 
     assert loaded is not None
     state = loaded.state
     assert state.claims.state.claims == claims.claims
     assert state.claims.state.epoch == 9
     assert {name: one.deadline_ms for name, one in state.claims.state.members.items()} == {"a": 1_100, "b": 2_100}
-    assert state.spans.state.spans == (Span(5, 9, "a", 3, 1_000, 1_100),)
+    assert state.spans.state.spans == (
+        Span(5, 9, "a", 3, 1_000, 1_100),
+        Span(9, 10, "b", 2, 1_000, 1_100, exact_starts=True),
+    )
+    assert state.attempts.state == (begun.reaches, {7: 3}, {"a": 7}, begun.abandoned)
     assert state.pending.state == {7: pending.pending}

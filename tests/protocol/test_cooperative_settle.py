@@ -105,6 +105,8 @@ GOOD = {
         (orjson.dumps({**GOOD, "generation": -1}), "its generation"),
         (orjson.dumps({**GOOD, "generation": True}), "its generation"),
         (orjson.dumps({**GOOD, "partitions": [[ID.hex, 0, 1, [[0, 5, 1, [[0]]]]]]}), "no pair of numbers"),
+        (orjson.dumps({**GOOD, "partitions": [[ID.hex, 0, 1, [[0, 5, 1, 9, [[0, 1]]]]]]}), "tells of no starts"),
+        (orjson.dumps({**GOOD, "partitions": [[ID.hex, 0, 1, [[1, "starts", [[0, 1]]]]]]}), "tells of no starts"),
         (orjson.dumps({**GOOD, "x": "y" * codec.JSON_BYTES_MAX}), "bytes of JSON"),
     ],
 )

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from flowshare.client.cooperative.partitions import AnyBatch, Partition, Partitions
 from flowshare.client.cooperative.scan import COMMIT_MAX
-from flowshare.client.cooperative.settles import entry_of, progress_of
+from flowshare.client.cooperative.settles import entry_of, progress_of, start_entry_of
 from flowshare.client.errors import ClientError, check
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.cooperative import CooperativeCommitRequest, PartitionCommit, StartEntry
+from flowshare.protocol.messages.cooperative import CooperativeCommitRequest, PartitionCommit
 
 if TYPE_CHECKING:
     import uuid
@@ -133,7 +133,7 @@ class Commits:
 
     async def _tell_some(self, tellings: Sequence[tuple[Partition, Telling]]) -> bool:
         asked = tuple(
-            PartitionCommit(*partition.key, telling.reset_epoch, tuple(StartEntry(*one) for one in telling.parts))
+            PartitionCommit(*partition.key, telling.reset_epoch, tuple(map(start_entry_of, telling.parts)))
             for partition, telling in tellings
         )
         request = CooperativeCommitRequest(group_id=self._group_id, member_id=self._member_id, partitions=asked)

@@ -20,6 +20,7 @@ from flowshare.client.errors import ClientError, check
 from flowshare.client.groups.membership import Generation
 from flowshare.client.net.link import Connect
 from flowshare.client.settings import CooperativeSettings
+from flowshare.cooperative.attempts import Begun
 from flowshare.cooperative.spans import TAKE_MAX
 from flowshare.cooperative.types import KeyRanges
 from flowshare.protocol.decoding import RawRecord
@@ -136,6 +137,7 @@ class FreeMember(CooperativeShell):
                 max_wait_ms=round(wait_s * 1000),
                 lease_ms=round(self._settings.lease * 1000),
                 auto_offset_reset=self._settings.auto_offset_reset,
+                exact_starts=self._settings.exact_starts,
                 partitions=await self._asked() if lacks > 0 else (),
                 renew=tuple(
                     SpanEpochs(*one.key, self._spans(one).epochs) for one in self.partitions if self._spans(one).epochs
@@ -180,7 +182,8 @@ class FreeMember(CooperativeShell):
             return 0
         partition.trouble, partition.begun = None, True
         scan = self._spans(partition)
-        lost = scan.taken([(one.first, one.end, one.epoch) for one in part.spans], progress_of(part))
+        begun = Begun(part.reaches, part.starts, part.abandoned)
+        lost = scan.taken([(one.first, one.end, one.epoch) for one in part.spans], progress_of(part), begun)
         self.partitions.lost(partition, lost)
         self.partitions.to_read.set()
         return len(part.spans)
@@ -206,7 +209,7 @@ class FreeMember(CooperativeShell):
         for name, topic in topics.items():
             for number in range(topic.partitions):
                 if self.partitions.get((name, number)) is None and topic.topic_id is not None:
-                    partition = Partition((name, number), topic.topic_id, SpanScan())
+                    partition = Partition((name, number), topic.topic_id, self._new_scan())
                     self.partitions.add(partition)
                     self._turns.append(partition)
         self._looked_s = now_s
@@ -215,6 +218,9 @@ class FreeMember(CooperativeShell):
         self._turns = deque(one for one in self._turns if self.partitions.get(one.place) is one)
         self._looked_s = None
         self.partitions.to_hold.set()
+
+    def _new_scan(self) -> SpanScan[RawRecord]:
+        return SpanScan(exact_starts=self._settings.exact_starts)
 
     @staticmethod
     def _spans(partition: Partition) -> SpanScan[RawRecord]:

@@ -16,7 +16,7 @@ from flowshare.client.cooperative.assigning import Place, target_of
 from flowshare.client.cooperative.partitions import Partition, Record
 from flowshare.client.cooperative.scan import KeyScan
 from flowshare.client.cooperative.settles import progress_of
-from flowshare.client.cooperative.shell import RELEASE_S, RENEWALS, TOPICS_S, CooperativeShell
+from flowshare.client.cooperative.shell import RENEWALS, TOPICS_S, CooperativeShell
 from flowshare.client.errors import ClientError, check
 from flowshare.client.groups.membership import Generation
 from flowshare.client.net.link import Connect
@@ -110,11 +110,6 @@ class CooperativeMember(CooperativeShell):
         await super()._stop_tasks()
 
     async def _release_all(self) -> None:
-        owed = [(one, told) for one in self.partitions if (told := one.scan.telling(owed=True)) is not None]
-        try:
-            await self._clock.wait_for(self._commits.tell(owed), RELEASE_S)
-        except TimeoutError:
-            logger.info("group=%s: how often what goes back was begun is not known to all", self.group_id)
         for partition in self.partitions:
             self._keys(partition).set_target(())
         await super()._release_all()
@@ -268,7 +263,7 @@ class CooperativeMember(CooperativeShell):
         scan, progress = self._keys(partition), progress_of(part)
         claims = [(one.first, one.end, one.epoch) for one in part.held]
         ranges: Sequence[Pair] | None = None if part.ranges is None else part.ranges.pairs()
-        begun = None if ranges is None else Begun(part.reaches, part.starts)
+        begun = None if ranges is None else Begun(part.reaches, part.starts, part.abandoned)
         if ranges is None and scan.lacks_ranges(claims, progress.reset_epoch):
             ranges, begun = await self._ranges(partition)
         partition.lease_end_s = lease_end_s
@@ -295,7 +290,7 @@ class CooperativeMember(CooperativeShell):
             check(part.error, part.message, f"group {self.group_id}: committed ranges of {partition.text}")
             found += [] if part.ranges is None else part.ranges.pairs()
             if not part.more or part.ranges is None or not part.ranges.firsts:
-                return found, Begun(part.reaches, part.starts)
+                return found, Begun(part.reaches, part.starts, part.abandoned)
             start = found[-1][1]
 
 

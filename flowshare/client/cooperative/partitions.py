@@ -175,7 +175,7 @@ class Partitions:
         if any(one.scan.dispatcher.at_work for one in self):
             return []
         for partition in list(self):
-            if isinstance(partition.scan, KeyScan) and partition.scan.starts.suspects_wait:
+            if partition.scan.starts.suspects_wait:
                 found = partition.scan.take(1, self._clock.monotonic(), alone=True)
                 if found:
                     return [(partition, found)]

@@ -36,10 +36,13 @@ from flowshare.protocol.messages.cooperative import (
     CooperativeSettleResponse,
     PartitionProgress,
     SpanEntry,
+    SpanStartEntry,
+    StartEntry,
 )
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
+    from flowshare.client.cooperative.starts import StartPart
     from flowshare.client.net.link import Link
     from flowshare.clock import Clock
     from flowshare.protocol.messages import RefusedOutput, SettleOutput
@@ -223,3 +226,9 @@ def progress_of(part: PartitionProgress) -> Progress:
 def entry_of(part: CommitPart | SpanPart) -> CommitEntry | SpanEntry:
     """A part of a commit, as a server takes it."""
     return SpanEntry(*part) if isinstance(part, SpanPart) else CommitEntry(*part)
+
+
+def start_entry_of(part: StartPart) -> StartEntry | SpanStartEntry:
+    """Starts that are told, as a server takes them."""
+    keys, epoch, starts, horizon = part
+    return SpanStartEntry(epoch, starts) if keys is None else StartEntry(keys, epoch, starts, horizon)

@@ -247,7 +247,13 @@ class CooperativeShell(abc.ABC):
             self._lapse.cancel()
 
     async def _release_all(self) -> None:
-        """Hold nothing any more; what is not answered ends with the lease."""
+        """Hold nothing any more, and say before how often what is not finished was begun; what is not answered ends
+        with the lease."""
+        owed = [(one, told) for one in self.partitions if (told := one.scan.telling(owed=True)) is not None]
+        try:
+            await self._clock.wait_for(self._commits.tell(owed), RELEASE_S)
+        except TimeoutError:
+            logger.info("group=%s: how often what goes back was begun is not known to all", self.group_id)
         try:
             async with self._commits.order:
                 await self._clock.wait_for(self._say(self._shown()), RELEASE_S)

@@ -7,6 +7,8 @@
     the server says that it is lost  gone                                  in flight: lost
     the member's lease is over       all gone                              all lost
 
+What of a span others may have begun is told with it (`starts`); nothing is begun outside of spans.
+
 Each record has a key of its own here (its offset), so none waits for another one. Holes within a span are void and its
 member's to commit. The surface is that of `KeyScan`. No I/O and no clock.
 """
@@ -21,7 +23,9 @@ from typing import Generic, NamedTuple, TypeVar
 from flowshare.client.cooperative.dispatch import Dispatcher, Found
 from flowshare.client.cooperative.scan import COMMIT_MAX, Progress
 from flowshare.client.cooperative.starts import Starts, Telling
+from flowshare.cooperative.attempts import Begun
 from flowshare.cooperative.ranges import merged
+from flowshare.cooperative.types import KeyRange
 
 R = TypeVar("R")
 
@@ -55,10 +59,10 @@ class SpanBatch(NamedTuple):
 class SpanScan(Generic[R]):
     """See the head of the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, exact_starts: bool = False) -> None:
         self._spans: list[Open] = []
         self._dispatcher: Dispatcher[R] = Dispatcher()
-        self.starts: Starts[R] = Starts(self._dispatcher)
+        self.starts: Starts[R] = Starts(self._dispatcher, exact=exact_starts)
         self._done: dict[int, int] = {}
         """Epochs by offset of what is finished and not sent."""
         self._sent: dict[int, int] = {}
@@ -68,14 +72,6 @@ class SpanScan(Generic[R]):
         self.progress = Progress(0, -1, 0, 0)
         self.lives = 0
         self.lost_records = 0
-
-    def telling(self, *, owed: bool = False) -> Telling | None:
-        """Nobody counts starts here."""
-        del owed
-        return None
-
-    def told(self, telling: Telling, refused: Collection[int]) -> None:
-        """As `KeyScan.told`."""
 
     # -- what is known
 
@@ -120,11 +116,16 @@ class SpanScan(Generic[R]):
 
     # -- what is held
 
-    def taken(self, spans: Iterable[tuple[int, int, int]], progress: Progress) -> list[Found[R]]:
-        """More spans: (first, end, epoch). What of the records in flight is lost, as the partition was reset."""
+    def taken(
+        self, spans: Iterable[tuple[int, int, int]], progress: Progress, begun: Begun | None = None
+    ) -> list[Found[R]]:
+        """More spans: (first, end, epoch), and what others may have begun of them. What of the records in flight is
+        lost, as the partition was reset."""
         lost = self.lose() if self._spans and progress.reset_epoch != self.progress.reset_epoch else []
         self.follow(progress)
-        self._spans = sorted([*self._spans, *(Open(first, end, epoch, first) for first, end, epoch in spans)])
+        new = [Open(first, end, epoch, first) for first, end, epoch in spans]
+        self.starts.take_over(begun or Begun(), [span[:2] for span in self._spans])
+        self._spans = sorted([*self._spans, *new])
         return lost
 
     def lose_spans(self, epochs: Iterable[int]) -> list[Found[R]]:
@@ -133,19 +134,24 @@ class SpanScan(Generic[R]):
         self._spans = [span for span in self._spans if span.epoch not in gone]
         self._done = {offset: epoch for offset, epoch in self._done.items() if epoch not in gone}
         self._voids = [one for one in self._voids if one[2] not in gone]
-        lost = self._dispatcher.drop(lambda found: self._at(found.offset) is not None)
+        lost = self._dispatcher.drop(self._keeps)
+        self.starts.keep(self._keeps)
         self.lost_records += len(lost)
         return lost
 
     def lose(self) -> list[Found[R]]:
         """The lease is over: nothing is held; what was in flight."""
         self.lives += 1
+        self.starts.lose()
         self._sent, self._sent_voids = {}, []
         return self.lose_spans(self.epochs)
 
     def unbegun(self) -> list[int]:
-        """Let go of spans of which nothing was begun or finished: their epochs, to be given back."""
+        """Let go of spans of which nothing was begun or finished, and nothing is owed a word of how often it was: their
+        epochs, to be given back."""
         busy = {found.epoch for found in self._dispatcher.flights()} | set(self._done.values())
+        owed = (self._at(found.offset) for found in self._dispatcher.waiting() if found.owed)
+        busy |= {span.epoch for span in owed if span is not None}
         busy |= set(self._sent.values()) | {epoch for *_, epoch in (*self._voids, *self._sent_voids)}
         epochs = [epoch for epoch in self.epochs if epoch not in busy]
         self.lose_spans(epochs)
@@ -178,7 +184,7 @@ class SpanScan(Generic[R]):
 
     def scanned(self, first: int, end: int, records: Iterable[tuple[int, int, R]]) -> int:
         """All that there is from `first` up to `end`: (offset, hash, record), ascending; how many are this member's."""
-        found = {offset: record for offset, _, record in records}
+        found = {offset: (hash_, record) for offset, hash_, record in records}
         taken = 0
         for at, span in enumerate(self._spans):
             if not first <= span.next < min(end, span.end):
@@ -187,7 +193,8 @@ class SpanScan(Generic[R]):
             for offset in (one for one in found if span.next <= one < span.end):
                 if last < offset:
                     self._voids.append((last, offset, span.epoch))
-                self._dispatcher.add(Found(offset, offset, found[offset]))
+                hash_, record = found[offset]
+                self._dispatcher.add(Found(offset, offset, record, self.starts.before(offset, hash_)))
                 taken += 1
                 last = offset + 1
             until = min(end, span.end)
@@ -198,13 +205,21 @@ class SpanScan(Generic[R]):
 
     # -- beginning and ending
 
-    def take(self, count: int, now_s: float, *, keys: int = 0, chain: int = 1) -> list[Found[R]]:
-        """Begin records: `Dispatcher.take`."""
-        taken = self._dispatcher.take(count, now_s, keys=keys, chain=chain, allows=lambda _: True)
+    def take(self, count: int, now_s: float, *, keys: int = 0, chain: int = 1, alone: bool = False) -> list[Found[R]]:
+        """Begin records: `Dispatcher.take`. alone: as of `KeyScan.take`."""
+        self.starts.look(count)
+        if alone:
+            self._dispatcher.offer(_any)
+        taken = self._dispatcher.take(
+            count, now_s, keys=keys, chain=chain, allows=lambda found: self.starts.allows(found, alone=alone)
+        )
+        if alone:
+            self._dispatcher.offer(_any)
         for found in taken:
             span = self._at(found.offset)
             assert span is not None, "what waits lies in a span"
             found.epoch = span.epoch
+            self.starts.took(found)
         return taken
 
     def finish(self, found: Found[R]) -> bool:
@@ -217,6 +232,31 @@ class SpanScan(Generic[R]):
     def give_back(self, found: Found[R], *, not_before_s: float = 0.0, unrun: bool = False) -> bool:
         """The record is to be begun again, here: `Dispatcher.give_back`."""
         return self._dispatcher.give_back(found, not_before_s=not_before_s, unrun=unrun)
+
+    # -- telling of starts
+
+    def telling(self, *, owed: bool = False) -> Telling | None:
+        """As `KeyScan.telling`."""
+        if not self._spans or not (self.starts.counted if owed else self.starts.tells):
+            return None
+        parts = tuple(part._replace(keys=None) for part in self.starts.tell(self._held, owed=owed))
+        if not parts:
+            return None
+        self.starts.telling = True
+        return Telling(self.progress.reset_epoch, parts, self.lives)
+
+    def told(self, telling: Telling, refused: Collection[int]) -> None:
+        """As `KeyScan.told`."""
+        if telling.lives != self.lives:
+            return
+        self.starts.telling = False
+        self.starts.told(part for at, part in enumerate(telling.parts) if at not in refused)
+        self._dispatcher.offer(_any)
+
+    def _held(self, offset: int) -> tuple[KeyRange, int] | None:
+        """The span of a record, which has a key of its own: its offset."""
+        span = self._at(offset)
+        return None if span is None else (KeyRange(span.first, span.end), span.epoch)
 
     # -- settling
 
@@ -284,6 +324,14 @@ class SpanScan(Generic[R]):
         alive |= {span.epoch for offset in waiting if (span := self._at(offset)) is not None}
         self._spans = [span for span in self._spans if span.next < span.end or span.epoch in alive]
 
+    def _keeps(self, found: Found[R]) -> bool:
+        return self._at(found.offset) is not None
+
     def _at(self, offset: int) -> Open | None:
         at = bisect_right(self._spans, offset, key=itemgetter(0)) - 1
         return self._spans[at] if at >= 0 and offset < self._spans[at].end else None
+
+
+def _any(_: object) -> bool:
+    """Any record may be begun, as soon as its start is known."""
+    return True

@@ -1,8 +1,9 @@
 """What a member may begin of one partition with what the server knows of its starts, and what it tells.
 
 The server tells with each grant how often records were begun by members that are gone (`cooperative.attempts`). A first
-start needs no word below the *horizon* (of a member with exact starts there is none); each other one is told before it
-is made, with how often the record was begun then. So is how often what is given back unfinished was begun (`owed`).
+start needs no word below the *horizon*, or within a span in free mode (but of a member with exact starts); each other
+one is told before it is made, with how often the record was begun then. So is how often what is given back unfinished
+was begun (`owed`).
 
     found ──▶ its start is known ──▶ begun
       │            ▲
@@ -14,12 +15,14 @@ flight, and nothing else is while it is, so that it ends nobody but itself. No I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from flowshare.client.cooperative.dispatch import Dispatcher, Found
-from flowshare.cooperative.attempts import Begun, starts_of
-from flowshare.cooperative.types import HORIZON_STEP, KeyRange
+from flowshare.cooperative.attempts import Begun, begun_within, starts_of
+from flowshare.cooperative.ranges import Pair, merged
+from flowshare.cooperative.types import HORIZON_STEP, KeyRange, OffsetRange
+from flowshare.protocol.headers import OFFSET_MAX
 
 R = TypeVar("R")
 Held = Callable[[int], tuple[KeyRange, int] | None]
@@ -27,9 +30,10 @@ Held = Callable[[int], tuple[KeyRange, int] | None]
 
 
 class StartPart(NamedTuple):
-    """Starts of records whose hashes lie in `keys`, of a claim of this epoch: (offset, how often then)."""
+    """Starts of records whose hashes lie in `keys`, of a claim of this epoch: (offset, how often then). keys: None: of
+    the span of this epoch."""
 
-    keys: KeyRange
+    keys: KeyRange | None
     epoch: int
     starts: list[tuple[int, int]]
     horizon: int
@@ -86,9 +90,18 @@ class Starts(Generic[R]):
         if begun is not None:
             self._begun, self._counts = begun, dict(begun.starts)
 
+    def take_over(self, begun: Begun, others: Sequence[Pair]) -> None:
+        """Spans were taken: what of them was begun by others. others: spans that the member has beside these."""
+        self.counted, self._horizon = True, OFFSET_MAX
+        before = begun_within((), self._counts, self._begun.abandoned, merged(others))
+        abandoned = merged([*before.abandoned, *begun.abandoned])
+        self._begun = Begun(begun.reaches, (), tuple(OffsetRange(*one) for one in abandoned))
+        self._counts = dict((*before.starts, *begun.starts))
+
     def before(self, offset: int, hash_: int) -> int:
         """How often a record was begun by others."""
-        return starts_of(self._begun.reaches, self._counts, offset, hash_)
+        reaches, _, abandoned = self._begun
+        return starts_of(reaches, self._counts, abandoned, offset, hash_)
 
     def lose(self) -> None:
         """Nothing is held any more."""
@@ -137,7 +150,8 @@ class Starts(Generic[R]):
     def tell(self, held: Held, *, owed: bool = False) -> tuple[StartPart, ...]:
         """What is to be told now. owed: how often what waits was begun, for who gives it back."""
         if owed:
-            starts = [(found, found.attempt) for found in self._dispatcher.waiting() if found.owed]
+            left = (*self._dispatcher.waiting(), *self._dispatcher.flights())
+            starts = [(found, found.attempt) for found in left if found.owed]
         else:
             starts = [(found, found.attempt + 1) for found in self._to_tell.values()]
         self._to_tell = {}

@@ -16,8 +16,10 @@ from flowshare.cooperative.types import DRAIN_TIMEOUT_MS, LEASE_MS
 from flowshare.cooperative.types import CommitEntry as CommitEntry
 from flowshare.cooperative.types import Entry as Entry
 from flowshare.cooperative.types import OffsetColumns as OffsetColumns
+from flowshare.cooperative.types import OffsetRange as OffsetRange
 from flowshare.cooperative.types import Reach as Reach
 from flowshare.cooperative.types import SpanEntry as SpanEntry
+from flowshare.cooperative.types import SpanStartEntry as SpanStartEntry
 from flowshare.cooperative.types import StartEntry as StartEntry
 from flowshare.protocol.declaration import OF_GROUP, Api
 from flowshare.protocol.kafka import ApiKey
@@ -131,8 +133,8 @@ class HeldPartition(PartitionProgress):
     granted: what of it is new: what is committed there is to be read anew before a handler starts. ranges: R, where
     something was granted, unless there was no room in the answer: then it is to be asked for
     (`CooperativeOffsetsRequest`). pending: offsets of open transactions, which nobody is to begin. horizon: the member
-    begins nothing at it or behind without saying so (`StartEntry`). reaches, starts: what others may have begun
-    (`cooperative.attempts`), told with `ranges`.
+    begins nothing at it or behind without saying so (`StartEntry`). reaches, starts, abandoned: what others may have
+    begun (`cooperative.attempts`), told with `ranges`.
     """
 
     held: tuple[HeldKeys, ...] = ()
@@ -144,6 +146,7 @@ class HeldPartition(PartitionProgress):
     horizon: int = 0
     reaches: tuple[Reach, ...] = ()
     starts: tuple[Pair, ...] = ()
+    abandoned: tuple[OffsetRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +159,7 @@ class CooperativeHoldResponse(Response):
 
 class PartitionCommit(NamedTuple):
     """What a member has finished of a partition whose reset epoch it knows. entries: `CommitEntry` by keys, `SpanEntry`
-    in free mode; `StartEntry` for what it is about to begin."""
+    in free mode; `StartEntry` and `SpanStartEntry` for what it is about to begin."""
 
     topic_id: uuid.UUID
     partition: int
@@ -267,6 +270,8 @@ class CooperativeTakeRequest(Request["CooperativeTakeResponse"]):
     max_wait_ms: int = 0
     lease_ms: int = LEASE_MS
     auto_offset_reset: str = "none"
+    exact_starts: bool = False
+    """Whether the member says each start before it makes it (`Terms`)."""
     partitions: tuple[TakenFrom, ...] = ()
     renew: tuple[SpanEpochs, ...] = ()
     give_back: tuple[SpanEpochs, ...] = ()
@@ -282,9 +287,13 @@ class TakenSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenPartition(PartitionProgress):
-    """Spans of one partition, or why there cannot be any."""
+    """Spans of one partition, or why there cannot be any. reaches, starts, abandoned: what others may have begun of
+    these offsets."""
 
     spans: tuple[TakenSpan, ...] = ()
+    reaches: tuple[Reach, ...] = ()
+    starts: tuple[Pair, ...] = ()
+    abandoned: tuple[OffsetRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +347,7 @@ class ToldWait(NamedTuple):
 class PartitionOffsets(PartitionProgress):
     """State of one partition. more: R goes on behind `ranges`. unstable: a transaction that is open may add to it.
 
-    reaches, starts: what was begun by members that are gone, told with `ranges`.
+    reaches, starts, abandoned: what was begun by members that are gone, told with `ranges`.
     unfinished: offsets from S to the log's end that are not committed, −1 when that end is not known. blocked, lapsed,
     overlaps: counted since the server loaded the partition: `ClaimCounts`.
     """
@@ -352,6 +361,7 @@ class PartitionOffsets(PartitionProgress):
     waits: tuple[ToldWait, ...] = ()
     reaches: tuple[Reach, ...] = ()
     starts: tuple[Pair, ...] = ()
+    abandoned: tuple[OffsetRange, ...] = ()
     unfinished: int = -1
     blocked: int = 0
     lapsed: int = 0

@@ -146,6 +146,7 @@ def following_writes(entries: Sequence[tuple[bytes, bytes]], updates: Iterable[b
         if reset_epoch == offsets.reset_epoch:
             writes.update(writes_of(prefix, offsets.commit(ranges, bounded=False).mutations))
             attempts.shrink(offsets, ranges)
+    attempts.forget(offsets.stable)
     writes.update(writes_of(prefix, attempts.changed_since(begun)))
     return list(writes.items())
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from flowshare.cooperative.claims import CLAIMS_MAX
-from flowshare.cooperative.types import LEASE_MS_MAX, LEASE_MS_MIN, DrainMode, StartEntry, Terms
+from flowshare.cooperative.types import LEASE_MS_MAX, LEASE_MS_MIN, DrainMode, SpanStartEntry, StartEntry, Terms
 from flowshare.core_errors import (
     FencedMemberEpoch,
     FencedStateEpoch,
@@ -237,6 +237,7 @@ class _Hold:
             horizon=answer.horizon,
             reaches=answer.begun.reaches,
             starts=answer.begun.starts,
+            abandoned=answer.begun.abandoned,
         )
 
     def _is_there(self, owner: PartitionOwner) -> bool:
@@ -290,14 +291,19 @@ class _Take:
                 owner = await self._opened(part)
                 self.owners.append(owner)
                 answer = await owner.take(
-                    request.member_id, request.count, lease_ms=request.lease_ms, committed=part.committed
+                    request.member_id,
+                    request.count,
+                    lease_ms=request.lease_ms,
+                    exact_starts=request.exact_starts,
+                    committed=part.committed,
                 )
             except EXPECTED as error:
                 told.append(refused(TakenPartition, part, error))
                 continue
             if answer.spans:
                 spans = tuple(TakenSpan(span.first, span.end, span.epoch) for span in answer.spans)
-                return [*told, TakenPartition(**progress_of(owner, answer.progress), spans=spans)]
+                begun = answer.begun._asdict()
+                return [*told, TakenPartition(**progress_of(owner, answer.progress), spans=spans, **begun)]
         return told
 
     async def _opened(self, part: TakenFrom) -> PartitionOwner:
@@ -357,13 +363,13 @@ def _fitting(parts: tuple[HeldPartition, ...]) -> tuple[HeldPartition, ...]:
     fitting: list[HeldPartition] = []
     for part in parts:
         size = 0 if part.ranges is None else len(part.ranges.firsts)
-        fitting.append(part if size <= room else replace(part, ranges=None, reaches=(), starts=()))
+        fitting.append(part if size <= room else replace(part, ranges=None, reaches=(), starts=(), abandoned=()))
         room -= size if size <= room else 0
     return tuple(fitting)
 
 
 def _size(entry: Entry) -> int:
-    return len(entry.starts if isinstance(entry, StartEntry) else entry.ranges)
+    return len(entry.starts if isinstance(entry, StartEntry | SpanStartEntry) else entry.ranges)
 
 
 def _terms(request: CooperativeHoldRequest) -> Terms:

@@ -210,13 +210,22 @@ class PartitionOwner:
         decision = self.partition.settled_apart(number, self._clock.steady_ms(), committed=committed)
         return self._add(decision, beside=beside)
 
-    async def take(self, member: str, count: int, *, lease_ms: int, committed: GroupOffset | None = None) -> Taken:
+    async def take(
+        self,
+        member: str,
+        count: int,
+        *,
+        lease_ms: int,
+        exact_starts: bool = False,
+        committed: GroupOffset | None = None,
+    ) -> Taken:
         """As `CooperativePartition.take`. Raises: UnknownTopic, too."""
         now_ms = self._begin()
         self._adopt(committed, now_ms)
         if self._end is None:
             raise UnknownTopic(f"the log of {self.topic.name}-{self.key.partition} is not there")
-        return await self._durable(self.partition.take(member, count, self._end, now_ms, lease_ms=lease_ms))
+        decision = self.partition.take(member, count, self._end, now_ms, lease_ms=lease_ms, exact_starts=exact_starts)
+        return await self._durable(decision)
 
     async def renew(self, member: str, epochs: Iterable[int], *, lease_ms: int) -> tuple[int, ...]:
         """As `CooperativePartition.renew`."""

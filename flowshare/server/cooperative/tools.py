@@ -149,6 +149,7 @@ class CooperativeTools(Family):
             spans=_claims(state.spans.state.spans),
             reaches=begun.reaches,
             starts=begun.starts,
+            abandoned=begun.abandoned,
             waits=_waits(state.claims, self._groups.clock.steady_ms()),
             unfinished=-1 if end < 0 else max(0, end - stable - ahead),
             blocked=counts.blocked,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from flowshare.client.cooperative.scan import Progress
 from flowshare.client.cooperative.spans import SpanScan
 from flowshare.client.errors import IllegalState
 from flowshare.testing import run
-from tests.client.cooperative.worlds import QUICK, coop_world
+from tests.client.cooperative.worlds import QUICK, Worker, coop_world
 
 
 def test_members_take_parts_of_one_partition_and_every_record_is_handled_once() -> None:
@@ -54,26 +55,82 @@ def test_what_is_released_comes_again_here_and_what_a_member_leaves_is_free_at_o
     async def story() -> None:
         async with coop_world() as world:
             await world.send(10)
+            given: Counter[int] = Counter()
             first = world.consumer(replace(QUICK, max_poll_records=4), member_id="a", free=True)
             first.subscribe(["orders"])
             got = await first.poll(5.0)
+            given.update(one.offset for one in got)
             assert len(got) == 4
             assert first.release(got[0], delay=2.0)
             began_s = asyncio.get_running_loop().time()
-            again: list[Any] = []
-            while not again:
-                again = [one for one in await first.poll(5.0) if one.offset == got[0].offset]
+            while given[got[0].offset] < 2:
+                for one in await first.poll(5.0):
+                    given[one.offset] += 1
+                    assert one.attempt == given[one.offset]
                 assert asyncio.get_running_loop().time() < began_s + 10
-            assert again[0].attempt == 2
             await first.close()
             second = world.consumer(replace(QUICK, max_poll_records=10), member_id="b", free=True)
             second.subscribe(["orders"])
-            came: list[Any] = []
+            came: dict[int, int] = {}
             while len(came) < 10:
                 found = await second.poll(1.0)
                 assert found, "nothing waits for a lease"
-                came += found
+                came.update((one.offset, one.attempt) for one in found)
+                assert all(map(second.commit, found)), "what was given out twice already comes alone"
+            assert came == {offset: given[offset] + 1 for offset in range(10)}
             await second.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_what_is_in_hand_when_a_consumer_closes_counts_as_given_out(free: bool) -> None:
+    """As of an application that closes it because a record made it fail."""
+
+    async def story() -> None:
+        async with coop_world() as world:
+            await world.send(1)
+            for attempt in range(1, 5):
+                async with world.consumer(member_id=f"m{attempt}", free=free) as consumer:
+                    consumer.subscribe(["orders"])
+                    (record,) = await consumer.poll(5.0)
+                    assert record.attempt == attempt
+
+    run(story())
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_record_that_ends_its_members_counts_all_of_them_and_runs_alone_then(exact: bool) -> None:
+    async def story() -> None:
+        async with coop_world() as world:
+            await world.send(60)
+            tries: dict[int, list[tuple[str, int]]] = defaultdict(list)
+            beside: list[int] = []
+            settings = replace(QUICK, exact_starts=exact)
+
+            def member(name: str) -> Worker:
+                async def handler(record: Any) -> None:
+                    tries[record.offset].append((name, record.attempt))
+                    if record.offset == 17:
+                        beside.append(len(world.workers[-1].at_work) - 1)
+                        if record.attempt <= 4:
+                            world.workers[-1].kill()
+                    await asyncio.sleep(0.1)
+
+                return world.worker(name, handler, free=True, concurrency=3, settings=settings)
+
+            for number in range(4):
+                member(f"m{number}")
+                await world.until(lambda number=number: len(tries[17]) == number + 1)
+            member("last")
+            await world.until(lambda: world.stable() == 60)
+
+            assert [attempt for _, attempt in tries[17]] == [1, 2, 3, 4, 5]
+            assert beside[2:] == [0, 0, 0], "two died with it: it runs alone"
+            attempts = [told[-1][1] for offset, told in tries.items() if offset != 17]
+            assert max(attempts) <= 3, "what was in flight beside it at most: the first two times"
+            if exact:
+                assert sum(told > 1 for told in attempts) <= 4, "two beside it died with it twice"
 
     run(story())
 

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from flowshare.cooperative.types import OffsetRange
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.cooperative import stable_metadata
+from flowshare.protocol.messages.cooperative import CooperativeOffsetsRequest, SpanStartEntry, stable_metadata
 from flowshare.testing.clock import settle
 from tests.server.cooperative.world import LEASE_MS, NONE, WHOLE, cooperative
 from tests.server.world import parked
@@ -173,3 +174,40 @@ async def test_many_members_that_take_at_once_have_each_record_once():
         taken = await asyncio.gather(*(member.took(5) for member in members))
 
         assert sorted(offset for span in taken for offset in range(*span[:2])) == list(range(100))
+
+
+async def test_who_takes_what_a_dead_member_had_is_told_how_often_it_was_begun():
+    async with cooperative(100) as w:
+        a, b = w.member("a"), w.member("b")
+        span = await a.took(10)
+        assert (await a.commits(SpanStartEntry(span.epoch, [(4, 2)]))).fenced == ()
+        await w.restart()
+        w.again(b)
+        assert (await b.took(10))[:2] == (10, 20)
+        await w.clock.advance(LEASE_MS / 1000)
+
+        (part,) = (await b.take(10)).partitions
+        assert (part.starts, part.abandoned) == (((4, 2),), (OffsetRange(0, 10),))
+        (looked,) = (await b.send(CooperativeOffsetsRequest(group_id="g", ranges_from=0))).partitions
+        assert (looked.starts, looked.abandoned) == (((4, 2),), (OffsetRange(0, 20),))
+
+
+async def test_of_a_dead_member_with_exact_starts_only_what_it_told_counts():
+    async with cooperative(100) as w:
+        a, b = w.member("a"), w.member("b")
+        span = await a.took(10, exact_starts=True)
+        await a.commits(SpanStartEntry(span.epoch, [(4, 1)]))
+        await w.clock.advance(LEASE_MS / 1000)
+
+        (part,) = (await b.take(20)).partitions
+        assert (part.starts, part.abandoned) == (((4, 1),), ())
+        assert (await a.commits(SpanStartEntry(span.epoch, [(4, 2)]))).fenced == (0,)
+
+
+async def test_members_that_share_by_keys_are_told_of_the_dead_that_took():
+    async with cooperative(100) as w:
+        a, b = w.member("a"), w.member("b")
+        await a.took(10)
+        await w.clock.advance(LEASE_MS / 1000)
+
+        assert (await b.hold(WHOLE)).abandoned == (OffsetRange(0, 10),)
