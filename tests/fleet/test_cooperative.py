@@ -10,9 +10,10 @@ from flowshare.agents.scale import lag
 from flowshare.client.cooperative.consumer import CooperativeConsumer
 from flowshare.client.errors import ServerError
 from flowshare.client.settings import CooperativeSettings
+from flowshare.cooperative.types import OffsetRange
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.cooperative import GroupOffset, TakenFrom, stable_metadata
+from flowshare.protocol.messages.cooperative import GroupOffset, SpanStartEntry, TakenFrom, stable_metadata
 from flowshare.slots.placement import group_slot
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
@@ -262,6 +263,24 @@ def test_members_take_records_and_wait_for_more():
             await one.connection.close()
 
     scenario(play, workers=2)
+
+
+def test_the_next_worker_knows_what_those_that_took_had_begun():
+    async def play(fleet):
+        a, b, c = await members(fleet, "a", "b", "c")
+        (part,) = (await a.take(10, partitions=(_from(a),))).partitions
+        assert (await a.commits(SpanStartEntry(part.spans[0].epoch, [(4, 2)]))).fenced == ()
+        await fleet.coordinator("g").kill()
+        await fleet.settled()
+        await c.take(10, partitions=(_from(c),), exact_starts=True)
+        await fleet.clock.sleep(1.5 * LEASE_MS / 1000)
+
+        (told,) = (await b.take(10, partitions=(_from(b),))).partitions
+        assert (told.starts, told.abandoned) == (((4, 2),), (OffsetRange(0, 10),))
+        for one in (a, b, c):
+            await one.connection.close()
+
+    scenario(play)
 
 
 def _from(member):
