@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import flowshare as fs
-from flowshare.agents.feed.setup import HEADERS_BYTES, MESSAGE_BYTES, prepare
+from flowshare.agents.feed.setup import prepare
 from flowshare.client.admin.admin import ShareAdmin
+from flowshare.client.admin.sizes import HEADERS_BYTES, MESSAGE_BYTES
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing import Bus

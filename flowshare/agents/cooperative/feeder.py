@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.cooperative.member import CooperativeFeed
 from flowshare.agents.feed.feeder import Feeder
 from flowshare.agents.feed.limits import check_asked
-from flowshare.agents.feed.setup import need_topic, retried
+from flowshare.agents.feed.setup import need_outputs, need_topic, retried
 from flowshare.agents.handler.errors import UsageError
 from flowshare.backend.base import Capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from flowshare.agents.cooperative.agent import CooperativeAgent
     from flowshare.agents.feed.acknowledgements import Observer
@@ -51,7 +51,7 @@ class CooperativeFeeder(Feeder):
 
     async def _joined(self) -> CooperativeFeed:
         """Prepare topics and join."""
-        await prepare(self.agent, self._admin, self._where, self._clock)
+        await prepare(self.agent, self._admin, self._where, self._clock, self._allow)
         member = CooperativeFeed(
             self._connect, self.agent, clock=self._clock, member_id=self._member_id, on_damaged=self._damaged
         )
@@ -87,17 +87,25 @@ class CooperativeFeeder(Feeder):
                 runner.task.cancel()
 
 
-async def prepare(agent: CooperativeAgent, admin: ShareAdmin, capabilities: Capabilities, clock: Clock) -> None:
-    """Make missing topics if the app allows it, and see that the group can be. Raises: UsageError (what to change),
-    ServerError, BackendError."""
+async def prepare(
+    agent: CooperativeAgent,
+    admin: ShareAdmin,
+    capabilities: Capabilities,
+    clock: Clock,
+    allow: Callable[[int], object] = lambda record_bytes: None,
+) -> None:
+    """Make missing topics if the app allows it, and see that the group can be. allow: told the size of the agent's
+    largest dead letter, for the producer. Raises: UsageError (what to change), ServerError, BackendError."""
     _check_place(agent, capabilities)
-    await retried(agent, clock, lambda: _prepare(agent, admin))
+    await retried(agent, clock, lambda: _prepare(agent, admin, allow))
 
 
 async def rehearse(agent: CooperativeAgent, admin: ShareAdmin, capabilities: Capabilities) -> None:
     """See whether `prepare` would be refused, and change nothing. Raises: as `prepare`."""
     _check_place(agent, capabilities)
-    await _prepare(agent, admin, dry_run=True)
+    for channel in (*agent.channels, *_outputs(agent)):
+        await need_topic(agent, admin, channel, dry_run=True)
+    await _check_group(agent, admin)
 
 
 def _check_place(agent: CooperativeAgent, capabilities: Capabilities) -> None:
@@ -109,13 +117,23 @@ def _check_place(agent: CooperativeAgent, capabilities: Capabilities) -> None:
     check_asked(agent, capabilities)
 
 
-async def _prepare(agent: CooperativeAgent, admin: ShareAdmin, *, dry_run: bool = False) -> None:
-    channels = [*agent.channels, *agent.options.sink]
+def _outputs(agent: CooperativeAgent) -> list[Any]:
+    """Topics that the agent writes, by name or as they were declared."""
+    found = [*agent.options.sink]
     if agent.dead_letter_topic is not None:
         given = agent.options.dead_letter
-        channels.append(agent.dead_letter_topic if given is True else given)
-    for channel in channels:
-        await need_topic(agent, admin, channel, dry_run=dry_run)
+        found.append(agent.dead_letter_topic if given is True else given)
+    return found
+
+
+async def _prepare(agent: CooperativeAgent, admin: ShareAdmin, allow: Callable[[int], object]) -> None:
+    for channel in agent.channels:
+        await need_topic(agent, admin, channel)
+    await need_outputs(agent, admin, _outputs(agent), allow)
+    await _check_group(agent, admin)
+
+
+async def _check_group(agent: CooperativeAgent, admin: ShareAdmin) -> None:
     kind = await admin.group_kind(agent.group)
     if kind is not None and kind not in CONSUMERS:
         raise UsageError(

@@ -18,6 +18,7 @@ from flowshare.agents.handler.retry_headers import retry_topic
 from flowshare.agents.handler.send import topic_name
 from flowshare.backend.base import BackendError, Capabilities
 from flowshare.client.admin.admin import KEY_ORDER, MAX_IN_FLIGHT, ShareAdmin
+from flowshare.client.admin.sizes import MESSAGE_BYTES_MAX, letter_bytes, message_bytes
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.config import PARK
@@ -38,11 +39,6 @@ logger = logging.getLogger("flowshare.agents")
 
 CLEANUP: Final = (("compact", "compacting"), ("delete", "deleting"))
 """Policies of cleanup.policy, and what Faust calls them."""
-MESSAGE_BYTES_MAX: Final = "max.message.bytes"
-MESSAGE_BYTES: Final = 1_048_588
-"""Kafka's default of it."""
-HEADERS_BYTES: Final = 64 << 10
-"""Room for the headers of a dead letter or of a record that waits for its retry."""
 DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 DEAD_LETTER_COPY: Final = "errors.deadletterqueue.copy.record.enable"
 DEAD_LETTER_ON: Final = "share.dead.letter.on"
@@ -143,15 +139,7 @@ async def _prepare(
     channels = _channels(agent, capabilities)
     for channel in channels[: len(agent.channels)]:
         await need_topic(agent, admin, channel)
-    takers = {agent.dead_letter_topic, retry_topic(agent.group)}
-    size = 0
-    for channel in channels[len(agent.channels) :]:
-        takes_all = topic_name(channel) in takers
-        if takes_all and not size:
-            largest = max([await _message_bytes(admin, topic) or MESSAGE_BYTES for topic in agent.topics])
-            size = min(largest + HEADERS_BYTES, 2**31 - 1)
-            allow(size)
-        await need_topic(agent, admin, channel, size=size if takes_all else 0)
+    await need_outputs(agent, admin, channels[len(agent.channels) :], allow)
     wanted = {**limits.settings, **(dead_letter_settings(agent) if capabilities.server_dead_letters else {})}
     await _check_order(agent, admin)
     others = await _other_settings(agent, admin, wanted)
@@ -161,6 +149,21 @@ async def _prepare(
     await _warn_of_older_group(agent, admin)
     await _warn_of_parked_keys(agent, admin)
     return limits
+
+
+async def need_outputs(
+    agent: ShareAgent, admin: ShareAdmin, channels: Iterable[Any], allow: Callable[[int], object]
+) -> None:
+    """See that the topics are there that an agent writes; those of dead letters and retries take what its own topics
+    take. These are there. allow: as of `prepare`. Raises: UsageError, ServerError."""
+    takers = {agent.dead_letter_topic, retry_topic(agent.group)}
+    size = 0
+    for channel in channels:
+        takes_all = topic_name(channel) in takers
+        if takes_all and not size:
+            size = await letter_bytes(admin, agent.topics)
+            allow(size)
+        await need_topic(agent, admin, channel, size=size if takes_all else 0)
 
 
 async def declare(agents: Iterable[ShareAgent], topic: str, admin: ShareAdmin) -> None:
@@ -175,22 +178,10 @@ async def declare(agents: Iterable[ShareAgent], topic: str, admin: ShareAdmin) -
                 return
 
 
-async def _message_bytes(admin: ShareAdmin, topic: str) -> int | None:
-    """The largest batch that a topic takes; None where that may not be seen."""
-    try:
-        entries = await admin.topic_configs(topic)
-    except ServerError as error:
-        if error.retriable:
-            raise
-        logger.debug("the settings of topic %s cannot be seen: %s", topic, error)
-        return None
-    return next((int(entry.value) for entry in entries if entry.name == MESSAGE_BYTES_MAX and entry.value), None)
-
-
 async def _widen(agent: ShareAgent, admin: ShareAdmin, channel: Any, size: int) -> None:
     """See that a topic that is there takes what the agent's topics take; raise its limit, or say what to do."""
     name = topic_name(channel)
-    takes = await _message_bytes(admin, name)
+    takes = await message_bytes(admin, name)
     if takes is None or takes >= size:
         return
     why = "the app gives it that limit"
