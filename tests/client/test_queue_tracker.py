@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
+from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.errors import DeliveryTimeout, ServerError
 from flowshare.client.groups.membership import GroupSettings
 from flowshare.client.kmq.moving import carry_queue, plan_queue
@@ -13,6 +15,7 @@ from flowshare.client.kmq.topics import PartitionMismatch
 from flowshare.client.kmq.tracker import QueueTracker
 from flowshare.kmq.markers import END, encode_key, encode_start
 from flowshare.kmq.redelivery import QueueRules
+from flowshare.protocol.errors import ErrorCode
 from tests.client.worlds import within, world_on
 
 pytestmark = pytest.mark.asyncio
@@ -335,3 +338,62 @@ def _offset(topic, partition, offset):
     from flowshare.protocol.messages import OffsetToCommit
 
     return OffsetToCommit(topic, partition, offset)
+
+
+LIMIT = "max.message.bytes"
+LARGE = b"x" * 5_000_000
+
+
+async def limit_of(queue, topic):
+    return next(one.value for one in await queue.admin.topic_configs(topic) if one.name == LIMIT)
+
+
+async def test_the_largest_message_comes_again_and_is_undelivered_whole(clock):
+    async def work(queue):
+        await queue.admin.alter_topic_configs("q", {LIMIT: "5001000"})
+        queue.producer.allow(6_000_000)
+        await queue.put(LARGE)
+        queue.producer._settings = replace(queue.producer._settings, max_request_size=1 << 20)
+        rules = RULES._replace(redeliveries=1)
+        async with queue.tracked(rules) as tracker:
+            assert await limit_of(queue, "q__undelivered") == "5001000"
+            await queue.start(0)
+            await queue.until(lambda: tracker.counts.redelivered)
+            await queue.start(1)
+            await queue.until(lambda: tracker.counts.undelivered)
+        assert [one.value for one in await queue.records("q__undelivered")] == [LARGE]
+
+    await on(clock, work)
+
+
+@pytest.mark.parametrize("widens", [True, False])
+async def test_a_topic_of_undelivered_messages_that_takes_less_is_widened_where_that_may_be(clock, widens, caplog):
+    async def work(queue):
+        await queue.admin.create_topic("q__undelivered", configs={LIMIT: "1000"})
+        async with queue.tracked(widens=widens):
+            assert await limit_of(queue, "q__undelivered") == ("1048588" if widens else "1000")
+
+    await on(clock, work)
+    assert ("q__undelivered takes 1000 bytes at once" in caplog.text) is not widens
+
+
+async def test_brokers_that_refuse_the_limit_make_the_topic_with_their_own(clock, monkeypatch, caplog):
+    real = ShareAdmin.create_topic
+
+    async def strict(self, name, **given):
+        if given.get("configs"):
+            raise ServerError(ErrorCode.POLICY_VIOLATION, about="creating a topic")
+        await real(self, name, **given)
+
+    async def refused(self, name, configs, **_):
+        raise ServerError(ErrorCode.POLICY_VIOLATION, about="altering a topic")
+
+    async def work(queue):
+        await queue.admin.alter_topic_configs("q", {LIMIT: "5000000"})
+        monkeypatch.setattr(ShareAdmin, "create_topic", strict)
+        monkeypatch.setattr(ShareAdmin, "alter_topic_configs", refused)
+        async with queue.tracked():
+            assert await limit_of(queue, "q__undelivered") == "1048588"
+
+    await on(clock, work)
+    assert "the queue up to 5000000" in caplog.text

@@ -143,6 +143,7 @@ class KmqFeeder:
             clock=self._clock,
             admin=environment.admin,
             producer=environment.producer,
+            widens=self.agent.app.conf.topic_allow_declare,
         )
 
     # --- what is seen from outside ------------------------------------------------------------------------------

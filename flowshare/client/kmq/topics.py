@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from flowshare.client.admin.sizes import MESSAGE_BYTES_MAX, message_bytes
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.protocol.errors import ErrorCode
 
@@ -40,16 +41,56 @@ async def partitions_of(admin: ShareAdmin, rules: QueueRules) -> int:
     return queue
 
 
-async def need_undelivered(admin: ShareAdmin, rules: QueueRules, partitions: int) -> None:
-    """Make the topic for undelivered messages if it is missing. Raises: ServerError, OSError, ClientError."""
-    name = rules.undelivered_topic
+async def need_undelivered(admin: ShareAdmin, rules: QueueRules, partitions: int, *, widens: bool = True) -> None:
+    """Make the topic for undelivered messages if it is missing, and see that it takes what the queue takes.
+
+    widens: one that is there and takes less is raised to that; else a warning says so.
+    Raises: ServerError, OSError, ClientError.
+    """
+    name, size = rules.undelivered_topic, await message_bytes(admin, rules.queue)
     try:
         await admin.describe_topic(name)
     except ServerError as error:
         if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise
-        await admin.create_topic(name, partitions=partitions, exist_ok=True)
+        await _make(admin, name, partitions, {} if size is None else {MESSAGE_BYTES_MAX: str(size)})
         logger.info("topic %s was missing and is made, partitions=%d", name, partitions)
+    if size is not None:
+        await _widen(admin, name, size, widens=widens)
+
+
+async def _make(admin: ShareAdmin, name: str, partitions: int, configs: dict[str, str]) -> None:
+    try:
+        await admin.create_topic(name, partitions=partitions, configs=configs, exist_ok=True)
+    except ServerError as error:
+        if error.retriable or not configs:
+            raise
+        await admin.create_topic(name, partitions=partitions, exist_ok=True)  # a policy may refuse the limit alone
+
+
+async def _widen(admin: ShareAdmin, name: str, size: int, *, widens: bool) -> None:
+    takes, why = await message_bytes(admin, name), "the app is not to change topics"
+    if takes is None or takes >= size:
+        return
+    if widens:
+        try:
+            await admin.alter_topic_configs(name, {MESSAGE_BYTES_MAX: str(size)})
+        except ServerError as error:
+            if error.retriable:
+                raise
+            why = str(error)
+        else:
+            logger.info("topic %s: %s is raised to %d", name, MESSAGE_BYTES_MAX, size)
+            return
+    logger.warning(
+        "topic %s takes %d bytes at once, and the queue up to %d: what is larger cannot go there, and is tried again "
+        "and again. Raise its %s to that (kafka-configs.sh --alter --entity-type topics); it is left as it is: %s",
+        name,
+        takes,
+        size,
+        MESSAGE_BYTES_MAX,
+        why,
+    )
 
 
 async def warn_of_times(admin: ShareAdmin, rules: QueueRules) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from flowshare.client.admin.sizes import letter_bytes
 from flowshare.client.errors import BufferFull, ClientError, RecordTooLarge, ServerError, check
 from flowshare.client.groups.consumer import Bounds, GroupConsumer, Place
 from flowshare.client.groups.membership import Generation, GroupSettings
@@ -77,7 +78,8 @@ class _Partition:
 class QueueTracker:
     """One tracker of one queue. All methods are called on one event loop.
 
-    group_id: of all trackers of the queue, and of nothing else. quiet_ms: as in `PartitionTracker`.
+    group_id: of all trackers of the queue, and of nothing else. quiet_ms: as in `PartitionTracker`. widens: as of
+    `need_undelivered`.
     """
 
     def __init__(
@@ -91,8 +93,10 @@ class QueueTracker:
         producer: Producer,
         quiet_ms: int = QUIET_MS,
         settings: GroupSettings | None = None,
+        widens: bool = True,
     ) -> None:
         self._rules = rules
+        self._widens = widens
         self._clock = clock
         self._admin = admin
         self._producer = producer
@@ -122,7 +126,8 @@ class QueueTracker:
     async def start(self) -> None:
         """See that the topics fit, and begin. Raises: PartitionMismatch, ServerError, OSError, ClientError."""
         partitions = await partitions_of(self._admin, self._rules)
-        await need_undelivered(self._admin, self._rules, partitions)
+        await need_undelivered(self._admin, self._rules, partitions, widens=self._widens)
+        self._producer.allow(await letter_bytes(self._admin, (self._rules.queue,)))
         await warn_of_times(self._admin, self._rules)
         self._consumer.start()
         self._task = asyncio.create_task(self._run(), name=f"tracker of {self._rules.queue}")
