@@ -135,6 +135,36 @@ def test_a_record_that_ends_its_members_counts_all_of_them_and_runs_alone_then(e
     run(story())
 
 
+def test_what_is_committed_before_it_is_handled_is_handled_once_at_most() -> None:
+    async def story() -> None:
+        async with coop_world() as world:
+            await world.send(60)
+            ran: list[int] = []
+
+            def member(name: str) -> Worker:
+                async def handler(record: Any) -> None:
+                    worker.consumer.commit(record)
+                    await worker.consumer.commit_sync()
+                    ran.append(record.offset)
+                    await asyncio.sleep(0.1)
+
+                worker = world.worker(
+                    name, handler, free=True, concurrency=3, settings=replace(QUICK, exact_starts=True)
+                )
+                return worker
+
+            for number in range(3):
+                dies = member(f"m{number}")
+                await world.until(lambda number=number: len(ran) >= 10 * (number + 1))
+                dies.kill()
+            last = member("last")
+            await world.until(lambda: world.stable() == 60)
+            await last.stop()
+            assert len(ran) == len(set(ran)) >= 60 - 3 * 3
+
+    run(story())
+
+
 def test_a_partition_is_shared_in_one_way_at_a_time() -> None:
     async def story() -> None:
         async with coop_world() as world:
