@@ -2,7 +2,8 @@
 
 Members begin records without asking, so a member that dies with its process takes what it knew with it. Invariant: who
 is granted keys is told of each of their records at least as many starts as there were by members before, and exactly
-as many where these gave their keys back in order. It costs no write a record, because of two rules for members:
+as many where these gave their keys back in order and had all answers to what they told. It costs no write a record,
+because of two rules for members:
 
     the first start of a record      only before the member's *horizon*, which is durable; it is moved on ahead of time,
                                      with one write for `HORIZON_STEP` offsets

@@ -227,3 +227,41 @@ def test_members_that_come_and_go_all_the_time_lose_nothing(seed: int) -> None:
             assert all(len(runs) == 1 for runs in world.handled().values()), "nobody died"
 
     run(story())
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("free", [True, False])
+@pytest.mark.parametrize("seed", range(2))
+def test_whoever_dies_or_leaves_no_record_is_given_out_under_an_attempt_that_it_had_before(
+    seed: int, free: bool, exact: bool
+) -> None:
+    async def story() -> None:
+        rng = random.Random(seed)
+        given: dict[int, list[int]] = defaultdict(list)
+        async with coop_world(partitions=1) as world:
+            settings = replace(QUICK, exact_starts=exact)
+
+            async def handler(record: Any) -> None:
+                given[record.offset].append(record.attempt)
+                await asyncio.sleep(rng.random())
+
+            await world.send(600, keys=60)
+            here = [world.worker("stays", handler, free=free, settings=settings, concurrency=4)]
+            for number in range(12):
+                await asyncio.sleep(rng.random() * 2)
+                here.append(world.worker(f"guest {number}", handler, free=free, settings=settings, concurrency=4))
+                if len(here) > 3:
+                    gone = here.pop(rng.randrange(1, len(here)))
+                    if rng.random() < 0.6:
+                        gone.kill()
+                    else:
+                        gone.task.cancel()
+                        for one in gone.at_work:
+                            one.cancel()
+                        await gone.consumer.close()
+            await world.until(lambda: world.stable() == 600)
+        for offset, attempts in given.items():
+            assert attempts == sorted(set(attempts)), f"{offset} was given out as {attempts}"
+        assert any(len(attempts) > 1 for attempts in given.values())
+
+    run(story())
