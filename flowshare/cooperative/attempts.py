@@ -281,15 +281,13 @@ def starts_of(
 def begun_within(
     reaches: Sequence[Reach], starts: Mapping[int, int], abandoned: Sequence[Pair], spans: Sequence[Pair]
 ) -> Begun:
-    """What is known of these offsets, ascending and disjoint."""
-    if not spans:
-        return Begun()
+    """What is known of these offsets, ascending and disjoint; `reaches` are left as they are."""
     inside: list[Pair] = []
     for first, end in spans if starts else ():
         offsets = range(first, end) if end - first <= len(starts) else [at for at in starts if first <= at < end]
         inside += [(at, starts[at]) for at in offsets if at in starts]
     left = tuple(OffsetRange(first, end) for first, end, _, _ in overlaps(spans, abandoned))
-    return Begun(tuple(one for one in reaches if one.before > spans[0][0]), tuple(inside), left)
+    return Begun(tuple(reaches), tuple(inside), left)
 
 
 def _tables(state: AttemptsState) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from flowshare.cooperative import attempts as attempts_module
-from flowshare.cooperative.attempts import Attempts, AttemptsState, Begun, starts_of
+from flowshare.cooperative.attempts import Attempts, AttemptsState, Begun, begun_within, starts_of
 from flowshare.cooperative.offsets import CommittedOffsets
 from flowshare.cooperative.partition import CooperativePartition
 from flowshare.cooperative.stored import encode, load
@@ -436,6 +436,9 @@ def test_who_shares_in_the_other_way_is_told_of_the_dead_too():
     answer = group.take("c", 30)
     assert [known(answer.begun, at, HASHES - 1) for at in (9, 10, 14)] == [1, 1, 1]
     assert [known(answer.begun, at) for at in (9, 10)] == [1, 0]
+    reaches = (Reach(0, 5, 9),)
+    told = begun_within(reaches, {}, (), [(10, 20)])
+    assert told.reaches == reaches, "all of them each time: a member keeps the newest, for what it took before, too"
 
 
 def test_offsets_of_the_dead_in_too_many_pieces_are_joined_and_count_too_many(monkeypatch):
