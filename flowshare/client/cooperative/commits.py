@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
 
 TOLD_MAX: Final = 4
-"""Partitions of which starts are told in one request: each has no more records than wait."""
+"""Partitions of which starts are told in one request, of each STARTS_AT_ONCE at most (`starts`)."""
 COMMIT_RANGES_MAX: Final = 10_000
 """Ranges of offsets that a server takes in one commit."""
 

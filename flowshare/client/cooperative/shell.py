@@ -249,7 +249,8 @@ class CooperativeShell(abc.ABC):
     async def _release_all(self) -> None:
         """Hold nothing any more, and say before how often what is not finished was begun; what is not answered ends
         with the lease."""
-        owed = [(one, told) for one in self.partitions if (told := one.scan.telling(owed=True)) is not None]
+        tellings = [(one, told) for one in self.partitions if (told := one.scan.telling(owed=True)) is not None]
+        owed = [(one, piece) for one, told in tellings for piece in told.pieces()]
         try:
             await self._clock.wait_for(self._commits.tell(owed), RELEASE_S)
         except TimeoutError:

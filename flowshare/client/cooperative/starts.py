@@ -16,7 +16,7 @@ flight, and nothing else is while it is, so that it ends nobody but itself. No I
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from flowshare.client.cooperative.dispatch import Dispatcher, Found
 from flowshare.cooperative.attempts import Begun, begun_within, starts_of
@@ -25,6 +25,8 @@ from flowshare.cooperative.types import HORIZON_STEP, KeyRange, OffsetRange
 from flowshare.protocol.headers import OFFSET_MAX
 
 R = TypeVar("R")
+STARTS_AT_ONCE: Final = 2_000
+"""Of one partition; a request tells of a few partitions, and servers take 10,000 starts in one."""
 Held = Callable[[int], tuple[KeyRange, int] | None]
 """The keys and the epoch of the piece that a hash lies in; None: it is not held."""
 
@@ -45,6 +47,14 @@ class Telling(NamedTuple):
     reset_epoch: int
     parts: tuple[StartPart, ...]
     lives: int
+
+    def pieces(self) -> list[Telling]:
+        """The same, at most STARTS_AT_ONCE starts in each: what is in hand at the end may be more than one takes."""
+        return [
+            self._replace(parts=(part._replace(starts=part.starts[at : at + STARTS_AT_ONCE]),))
+            for part in self.parts
+            for at in range(0, len(part.starts), STARTS_AT_ONCE)
+        ]
 
 
 class Starts(Generic[R]):
@@ -115,7 +125,7 @@ class Starts(Generic[R]):
 
     def look(self, count: int) -> None:
         """So many records are to be begun now."""
-        self._room = 0 if self.telling else count - len(self._to_tell)
+        self._room = 0 if self.telling else min(count, STARTS_AT_ONCE) - len(self._to_tell)
 
     def allows(self, found: Found[R], *, alone: bool) -> bool:
         """Whether a record may be begun now. alone: nothing else is in flight, or will be with it."""

@@ -99,6 +99,26 @@ def test_what_is_in_hand_when_a_consumer_closes_counts_as_given_out(free: bool) 
     run(story())
 
 
+@pytest.mark.parametrize("free", [True, False])
+def test_however_much_is_in_hand_when_a_consumer_closes_all_of_it_counts(free: bool) -> None:
+    async def story() -> None:
+        async with coop_world() as world:
+            await world.send(12_000, keys=12_000)
+            settings = replace(QUICK, max_poll_records=4_000)
+            first = world.consumer(settings, member_id="a", free=free)
+            first.subscribe(["orders"])
+            given = 0
+            while given < 12_000:
+                given += len(await first.poll(5.0))
+            await first.close()
+            async with world.consumer(settings, member_id="b", free=free) as second:
+                second.subscribe(["orders"])
+                records = await second.poll(5.0)
+                assert {one.attempt for one in records} == {2}
+
+    run(story())
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_record_that_ends_its_members_counts_all_of_them_and_runs_alone_then(exact: bool) -> None:
     async def story() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from flowshare.client.cooperative import starts as starts_module
 from flowshare.client.cooperative.dispatch import SUSPECT_AT
 from flowshare.client.cooperative.scan import KeyScan, Progress
 from flowshare.client.cooperative.settles import start_entry_of
@@ -278,6 +281,16 @@ def test_a_taker_with_exact_starts_tells_of_first_ones_and_takes_back_what_it_di
     telling = scan.telling(owed=True)
     assert telling is not None
     assert [part.starts for part in telling.parts] == [[(8, 0), (9, 0)]]
+
+
+@pytest.mark.parametrize("scan", [taker, holding])
+def test_no_more_is_told_at_once_of_a_partition_than_servers_take_of_four(scan, monkeypatch):
+    monkeypatch.setattr(starts_module, "STARTS_AT_ONCE", 3)
+    one = scan(exact=True)
+    assert begun(one) == []
+    assert len(answered(one)) == 3
+    assert len(begun(one)) == 3
+    assert len(answered(one)) == 3
 
 
 def test_a_span_that_is_taken_again_counts_as_the_newest_answer_says():
