@@ -79,6 +79,9 @@ class Begun(NamedTuple):
     abandoned: tuple[OffsetRange, ...] = ()
 
 
+NOTHING: Final = Begun()
+
+
 class AttemptsState(NamedTuple):
     """reaches, abandoned: ascending and disjoint. starts: by offset. horizons: by member."""
 
@@ -147,6 +150,8 @@ class Attempts:
 
     def grew_since(self, before: AttemptsState) -> bool:
         """Whether more was left by the dead since."""
+        if self.state is before:
+            return False
         pairs = ((self.state.reaches, before.reaches), (self.state.abandoned, before.abandoned))
         return any(new is not old and not set(old).issuperset(new) for new, old in pairs)
 
@@ -186,9 +191,9 @@ class Attempts:
         for claim in claims:
             self._reach(claim.first, claim.end, self.horizon(claim.member))
 
-    def abandon(self, spans: Iterable[Span]) -> None:
+    def abandon(self, spans: Sequence[Span]) -> None:
         """These spans ended against their members' will."""
-        new = [(span.first, span.end) for span in spans if not span.exact_starts]
+        new = [(span.first, span.end) for span in spans if not span.exact_starts] if spans else ()
         if new:
             known = [OffsetRange(*one) for one in merged([*self.state.abandoned, *new])]
             while len(known) > REACHES_MAX:
@@ -215,7 +220,7 @@ class Attempts:
     def forget(self, stable: int) -> None:
         """All before this offset is committed."""
         reaches, _, _, abandoned = self.state
-        if any(one.before <= stable for one in reaches):
+        if reaches and any(one.before <= stable for one in reaches):
             self.state = self.state._replace(reaches=tuple(one for one in reaches if one.before > stable))
         if abandoned and abandoned[0].end <= stable:
             self.state = self.state._replace(abandoned=tuple(one for one in abandoned if one.end > stable))
@@ -282,6 +287,8 @@ def begun_within(
     reaches: Sequence[Reach], starts: Mapping[int, int], abandoned: Sequence[Pair], spans: Sequence[Pair]
 ) -> Begun:
     """What is known of these offsets, ascending and disjoint; `reaches` are left as they are."""
+    if not (reaches or starts or abandoned):
+        return NOTHING
     inside: list[Pair] = []
     for first, end in spans if starts else ():
         offsets = range(first, end) if end - first <= len(starts) else [at for at in starts if first <= at < end]

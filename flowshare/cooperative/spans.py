@@ -188,7 +188,7 @@ class Spans:
 
 
 def _stored(state: SpansState) -> list[tuple[object, ...]]:
-    return [span._replace(deadline_ms=0) for span in state.spans]
+    return [(*span[:5], span.exact_starts) for span in state.spans]
 
 
 def _inside(ranges: Sequence[Pair], offset: int) -> int:
