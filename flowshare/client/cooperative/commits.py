@@ -7,6 +7,7 @@ Two things go that way: what is finished, with the voids beside it, and what is 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from flowshare.client.cooperative.partitions import AnyBatch, Partition, Partitions
@@ -14,7 +15,7 @@ from flowshare.client.cooperative.scan import COMMIT_MAX
 from flowshare.client.cooperative.settles import entry_of, progress_of, start_entry_of
 from flowshare.client.errors import ClientError, check
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.cooperative import CooperativeCommitRequest, PartitionCommit
+from flowshare.protocol.messages.cooperative import CommittedPartition, CooperativeCommitRequest, PartitionCommit
 
 if TYPE_CHECKING:
     import uuid
@@ -77,34 +78,44 @@ class Commits:
 
     async def _commit(self, batches: Sequence[tuple[Partition, AnyBatch]]) -> bool:
         """One commit; whether all of it was taken."""
-        asked = tuple(
+        asked = [
             PartitionCommit(*partition.key, batch.reset_epoch, tuple(map(entry_of, batch.parts)))
             for partition, batch in batches
-        )
-        request = CooperativeCommitRequest(group_id=self._group_id, member_id=self._member_id, partitions=asked)
+        ]
+        good = True
+        for (partition, batch), part in zip(batches, await self._ask("committing", asked), strict=True):
+            if part is None:
+                partition.scan.failed(batch)
+                good = False
+            else:
+                good = partition.scan.committed(batch, progress_of(part), part.fenced) and good
+        return good
+
+    async def _ask(self, what: str, asked: Sequence[PartitionCommit]) -> Sequence[CommittedPartition | None]:
+        """What is answered to each of these, in one request; None: it was not taken. A partition may be there twice.
+
+        what: so the member says it when some, or all, are refused.
+        """
+        request = CooperativeCommitRequest(group_id=self._group_id, member_id=self._member_id, partitions=tuple(asked))
         try:
             answer = await self._link.send(request)
-            check(answer.error, answer.message, f"group {self._group_id}: committing")
+            check(answer.error, answer.message, f"group {self._group_id}: {what}")
         except (OSError, ClientError) as error:
-            self._partitions.fails("committing", error)
-            for partition, batch in batches:
-                partition.scan.failed(batch)
-            return False
-        told = {(one.topic_id, one.partition): one for one in answer.partitions}
-        good = True
-        for partition, batch in batches:
-            part = told.get(partition.key)
-            if part is not None and part.error is ErrorCode.NONE:
-                good = partition.scan.committed(batch, progress_of(part), part.fenced) and good
-                continue
-            partition.scan.failed(batch)
-            good = False
-            if part is not None:  # not the partition's trouble, which the next hold ends that goes well
-                why = f"{part.error.name} {part.message or ''}".strip()
-                self._partitions.lacks("committing", f"committing fails: {partition.text}: {why}")
-        if good:
-            self._partitions.works("committing")
-        return good
+            self._partitions.fails(what, error)
+            return [None] * len(asked)
+        answers: dict[tuple[uuid.UUID, int], deque[CommittedPartition]] = {}
+        for part in answer.partitions:
+            answers.setdefault((part.topic_id, part.partition), deque()).append(part)
+        rows = [answers.get((one.topic_id, one.partition)) for one in asked]
+        told = [row.popleft() if row else None for row in rows]
+        refused = next((part for part in told if part is not None and part.error is not ErrorCode.NONE), None)
+        if refused is None:
+            self._partitions.works(what)
+        else:  # not the partition's own trouble, which the next hold ends that goes well
+            at = self._partitions.of(refused.topic_id, refused.partition)
+            where = "" if at is None else f"{at.text}: "
+            self._partitions.lacks(what, f"{what} fails: {where}{refused.error.name} {refused.message or ''}".strip())
+        return [part if part is not None and part.error is ErrorCode.NONE else None for part in told]
 
     # --- starts -------------------------------------------------------------------------------------------------
 
@@ -132,23 +143,14 @@ class Commits:
         return good
 
     async def _tell_some(self, tellings: Sequence[tuple[Partition, Telling]]) -> bool:
-        asked = tuple(
+        asked = [
             PartitionCommit(*partition.key, telling.reset_epoch, tuple(map(start_entry_of, telling.parts)))
             for partition, telling in tellings
-        )
-        request = CooperativeCommitRequest(group_id=self._group_id, member_id=self._member_id, partitions=asked)
-        fenced: dict[tuple[uuid.UUID, int], Sequence[int]] = {}
+        ]
+        told: Sequence[CommittedPartition | None] = [None] * len(asked)
         try:
-            answer = await self._link.send(request)
-            check(answer.error, answer.message, f"group {self._group_id}: telling of starts")
-        except (OSError, ClientError) as error:
-            self._partitions.fails("telling of starts", error)
-        else:
-            self._partitions.works("telling of starts")
-            for part in answer.partitions:
-                if part.error is ErrorCode.NONE:
-                    fenced[part.topic_id, part.partition] = part.fenced
+            told = await self._ask("telling of starts", asked)
         finally:
-            for partition, telling in tellings:
-                partition.scan.told(telling, fenced.get(partition.key, range(len(telling.parts))))
-        return len(fenced) == len(tellings) and not any(fenced.values())
+            for (partition, telling), part in zip(tellings, told, strict=True):
+                partition.scan.told(telling, range(len(telling.parts)) if part is None else part.fenced)
+        return all(part is not None and not part.fenced for part in told)

@@ -13,6 +13,7 @@ from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.cooperative.consumer import CooperativeConsumer
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.client.producer.producer import Producer
+from flowshare.client.settings import CooperativeSettings
 from flowshare.clock import LoopClock
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.errors import ErrorCode
@@ -198,6 +199,32 @@ def test_on_a_disk_that_is_read_only_all_is_refused_and_what_was_answered_stays(
             assert stable >= 5
 
     asyncio.run(scenario())
+
+
+def test_on_a_full_disk_nothing_is_handed_out_whose_start_is_not_counted_and_the_consumer_says_why(tmp_path):
+    async def scenario(disk) -> None:
+        async with stack(disk / "storage") as at:
+            await at.producer.send_many("t", [b"%d" % number for number in range(RECORDS)])
+            few = CooperativeSettings(exact_starts=True, max_poll_records=5)
+            consumer = CooperativeConsumer(at.connect, group_id="exact", clock=LoopClock(), settings=few)
+            consumer.subscribe(["t"])
+            got = [record.offset for record in await consumer.poll(10.0)]
+            async with asyncio.timeout(60):
+                await at.fill_up()
+                while "telling of starts" not in str(consumer.trouble):
+                    got += [record.offset for record in await consumer.poll(0.2)]
+                assert "make room on that disk" in str(consumer.trouble)
+                assert not await consumer.poll(0.2)
+            await asyncio.to_thread(resize, disk, "400m")
+            async with asyncio.timeout(60):
+                while len(got) < RECORDS:
+                    got += [record.offset for record in await consumer.poll(1.0)]
+            assert sorted(got) == list(range(RECORDS))
+            assert consumer.trouble is None
+            await consumer.close()
+
+    with small_disk(tmp_path / "disk", "40m") as disk:
+        asyncio.run(scenario(disk))
 
 
 def test_consumers_on_a_full_disk_wait_say_why_and_lose_and_double_nothing(tmp_path):
