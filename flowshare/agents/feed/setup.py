@@ -18,7 +18,7 @@ from flowshare.agents.handler.retry_headers import retry_topic
 from flowshare.agents.handler.send import topic_name
 from flowshare.backend.base import BackendError, Capabilities
 from flowshare.client.admin.admin import KEY_ORDER, MAX_IN_FLIGHT, ShareAdmin
-from flowshare.client.admin.sizes import MESSAGE_BYTES_MAX, letter_bytes, message_bytes
+from flowshare.client.admin.sizes import MESSAGE_BYTES_MAX, letter_bytes, widen
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.share.config import PARK
@@ -180,34 +180,24 @@ async def declare(agents: Iterable[ShareAgent], topic: str, admin: ShareAdmin) -
 
 async def _widen(agent: ShareAgent, admin: ShareAdmin, channel: Any, size: int) -> None:
     """See that a topic that is there takes what the agent's topics take; raise its limit, or say what to do."""
-    name = topic_name(channel)
-    takes = await message_bytes(admin, name)
-    if takes is None or takes >= size:
-        return
-    why = "the app gives it that limit"
-    if MESSAGE_BYTES_MAX not in _topic_settings(channel):
-        why = "topic_allow_declare=False"
-        if agent.app.conf.topic_allow_declare:
-            try:
-                await admin.alter_topic_configs(name, {MESSAGE_BYTES_MAX: str(size)})
-            except ServerError as error:
-                if error.retriable:
-                    raise
-                why = str(error)
-            else:
-                logger.info("agent=%s topic=%s: %s is raised to %d", agent.name, name, MESSAGE_BYTES_MAX, size)
-                return
-    logger.warning(
-        "agent=%s topic=%s takes %d bytes at once, and the agent's topics up to %d with their headers: what is larger "
-        "goes there without its value. Raise its %s to that (kafka-configs --alter --entity-type topics); it is "
-        "left as it is: %s",
-        agent.name,
-        name,
-        takes,
-        size,
-        MESSAGE_BYTES_MAX,
-        why,
-    )
+    name, left = topic_name(channel), None
+    if MESSAGE_BYTES_MAX in _topic_settings(channel):
+        left = "the app gives it that limit"
+    elif not agent.app.conf.topic_allow_declare:
+        left = "topic_allow_declare=False"
+    small = await widen(admin, name, size, left=left)
+    if small is not None:
+        logger.warning(
+            "agent=%s topic=%s takes %d bytes at once, and the agent's topics up to %d with their headers: what is "
+            "larger goes there without its value. Raise its %s to that (kafka-configs.sh --alter --entity-type "
+            "topics); it is left as it is: %s",
+            agent.name,
+            name,
+            small.takes,
+            size,
+            MESSAGE_BYTES_MAX,
+            small.why,
+        )
 
 
 async def _is_there(admin: ShareAdmin, topic: str) -> bool:

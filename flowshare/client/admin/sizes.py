@@ -1,10 +1,10 @@
-"""How large a record a topic takes, and a topic of dead letters has to take."""
+"""How large a record a topic takes, and one that is written from others has to take."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.client.errors import ServerError
 
@@ -36,3 +36,31 @@ async def letter_bytes(admin: ShareAdmin, topics: Iterable[str]) -> int:
     """The largest dead letter of these topics' records, its headers included. Raises: ServerError (retriable)."""
     largest = max([await message_bytes(admin, topic) or MESSAGE_BYTES for topic in topics])
     return min(largest + HEADERS_BYTES, 2**31 - 1)
+
+
+class TooSmall(NamedTuple):
+    """A topic takes no more than `takes` bytes at once, and is left so: why."""
+
+    takes: int
+    why: str
+
+
+async def widen(admin: ShareAdmin, topic: str, size: int, *, left: str | None = None) -> TooSmall | None:
+    """See that a topic that is there takes records of `size` bytes, and raise its limit if it does not.
+
+    left: why it is not to be changed. None is returned where it takes them, now or as it was, and where that may not be
+    seen. Raises: ServerError (retriable).
+    """
+    takes = await message_bytes(admin, topic)
+    if takes is None or takes >= size:
+        return None
+    if left is not None:
+        return TooSmall(takes, left)
+    try:
+        await admin.alter_topic_configs(topic, {MESSAGE_BYTES_MAX: str(size)})
+    except ServerError as error:
+        if error.retriable:
+            raise
+        return TooSmall(takes, str(error))
+    logger.info("topic %s: %s is raised to %d", topic, MESSAGE_BYTES_MAX, size)
+    return None

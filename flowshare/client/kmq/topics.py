@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from flowshare.client.admin.sizes import MESSAGE_BYTES_MAX, message_bytes
+from flowshare.client.admin.sizes import MESSAGE_BYTES_MAX, message_bytes, widen
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.protocol.errors import ErrorCode
 
@@ -69,28 +69,18 @@ async def _make(admin: ShareAdmin, name: str, partitions: int, configs: dict[str
 
 
 async def _widen(admin: ShareAdmin, name: str, size: int, *, widens: bool) -> None:
-    takes, why = await message_bytes(admin, name), "the app is not to change topics"
-    if takes is None or takes >= size:
-        return
-    if widens:
-        try:
-            await admin.alter_topic_configs(name, {MESSAGE_BYTES_MAX: str(size)})
-        except ServerError as error:
-            if error.retriable:
-                raise
-            why = str(error)
-        else:
-            logger.info("topic %s: %s is raised to %d", name, MESSAGE_BYTES_MAX, size)
-            return
-    logger.warning(
-        "topic %s takes %d bytes at once, and the queue up to %d: what is larger cannot go there, and is tried again "
-        "and again. Raise its %s to that (kafka-configs.sh --alter --entity-type topics); it is left as it is: %s",
-        name,
-        takes,
-        size,
-        MESSAGE_BYTES_MAX,
-        why,
-    )
+    small = await widen(admin, name, size, left=None if widens else "the app is not to change topics")
+    if small is not None:
+        logger.warning(
+            "topic %s takes %d bytes at once, and the queue up to %d: what is larger cannot go there, and is tried "
+            "again and again. Raise its %s to that (kafka-configs.sh --alter --entity-type topics); it is left as it "
+            "is: %s",
+            name,
+            small.takes,
+            size,
+            MESSAGE_BYTES_MAX,
+            small.why,
+        )
 
 
 async def warn_of_times(admin: ShareAdmin, rules: QueueRules) -> None:
