@@ -123,6 +123,10 @@ class FakeKafka:
         """The next ones of this class are carried out, and the connection breaks before the answer."""
         self._dropped[kind] += count
 
+    def drop_no_more(self, kind):
+        """They are answered again."""
+        self._dropped.pop(kind, None)
+
     def refuse(self, kind, error, count=1):
         """The next ones of this class are answered with an error and not carried out."""
         self._refused.setdefault(kind, []).extend([error] * count)

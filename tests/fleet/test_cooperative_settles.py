@@ -177,7 +177,7 @@ def test_the_end_of_a_transaction_that_is_not_answered_is_found_out_by_the_next_
         sent = asyncio.ensure_future(a.settle((1, 3), output=out(fleet, "x")))
         await until(fleet.clock, lambda: fleet.kafka.asked[m.EndTxnRequest] > asked)
         await fleet.coordinator("g").kill()
-        fleet.kafka.drop_answers(m.EndTxnRequest, -fleet.kafka._dropped[m.EndTxnRequest])
+        fleet.kafka.drop_no_more(m.EndTxnRequest)
         await fleet.settled()
         await asyncio.wait([sent])
         sent.exception()
