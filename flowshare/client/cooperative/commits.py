@@ -108,14 +108,21 @@ class Commits:
             answers.setdefault((part.topic_id, part.partition), deque()).append(part)
         rows = [answers.get((one.topic_id, one.partition)) for one in asked]
         told = [row.popleft() if row else None for row in rows]
-        refused = next((part for part in told if part is not None and part.error is not ErrorCode.NONE), None)
-        if refused is None:
+        refused = ((one, part) for one, part in zip(asked, told, strict=True) if part is None or part.error)
+        first = next(refused, None)
+        if first is None:
             self._partitions.works(what)
         else:  # not the partition's own trouble, which the next hold ends that goes well
-            at = self._partitions.of(refused.topic_id, refused.partition)
-            where = "" if at is None else f"{at.text}: "
-            self._partitions.lacks(what, f"{what} fails: {where}{refused.error.name} {refused.message or ''}".strip())
+            self._partitions.lacks(what, f"{what} fails: {self._why(*first)}")
         return [part if part is not None and part.error is ErrorCode.NONE else None for part in told]
+
+    def _why(self, asked: PartitionCommit, part: CommittedPartition | None) -> str:
+        """Why a partition's commit was not taken."""
+        at = self._partitions.of(asked.topic_id, asked.partition)
+        where = "" if at is None else f"{at.text}: "
+        if part is None:
+            return f"{where}the server has not answered for it"
+        return f"{where}{part.error.name} {part.message or ''}".strip()
 
     # --- starts -------------------------------------------------------------------------------------------------
 
