@@ -32,6 +32,7 @@ SLEEPERS = {
     "agents/cooperative/test_exactly_once.py": VIRTUAL,
     "agents/cooperative/test_poison.py": VIRTUAL,
     "agents/cooperative/test_workers.py": VIRTUAL,
+    "agents/telemetry/test_spans.py": VIRTUAL,
     "client/cooperative/test_clocks.py": VIRTUAL,
     "client/cooperative/test_free.py": VIRTUAL,
     "client/cooperative/test_sharing.py": VIRTUAL,

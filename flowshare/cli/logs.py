@@ -23,7 +23,14 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-REPEATING: Final = ("aiokafka", "flowshare.backend", "flowshare.client", "flowshare.fleet", "flowshare.server")
+REPEATING: Final = (
+    "aiokafka",
+    "flowshare.backend",
+    "flowshare.client",
+    "flowshare.fleet",
+    "flowshare.server",
+    "opentelemetry",
+)
 """Loggers, with all below them, that tell of one outage at each of their tries."""
 REPEATS_MAX: Final = 2
 """Lines of one kind that are shown in PERIOD_S seconds."""
@@ -131,7 +138,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, worker, the delivery's fields, `extra=` fields, error."""
+    """One JSON object a line: time, level, logger, message, worker, the delivery's fields, those of its trace, `extra=`
+    fields, error."""
 
     def __init__(self, worker: int | None = None) -> None:
         super().__init__()
@@ -150,6 +158,8 @@ class JsonFormatter(logging.Formatter):
             data.update(
                 agent=agent, record=record.__dict__["flowshare_record"], attempt=record.__dict__["flowshare_attempt"]
             )
+        if trace := getattr(record, "flowshare_trace_id", ""):
+            data.update(trace_id=trace, span_id=record.__dict__["flowshare_span_id"])
         extra = ((name, value) for name, value in vars(record).items() if name not in _STANDARD)
         data.update((name, value) for name, value in extra if not name.startswith("flowshare"))
         if record.exc_info and record.exc_info[0] is not None:

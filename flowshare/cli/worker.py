@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from flowshare.cli.output import Failure
 from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from flowshare.agents.app.app import App
     from flowshare.agents.host.host import Host
@@ -112,7 +113,25 @@ def worker(
     def served(host: Host) -> WebServer:
         return WebServer(host, settings, drain_timeout_s=drain_timeout)
 
-    return run_worker(app, drain_timeout_s=drain_timeout, parts=(served,))
+    with exporting(app.app_id):
+        return run_worker(app, drain_timeout_s=drain_timeout, parts=(served,))
+
+
+@contextmanager
+def exporting(service: str) -> Iterator[None]:
+    """Export telemetry inside the block, if the `OTEL_*` variables ask for it (`agents.telemetry.sdk`)."""
+    from flowshare.agents.telemetry.active import asked
+
+    end = None
+    if asked():
+        from flowshare.agents.telemetry.sdk import set_up
+
+        end = set_up(service)
+    try:
+        yield
+    finally:
+        if end is not None:
+            end()
 
 
 def check_together(*, procs: int | None, reload: bool, master: str | None, workers: str | None) -> None:

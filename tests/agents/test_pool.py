@@ -274,7 +274,7 @@ def test_log_lines_of_a_handler_name_agent_record_and_attempt(caplog: pytest.Log
 
 def test_a_log_line_names_the_place_that_a_record_of_the_retry_topic_came_from(caplog: pytest.LogCaptureFixture):
     origin = RetryOrigin("in", uuid.UUID(int=1), 3, 70, attempts=2, due_ms=0)
-    record: Any = SimpleNamespace(offset=0)
+    record: Any = SimpleNamespace(offset=0, headers=())
     chunk = Chunk(
         "agent",
         "in",

@@ -31,6 +31,7 @@ NOT_NEEDED = {
     "faust.tables",
     "faust.worker",
     "kio",
+    "opentelemetry",
     "rich",
     "flowshare.backend.native",
     "flowshare.client.net.cluster",

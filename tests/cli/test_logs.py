@@ -38,6 +38,13 @@ def test_a_json_line_has_the_delivery_and_extra_fields():
     assert not [name for name in line if name.startswith("flowshare")]
 
 
+def test_a_json_line_has_the_trace_that_it_is_in():
+    line = json.loads(JsonFormatter().format(made(flowshare_trace_id="ab", flowshare_span_id="cd")))
+
+    assert (line["trace_id"], line["span_id"]) == ("ab", "cd")
+    assert "trace_id" not in json.loads(JsonFormatter().format(made(flowshare_trace_id="", flowshare_span_id="")))
+
+
 def test_an_error_keeps_its_traceback():
     try:
         raise ValueError("bad")

@@ -91,7 +91,7 @@ class Topic(faust.Topic, Generic[V]):
             return sent  # type: ignore[no-any-return]
         made = self._made(key, value, partition, timestamp, headers, faust_only)
         host = self.app.running_host()
-        return EventualResult(host.service.submit(lambda: made.send_by(host.producer.send)))
+        return EventualResult(host.service.submit(lambda: made.send_by(host.sender.send)))
 
     def send_sync(
         self,
@@ -111,7 +111,7 @@ class Topic(faust.Topic, Generic[V]):
         deadline_s = time.monotonic() + timeout
         made = self._made(key, value, partition, timestamp, headers, {})
         host = self.app.sending_thread.host(timeout)
-        sent = host.service.submit(lambda: made.send_by(host.producer.send))
+        sent = host.service.submit(lambda: made.send_by(host.sender.send))
         try:
             return sent.result(max(0.0, deadline_s - time.monotonic()))
         except TimeoutError:

@@ -53,6 +53,7 @@ from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.agents.feed.members import Member
+    from flowshare.agents.feed.spans import AckSpans, Told
     from flowshare.agents.run.stats import AgentStats
     from flowshare.client.session.ranges import AckResult
     from flowshare.clock import Clock, TimerHandle
@@ -89,9 +90,10 @@ Refused = tuple[list[AckRange], "AckResult"]
 class _Request:
     """One request. `acks`: what of it has no outcome yet. `stale`: what was left out of it (invariant 5)."""
 
-    __slots__ = ("acks", "generation", "stale")
+    __slots__ = ("acks", "generation", "spans", "stale")
 
     def __init__(self, acks: AckRanges, stale: AckRanges, generation: int) -> None:
+        self.spans: Told = {}
         self.acks = acks
         self.stale = stale
         self.generation = generation
@@ -108,8 +110,13 @@ class AckSender:
         on_confirmed: Callable[[AckRange, AckResult, str], None] | None = None,
         *,
         gather_s: float = 0.0,
+        spans: AckSpans | None = None,
     ) -> None:
-        """gather_s: least time between two requests, unless `GATHERED_MAX` offsets wait: where each is dear."""
+        """gather_s: least time between two requests, unless `GATHERED_MAX` offsets wait: where each is dear.
+
+        spans: what tells of requests; None: nothing does.
+        """
+        self._spans = spans
         self._gather_s = gather_s
         self._sent_at = -gather_s
         self._hurry = False
@@ -301,10 +308,14 @@ class AckSender:
         self._stats.acknowledgements += 1
         batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in request.acks.items()}
         told, late = partial(self._told, request), partial(self._came_late, request)
+        if self._spans is not None:
+            request.spans = self._spans.begin(request.acks)
         try:
             self._member.begin_acknowledge(batches, told, generation=request.generation, on_late=late, rides=rides)
         except Exception:
             logger.exception(FAILED, self._agent)
+            if self._spans is not None:
+                self._spans.failed(request.spans)
             for tp, sent in request.acks.items():
                 self._failed(chain(sent, request.stale.get(tp, ())))
                 self._busy.discard((tp, request.generation))
@@ -342,6 +353,8 @@ class AckSender:
             sent = request.acks.pop(result.tp, None)
             if sent is None:
                 continue  # it was counted as failed
+            if self._spans is not None:
+                self._spans.answered(request.spans, result)
             if result.tp in request.stale:
                 lost = result._replace(error=ErrorCode.INVALID_RECORD_STATE, message=AGAIN, refused=())
                 self._confirm((ack, lost) for ack in request.stale[result.tp])
@@ -400,7 +413,17 @@ class AckSender:
         assert self._member is not None
         self._stats.acknowledgements += 1
         batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in acks.items()}
-        return await self._member.acknowledge(batches, generation=generation)
+        if self._spans is None or any(ack.types == RENEW for ranges in acks.values() for ack in ranges):
+            return await self._member.acknowledge(batches, generation=generation)
+        spans = self._spans.begin(acks)
+        try:
+            results = await self._member.acknowledge(batches, generation=generation)
+        except BaseException:
+            self._spans.failed(spans)
+            raise
+        for result in results:
+            self._spans.answered(spans, result)
+        return results
 
     async def _send_again(self, key: Key, acks: list[AckRange], result: AckResult) -> list[tuple[AckRange, AckResult]]:
         """The server could not do it but holds the records still: a few more tries."""
@@ -434,6 +457,8 @@ class AckSender:
         bad: dict[str, tuple[list[AckRange], AckResult]] = {}
         for ack, result in outcomes:
             how = self._count(ack, result)
+            if self._spans is not None:
+                self._spans.over(ack, result)
             if how in TOLD:
                 bad.setdefault(how, ([], result))[0].append(ack)
             if self._on_confirmed is not None:

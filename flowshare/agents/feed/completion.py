@@ -25,6 +25,7 @@ from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT, RELEASE, Ackn
 from flowshare.agents.feed.dead_letter import dead_letter, without_record, without_trace
 from flowshare.agents.feed.delays import Delays, too_large
 from flowshare.agents.feed.settler import Decided, Settler
+from flowshare.agents.feed.spans import AckSpans
 from flowshare.agents.feed.units import Ending, Records, Unit
 from flowshare.agents.handler.chunk import Chunk
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
@@ -37,6 +38,8 @@ from flowshare.tasks import cancelled
 if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
     from flowshare.agents.run.stats import AgentStats
+    from flowshare.agents.telemetry.settling import SettleSpans
+    from flowshare.agents.telemetry.telemetry import Telemetry
     from flowshare.client.producer.producer import Producer
     from flowshare.clock import Clock
 
@@ -66,13 +69,17 @@ class Completion:
         on_decided: Callable[[Chunk, DecodedRecord | RawRecord, str, float], None],
         on_settled: Decided,
         on_ended: Callable[[Chunk, DecodedRecord | RawRecord, str, str], object] = lambda *_: None,
+        telemetry: Telemetry | None = None,
+        spans: SettleSpans | None = None,
     ) -> None:
         """on_decided: called with each record whose acknowledgement is queued, its reason and its delay. on_settled:
         with those that were settled with outputs, and the reason. on_ended: with those that were accepted before they
-        ran, what else they would count as, and the reason."""
+        ran, what else they would count as, and the reason. telemetry, spans: what tells of what is sent and settled."""
         self._agent = agent
         self._clock = clock
         self._producer = producer
+        self._sender = producer if telemetry is None else telemetry.sends(producer)
+        self._spans = spans
         self._acks = acks
         self._random = random
         self._stats = stats
@@ -96,6 +103,7 @@ class Completion:
                 stats=stats,
                 on_decided=on_settled,
                 ordered=agent.ordered_outputs,
+                spans=None if spans is None else AckSpans(spans),
             )
         self._accepted = Ending(ACCEPT, "accepted", self._outputs_failed, self._give_back)
         self._gathering: dict[SendGroup, list[tuple[Chunk, DecodedRecord | RawRecord, Sequence[ProducerRecord]]]] = {}
@@ -106,7 +114,7 @@ class Completion:
         self.delays = Delays(
             self._agent,
             clock=self._clock,
-            produce=self._produce,
+            produce=self._produce_again,
             acknowledge=self._ack,
         )
         return self.delays
@@ -273,6 +281,9 @@ class Completion:
         letter = dead_letter(topic, self._agent.group, chunk, record, outcome)
 
         def send(one: ProducerRecord, smaller: Sequence[Callable[[ProducerRecord], ProducerRecord]]) -> None:
+            if self._spans is not None:
+                one = self._spans.caused_by(chunk, record.offset, one)
+
             def sent(error: BaseException | None) -> None:
                 if error is None:
                     self.dead_letter_trouble = None
@@ -352,12 +363,20 @@ class Completion:
         self._on_decided(chunk, record, reason, delay_s)
         if offset in chunk.lost:
             return
+        if self._spans is not None:
+            self._spans.note(chunk, [offset])
         key = (chunk.tp, chunk.generation)
         [(attempt, _)] = chunk.counted([offset])
         if counter == "accepted":
             self._acks.accept(key, [offset], attempt)
         else:
             self._acks.acknowledge(key, offset, offset, types, counter, delay_ms=delay_ms, unrun=unrun, attempt=attempt)
+
+    def _produce_again(self, chunk: Chunk, record: DecodedRecord, one: ProducerRecord, done: Done) -> None:
+        """A copy of a record that waits for its retry."""
+        if self._spans is not None:
+            one = self._spans.caused_by(chunk, record.offset, one)
+        self._produce(one, done)
 
     def _produce(self, one: ProducerRecord, done: Done) -> None:
         """Hand a record to the producer; `done` is called with what went wrong, or None when it is confirmed."""
@@ -369,7 +388,7 @@ class Completion:
     def _produce_now(self, one: ProducerRecord, done: Done) -> bool:
         """False when the producer's buffer is full."""
         try:
-            future = one.send_by(self._producer.send_nowait)
+            future = one.send_by(self._sender.send_nowait)
         except BufferFull:
             return False
         except BaseException as error:  # noqa: BLE001 - whatever it is, the output is not produced

@@ -63,7 +63,7 @@ class _Held(NamedTuple):
 class Delays:
     """What an agent holds without working on it; on the service loop.
 
-    produce: hands a record to the producer. acknowledge: a record, with a type and what is `Said`.
+    produce: hands the copy of a record to the producer. acknowledge: a record, with a type and what is `Said`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Delays:
         agent: ShareAgent,
         *,
         clock: Clock,
-        produce: Callable[[ProducerRecord, Produced], None],
+        produce: Callable[[Chunk, DecodedRecord, ProducerRecord, Produced], None],
         acknowledge: Callable[[Chunk, DecodedRecord, bytes, str, str, float], None],
     ) -> None:
         self._agent = agent
@@ -185,7 +185,7 @@ class Delays:
             elif not self._stopping:
                 self.hold(chunk, record, AGAIN_S, lambda: self._put(chunk, record, due_ms, said))
 
-        self._produce(letter, produced)
+        self._produce(chunk, record, letter, produced)
 
     def _arm(self) -> None:
         if self._timer is not None:

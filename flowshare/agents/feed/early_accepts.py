@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flowshare.agents.feed.acknowledgements import AckRange
     from flowshare.agents.feed.locks import HeldRecords
     from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.agents.telemetry.settling import SettleSpans
     from flowshare.client.session.ranges import AckResult
     from flowshare.protocol.decoding import RawRecord
     from flowshare.protocol.messages import TopicPartition
@@ -40,9 +41,16 @@ class EarlyAccepts:
     """Stands between what an agent holds and its pool; on the service loop."""
 
     def __init__(
-        self, agent: ShareAgent, *, held: HeldRecords, acks: AckSender, feed: Callable[[list[Chunk]], object]
+        self,
+        agent: ShareAgent,
+        *,
+        held: HeldRecords,
+        acks: AckSender,
+        feed: Callable[[list[Chunk]], object],
+        spans: SettleSpans | None = None,
     ) -> None:
-        """feed: hands chunks of accepted records to the pool."""
+        """feed: hands chunks of accepted records to the pool. spans: what tells of accepts; None: nothing does."""
+        self._spans = spans
         self._agent = agent
         self._held = held
         self._acks = acks
@@ -79,6 +87,8 @@ class EarlyAccepts:
         offsets = [record.offset for record in records]
         self._asked.update({(chunk.tp, record.offset): (chunk, record) for record in records})
         self._held.decided(chunk, offsets)
+        if self._spans is not None:
+            self._spans.note_created(chunk, records)
         for attempt, some in chunk.counted(offsets):
             self._acks.accept((chunk.tp, chunk.generation), some, attempt)
 

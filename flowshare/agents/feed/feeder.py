@@ -22,6 +22,7 @@ from flowshare.agents.feed.members import SettlingMember, new_member
 from flowshare.agents.feed.prefetch import FEW, FetchSize, GroupSize, KeyFetchSize, KeyPrefetch, Prefetch, Prefetcher
 from flowshare.agents.feed.reader import Reader
 from flowshare.agents.feed.setup import check_order_kept, prepare
+from flowshare.agents.feed.spans import AckSpans
 from flowshare.agents.feed.stalls import StallWatch
 from flowshare.agents.feed.standstill import Standstill
 from flowshare.agents.handler.chunk import Chunk, runs
@@ -74,12 +75,15 @@ class Feeder:
         self._allow = environment.producer.allow
         self._stats = stats
         self._reporter = None if observer is None else OutcomeReporter(agent.name, observer)
+        telemetry = environment.telemetry
+        self._spans = None if telemetry is None else telemetry.settle(agent)
         self._acks = AckSender(
             agent.name,
             clock,
             stats,
             self._confirm if options.at_most_once or self._reporter is not None else None,
             gather_s=0.0 if capabilities.cheap_acknowledge or options.at_most_once else GATHER_S,
+            spans=None if self._spans is None else AckSpans(self._spans),
         )
         self._look_due = False
         self._held = HeldRecords(self._acks, stats, self._feed, self._look_soon)
@@ -87,7 +91,11 @@ class Feeder:
         """Accepts records before they run, with `at_most_once`."""
         if options.at_most_once:
             self._early = EarlyAccepts(
-                agent, held=self._held, acks=self._acks, feed=lambda chunks: self._at_pool(pool.feed, chunks)
+                agent,
+                held=self._held,
+                acks=self._acks,
+                feed=lambda chunks: self._at_pool(pool.feed, chunks),
+                spans=self._spans,
             )
         if options.order is not None:
             self._held.on_lost = lambda chunk, lost: self._at_pool(pool.lost, chunk, lost)
@@ -101,6 +109,8 @@ class Feeder:
             on_decided=self._decided,
             on_settled=self._settled,
             on_ended=self._ended,
+            telemetry=telemetry,
+            spans=self._spans,
         )
         self._capabilities = capabilities
         retries = not options.at_most_once
@@ -491,6 +501,8 @@ class Feeder:
             for offset in offsets:
                 self._reporter.note(chunk.tp, offset, chunk.attempts.get(offset, 0))
         if offsets:
+            if self._spans is not None:
+                self._spans.note(chunk, offsets)
             for attempt, some in chunk.counted(offsets):
                 self._acks.accept((chunk.tp, chunk.generation), some, attempt)
 

@@ -44,6 +44,7 @@ from flowshare.tasks import cancelled
 if TYPE_CHECKING:
     from flowshare.agents.feed.ack_sender import AckSender
     from flowshare.agents.feed.members import SettlingMember
+    from flowshare.agents.feed.spans import AckSpans
     from flowshare.agents.handler.chunk import Chunk
     from flowshare.agents.handler.send import ProducerRecord
     from flowshare.agents.run.stats import AgentStats
@@ -94,6 +95,7 @@ class _Waiting:
 
 
 Built = list[OutputFor[Unit]]
+Told = Callable[["list[AckResult]"], None]
 Decided = Callable[["Chunk", "Sequence[DecodedRecord | RawRecord]", str], None]
 
 
@@ -110,6 +112,7 @@ class Settler:
         stats: AgentStats,
         on_decided: Decided,
         ordered: bool = False,
+        spans: AckSpans | None = None,
     ) -> None:
         """on_decided: called with the records of units that have ended, before their outcome is counted.
 
@@ -118,6 +121,7 @@ class Settler:
         each other.
         """
         self._ordered = ordered
+        self._spans = spans
         self.on_added: Callable[[Unit], object] | None = None
         """Called with each unit that is to be settled."""
         self._agent = agent
@@ -238,7 +242,9 @@ class Settler:
             for chunk, record in unit.records:
                 chunk.settling.add(record.offset)
         waiting.under_way.add(offsets[0])
-        told = partial(self._told, key, units, built, acks)
+        told: Told = partial(self._told, key, units, built, acks)
+        if self._spans is not None:
+            told = self._with_span(self._spans, key, units, acks, told)
         assert self._member is not None
         self._stats.acknowledgements += 1
         outputs = [one.output for one in built]
@@ -250,6 +256,16 @@ class Settler:
             self._blame(units, ClientError(f"a settle could not be sent: {error!r}"), waiting)
             self._soon()
         return None
+
+    def _with_span(self, spans: AckSpans, key: Key, units: list[Unit], acks: list[AckRange], told: Told) -> Told:
+        """The same, with a span that ends then; of what is never answered none is told."""
+        settling = spans.begin_settle(key[0], units, acks, sum(len(unit.outputs) for unit in units))
+
+        def answered(results: list[AckResult]) -> None:
+            spans.settled(settling, results[0])
+            told(results)
+
+        return answered
 
     def _pick(self, waiting: _Waiting, batches: OutputBatches[Unit]) -> tuple[list[Unit], float | None]:
         """Units that are sent now, their outputs packed; when the next one is due, where none can be."""

@@ -87,6 +87,7 @@ class Chunk:
         "sends",
         "settled",
         "settling",
+        "spans",
         "topic",
         "topic_id",
         "tp",
@@ -141,6 +142,8 @@ class Chunk:
         self.others: list[tuple[DecodedRecord | RawRecord, Outcome]] = []
         self.sends: dict[int, list[ProducerRecord]] = {}
         """What handlers at work have sent by their deliveries, by offset: it goes out when they end in an accept."""
+        self.spans: dict[int, Any] = {}
+        """How records are, or were, handled, by offset, where there is telemetry (`agents.telemetry`)."""
         self.plain_bytes = 0
         """Of the batches that `records` were read from, without compression."""
         self.deadline = deadline

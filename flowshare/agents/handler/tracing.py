@@ -1,13 +1,14 @@
 """W3C trace context: taken from the headers of the record that is handled, put into what is produced for it.
 
 Nothing is done per record: the context variable that holds the current record is read when something is produced.
-A tracing library sets its own current context through `use`.
+With OpenTelemetry (`agents.telemetry`) it is the current span's context instead. Another tracing library sets its own
+through `use`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
@@ -18,6 +19,8 @@ from flowshare.protocol.decoding import RawRecord
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 _VALID = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+ambient: Final[list[Callable[[], tuple[tuple[str, bytes], ...] | None]]] = []
+"""Who is asked for the current context: `agents.telemetry`, while an app runs with it."""
 _override: ContextVar[tuple[tuple[str, bytes], ...] | None] = ContextVar("flowshare_trace", default=None)
 
 
@@ -34,18 +37,30 @@ def of_record(record: RawRecord) -> tuple[tuple[str, bytes], ...]:
 
 
 def current_headers() -> tuple[tuple[str, bytes], ...]:
-    """Trace headers for what is produced now: those set with `use`, else those of the record that is handled."""
+    """Trace headers for what is produced now: those set with `use`, else the current span's, else those of the record
+    that is handled."""
     override = _override.get()
     if override is not None:
         return override
+    for ask in ambient:
+        if (found := ask()) is not None:
+            return found
     held = current.get()
     return () if held is None else of_record(held[1])
 
 
 def traceparent() -> str | None:
     """The W3C traceparent in force, as text; None when there is none."""
-    headers = current_headers()
-    return headers[0][1].decode() if headers else None
+    return next((value.decode() for name, value in current_headers() if name == TRACEPARENT), None)
+
+
+def ids() -> tuple[str, str] | None:
+    """The ids of trace and span in force, in hex; None when there are none."""
+    parent = traceparent()
+    if parent is None:
+        return None
+    _, trace, span, *_ = parent.split("-")
+    return trace, span
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from flowshare.agents.host.service import ServiceLoop
 from flowshare.agents.host.watchdog import Watchdog
 from flowshare.agents.run.pool import Environment
 from flowshare.agents.scale import lag
+from flowshare.agents.telemetry import active as telemetry
 from flowshare.clock import Clock, LoopClock
 from flowshare.garbage import Tuning
 from flowshare.optimized import refusal
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from flowshare.agents.host.candidate import LeaseCandidate
     from flowshare.agents.host.lease import LeaseGuard
     from flowshare.agents.kmq.agent import KmqAgent
+    from flowshare.agents.telemetry.sending import TracedProducer
+    from flowshare.agents.telemetry.telemetry import Telemetry
     from flowshare.backend.base import Backend, BackendError
     from flowshare.backend.url import BrokerUrl
     from flowshare.client.admin.admin import ShareAdmin
@@ -201,6 +204,7 @@ class Host:
         self._parts: list[ServicePart] = []
         self._producer: Producer | None = None
         self._admin: ShareAdmin | None = None
+        self._telemetry: Telemetry | None = None
         self._outbox: Outbox | None = None
         self._candidate: LeaseCandidate | None = None
         self._outage: Outage | None = None
@@ -291,6 +295,9 @@ class Host:
         for what, one in closing:
             if one is not None:
                 await self._limited(what, one.close())
+        if self._telemetry is not None:
+            ended, self._telemetry = self._telemetry, None
+            await asyncio.to_thread(ended.close)
         if self._backend is not None and self._own_backend:
             backend, self._backend = self._backend, None
             await backend.close()
@@ -301,6 +308,11 @@ class Host:
     def producer(self) -> Producer:
         """The process's producer, for the service loop. Raises: RuntimeError when the host does not run."""
         return _running(self._producer)
+
+    @property
+    def sender(self) -> Producer | TracedProducer:
+        """What sends a record by itself: the producer, with telemetry where there is some. Raises: as `producer`."""
+        return self.producer if self._telemetry is None else self._telemetry.sends(self.producer)
 
     @property
     def maybe_producer(self) -> Producer | None:
@@ -393,7 +405,8 @@ class Host:
             declared=self._declared,
         )
         self._admin = ShareAdmin(self._connect, clock=self.clock)
-        self._outbox = Outbox(self._producer, self.service.loop)
+        self._find_telemetry()
+        self._outbox = Outbox(self.sender, self.service.loop)
         if not self.settings.sends_only:
             self._seek_lease()
         if self.watchdog is not None:
@@ -434,7 +447,13 @@ class Host:
     async def _connect(self) -> Any:
         return await self.backend.connect(str(self.app.conf.id))
 
+    def _find_telemetry(self) -> None:
+        """Telemetry, if the application has set it up by now."""
+        if self._telemetry is None:
+            self._telemetry = telemetry.find(client_id=str(self.app.conf.id), backend=self.backend.kind)
+
     async def _start_agents(self) -> None:
+        self._find_telemetry()  # an `on_start` function may have
         prefix = self.settings.member_id
         ids = {} if prefix is None else member_ids(prefix, self.app.share_agents)
         environment = Environment(
@@ -448,6 +467,7 @@ class Host:
             random=self._random,
             inline_threads=self.settings.inline_threads,
             trackers=self.settings.trackers,
+            telemetry=self._telemetry,
         )
         for name, agent in self.app.share_agents.items():
             self.runtimes[name] = AgentRuntime(agent, environment, observer=self._observer, member_id=ids.get(name))

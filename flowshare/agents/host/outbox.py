@@ -14,6 +14,7 @@ from flowshare.client.errors import BufferFull
 
 if TYPE_CHECKING:
     from flowshare.agents.handler.send import ProducerRecord
+    from flowshare.agents.telemetry.sending import TracedProducer
     from flowshare.client.producer.batching import RecordMetadata
     from flowshare.client.producer.producer import Producer
 
@@ -30,7 +31,7 @@ class _Outgoing(NamedTuple):
 class Outbox:
     """Sends through `producer`, which lives on `service_loop`, from any loop."""
 
-    def __init__(self, producer: Producer, service_loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, producer: Producer | TracedProducer, service_loop: asyncio.AbstractEventLoop) -> None:
         self._producer = producer
         self._service_loop = service_loop
         self._queue: deque[_Outgoing] = deque()

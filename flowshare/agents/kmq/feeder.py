@@ -75,6 +75,8 @@ class KmqFeeder:
         self._service_loop = environment.service_loop
         self._handler_loop = environment.handler_loop
         self._reporter = None if observer is None else OutcomeReporter(agent.name, observer, agent.queue)
+        telemetry = environment.telemetry
+        self._spans = None if telemetry is None else telemetry.settle(agent)
         self._markers = MarkerSender(
             agent.name,
             agent.markers,
@@ -83,6 +85,7 @@ class KmqFeeder:
             clock=clock,
             stats=stats,
             on_settled=None if self._reporter is None else self._reporter.settled,
+            spans=self._spans,
         )
         self._completion = KmqCompletion(
             agent,
@@ -93,6 +96,8 @@ class KmqFeeder:
             stats=stats,
             on_decided=self._decided,
             on_settled=lambda chunk, records, reason: None,
+            telemetry=telemetry,
+            spans=self._spans,
         )
         self._prefetch = Prefetch(
             options.records_at_once,
@@ -487,6 +492,8 @@ class KmqFeeder:
             if accepted:
                 self._less(chunk, len(accepted))
                 self._report(chunk, accepted)
+                if self._spans is not None:
+                    self._spans.note(chunk, accepted)
                 self._markers.accept((chunk.tp, chunk.generation), accepted)
             for record, outcome in others:
                 self._completion.complete(chunk, record, outcome)

@@ -13,12 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.feed.acknowledgements import Key
+from flowshare.agents.handler.texts import said
+from flowshare.agents.telemetry import conventions as names
 from flowshare.client.errors import ClientError
 from flowshare.kmq.markers import END, KEY, encode_start
 from flowshare.protocol.batches import BatchBuilder
 
 if TYPE_CHECKING:
     from flowshare.agents.run.stats import AgentStats
+    from flowshare.agents.telemetry.settling import SettleSpans
     from flowshare.client.producer.producer import Producer
     from flowshare.clock import Clock
     from flowshare.protocol.messages import TopicPartition
@@ -35,9 +38,10 @@ logger = logging.getLogger("flowshare.agents")
 class _Ends:
     """End markers of one partition."""
 
-    __slots__ = ("under_way", "waiting")
+    __slots__ = ("key", "under_way", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, key: TopicPartition) -> None:
+        self.key = key
         self.waiting: list[int] = []
         self.under_way = 0
 
@@ -55,8 +59,12 @@ class MarkerSender:
         clock: Clock,
         stats: AgentStats,
         on_settled: Callable[[TopicPartition, Sequence[int], str], object] | None = None,
+        spans: SettleSpans | None = None,
     ) -> None:
-        """on_settled: told which records are handled, or are not, and how that is counted."""
+        """spans: what tells of end markers; None: nothing does.
+
+        on_settled: told which records are handled, or are not, and how that is counted.
+        """
         self._agent = agent
         self._markers = markers
         self._start = encode_start(after_ms)
@@ -64,6 +72,7 @@ class MarkerSender:
         self._clock = clock
         self._stats = stats
         self._on_settled = on_settled
+        self._spans = spans
         self._ends: dict[int, _Ends] = {}
         self._turn_due = False
         self._flushed = asyncio.Event()
@@ -81,7 +90,7 @@ class MarkerSender:
 
     def accept(self, key: Key, offsets: list[int], attempt: int = 0) -> None:
         """These records are handled. attempt: says nothing here."""
-        ends = self._ends.setdefault(key[0].partition, _Ends())
+        ends = self._ends.setdefault(key[0].partition, _Ends(key[0]))
         ends.waiting += offsets
         self.unconfirmed += len(offsets)
         self._stats.acknowledgements += 1
@@ -123,17 +132,41 @@ class MarkerSender:
         ends = self._ends[partition]
         while ends.waiting and ends.under_way < UNDER_WAY_MAX:
             offsets, ends.waiting = ends.waiting[:MARKERS_MAX], ends.waiting[MARKERS_MAX:]
+            told = self._told(ends.key, offsets)
             try:
                 sent = self._send(partition, offsets, END)
             except ClientError as error:  # the producer is closed
+                told(error)
                 self._confirmed(partition, len(offsets), error)
                 continue
             ends.under_way += 1
-            asyncio.gather(*sent).add_done_callback(partial(self._ended, partition, len(offsets)))
+            asyncio.gather(*sent).add_done_callback(partial(self._ended, partition, len(offsets), told))
 
-    def _ended(self, partition: int, count: int, done: asyncio.Future[list[None]]) -> None:
+    def _told(self, key: TopicPartition, offsets: list[int]) -> Callable[[BaseException | None], object]:
+        """These markers are on their way; what is to be told of their end."""
+        spans = self._spans
+        if spans is None:
+            return lambda error: None
+        settling = spans.begin(key, spans.noted(key, offsets), {names.ACCEPTED: len(offsets)})
+
+        def told(error: BaseException | None) -> None:
+            spans.end(settling, "" if error is None else type(error).__name__, "" if error is None else said(error))
+            for offset in offsets:
+                spans.forget(key, offset, offset)
+
+        return told
+
+    def _ended(
+        self,
+        partition: int,
+        count: int,
+        told: Callable[[BaseException | None], object],
+        done: asyncio.Future[list[None]],
+    ) -> None:
         self._ends[partition].under_way -= 1
-        self._confirmed(partition, count, asyncio.CancelledError() if done.cancelled() else done.exception())
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        told(error)
+        self._confirmed(partition, count, error)
         self._send_ends(partition)
 
     def _confirmed(self, partition: int, count: int, error: BaseException | None) -> None:

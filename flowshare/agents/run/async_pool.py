@@ -26,6 +26,7 @@ from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.agents.telemetry.processing import ProcessSpans
 
 SLICE_S: Final = 0.002
 """How long handlers that never wait may keep the loop before others get a turn."""
@@ -125,7 +126,8 @@ class TaskPool(TaskBasedPool):
 
     def make_call(self) -> Callable[[Held], Awaitable[Any]]:
         """What a record is handled by."""
-        return make_call(self.agent, self)
+        call = make_call(self.agent, self)
+        return call if self.spans is None else _in_a_span(self.spans, call)
 
     async def work(self, runner: Runner) -> None:  # noqa: C901 - the hot loop: a call here costs 5 %
         """Take records off the queue and handle them, until the pool stops or the task must be replaced."""
@@ -218,6 +220,20 @@ def make_call(agent: ShareAgent, pool: TaskPool) -> Callable[[Held], Awaitable[A
         return bare(held)
 
     return inline
+
+
+def _in_a_span(spans: ProcessSpans, call: Callable[[Held], Awaitable[Any]]) -> Callable[[Held], Awaitable[Any]]:
+    """The same call; a plain accept ends its span here, any other outcome in `Pool.finish`."""
+
+    async def traced(held: Held) -> Any:
+        chunk, record = held
+        spans.begin(chunk, record)
+        result = await call(held)
+        if result is None and not chunk.sends:
+            spans.accepted(chunk, record.offset)
+        return result
+
+    return traced
 
 
 def _bare(agent: ShareAgent, pool: TaskPool) -> Callable[[Held], Any]:

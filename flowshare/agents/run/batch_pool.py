@@ -160,6 +160,7 @@ class BatchPool(TaskBasedPool):
             before = copy_context()
             held, records = self.decode(taken)
             result, error = None, None
+            handling = None if self.spans is None or not held else self.spans.begin_batch(held)
             if held:
                 try:  # here, not further in: awaiting what ended by a GeneratorExit closes all coroutines on the way
                     result = await self._call(records)
@@ -169,6 +170,8 @@ class BatchPool(TaskBasedPool):
                     error = raised
                 late = None if error is None else self.of_timeout(runner, error)
                 self._finish_all(held, records, result, late)
+            if self.spans is not None and handling is not None:
+                self.spans.end_batch(handling)
             cancelled = isinstance(error, asyncio.CancelledError)
             self.times.add(self.clock.monotonic() - runner.started)
             if cancelled or runner.timed_out or copy_context() != before:

@@ -1,8 +1,9 @@
-"""Every log line of a handler says whose it is: agent, topic-partition@offset and attempt.
+"""Every log line of a handler says whose it is: agent, topic-partition@offset and attempt, and which trace it is in.
 
 A log record factory, installed once, looks at the context's current delivery and adds the attributes
 `flowshare_agent`, `flowshare_record` (`topic-partition@offset`), `flowshare_attempt` and `flowshare` (all of them as
-one text in front of the message's own, empty outside of handlers).
+one text in front of the message's own, empty outside of handlers), `flowshare_trace_id` and `flowshare_span_id`: of the
+current span with OpenTelemetry, else of the one that sent the record, by its W3C headers; empty when there is none.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from flowshare.agents.handler import tracing
 from flowshare.agents.handler.delivery import current
 
 
@@ -22,6 +24,8 @@ class _Factory:
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         made: logging.LogRecord = self.inner(*args, **kwargs)
         held = current.get()
+        trace = tracing.ids() if held is not None or tracing.ambient else None
+        made.flowshare_trace_id, made.flowshare_span_id = trace or ("", "")
         if held is None:
             made.flowshare_agent = made.flowshare_record = made.flowshare = ""
             made.flowshare_attempt = 0

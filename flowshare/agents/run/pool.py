@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import random as random_module
 
     from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.agents.telemetry.telemetry import Telemetry
     from flowshare.backend.base import Capabilities
     from flowshare.client.admin.admin import ShareAdmin
     from flowshare.client.producer.producer import Producer
@@ -102,7 +103,8 @@ class Environment:
     handler_loop: where handlers run; both may be the same loop (test kit). connect: opens a connection to the backend;
     capabilities: what that can do. producer, admin: shared by all agents, on the service loop. random: source of the
     jitter of retry delays. inline_threads: run `def` handlers on the handler loop instead of in threads (test kit).
-    trackers: run a tracker of each KMQ queue, whatever its agent says (test kit).
+    trackers: run a tracker of each KMQ queue, whatever its agent says (test kit). telemetry: what is told of spans and
+    metrics; None: nobody is told.
     """
 
     clock: Clock
@@ -115,6 +117,7 @@ class Environment:
     random: random_module.Random
     inline_threads: bool = False
     trackers: bool = False
+    telemetry: Telemetry | None = None
 
 
 class Pool(abc.ABC):
@@ -138,6 +141,8 @@ class Pool(abc.ABC):
         """Handlers begin only while it lasts; the feeder says how long."""
         self.renew: Callable[[Chunk, int], object] | None = None
         """Set by the feeder; callable from any thread."""
+        telemetry = environment.telemetry
+        self.spans = None if telemetry is None else telemetry.process(agent)
         self.context = contextvars.Context()
         self.stopping = False
         self._service_loop = environment.service_loop
@@ -287,6 +292,8 @@ class Pool(abc.ABC):
 
     def finish(self, chunk: Chunk, record: RawRecord, outcome: Outcome) -> None:
         """Record an outcome other than the plain accept, which the workers do themselves."""
+        if self.spans is not None:
+            self.spans.ended(chunk, record.offset, outcome)
         if chunk.sends and (sent := chunk.sends.pop(record.offset, None)) and outcome.kind is OutcomeKind.ACCEPT:
             outcome = outcome._replace(outputs=(*outcome.outputs, *sent))
         self.mark(chunk)
@@ -309,6 +316,8 @@ class Pool(abc.ABC):
 
     def undecodable(self, chunk: Chunk, record: RawRecord, error: BaseException) -> None:
         """The value does not fit the annotation: to the dead letter."""
+        if self.spans is not None:
+            self.spans.refused(chunk, record)
         self.stats.undecodable += 1
         explained = error if isinstance(error, UndecodableValue) else self.agent.explain(record.value, error)
         logger.error("%s: undecodable: %s", chunk.where(record.offset), explained)

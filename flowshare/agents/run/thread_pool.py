@@ -130,6 +130,18 @@ class ThreadPool(Pool):
             self.finish(chunk, record, of_result(self.agent, result, attempt, current_headers()))
 
     def _make_handle(self) -> Callable[[Any, Held], Any]:
+        call = self._make_call()
+        spans = self.spans
+        if spans is None:
+            return call
+
+        def traced(value: Any, held: Held) -> Any:
+            spans.begin(*held)
+            return call(value, held)
+
+        return traced
+
+    def _make_call(self) -> Callable[[Any, Held], Any]:
         fun, signature, middleware = self.agent.fun, self.agent.signature, self.agent.middleware
         name, positional = signature.delivery_name, signature.delivery_positional
         if name is None and not middleware:

@@ -1,0 +1,75 @@
+"""What is told of an agent's acknowledgements, by spans of `agents.telemetry`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from flowshare.agents.feed.acknowledgements import ACCEPT, RELEASE, AckRange, AckRanges
+from flowshare.agents.telemetry import conventions as names
+from flowshare.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from flowshare.agents.feed.units import Unit
+    from flowshare.agents.telemetry.settling import SettleSpans, Settling
+    from flowshare.client.session.ranges import AckResult
+    from flowshare.protocol.messages import TopicPartition
+
+SAID: Final = {ACCEPT: names.ACCEPTED, RELEASE: names.RELEASED}
+"""The attributes that count them; the others are rejected."""
+UNSENT: Final = "unsent"
+"""`error.type` of a request that could not be sent."""
+Told = dict["TopicPartition", "Settling"]
+"""Spans of one request."""
+
+
+class AckSpans:
+    """Spans of requests; on the service loop."""
+
+    def __init__(self, spans: SettleSpans) -> None:
+        self._spans = spans
+
+    def begin(self, acks: AckRanges) -> Told:
+        """A request is about to leave."""
+        return {tp: self._begin(tp, ranges) for tp, ranges in acks.items()}
+
+    def _begin(self, tp: TopicPartition, ranges: list[AckRange]) -> Settling:
+        offsets = chain.from_iterable(range(ack.first, ack.last + 1) for ack in ranges)
+        return self._spans.begin(tp, self._spans.noted(tp, offsets), said_of(ranges))
+
+    def begin_settle(self, tp: TopicPartition, units: Iterable[Unit], acks: list[AckRange], outputs: int) -> Settling:
+        """A settle with outputs is about to leave."""
+        records = [one for unit in units for one in unit.records]
+        topic = records[0][0].topic
+        return self._spans.begin(tp, self._spans.handled(records), said_of(acks), topic=topic, outputs=outputs)
+
+    def answered(self, told: Told, result: AckResult) -> None:
+        """A partition's part of a request has its answer."""
+        settling = told.pop(result.tp, None)
+        if settling is not None:
+            self.settled(settling, result)
+
+    def settled(self, settling: Settling, result: AckResult) -> None:
+        """A settle has its answer."""
+        found = result.refusal if result.refused and result.error is ErrorCode.NONE else result.error
+        self._spans.end(settling, "" if found is ErrorCode.NONE else found.name, result.message or "")
+
+    def failed(self, told: Told) -> None:
+        """The request has no answer, and will have none."""
+        for settling in told.values():
+            self._spans.end(settling, UNSENT)
+        told.clear()
+
+    def over(self, ack: AckRange, result: AckResult) -> None:
+        """What was said of these is known now."""
+        self._spans.forget(result.tp, ack.first, ack.last)
+
+
+def said_of(ranges: Iterable[AckRange]) -> dict[str, int]:
+    """How many records are accepted, released and rejected, by the attributes that count them."""
+    counts: dict[str, int] = {}
+    for ack in ranges:
+        name = SAID.get(ack.types, names.REJECTED)
+        counts[name] = counts.get(name, 0) + ack.size
+    return counts

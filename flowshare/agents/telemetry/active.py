@@ -1,0 +1,62 @@
+"""Whether anybody wants telemetry. Imports nothing of OpenTelemetry where nobody does."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from flowshare.agents.telemetry.telemetry import Telemetry
+
+ASKS: Final = (
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+    "OTEL_TRACES_EXPORTER",
+    "OTEL_METRICS_EXPORTER",
+)
+"""Variables of which any one asks for an SDK (`sdk.set_up`)."""
+
+
+def asked(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the environment asks for an SDK."""
+    disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    return not disabled and any(environment.get(name, "").strip() for name in ASKS)
+
+
+def installed() -> bool:
+    """Whether the SDK is there."""
+    try:
+        return importlib.util.find_spec("opentelemetry.sdk") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def providers() -> tuple[Any, Any] | None:
+    """The application's providers of tracers and meters; None: it has set neither."""
+    if "opentelemetry" not in sys.modules:
+        return None
+    try:
+        from opentelemetry import metrics, trace
+    except ImportError:  # a package of that name, and not the API
+        return None
+    tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
+    nothing = ("ProxyTracerProvider", "NoOpTracerProvider", "_ProxyMeterProvider", "NoOpMeterProvider")
+    if type(tracers).__name__ in nothing and type(meters).__name__ in nothing:
+        return None
+    return tracers, meters
+
+
+def find(*, client_id: str, backend: str) -> Telemetry | None:
+    """What a host has of telemetry, begun; None: nobody wants it."""
+    found = providers()
+    if found is None:
+        return None
+    from flowshare.agents.telemetry.telemetry import Telemetry
+
+    telemetry = Telemetry(*found, client_id=client_id, backend=backend)
+    telemetry.open()
+    return telemetry
