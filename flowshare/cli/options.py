@@ -116,9 +116,13 @@ class PageOptions:
 
     def of(self, app: App) -> PageSettings:
         """The same with what the app says. Raises: BadPages."""
+        return self.settings(app.web_hosts)
+
+    def settings(self, more_hosts: Iterable[str] = ()) -> PageSettings:
+        """What it comes to, without an app. Raises: BadPages."""
         from flowshare.agents.pages.gate import PageSettings, read_hosts, read_token
 
-        hosts = read_hosts((*self.hosts, *app.web_hosts))
+        hosts = read_hosts((*self.hosts, *more_hosts))
         return PageSettings(port=self.port or 0, bind=self.bind, hosts=hosts, token=read_token(self.token_file))
 
 

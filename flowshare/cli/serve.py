@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from flowshare.cli import logs
-from flowshare.cli.options import debug_option, log_options
+from flowshare.cli.options import PageOptions, debug_option, log_options, page_options
 from flowshare.cli.output import Failure, say
 from flowshare.clock import LoopClock, new_loop
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from flowshare.agents.pages.gate import PageSettings
     from flowshare.server.security.tls import ClientCertificates, ServerTls
     from flowshare.server.standalone import StandaloneOptions
 
@@ -52,17 +53,19 @@ existing = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--acls", type=existing, help="File of ACLs; what none allows is refused.")
 @click.option("--super-user", "super_users", multiple=True, metavar="User:NAME", help="May do everything.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS, logins or ACLs.")
+@page_options
 @log_options
 @debug_option
-def serve(log_level: str, log_format: str, **given: Any) -> int:
+def serve(pages: PageOptions, log_level: str, log_format: str, **given: Any) -> int:
     """Serve a log to Kafka clients: a broker for development, alone on its data.
 
-    Prints `listening on HOST:PORT` when it is ready. Ctrl-C, SIGTERM or SIGHUP: connections are closed, what was
-    confirmed is on disk, exit code 0; a second Ctrl-C ends at once with 130. Exit code 1: a failure.
+    Prints `listening on HOST:PORT` when it is ready. With --web-port health and metrics are served, too. Ctrl-C,
+    SIGTERM or SIGHUP: connections are closed, what was confirmed is on disk, exit code 0; a second Ctrl-C ends at once
+    with 130. Exit code 1: a failure.
     """
     logs.set_up(log_level, log_format)
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(_serve(_options(**given)))
+        runner.run(_serve(_options(**given), None if pages.port is None else pages.settings()))
     return 0
 
 
@@ -112,21 +115,26 @@ def _tls(*, tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None, tl
     return ServerTls(certificate=tls_cert, key=tls_key, ca=tls_ca, client_certificates=asked)
 
 
-async def _serve(options: StandaloneOptions) -> None:
+async def _serve(options: StandaloneOptions, pages: PageSettings | None) -> None:
     from flowshare.agents.worker.keeper import either
     from flowshare.garbage import Tuning
     from flowshare.log.descriptors import raise_limit
     from flowshare.server.settings import Settings
     from flowshare.server.standalone import Standalone
+    from flowshare.web.broker import BrokerPages
 
     stop = _stop_signals()
     raise_limit(Settings.parse(options.settings).limits.connections_max)
     broker, tuning = Standalone(options, clock=LoopClock()), Tuning()
+    served: BrokerPages | None = None
     tuning.apply()
     try:
         await broker.start()
         if options.insecure and not options.listen.loopback:
             logger.warning("%s can be reached from other machines, and some protection is off", options.listen)
+        if pages is not None:
+            served = BrokerPages(broker.stats, pages, LoopClock())
+            logger.info("health and metrics at http://%s", await served.start())
         say(f"listening on {broker.address}")
         lost = asyncio.ensure_future(broker.until_lost())
         try:
@@ -138,6 +146,8 @@ async def _serve(options: StandaloneOptions) -> None:
             lost.cancel()
     finally:
         tuning.undo()
+        if served is not None:
+            await served.close()
         await broker.close()
 
 

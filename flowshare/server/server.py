@@ -148,12 +148,17 @@ class Server:
     def stats(self) -> Mapping[str, Any]:
         """Counters since the start and gauges of now; SG-17.7 says what they mean.
 
-        Beside the fields of `Stats`: groups by state, share sessions, loaded share-partitions, fetches under way,
-        connections; per loaded share-partition records in flight, delayed, blocked by another one
-        of their key, lapsed locks and redeliveries. offsets_expired: committed offsets of consumer groups.
-        `cooperative`: of cooperative groups, once one of them asked.
+        Beside the fields of `Stats`: groups by state, and how often their partitions were given out anew; share
+        sessions, loaded share-partitions, fetches under way, connections; per loaded share-partition records in flight,
+        delayed, blocked by another one of their key, lapsed locks and redeliveries. offsets_expired: committed offsets
+        of consumer groups. `cooperative`: of cooperative groups, once one of them asked.
         """
-        figures = {**self.share.figures(), "offsets_expired": self.classic.offsets_expired}
+        figures = {
+            **self.share.figures(),
+            "offsets_expired": self.classic.offsets_expired,
+            "consumer_groups": self.classic.states(),
+            "consumer_rebalances": self.classic.rebalances,
+        }
         groups = self._cooperative_groups
         return figures if groups is None else {**figures, "cooperative": groups.figures()}
 

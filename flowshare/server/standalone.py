@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.errors import FlowshareError
 from flowshare.server.edge.base import AdvertisedNode
@@ -144,6 +144,10 @@ class Standalone:
         assert self._listener is not None
         node = self._listener.node
         return Address(host=node.host, port=node.port)
+
+    def stats(self) -> Mapping[str, Any]:
+        """Counters and gauges, see `Server.stats`; empty while it is not open."""
+        return {} if self._server is None else self._server.stats()
 
     async def until_lost(self) -> str:
         """Wait until the directory is gone, or another process leads it, too; says which, and what to do."""

@@ -213,8 +213,17 @@ GAUGES: Final[Mapping[str, tuple[str, str]]] = {
     "slots": ("fleet_slots_led", "Slots of the fleet's state that this worker leads."),
     "output_transactions_undecided": ("output_transactions_undecided", "Transactions whose end was not answered yet."),
     "output_partitions_resting": ("output_partitions_resting", "Partitions that take no outputs in at the moment."),
+    "in_flight": ("led_in_flight_messages", "Acquired records of what is led here."),
+    "connections": ("served_connections", "Connections of clients and of this process's own members."),
 }
 COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
+    "fetches": ("led_share_fetch_requests", "ShareFetch requests to this process."),
+    "failed_fetches": ("led_share_fetch_requests_failed", "Those that were refused as a whole."),
+    "acknowledges": ("led_share_acknowledgement_requests", "ShareAcknowledge requests to this process."),
+    "failed_acknowledges": ("led_share_acknowledgement_requests_failed", "Those that were refused as a whole."),
+    "sessions_opened": ("share_sessions_opened", "Share sessions that were opened."),
+    "sessions_evicted": ("share_sessions_evicted", "Those that ended with their connection, or their member's time."),
+    "sessions_refused": ("share_sessions_refused", "Those that found no room (group.share.max.share.sessions)."),
     "lock_timeouts": ("led_acquisition_lock_timeouts", "Acquisition locks of records led here that lapsed."),
     "records_acquired": ("led_records_acquired", "Records handed out."),
     "redeliveries": ("led_redeliveries", "Records handed out that had been before."),
@@ -240,9 +249,60 @@ def leading(stats: Mapping[str, Any]) -> Iterable[Metric]:
     """Metrics of a backend's stats (`Backend.stats`); none when nothing is led here."""
     for kind, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
         yield from families(kind, {key: about for key, about in table.items() if key in stats}, (), [((), stats)])
+    if "acks" in stats:
+        yield _led_acknowledgements(stats["acks"])
+        yield from _led_groups(stats)
+        yield from _histograms(HISTOGRAMS, stats)
     cooperative = stats.get("cooperative")
     if cooperative is not None:
         yield from families(CounterMetricFamily, COOPERATIVE, (), [((), cooperative)])
+        yield from _histograms(COOPERATIVE_HISTOGRAMS, cooperative)
+
+
+def _led_acknowledgements(acks: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(
+        "flowshare_led_record_acknowledgements", "Records acknowledged here, by type.", labels=("type",)
+    )
+    for kind, count in acks.items():
+        family.add_metric((kind,), count)
+    return family
+
+
+def _led_groups(stats: Mapping[str, Any]) -> Iterable[Metric]:
+    """Groups that are coordinated here, by state, and how often their partitions were given out anew."""
+    groups = GaugeMetricFamily("flowshare_groups", "Groups that are coordinated here.", labels=("type", "state"))
+    for state, count in stats["groups"].items():
+        groups.add_metric(("share", state), count)
+    for (kind, state), count in stats.get("consumer_groups", {}).items():
+        groups.add_metric((kind, state), count)
+    yield groups
+    rebalances = CounterMetricFamily(
+        "flowshare_group_rebalances", "Assignments of groups that were made anew here.", labels=("type",)
+    )
+    rebalances.add_metric(("share",), stats["rebalances"])
+    if "consumer_rebalances" in stats:
+        rebalances.add_metric(("consumer",), stats["consumer_rebalances"])
+    yield rebalances
+
+
+def _histograms(table: Mapping[str, tuple[str, str]], stats: Mapping[str, Any]) -> Iterable[Metric]:
+    """A histogram for each entry of the table (key: name, text)."""
+    for key, (name, text) in table.items():
+        family = HistogramMetricFamily(f"flowshare_{name}", text)
+        cumulative, sum_s = stats[key]
+        buckets = [("+Inf" if bound == float("inf") else str(bound), float(count)) for bound, count in cumulative]
+        family.add_metric((), buckets, sum_s)
+        yield family
+
+
+HISTOGRAMS: Final[Mapping[str, tuple[str, str]]] = {
+    "write_s": ("state_write_seconds", "Time a write of share-partition state took."),
+    "load_s": ("share_partition_load_seconds", "Time a share-partition took to be read from the store."),
+}
+COOPERATIVE_HISTOGRAMS: Final[Mapping[str, tuple[str, str]]] = {
+    "write_s": ("cooperative_state_write_seconds", "Time a write of the state of a cooperative group took."),
+    "load_s": ("cooperative_partition_load_seconds", "Time a partition of a cooperative group took to be read."),
+}
 
 
 COOPERATIVE: Final[Mapping[str, tuple[str, str]]] = {
@@ -264,6 +324,19 @@ COOPERATIVE: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Of `server.cooperative.stats`."""
 READY: Final = "flowshare_ready"
+
+
+class LedMetrics(Page):
+    """Of a process that leads and has no agents. stats: as of `leading`."""
+
+    def __init__(self, stats: Mapping[str, Any]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily(READY, "1 when /ready answers 200.", value=1.0)
+        yield from leading(self._stats)
+
+
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name of a sample and its labels."""
 

@@ -14,6 +14,7 @@ from flowshare.agents.pages.site import PagesError
 from flowshare.agents.run.stats import HandlerTimes
 from flowshare.agents.scale.rates import HandlerLook
 from flowshare.backend.base import NATIVE
+from flowshare.backend.memory import MemoryBackend
 from flowshare.client.admin.admin import BatchFacts
 from flowshare.clock import LoopClock
 from flowshare.cooperative.types import HASHES
@@ -443,12 +444,23 @@ async def status_and_text(address, page, method="GET", headers=None):
 
 def test_each_counter_of_a_leader_that_is_told_is_one_that_is_kept() -> None:
     others = {key for key in metrics.COUNTERS if key.startswith(("slots_", "output_", "offsets_"))}
+    backend = MemoryBackend(clock=LoopClock())
 
-    assert metrics.COUNTERS.keys() - others <= Stats().copy().keys()
+    async def told() -> set[str]:
+        await backend.start()
+        try:
+            return set(backend.stats())
+        finally:
+            await backend.close()
+
+    assert metrics.COUNTERS.keys() - others <= asyncio.run(told())
+    assert metrics.HISTOGRAMS.keys() <= Stats().copy().keys()
 
 
 def test_each_counter_of_cooperative_groups_that_is_told_is_one_that_is_kept() -> None:
-    assert metrics.COOPERATIVE.keys() == CooperativeStats().copy().keys()
+    told = metrics.COOPERATIVE.keys() | metrics.COOPERATIVE_HISTOGRAMS.keys()
+
+    assert told == CooperativeStats().copy().keys()
 
 
 @pytest.mark.asyncio

@@ -178,7 +178,7 @@ class CooperativeGroups:
         if known is not None:
             known.used_ms = now_ms
             return known
-        writer = GroupWriter(group_id, self._beside, run=self._runtime.spawn, stats=self.stats)
+        writer = GroupWriter(group_id, self._beside, run=self._runtime.spawn, stats=self.stats, clock=self.clock)
         group = self._runtime.make(group_id, lambda: Group(group_id, writer, used_ms=now_ms), party, self._groups_max)
         self._runtime.expect(now_ms + IDLE_MS)
         return group
@@ -344,6 +344,7 @@ class CooperativeGroups:
         self, group: Group, place: Place, party: str | None, begin: Begin | None, *, anew: bool
     ) -> PartitionOwner | None:
         topic = self.topics.find(*place)
+        began_s = self.clock.monotonic()
         if self._follow is not None:
             await self._follow(topic.name, place[1])
         there = False
@@ -358,6 +359,7 @@ class CooperativeGroups:
                 group.owners[place] = owner
                 self._by_log.setdefault((topic.name, place[1]), {})[owner] = None
                 self.stats.loads += 1
+                self.stats.load_s.add(self.clock.monotonic() - began_s)
         finally:
             if not there and self._unfollow is not None:
                 self._unfollow(topic.name, place[1])

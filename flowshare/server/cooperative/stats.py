@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from flowshare.server.runtime.latencies import Latencies
 
 
 @dataclass(slots=True)
@@ -17,7 +20,7 @@ class Stats:
     did not give them back in time (mode `available`), whose handlers may have run beside those of the next one. lapsed:
     claims and spans whose lease ended. fenced: entries of commits that were refused because the member held their keys
     no more. lost: records that were deleted, or passed over, before anybody had finished them. resets: partitions that
-    began anew where somebody had set the group's offset.
+    began anew where somebody had set the group's offset. load_s, write_s: how long loads and writes took.
     """
 
     holds: int = 0
@@ -35,7 +38,10 @@ class Stats:
     fenced: int = 0
     lost: int = 0
     resets: int = 0
+    load_s: Latencies = field(default_factory=Latencies)
+    write_s: Latencies = field(default_factory=Latencies)
 
-    def copy(self) -> dict[str, int]:
+    def copy(self) -> dict[str, Any]:
         """As they are now."""
-        return asdict(self)
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**found, "load_s": self.load_s.copy(), "write_s": self.write_s.copy()}

@@ -33,6 +33,7 @@ from flowshare.server.runtime.failures import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from flowshare.clock import Clock
     from flowshare.log.base import CheckedOutput
     from flowshare.server.cooperative.beside import Beside
     from flowshare.server.cooperative.owner import PartitionOwner
@@ -76,12 +77,19 @@ class GroupWriter:
     """The queue of one group. run: runs a task to its end, whoever goes away."""
 
     def __init__(
-        self, group_id: str, beside: Beside, *, run: Callable[[Coroutine[Any, Any, None]], object], stats: Stats
+        self,
+        group_id: str,
+        beside: Beside,
+        *,
+        run: Callable[[Coroutine[Any, Any, None]], object],
+        stats: Stats,
+        clock: Clock,
     ) -> None:
         self._group_id = group_id
         self._beside = beside
         self._run = run
         self._stats = stats
+        self._clock = clock
         self._queue: list[Step] = []
         self._writing = False
 
@@ -165,6 +173,7 @@ class GroupWriter:
                 return moved
             outputs = [output for step in steps for output in step.outputs]
             self._stats.writes += 1
+            began_s = self._clock.monotonic()
             try:
                 await self._beside.write(self._group_id, list(writes.items()), list(moved.values()), outputs)
             except OutputRefused as error:
@@ -185,6 +194,8 @@ class GroupWriter:
                     if step.decision.mutations:
                         step.owner.doubt = None
                 return moved
+            finally:
+                self._stats.write_s.add(self._clock.monotonic() - began_s)
 
     def _take_out(self, steps: list[Step], error: OutputRefused) -> bool:
         """Take back those of which outputs are refused, and what was decided on top of them; whether there were any."""

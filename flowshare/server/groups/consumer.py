@@ -70,11 +70,13 @@ class ConsumerMemberApis(Family):
             entry, group = groups.join_consumer(request.group_id, party)
         else:
             entry, group = groups.find_consumer_for_member(request.group_id)
+        before = group.assignment_epoch
         try:
             answer = self._take(entry, group, beat, connection)
         except (CoreError, Refused):
             groups.discard_void(entry)
             raise
+        groups.rebalances += group.assignment_epoch != before
         groups.watch(entry)
         await groups.run(groups.write_members(entry, group))
         if beat.member_id in group.members:

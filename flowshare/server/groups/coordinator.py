@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -98,6 +99,8 @@ class ConsumerGroups:
         self.config = config
         self.offsets_expired = 0
         """Committed offsets that expired since the start."""
+        self.rebalances = 0
+        """Assignments that were made anew since the start."""
         self.configs = configs
         self.waiting = WaitingRequests()
         self._runtime = CoordinatorRuntime[GroupEntry](
@@ -282,11 +285,16 @@ class ConsumerGroups:
         """All consumer groups for ListGroups."""
         return await between.each(lambda entry: entry.listed(), tuple(self.entries.values()))
 
+    def states(self) -> dict[tuple[str, str], int]:
+        """Number of groups by type and state."""
+        return Counter((found.type, found.state) for entry in self.entries.values() if (found := entry.listed()))
+
     # --- writing ------------------------------------------------------------------------------------------------
 
     def settle(self, entry: GroupEntry, step: GroupStep) -> asyncio.Future[bool] | None:
         """Do what a step leads to; the future, if there is something to write, says whether it is durable."""
         self.watch(entry)
+        self.rebalances += step.assign is not None
         if step.write is None:
             self.waiting.deliver(step.answers)
             return None

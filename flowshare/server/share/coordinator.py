@@ -95,6 +95,8 @@ class Coordinator:
         self._noted: dict[str, int] = {}
         """Groups whose members have jumped to another epoch, and when that is to be written."""
         self._first_states = FirstStates(leaders, self.write, clock)
+        self.rebalances = 0
+        """Assignments that were made anew since the start."""
 
     async def start(self) -> None:
         """Read all groups and begin to watch their members' timeouts. Raises: LogError."""
@@ -216,6 +218,7 @@ class Coordinator:
             await self._duties.know(request.subscribed_topics)
         self._take(request, connection.counts_as())
         group = self.ensure(group_id, connection.counts_as()) if epoch == 0 else self.find(group_id)
+        before = group.assignment_epoch
         try:
             beat = group.heartbeat(
                 member_id=member_id,
@@ -232,6 +235,7 @@ class Coordinator:
             # Where there is an order its handlers may be at work, and the next of their keys would run beside them.
             self._leaders.release_member(group_id, member_id, died=bool(self._config_of(group_id).key_order))
             raise
+        self.rebalances += group.assignment_epoch != before
         self._returns.beat(connection, (group_id, member_id), left=beat.left)
         if beat.left:
             self._leaders.release_member(group_id, member_id)

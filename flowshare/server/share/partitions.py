@@ -299,6 +299,7 @@ class Partitions:
     async def _make(self, key: ShareKey, topic: Topic) -> PartitionOwner:
         while True:
             config = self._duties.config_of(key.group_id)
+            began_s = self._clock.monotonic()
             loaded = await self._loader.load(
                 key,
                 topic,
@@ -307,6 +308,7 @@ class Partitions:
                 gone=self._duties.gone(key.group_id),
             )
             self._stats.loads += 1
+            self._stats.load_s.add(self._clock.monotonic() - began_s)
             if self._duties.config_of(key.group_id).key_order == config.key_order:
                 break  # else what is loaded is of another order, and was never served
         log = PartitionLog(self._storage, topic=topic.name, topic_id=key.topic_id, partition=key.partition)

@@ -258,7 +258,11 @@ class ShareService:
         return {
             **self.stats.copy(),
             "groups": self.coordinator.states(),
+            "rebalances": self.coordinator.rebalances,
             "sessions": len(self.sessions),
+            "sessions_opened": self.sessions.opened,
+            "sessions_evicted": self.sessions.evicted,
+            "sessions_refused": self.sessions.refused,
             "parked": self.sessions.parked,
             "connections": len(self._connections),
             "share_partitions": len(owners),

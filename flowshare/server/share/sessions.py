@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowshare.core_errors import ShareSessionLimitReached
 from flowshare.server.runtime.waiting import Ended, Waiter
-from flowshare.share.session import ShareSessions
+from flowshare.share.session import EPOCH_OPEN, ShareSessions
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
@@ -32,6 +33,12 @@ class Sessions:
         """Sessions of members that may come back with what they hold."""
         self._waiters: dict[tuple[str, str], dict[Waiter, None]] = {}
         """Those of a session, in the order in which they came."""
+        self.opened = 0
+        """Sessions since the start; those that its member opened anew in its place count again."""
+        self.evicted = 0
+        """Those that ended without a word of their member: its connection did, or its time was over."""
+        self.refused = 0
+        """How often one found no room."""
         self.parked = 0
         """Fetches that are under way: waiting, or looking."""
         self._parked_max = PARKED_PER_SESSION * sessions_max
@@ -65,16 +72,21 @@ class Sessions:
 
         Raises: what `ShareSessions.fetch` raises.
         """
-        turn = self._cores.fetch(
-            connection,
-            group_id,
-            member_id,
-            epoch,
-            added=added,
-            forgotten=forgotten,
-            has_acks=has_acks,
-            party=connection.counts_as(),
-        )
+        try:
+            turn = self._cores.fetch(
+                connection,
+                group_id,
+                member_id,
+                epoch,
+                added=added,
+                forgotten=forgotten,
+                has_acks=has_acks,
+                party=connection.counts_as(),
+            )
+        except ShareSessionLimitReached:
+            self.refused += 1
+            raise
+        self.opened += epoch == EPOCH_OPEN
         reason = Ended.SESSION if epoch == 0 else Ended.TIMEOUT
         kept = PARKED_PER_SESSION - 1 if beside and epoch != 0 else 0
         self._end_fetches(turn.session.group_id, turn.session.member_id, reason, kept)
@@ -87,11 +99,13 @@ class Sessions:
     def disconnected(self, connection: Hashable) -> None:
         """A connection is closed: the sessions that it opened end."""
         for closed in self._cores.close_connection(connection):
+            self.evicted += 1
             self.ended(closed, died=True)
 
     def cut_off(self, connection: Hashable) -> tuple[ClosedSession, ...]:
         """As `disconnected`, but what the members held stays theirs for now: call `gave_up` for each soon."""
         closed = self._cores.close_connection(connection)
+        self.evicted += len(closed)
         for one in closed:
             self._cut_off[one.group_id, one.member_id] = one
             self._end_fetches(one.group_id, one.member_id, Ended.SESSION)
@@ -126,6 +140,7 @@ class Sessions:
         one would count for the record that it was given anew.
         """
         if self._cores.close(group_id, member_id) is not None:
+            self.evicted += 1
             self._end_fetches(group_id, member_id, Ended.SESSION)
 
     def enter(self, group_id: str, member_id: str) -> Waiter:

@@ -1,6 +1,7 @@
 """Counters of the server, under the meanings of Kafka's share-group metrics (SG-17.7).
 
-Plain integers that only the service loop writes; `Server.stats()` adds the gauges and hands out a copy.
+Plain integers, and histograms of them, that only the service loop writes; `Server.stats()` adds the gauges and hands
+out a copy.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.server.runtime.latencies import Latencies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +30,7 @@ class Stats:
     wait limit; loads, failed_loads: share-partitions read from the store; state_writes, failed_state_writes: writes
     to the store; dead_letters, failed_dead_letters: records copied to a dead-letter topic, or given up; log_cuts:
     how often a log was found to have lost acquired records with a leader of Kafka's; records_lost: how many offsets
-    that were.
+    that were; load_s, write_s: how long loads and writes took.
     """
 
     acks: Counter[str] = field(default_factory=Counter[str])
@@ -49,6 +52,8 @@ class Stats:
     failed_dead_letters: int = 0
     log_cuts: int = 0
     records_lost: int = 0
+    load_s: Latencies = field(default_factory=Latencies)
+    write_s: Latencies = field(default_factory=Latencies)
 
     def count_acks(self, batches: Sequence[AcknowledgeBatch]) -> None:
         """Count accepted batches by type."""
@@ -65,4 +70,5 @@ class Stats:
     def copy(self) -> dict[str, Any]:
         """All counters by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, "acks": {name: self.acks[name] for name in ACK_NAMES}}
+        acks = {name: self.acks[name] for name in ACK_NAMES}
+        return {**values, "acks": acks, "load_s": self.load_s.copy(), "write_s": self.write_s.copy()}

@@ -170,6 +170,7 @@ class StateWriter:
         steps, self._queue = self._queue, []
         self._stats.state_writes += 1
         self._writing = True
+        began_s = self._clock.monotonic()
         try:
             steps, update = await self._written(steps)
         except LogError as error:
@@ -180,6 +181,7 @@ class StateWriter:
             raise
         finally:
             self._writing = False
+            self._stats.write_s.add(self._clock.monotonic() - began_s)
         self._journal.done(update)
         self._owed.clear()
         self.retry_at_ms = None
