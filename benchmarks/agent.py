@@ -3,8 +3,9 @@
     python benchmarks/agent.py            all sections, each in fresh processes, medians
     python benchmarks/agent.py --section noop --records 1000000
 
-Sections: noop, json (an agent over one partition), decode (bare reading of the same batches), faust (Faust's own agent
-loop, in process), sleep (10 ms handlers against a bare pool), latency (send to handler), start (process start).
+Sections: noop, json (an agent over one partition), traced, unsampled (noop with OpenTelemetry), decode (bare reading of
+the same batches), faust (Faust's own agent loop, in process), sleep (10 ms handlers against a bare pool), latency (send
+to handler), start (process start).
 """
 
 from __future__ import annotations
@@ -84,6 +85,34 @@ def section_noop(records: int) -> dict[str, float]:
     with embedded_url() as url:
         fill(url, "values", [VALUE] * records)
         return run_app(make, url)
+
+
+def section_traced(records: int) -> dict[str, float]:
+    """The no-op agent with OpenTelemetry, every record sampled; spans go to nobody, in batches."""
+    return with_spans(records, 1.0)
+
+
+def section_unsampled(records: int) -> dict[str, float]:
+    """The same, none sampled."""
+    return with_spans(records, 0.0)
+
+
+def with_spans(records: int, ratio: float) -> dict[str, float]:
+    from opentelemetry import metrics, trace
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+    class Nobody(SpanExporter):
+        def export(self, spans):
+            return SpanExportResult.SUCCESS
+
+    tracers = TracerProvider(sampler=ParentBased(TraceIdRatioBased(ratio)))
+    tracers.add_span_processor(BatchSpanProcessor(Nobody()))
+    trace.set_tracer_provider(tracers)
+    metrics.set_meter_provider(MeterProvider())
+    return section_noop(records)
 
 
 def section_json(records: int) -> dict[str, float]:
@@ -327,6 +356,10 @@ def main() -> None:
     info("  no-op agent / Faust's agent loop", noop["rate"] / faust["rate"], unit="×")
     rate = median_of(options.runs, script, "json", records=options.records)["rate"]
     verdict("JSON-decoding agent", rate, 200_000, unit="records/s")
+    for section, about in (("unsampled", "none sampled"), ("traced", "every record sampled")):
+        spans = median_of(options.runs, script, section, records=options.records // 10)
+        info(f"no-op agent with OpenTelemetry, {about}", spans["rate"], unit="records/s")
+        info("  its CPU, all threads", spans["cpu_us"], unit="µs/record")
     for concurrency in (100, 400):
         slept = median_of(options.runs, script, "sleep", records=concurrency * 300, concurrency=concurrency)
         info(f"10 ms handlers, concurrency {concurrency}", slept["rate"], unit="records/s")

@@ -221,6 +221,7 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "failed_fetches": ("led_share_fetch_requests_failed", "Those that were refused as a whole."),
     "acknowledges": ("led_share_acknowledgement_requests", "ShareAcknowledge requests to this process."),
     "failed_acknowledges": ("led_share_acknowledgement_requests_failed", "Those that were refused as a whole."),
+    "acks_refused": ("led_acknowledgements_refused", "Parts of requests whose acknowledgements were refused."),
     "sessions_opened": ("share_sessions_opened", "Share sessions that were opened."),
     "sessions_evicted": ("share_sessions_evicted", "Those that ended with their connection, or their member's time."),
     "sessions_refused": ("share_sessions_refused", "Those that found no room (group.share.max.share.sessions)."),

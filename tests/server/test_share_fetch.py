@@ -367,6 +367,7 @@ async def test_a_partition_with_a_failed_acknowledgement_is_listed_with_the_erro
 
         (partition,) = answer.partitions
         assert (partition.error, partition.ack_error) == (ErrorCode.NONE, ErrorCode.INVALID_REQUEST)
+        assert w.server.stats()["acks_refused"] == 1
 
 
 async def test_unknown_topics_and_partitions_are_errors_of_the_partition() -> None:

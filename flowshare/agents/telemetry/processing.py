@@ -194,7 +194,7 @@ class ProcessSpans:
         if span.is_recording():
             at_ns = time.time_ns()
             self._telemetry.ender.put(partial(_close, span, at_ns, outcome, kind, error, handling.reason))
-        handling.errors = None
+        handling.errors, handling.span = None, trace.INVALID_SPAN  # its chunk may have thousands
 
     def _measured_as(self, topic: str | None, outcome: str, error: str) -> dict[str, Any]:
         found = self._measured.get((topic, outcome, error))

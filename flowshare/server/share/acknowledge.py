@@ -65,10 +65,11 @@ OK: Final = Result()
 class Acknowledger:
     """Decides acknowledgements of any request that carries them."""
 
-    def __init__(self, partitions: Partitions, topics: TopicIndex, clock: Clock) -> None:
+    def __init__(self, partitions: Partitions, topics: TopicIndex, clock: Clock, stats: Stats) -> None:
         self._partitions = partitions
         self._topics = topics
         self._clock = clock
+        self._stats = stats
 
     def decide(
         self,
@@ -87,6 +88,7 @@ class Acknowledger:
                 check_readable(self._topics.by_id(at.topic_id), may_read)
                 decided[at] = self._decide_one(group_id, member_id, at, acks, version, renew_allowed)
             except EXPECTED as error:
+                self._stats.acks_refused += 1
                 decided[at] = Pending(Result(*failure(error)))
         return decided
 
@@ -112,6 +114,7 @@ class Acknowledger:
         durable, refused = owner.acknowledge(member_id, [batch_of(ack, now_ms) for ack in acks])
         if refused is None:
             return Pending(OK, durable)
+        self._stats.acks_refused += 1
         return Pending(Result(message=failure(refused.error)[1], refused=refused.ranges), durable)
 
 

@@ -229,7 +229,7 @@ class ShareService:
 
     def families(self) -> Collection[Family]:
         """What members ask all the time."""
-        acknowledger = Acknowledger(self.partitions, self.topics, self.clock)
+        acknowledger = Acknowledger(self.partitions, self.topics, self.clock, self.stats)
         return (
             ShareFetching(
                 partitions=self.partitions,

@@ -24,7 +24,8 @@ ACK_NAMES: Final = ("gap", "accept", "release", "reject", "renew")
 class Stats:
     """What happened since the server was started.
 
-    acks: acknowledged records by type; lock_timeouts: acquisition locks that lapsed; fetches, failed_fetches,
+    acks: acknowledged records by type; acks_refused: partitions of requests of which some acknowledgement was
+    refused, mostly as the lock had lapsed; lock_timeouts: acquisition locks that lapsed; fetches, failed_fetches,
     acknowledges, failed_acknowledges, settles, failed_settles: requests; records_acquired, redeliveries: records
     handed out, and those among them that had been handed out before; parked_timeouts: fetches that ended at their
     wait limit; loads, failed_loads: share-partitions read from the store; state_writes, failed_state_writes: writes
@@ -34,6 +35,7 @@ class Stats:
     """
 
     acks: Counter[str] = field(default_factory=Counter[str])
+    acks_refused: int = 0
     lock_timeouts: int = 0
     fetches: int = 0
     failed_fetches: int = 0

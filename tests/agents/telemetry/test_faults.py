@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Sampler
@@ -266,6 +267,29 @@ def test_without_opentelemetry_lines_carry_what_the_record_tells(caplog):
         ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"),
         ("", ""),
     ]
+
+
+def test_with_a_provider_of_meters_only_there_are_metrics_and_contexts_go_on_as_without(monkeypatch):
+    told = telling(monkeypatch)
+    told.providers = trace.NoOpTracerProvider(), told.providers[1]
+    parent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    app = fs.App("t")
+
+    @app.share_agent("in", name="agent")
+    async def agent(value: int) -> fs.Send:
+        return fs.Send("out", value)
+
+    async def story() -> list[Any]:
+        async with fs.testing.harness(app) as bus:
+            await bus.send("in", 1, headers={"traceparent": parent})
+            await bus.send("in", 2)
+            await bus.run_until_idle()
+            return bus.records("out")
+
+    records = fs.testing.run(story())
+    assert [record.headers for record in records] == [{"traceparent": parent}, {}]
+    [(_, handled)] = told.metrics()["messaging.process.duration"]
+    assert handled == 2
 
 
 def test_nothing_is_found_where_nobody_has_set_a_provider():
