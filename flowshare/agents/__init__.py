@@ -10,6 +10,7 @@ The rooms, each importing only what stands below it:
 - `scale`: backlog, and how many workers it needs.
 - `pages`: who may ask for a web page, and where pages are listened for.
 - `run`: pools that run handlers.
+- `telemetry`: spans and metrics of OpenTelemetry, where an application wants some.
 - `handler`: what an agent is: signature, options, values, outcomes, retry. No I/O.
 
 Where the share groups live is `flowshare.backend`, the members' client `flowshare.client`; the pages themselves are in

@@ -13,7 +13,7 @@ from flowshare.agents.faust.models import decoder_for, encode_for
 from flowshare.agents.handler.delivery import EventualResult, refuse_outside
 from flowshare.agents.handler.errors import UsageError
 from flowshare.agents.handler.send import Headers, ProducerRecord, encode_headers, produce
-from flowshare.agents.handler.tracing import current_headers
+from flowshare.agents.handler.tracing import ambient, current_headers
 
 if TYPE_CHECKING:
     from flowshare.agents.faust.app import FaustApp
@@ -109,8 +109,11 @@ class Topic(faust.Topic, Generic[V]):
         included. Raises: UsageError on an event loop; TimeoutError; Unencodable, and what the producer raises.
         """
         deadline_s = time.monotonic() + timeout
+        first = self.app.host is None
         made = self._made(key, value, partition, timestamp, headers, {})
         host = self.app.sending_thread.host(timeout)
+        if first and ambient:  # there is telemetry since the host was started: now the current span is known
+            made = self._made(key, value, partition, timestamp, headers, {})
         sent = host.service.submit(lambda: made.send_by(host.sender.send))
         try:
             return sent.result(max(0.0, deadline_s - time.monotonic()))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, NamedTuple
 
 from flowshare.agents.handler.delivery import current
 from flowshare.protocol.decoding import RawRecord
@@ -19,8 +19,18 @@ from flowshare.protocol.decoding import RawRecord
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 _VALID = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
-ambient: Final[list[Callable[[], tuple[tuple[str, bytes], ...] | None]]] = []
-"""Who is asked for the current context: `agents.telemetry`, while an app runs with it."""
+
+
+class Ambient(NamedTuple):
+    """Who knows the current context. headers: that tell it. ids: of its trace and span, in hex. Both return None when
+    there is none, and never raise."""
+
+    headers: Callable[[], tuple[tuple[str, bytes], ...] | None]
+    ids: Callable[[], tuple[str, str] | None]
+
+
+ambient: Final[list[Ambient]] = []
+"""Asked for the current context: `agents.telemetry`, while an app runs with it."""
 _override: ContextVar[tuple[tuple[str, bytes], ...] | None] = ContextVar("flowshare_trace", default=None)
 
 
@@ -42,8 +52,8 @@ def current_headers() -> tuple[tuple[str, bytes], ...]:
     override = _override.get()
     if override is not None:
         return override
-    for ask in ambient:
-        if (found := ask()) is not None:
+    for one in ambient:
+        if (found := one.headers()) is not None:
             return found
     held = current.get()
     return () if held is None else of_record(held[1])
@@ -56,6 +66,10 @@ def traceparent() -> str | None:
 
 def ids() -> tuple[str, str] | None:
     """The ids of trace and span in force, in hex; None when there are none."""
+    if _override.get() is None:
+        for one in ambient:
+            if (found := one.ids()) is not None:
+                return found
     parent = traceparent()
     if parent is None:
         return None

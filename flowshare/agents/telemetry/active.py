@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from flowshare.agents.telemetry.telemetry import Telemetry
+
+logger = logging.getLogger("flowshare.telemetry")
 
 ASKS: Final = (
     "OTEL_EXPORTER_OTLP_ENDPOINT",
@@ -57,6 +60,10 @@ def find(*, client_id: str, backend: str) -> Telemetry | None:
         return None
     from flowshare.agents.telemetry.telemetry import Telemetry
 
-    telemetry = Telemetry(*found, client_id=client_id, backend=backend)
+    try:
+        telemetry = Telemetry(*found, client_id=client_id, backend=backend)
+    except Exception:  # an SDK that is none, or an old one: agents work without
+        logger.exception("telemetry cannot be used with the providers that are set; nothing is told")
+        return None
     telemetry.open()
     return telemetry

@@ -12,6 +12,7 @@ from opentelemetry.propagators.textmap import Getter, Setter
 from opentelemetry.trace import NonRecordingSpan, SpanContext
 
 from flowshare.agents.handler.send import ProducerRecord
+from flowshare.agents.handler.tracing import Ambient
 
 Headers = Sequence[tuple[str, bytes | None]]
 VALUE_MAX: Final = 8_192
@@ -84,8 +85,22 @@ def to_headers(context: Context | None = None) -> tuple[tuple[str, bytes], ...]:
 
 
 def current_headers() -> tuple[tuple[str, bytes], ...] | None:
-    """Headers that tell the current context; None: no span is current."""
-    return to_headers() if trace.get_current_span().get_span_context().is_valid else None
+    """Headers that tell the current context; None: no span is current, or a propagator of the application's fails."""
+    if not trace.get_current_span().get_span_context().is_valid:
+        return None
+    try:
+        return to_headers()
+    except Exception:  # noqa: BLE001 - what is produced goes on without
+        return None
+
+
+def current_ids() -> tuple[str, str] | None:
+    """Ids of the current trace and span, in hex; None: no span is current."""
+    found = trace.get_current_span().get_span_context()
+    return (f"{found.trace_id:032x}", f"{found.span_id:016x}") if found.is_valid else None
+
+
+AMBIENT: Final = Ambient(current_headers, current_ids)
 
 
 def is_ours(headers: Iterable[tuple[str, Any]]) -> bool:

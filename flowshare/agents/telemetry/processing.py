@@ -55,7 +55,7 @@ Held = tuple["Chunk", "RawRecord"]
 class Handling:
     """One call of a handler, from before it to its outcome."""
 
-    __slots__ = ("began_ns", "context", "errors", "left", "outcomes", "reason", "span", "token", "topic")
+    __slots__ = ("began_ns", "context", "error", "left", "outcomes", "reason", "span", "token", "topic")
 
     def __init__(self, span: Span, context: Context, topic: str | None, records: int) -> None:
         self.span = span
@@ -64,7 +64,7 @@ class Handling:
         self.left = records
         """Records whose outcome is not known yet."""
         self.outcomes: Counter[str] = Counter()
-        self.errors: BaseException | None = None
+        self.error: BaseException | None = None
         self.reason = ""
         self.began_ns = time.perf_counter_ns()
         self.token: Token[Context] | None = contexts.attach(trace.set_span_in_context(span, context))
@@ -172,7 +172,7 @@ class ProcessSpans:
         handling.left -= 1
         handling.outcomes[OUTCOMES[kind]] += 1
         if kind in (OutcomeKind.RETRY, OutcomeKind.DEAD) and not handling.reason:
-            handling.errors, handling.reason = error, reason
+            handling.error, handling.reason = error, reason
         if handling.left == 0:
             try:
                 self._end(handling)
@@ -184,7 +184,7 @@ class ProcessSpans:
         handling.leave()
         outcome = next(iter(handling.outcomes), MIXED) if len(handling.outcomes) < 2 else MIXED
         failed = handling.reason != ""
-        error = handling.errors
+        error = handling.error
         kind = "" if not failed else REJECT if error is None else kind_of(error)
         instruments = self._telemetry.instruments
         measured = self._measured_as(handling.topic, outcome, instruments.errors.of(kind) if kind else "")
@@ -194,7 +194,7 @@ class ProcessSpans:
         if span.is_recording():
             at_ns = time.time_ns()
             self._telemetry.ender.put(partial(_close, span, at_ns, outcome, kind, error, handling.reason))
-        handling.errors, handling.span = None, trace.INVALID_SPAN  # its chunk may have thousands
+        handling.error, handling.span = None, trace.INVALID_SPAN  # its chunk may have thousands
 
     def _measured_as(self, topic: str | None, outcome: str, error: str) -> dict[str, Any]:
         found = self._measured.get((topic, outcome, error))

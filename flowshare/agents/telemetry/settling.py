@@ -78,10 +78,13 @@ class SettleSpans:
 
     def note_created(self, chunk: Chunk, records: Iterable[RawRecord]) -> None:
         """These are about to be accepted, before they run."""
-        for record in records:
-            created = creation_of(record.headers)
-            if created is not None and created.trace_flags.sampled:
-                self._note(chunk, record.offset, created)
+        try:
+            for record in records:
+                created = creation_of(record.headers)
+                if created is not None and created.trace_flags.sampled:
+                    self._note(chunk, record.offset, created)
+        except Exception as error:  # noqa: BLE001 - propagators are the application's
+            self._telemetry.trouble(error)
 
     def _note(self, chunk: Chunk, offset: int, span: SpanContext) -> None:
         found = self._noted.setdefault(chunk.tp, {})

@@ -42,11 +42,11 @@ class Telemetry:
 
     def open(self) -> None:
         """Begin."""
-        tracing.ambient.append(context.current_headers)
+        tracing.ambient.append(context.AMBIENT)
 
     def close(self) -> None:
         """End what is to be ended, for a limited time."""
-        tracing.ambient.remove(context.current_headers)
+        tracing.ambient.remove(context.AMBIENT)
         self.ender.close()
 
     def process(self, agent: ShareAgent) -> ProcessSpans:

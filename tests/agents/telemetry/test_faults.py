@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import propagate, trace
+from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Sampler
@@ -119,6 +120,46 @@ def test_a_sampler_that_raises_touches_no_record(monkeypatch, caplog):
     assert [line.getMessage() for line in caplog.records if line.name == "flowshare.telemetry"] == [
         "telemetry failed, records are handled without it: RuntimeError: no decision (this is said once)"
     ]
+
+
+class NoPropagator(TextMapPropagator):
+    fields: ClassVar[set[str]] = set()
+
+    def extract(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("cannot be read")
+
+    def inject(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("cannot be told")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"at_most_once": True}, {"exactly_once": True}, {"batch": fs.Batch(3, within=1)}]
+)
+def test_a_propagator_that_raises_touches_no_record(monkeypatch, options):
+    telling(monkeypatch)
+    monkeypatch.setattr(propagate, "get_global_textmap", NoPropagator)
+
+    async def one(value: int) -> fs.Send:
+        logging.getLogger("shop").warning("working")
+        return fs.Send("out", value)
+
+    async def many(rows: fs.Records[int]) -> None:
+        for row in rows:
+            row.delivery.send("out", row.value)
+
+    result = run_agent(many if "batch" in options else one, range(3), **options)
+
+    assert sorted(record.value for record in result.out) == [0, 1, 2]
+    assert result.report.accepted == 3
+
+
+def test_providers_that_are_none_are_left_alone(monkeypatch, caplog):
+    monkeypatch.setattr(active, "providers", lambda: (object(), object()))
+
+    async def handler(value: int) -> None: ...
+
+    assert run_agent(handler, [1]).report.accepted == 1
+    assert "cannot be used with the providers" in caplog.text
 
 
 def test_what_an_exception_says_is_told_in_bounds(monkeypatch):

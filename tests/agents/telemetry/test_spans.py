@@ -580,3 +580,68 @@ def test_without_a_provider_there_is_nothing_of_it_in_a_pool():
     assert spans == [None] * 3
     assert type(sender).__name__ == "Producer"
     assert fs.tracing.ambient == []
+
+
+# --- sent without agents, and headers of strangers --------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_a_sender_without_agents_has_send_spans_below_its_own(told):
+    tracer = told.providers[0].get_tracer("web")
+    app = fs.App("t", broker="memory://")
+
+    async with app.sending():
+        with tracer.start_as_current_span("request"):
+            await app.topic("out").send(value=1)
+            await app.topic("out").send_soon(value=2)
+
+    [request] = [one for one in told.spans if one.name == "request"]
+    sends = told.of("send", "out")
+    assert [parent_of(one) for one in sends] == [id_of(request)] * 2
+    assert [one.attributes["messaging.kafka.offset"] for one in sends] == [0, 1]
+
+
+def test_a_sender_on_a_thread_has_send_spans_below_its_own(told, tmp_path):
+    tracer = told.providers[0].get_tracer("web")
+    app = fs.App("t", broker=f"embedded://{tmp_path / 'log'}")
+
+    with tracer.start_as_current_span("request"):
+        app.topic("out").send_sync(value=1)
+    asyncio.run(app.sending_thread.give_way())
+
+    [request], [sent] = [one for one in told.spans if one.name == "request"], told.of("send", "out")
+    assert parent_of(sent) == id_of(request)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("traceparent", b"nonsense")],
+        [("traceparent", b"\xff" * 55)],
+        [("traceparent", None)],
+        [("traceparent", PARENT.encode() + b"-" + b"x" * 100_000)],
+        [("traceparent", b"00-" + b"0" * 32 + b"-" + b"0" * 16 + b"-01")],
+        [("TraceParent", b"nonsense"), ("tracestate", b"=" * 9_000), ("baggage", b",=;" * 3_000)],
+        [(f"h{n}", b"x") for n in range(5_000)],
+        [("baggage", b"a=" + b"x" * 100_000)],
+    ],
+    ids=["text", "bytes", "null", "long", "zeros", "state and baggage", "many", "large baggage"],
+)
+def test_headers_of_strangers_cost_a_record_no_more_than_its_parent(told, caplog, headers):
+    async def handler(value: int) -> fs.Send:
+        return fs.Send("out", value)
+
+    app = one_agent(handler)
+
+    async def story() -> list[Any]:
+        async with fs.testing.harness(app) as bus:
+            await app.host.producer.send("in", b"1", headers=headers)
+            await bus.run_until_idle()
+            return bus.records("out")
+
+    [record] = fs.testing.run(story())
+    [handling] = told.of("process")
+    assert handling.attributes["flowshare.outcome"] == "accepted"
+    assert handling.parent is None
+    assert sum(len(name) + len(value) for name, value in record.headers.items()) < 9_000
+    assert [line for line in caplog.records if line.name == "flowshare.telemetry"] == []
