@@ -16,7 +16,8 @@ import pytest
 
 import flowshare as fs
 from flowshare.server.runtime.latencies import BOUNDS_S, Latencies
-from flowshare.web.metrics import LedMetrics
+from flowshare.server.share.stats import Stats
+from flowshare.web.metrics import LedMetrics, MergedMetrics
 from tests.waiting import LIMIT_S, until
 
 
@@ -98,6 +99,19 @@ async def test_a_session_that_ends_with_its_connection_counts_as_evicted():
         told = told_of(host.led())
 
     assert told["flowshare_share_sessions_evicted_total"] == 1
+
+
+def test_a_supervisor_that_leads_tells_the_same_on_its_page():
+    stats = Stats()
+    stats.write_s.add(0.003)
+    led = {**stats.copy(), "groups": {"Empty": 0, "Stable": 1}, "rebalances": 2}
+
+    page = MergedMetrics({}, states={"ready": 1}, ready=True, led=led).text().decode()
+
+    assert 'flowshare_state_write_seconds_bucket{le="0.0025"} 0.0' in page
+    assert 'flowshare_state_write_seconds_bucket{le="0.005"} 1.0' in page
+    assert 'flowshare_groups{state="Stable",type="share"} 1.0' in page
+    assert 'flowshare_group_rebalances_total{type="share"} 2.0' in page
 
 
 def test_how_long_something_took_is_counted_up_to_each_bound():
