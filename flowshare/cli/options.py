@@ -126,8 +126,13 @@ class PageOptions:
         return PageSettings(port=self.port or 0, bind=self.bind, hosts=hosts, token=read_token(self.token_file))
 
 
-def page_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--web-port`, `--web-bind`, `--web-host`, `--web-token-file`; the command gets them as `pages`."""
+def page_options(
+    function: Callable[..., Any], *, port: str = "Port of health and metrics.  [default: a free one]"
+) -> Callable[..., Any]:
+    """`--web-port`, `--web-bind`, `--web-host`, `--web-token-file`; the command gets them as `pages`.
+
+    port: what is said of the first one.
+    """
 
     @functools.wraps(function)
     def command(
@@ -136,9 +141,7 @@ def page_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(pages=PageOptions(web_port, web_bind, web_host, web_token_file), **given)
 
     return together(
-        click.option(
-            "--web-port", type=click.IntRange(0, 65535), help="Port of health and metrics.  [default: a free one]"
-        ),
+        click.option("--web-port", type=click.IntRange(0, 65535), help=port),
         click.option(
             "--web-bind", default="127.0.0.1", show_default=True, help="Address that health and metrics answer on."
         ),

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -53,20 +54,28 @@ existing = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--acls", type=existing, help="File of ACLs; what none allows is refused.")
 @click.option("--super-user", "super_users", multiple=True, metavar="User:NAME", help="May do everything.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS, logins or ACLs.")
-@page_options
+@partial(page_options, port="Serve health and metrics there; 0: a free port.  [default: they are not served]")
 @log_options
 @debug_option
 def serve(pages: PageOptions, log_level: str, log_format: str, **given: Any) -> int:
     """Serve a log to Kafka clients: a broker for development, alone on its data.
 
-    Prints `listening on HOST:PORT` when it is ready. With --web-port health and metrics are served, too. Ctrl-C,
-    SIGTERM or SIGHUP: connections are closed, what was confirmed is on disk, exit code 0; a second Ctrl-C ends at once
-    with 130. Exit code 1: a failure.
+    Prints `listening on HOST:PORT` when it is ready. Ctrl-C, SIGTERM or SIGHUP: connections are closed, what
+    was confirmed is on disk, exit code 0; a second Ctrl-C ends at once with 130. Exit code 1: a failure.
     """
     logs.set_up(log_level, log_format)
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(_serve(_options(**given), None if pages.port is None else pages.settings()))
+        runner.run(_serve(_options(**given), _pages(pages)))
     return 0
+
+
+def _pages(pages: PageOptions) -> PageSettings | None:
+    """Where health and metrics are served; None: nowhere. Raises: UsageError, BadPages."""
+    if pages.port is not None:
+        return pages.settings()
+    if pages.hosts or pages.token_file is not None or pages.bind != "127.0.0.1":
+        raise click.UsageError("--web-bind, --web-host and --web-token-file go with --web-port")
+    return None
 
 
 def _options(

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import flowshare as fs
+from flowshare.cli.serve import serve
 from flowshare.server.runtime.latencies import BOUNDS_S, Latencies
 from flowshare.server.share.stats import Stats
 from flowshare.web.metrics import LedMetrics, MergedMetrics
@@ -172,6 +174,13 @@ def test_a_broker_serves_health_and_metrics_where_it_is_told_to_with_the_rights_
         finally:
             if one.poll() is None:
                 one.kill()
+
+
+def test_a_brokers_options_of_pages_want_a_port():
+    done = CliRunner().invoke(serve, ["--data", ":memory:", "--web-bind", "0.0.0.0"])
+
+    assert done.exit_code == 2
+    assert "go with --web-port" in done.output
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +148,3 @@ def _close(span: Span, at_ns: int, sent: RecordMetadata | None, error: BaseExcep
 def error_type(error: BaseException) -> str:
     """The broker's error code, else the exception's class."""
     return error.code.name if isinstance(error, ServerError) else kind_of(error)
-
-
-Send = Callable[..., Any]
