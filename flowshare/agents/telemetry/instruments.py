@@ -12,21 +12,25 @@ if TYPE_CHECKING:
 
 KINDS_MAX: Final = 64
 """Kinds of errors that are told apart; those behind them are `OTHER`."""
+TOPICS_MAX: Final = 1_000
+"""The same of topics that are written to."""
 OTHER: Final = "_OTHER"
 Attributes = Mapping[str, str | int | bool]
 
 
-class ErrorTypes:
-    """Names of errors, of which there are few: applications can make classes of exceptions without end."""
+class Few:
+    """Names that become attributes of metrics, so many at most: each one is a series that nobody ends, and applications
+    can make classes of exceptions, and topics, without end."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._known: set[str] = set()
 
     def of(self, name: str) -> str:
         """The name itself, or `OTHER`."""
         if name in self._known:
             return name
-        if len(self._known) >= KINDS_MAX:
+        if len(self._known) >= self._limit:
             return OTHER
         self._known.add(name)
         return name
@@ -36,7 +40,8 @@ class Instruments:
     """Made once a process."""
 
     def __init__(self, meter: Meter) -> None:
-        self.errors = ErrorTypes()
+        self.errors = Few(KINDS_MAX)
+        self.topics = Few(TOPICS_MAX)
         self.process = meter.create_histogram(
             names.PROCESS_DURATION,
             "s",

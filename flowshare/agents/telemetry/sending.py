@@ -126,7 +126,8 @@ class TracedProducer:
         try:
             instruments = self._telemetry.instruments
             kind = "" if error is None else instruments.errors.of(error_type(error))
-            measured = {names.SYSTEM: names.KAFKA, names.OPERATION_NAME: names.SEND, names.DESTINATION: sending.topic}
+            topic = instruments.topics.of(sending.topic)
+            measured = {names.SYSTEM: names.KAFKA, names.OPERATION_NAME: names.SEND, names.DESTINATION: topic}
             if kind:
                 measured[names.ERROR_TYPE] = kind
             instruments.sent.add(1, measured)

@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from opentelemetry.sdk.trace.sampling import Sampler
 
 import flowshare as fs
-from flowshare.agents.telemetry import active, ender
+from flowshare.agents.telemetry import active, ender, instruments
 from flowshare.agents.telemetry.ender import Ender
-from flowshare.agents.telemetry.instruments import KINDS_MAX, OTHER, ErrorTypes
+from flowshare.agents.telemetry.instruments import KINDS_MAX, OTHER, Few
 from flowshare.agents.telemetry.processing import KEY_MAX, key_text
 from tests.agents.agents_kit import run_agent
 from tests.agents.telemetry.kit import Told, telling
@@ -214,8 +214,25 @@ def test_what_ending_a_span_raises_ends_no_other(caplog):
     one.close()
 
 
+def test_topics_of_metrics_are_bounded(monkeypatch):
+    monkeypatch.setattr(instruments, "TOPICS_MAX", 3)
+    told = telling(monkeypatch)
+
+    async def handler(value: int) -> fs.Send:
+        return fs.Send(f"out-{value}", value)
+
+    run_agent(handler, range(5))
+
+    sent = {
+        about["messaging.destination.name"]: count for about, count in told.metrics()["messaging.client.sent.messages"]
+    }
+    assert sent.pop(OTHER) == 3
+    assert len(sent) == 3
+    assert len({one.name for one in told.of("send")}) == 6
+
+
 def test_kinds_of_errors_are_bounded():
-    kinds = ErrorTypes()
+    kinds = Few(KINDS_MAX)
 
     found = [kinds.of(f"shop.Error{n}") for n in range(KINDS_MAX + 5)]
 
