@@ -28,6 +28,7 @@ from flowshare.agents.feed.settler import Decided, Settler
 from flowshare.agents.feed.spans import AckSpans
 from flowshare.agents.feed.units import Ending, Records, Unit
 from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.delivery import about
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.agents.handler.send import ProducerRecord, SendGroup
 from flowshare.agents.handler.texts import REASON_MAX, clip, named, of_user, place_of, said
@@ -133,7 +134,8 @@ class Completion:
                 self._retry(chunk, record, outcome)
             case OutcomeKind.DEAD:
                 if outcome.error is None and self._agent.dead_letter_topic is not None:  # nobody has told of it yet
-                    logger.info("%s: rejected: %s", chunk.where(record.offset), clip(outcome.reason, REASON_MAX))
+                    with about(chunk, record):
+                        logger.info("%s: rejected: %s", chunk.where(record.offset), clip(outcome.reason, REASON_MAX))
                 self._dead_letter(chunk, record, outcome)
 
     async def stop(self) -> None:
@@ -229,7 +231,8 @@ class Completion:
         if not too_large(error) and attempt < self._agent.options.retry.max_attempts:
             self._retry(chunk, record, Outcome(OutcomeKind.RETRY, error, text))
             return
-        logger.error("%s: %s", chunk.where(record.offset), text)
+        with about(chunk, record):
+            logger.error("%s: %s", chunk.where(record.offset), text)
         reason = text if too_large(error) else f"attempts used up ({attempt}): {text}"
         self._dead_letter(chunk, record, Outcome(OutcomeKind.DEAD, error, reason))
 
@@ -239,7 +242,8 @@ class Completion:
         try:
             delay_s = self._agent.options.retry.delay_s(record.delivery_count, self._random)
         except BaseException:  # code of the application, and this loop has to go on whatever it raises
-            logger.exception("%s: the retry's delay function failed; 1 s is used", chunk.where(record.offset))
+            with about(chunk, record):
+                logger.exception("%s: the retry's delay function failed; 1 s is used", chunk.where(record.offset))
             delay_s = 1.0
         if not outcome.told:
             self._log_retry(chunk, record, outcome, delay_s)
@@ -249,15 +253,16 @@ class Completion:
         """One line: during an outage every record says this, and the dead letter shows the whole trace."""
         error = outcome.error
         assert error is not None
-        logger.warning(
-            "%s of %d: tried again in %.3g s: %s (%s)",
-            chunk.where(record.offset),
-            self._agent.options.retry.max_attempts,
-            delay_s,
-            clip(outcome.reason, REASON_MAX),
-            place_of(error),
-            exc_info=(type(error), error, of_user(error)) if logger.isEnabledFor(logging.DEBUG) else None,
-        )
+        with about(chunk, record):
+            logger.warning(
+                "%s of %d: tried again in %.3g s: %s (%s)",
+                chunk.where(record.offset),
+                self._agent.options.retry.max_attempts,
+                delay_s,
+                clip(outcome.reason, REASON_MAX),
+                place_of(error),
+                exc_info=(type(error), error, of_user(error)) if logger.isEnabledFor(logging.DEBUG) else None,
+            )
 
     def _release(
         self, chunk: Chunk, record: DecodedRecord, reason: str, delay_s: float, counter: str, *, unrun: bool = False
@@ -273,9 +278,10 @@ class Completion:
     def _dead_letter(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
         topic = self._agent.dead_letter_topic
         if topic is None:
-            logger.error(
-                "%s: rejected without dead letter: %s", chunk.where(record.offset), clip(outcome.reason, REASON_MAX)
-            )
+            with about(chunk, record):
+                logger.error(
+                    "%s: rejected without dead letter: %s", chunk.where(record.offset), clip(outcome.reason, REASON_MAX)
+                )
             self._ack(chunk, record, REJECT, "rejected", outcome.reason, unrun=outcome.unrun)
             return
         letter = dead_letter(topic, self._agent.group, chunk, record, outcome)
@@ -291,13 +297,14 @@ class Completion:
                         self._ack(chunk, record, REJECT, "dead_lettered", outcome.reason, unrun=outcome.unrun)
                 elif smaller and too_large(error):
                     if smaller[0] is without_record:
-                        logger.error(
-                            "%s: its dead letter is too large and goes to %s without the record, which stays at its "
-                            "place until retention deletes it: %s",
-                            chunk.where(record.offset),
-                            topic,
-                            said(error),
-                        )
+                        with about(chunk, record):
+                            logger.error(
+                                "%s: its dead letter is too large and goes to %s without the record, which stays at "
+                                "its place until retention deletes it: %s",
+                                chunk.where(record.offset),
+                                topic,
+                                said(error),
+                            )
                     send(smaller[0](letter), smaller[1:])
                 else:
                     self._dead_letter_failed(chunk, record, outcome, error)
@@ -324,14 +331,15 @@ class Completion:
         self.dead_letter_trouble = (
             f"the dead letter for {self._agent.dead_letter_topic} cannot be produced: {named(error)}"
         )
-        logger.error(
-            "%s: %s; the record %s",
-            chunk.where(record.offset),
-            self.dead_letter_trouble,
-            "was accepted before it ran, and is lost"
-            if chunk.is_accepted
-            else f"comes again in {DEAD_LETTER_DELAY_S:g} s",
-        )
+        with about(chunk, record):
+            logger.error(
+                "%s: %s; the record %s",
+                chunk.where(record.offset),
+                self.dead_letter_trouble,
+                "was accepted before it ran, and is lost"
+                if chunk.is_accepted
+                else f"comes again in {DEAD_LETTER_DELAY_S:g} s",
+            )
         if chunk.is_accepted:
             self._ack(chunk, record, RELEASE, "released", self.dead_letter_trouble)
             return

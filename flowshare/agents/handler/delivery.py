@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -21,6 +22,19 @@ Renew = Callable[[Chunk, int], "concurrent.futures.Future[bool]"]
 
 current: Final[ContextVar[tuple[Chunk, RawRecord] | None]] = ContextVar("flowshare_current", default=None)
 """The delivery that this context works on: set by the pool before each handler call."""
+
+
+@contextmanager
+def about(chunk: Chunk, record: Any) -> Iterator[None]:
+    """Lines that are logged inside the block are this delivery's, as a handler's are.
+
+    Nothing is to be awaited, nor begun, inside.
+    """
+    token = current.set((chunk, record))
+    try:
+        yield
+    finally:
+        current.reset(token)
 
 
 class EventualResult(Generic[T]):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from flowshare.agents.feed.acknowledgements import RELEASE
 from flowshare.agents.feed.completion import Completion
+from flowshare.agents.handler.delivery import about
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.agents.handler.texts import REASON_MAX, clip, named, place_of
 
@@ -46,5 +47,6 @@ class KmqCompletion(Completion):
     ) -> None:
         """No end marker."""
         place = f" ({place_of(error)})" if error is not None else ""
-        logger.warning("%s: left to the tracker: %s%s", chunk.where(raw.offset), clip(reason, REASON_MAX), place)
+        with about(chunk, raw):
+            logger.warning("%s: left to the tracker: %s%s", chunk.where(raw.offset), clip(reason, REASON_MAX), place)
         self._ack(chunk, raw, RELEASE, counter, reason)

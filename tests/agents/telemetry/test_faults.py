@@ -310,8 +310,10 @@ def test_without_opentelemetry_lines_carry_what_the_record_tells(caplog):
     app = fs.App("t")
 
     @app.share_agent("in")
-    async def agent(value: int) -> None:
+    async def agent(value: int, delivery: fs.Delivery) -> None:
         logging.getLogger("shop").warning("working")
+        if value == 1 and delivery.attempt == 1:
+            raise ConnectionError("down")
 
     async def story() -> None:
         async with fs.testing.harness(app) as bus:
@@ -320,11 +322,13 @@ def test_without_opentelemetry_lines_carry_what_the_record_tells(caplog):
             await bus.run_until_idle()
 
     fs.testing.run(story())
+    sender, nobody = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"), ("", "")
     lines = [one for one in caplog.records if one.name == "shop"]
-    assert [(one.flowshare_trace_id, one.flowshare_span_id) for one in lines] == [
-        ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"),
-        ("", ""),
-    ]
+    assert [(one.flowshare_trace_id, one.flowshare_span_id) for one in lines] == [sender, nobody, sender]
+    [again] = [one for one in caplog.records if "tried again in" in one.getMessage()]
+    assert (again.flowshare_trace_id, again.flowshare_span_id) == sender
+    assert (again.flowshare_agent, again.flowshare_record, again.flowshare_attempt) == ("agent", "in-0@0", 1)
+    assert again.flowshare == ""  # its text names the record already
 
 
 def test_with_a_provider_of_meters_only_there_are_metrics_and_contexts_go_on_as_without(monkeypatch):
