@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from flowshare.cli.output import Failure
 from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from flowshare.agents.app.app import App
     from flowshare.agents.host.host import Host
@@ -76,6 +75,7 @@ def worker(
 
     with collector_paused():  # modules are no garbage: looking at them again and again is 7 % of the time to start
         app = load_app(app_path)
+        from flowshare.agents.telemetry.active import exporting
         from flowshare.agents.worker.worker import run_worker
         from flowshare.protocol.decoding import load_reader
         from flowshare.web.server import WebServer
@@ -113,25 +113,8 @@ def worker(
     def served(host: Host) -> WebServer:
         return WebServer(host, settings, drain_timeout_s=drain_timeout)
 
-    with exporting(app.app_id):
-        return run_worker(app, drain_timeout_s=drain_timeout, parts=(served,))
-
-
-@contextmanager
-def exporting(service: str) -> Iterator[None]:
-    """Export telemetry inside the block, if the `OTEL_*` variables ask for it (`agents.telemetry.sdk`)."""
-    from flowshare.agents.telemetry.active import asked
-
-    end = None
-    if asked():
-        from flowshare.agents.telemetry.sdk import set_up
-
-        end = set_up(service)
-    try:
-        yield
-    finally:
-        if end is not None:
-            end()
+    with exporting(app.app_id) as prepare:
+        return run_worker(app, drain_timeout_s=drain_timeout, parts=(served,), prepare=prepare)
 
 
 def check_together(*, procs: int | None, reload: bool, master: str | None, workers: str | None) -> None:

@@ -143,6 +143,7 @@ class HostSettings:
     linger: seconds that the producer waits to fill a batch; None is its default (test kit: 0).
     streams: run Faust's own agents, streams and tables, if the app has some; False leaves them out (test kit).
     trackers: run a tracker of each KMQ queue, whatever its agent says (test kit).
+    prepare: called on a thread of its own when the app has started (its `on_start` functions), before its agents do.
     member_id: begins the ids of the agents' members (`feed.members.member_ids`), so that others can tell whose they
         are; None draws them.
     """
@@ -156,6 +157,7 @@ class HostSettings:
     sends_only: bool = False
     streams: bool = True
     trackers: bool = False
+    prepare: Callable[[], object] | None = None
     member_id: str | None = None
 
 
@@ -240,6 +242,8 @@ class Host:
                 return
             self._app_started = True
             await self.app.start()
+            if self.settings.prepare is not None:
+                await asyncio.to_thread(self.settings.prepare)
             if self.settings.threads:
                 self._tuning.apply()
             await self.service.call(self._start_agents)
@@ -453,7 +457,8 @@ class Host:
             self._telemetry = telemetry.find(client_id=str(self.app.conf.id), backend=self.backend.kind)
 
     async def _start_agents(self) -> None:
-        self._find_telemetry()  # an `on_start` function may have
+        self._find_telemetry()  # an `on_start` function may have set it up
+        self.outbox.send_by(self.sender)
         prefix = self.settings.member_id
         ids = {} if prefix is None else member_ids(prefix, self.app.share_agents)
         environment = Environment(

@@ -41,6 +41,10 @@ class Outbox:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._confirmed: list[tuple[_Outgoing, asyncio.Future[RecordMetadata]]] = []
 
+    def send_by(self, producer: Producer | TracedProducer) -> None:
+        """Send through this one from now on. On the loop that sends."""
+        self._producer = producer
+
     async def enqueue(self, record: ProducerRecord) -> asyncio.Future[RecordMetadata]:
         """Hand one record over, waiting only for room; the future (of this loop) has the outcome."""
         loop = asyncio.get_running_loop()

@@ -6,7 +6,8 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -28,6 +29,28 @@ def asked(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the environment asks for an SDK."""
     disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     return not disabled and any(environment.get(name, "").strip() for name in ASKS)
+
+
+@contextmanager
+def exporting(service: str) -> Iterator[Callable[[], None] | None]:
+    """What sets up an SDK by the environment (`sdk.set_up`), to be called when the application has had its turn; None:
+    nobody asks for one. What it set up exports the rest at the end of the block."""
+    if not asked():
+        yield None
+        return
+    from flowshare.agents.telemetry.sdk import set_up
+
+    ends: list[Callable[[], None]] = []
+
+    def begin() -> None:
+        if (end := set_up(service)) is not None:
+            ends.append(end)
+
+    try:
+        yield begin
+    finally:
+        for end in ends:
+            end()
 
 
 def installed() -> bool:

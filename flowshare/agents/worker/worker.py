@@ -133,23 +133,42 @@ class AppRun:
         return False
 
 
-def run_worker(app: App, *, drain_timeout_s: float | None = None, parts: Sequence[PartFactory] = ()) -> int:
+def run_worker(
+    app: App,
+    *,
+    drain_timeout_s: float | None = None,
+    parts: Sequence[PartFactory] = (),
+    prepare: Callable[[], object] | None = None,
+) -> int:
     """Run the app on the calling (main) thread until SIGTERM, SIGINT or a crash; returns the exit code.
 
-    drain_timeout_s: overrides the agents' own. parts: started on the service loop (the health pages).
+    drain_timeout_s: overrides the agents' own. parts: started on the service loop (the health pages). prepare: as in
+    `HostSettings`.
     0: drained and left in order. 3: handlers were left behind at the drain deadline. 1: the app crashed, or the place
     of its groups is gone (`Backend.on_lost`).
     Raises: what refused to start (see `Host.start`).
     """
-    return _Worker(app, drain_timeout_s, parts, LoopClock()).run()
+    return _Worker(app, drain_timeout_s, parts, prepare, LoopClock()).run()
 
 
 class _Worker:
-    def __init__(self, app: App, drain_timeout_s: float | None, parts: Sequence[PartFactory], clock: Clock) -> None:
+    def __init__(
+        self,
+        app: App,
+        drain_timeout_s: float | None,
+        parts: Sequence[PartFactory],
+        prepare: Callable[[], object] | None,
+        clock: Clock,
+    ) -> None:
         self._drain_timeout_s = drain_timeout_s
         self._clock = clock
         supervisor = supervised()
-        settings = HostSettings(watchdog=True, patience_s=PATIENCE_S if supervisor else 0.0, lead=not supervisor)
+        settings = HostSettings(
+            watchdog=True,
+            patience_s=PATIENCE_S if supervisor else 0.0,
+            lead=not supervisor,
+            prepare=prepare,
+        )
         self._run = AppRun(app, settings, clock, parts)
         self._host = self._run.host
         self._host.on_lost = self._on_lost

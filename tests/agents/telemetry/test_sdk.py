@@ -102,6 +102,45 @@ def test_a_worker_exports_spans_and_metrics_to_the_endpoint_that_it_is_told(tmp_
     assert {line["trace_id"] for line in lines} == spans["process orders"]
 
 
+OWN = """
+import os
+import flowshare as fs
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+app = fs.App("shop", broker=os.environ["URL"])
+
+@app.on_start
+async def trace_it() -> None:
+    provider = TracerProvider()
+    exporter = ConsoleSpanExporter(out=open(os.environ["JOURNAL"], "a"), formatter=lambda span: span.name + "\\n")
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+
+@app.share_agent("orders")
+async def bill(value: bytes) -> None:
+    await app.topic("paid").send(value=value)
+"""
+
+
+@pytest.mark.slow
+def test_providers_that_an_on_start_function_sets_are_those_that_are_told(tmp_path):
+    (tmp_path / "shop.py").write_text(OWN)
+    url = f"embedded://{tmp_path / 'log'}"
+    processes = Processes(tmp_path, url, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1")
+    processes.send("orders", b"1")
+    worker = processes.cli("worker", "shop:app")
+    wanted = [["process", "orders"], ["send", "paid"], ["settle", "orders"]]
+    try:
+        blocking_until(processes.notes, "spans are told", good=lambda found: sorted(found) == wanted)
+    finally:
+        worker.send_signal(signal.SIGTERM)
+
+    assert worker.wait(LIMIT_S) == 0
+    assert "Overriding" not in processes.log()
+
+
 @pytest.mark.slow
 def test_an_endpoint_that_nobody_answers_at_costs_a_worker_neither_records_nor_its_exit_code(tmp_path):
     (tmp_path / "shop.py").write_text(APP)
