@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowshare as fs
+from flowshare.agents.handler.encoding import encode
 from flowshare.agents.handler.errors import AnnotationError, Unencodable
 from flowshare.agents.handler.send import encode_headers
-from flowshare.agents.handler.values import decoder, encode
+from flowshare.agents.handler.values import decoder
 
 
 class Colour(enum.Enum):

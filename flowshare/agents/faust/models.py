@@ -20,9 +20,10 @@ from faust import Record
 from faust.serializers import codecs
 from faust.serializers.registry import Registry as FaustRegistry
 
+from flowshare.agents.handler.encoding import encode
 from flowshare.agents.handler.errors import AnnotationError, OptionError, Unencodable
 from flowshare.agents.handler.texts import said, shown
-from flowshare.agents.handler.values import Decoder, converter, decoder, describe, encode, is_model, strip_none
+from flowshare.agents.handler.values import Decoder, converter, decoder, describe, is_model, strip_none
 
 __all__ = ["Record", "Registry", "check_declared", "decoder_for", "encode_for"]
 

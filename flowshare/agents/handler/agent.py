@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Final, Literal, Protocol, get_args, get_origin
 
 from flowshare.agents.handler.batch import Records
 from flowshare.agents.handler.delivery import SENT_LATER, Delivery
+from flowshare.agents.handler.encoding import encode
 from flowshare.agents.handler.errors import AnnotationError, OptionError, UndecodableValue, Unencodable, UsageError
 from flowshare.agents.handler.middleware import Middleware, check
 from flowshare.agents.handler.options import AgentOptions
 from flowshare.agents.handler.send import ProducerRecord, Send, is_topic, output_topic, topic_name
 from flowshare.agents.handler.texts import said, shown
-from flowshare.agents.handler.values import Decoder, check_topic_type, decoder, describe, encode, explain
+from flowshare.agents.handler.values import Decoder, check_topic_type, decoder, describe, explain
 
 logger = logging.getLogger(__name__)
 

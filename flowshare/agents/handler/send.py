@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
+from flowshare.agents.handler.encoding import encode
 from flowshare.agents.handler.errors import Unencodable
 from flowshare.agents.handler.texts import shown
-from flowshare.agents.handler.values import encode
 
 T = TypeVar("T")
 RESERVED: Final = "__"

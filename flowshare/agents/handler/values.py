@@ -1,4 +1,4 @@
-"""Values: what an annotation makes of bytes (a decoder, built once per agent), and what bytes a value becomes.
+"""Values: what an annotation makes of bytes (a decoder, built once per agent). The way back: `encoding`.
 
 | annotation | the record's value | checked |
 |---|---|---|
@@ -8,12 +8,18 @@
 | `Any`, no annotation | JSON | valid JSON |
 | `list[T]`, `dict[str, T]`, `tuple[T, …]`, `set[T]`, `Literal`, `Enum` | JSON | every element |
 | dataclass, `TypedDict`, `NamedTuple` | JSON object | required fields, each field's type; unknown ones are ignored |
+| attrs class | JSON object | as a dataclass; its converters and validators run |
 | `datetime`, `date`, `UUID`, `Decimal` | JSON string | that it parses |
 | `faust.Record` | JSON, or the record's serializer | what the record checks |
+| pydantic's models, dataclasses, types, `Annotated` | JSON | what pydantic checks, in its strict mode |
+| `msgspec.Struct`, `Annotated` with `msgspec.Meta` | JSON | what msgspec checks, in its strict mode |
 | `T | None` | as `T`; a null value (tombstone) is None | as `T` |
 
-Without `| None` a null value does not fit and goes to the dead letter. Integers fit `float`; nothing else is converted.
-"""
+Without `| None` a null value does not fit and goes to the dead letter. Integers fit `float`; nothing else is converted,
+unless a pydantic model says so itself (`model_config = {"strict": False}`, validators). All may stand in lists, dicts,
+unions, dataclasses and in one another; within a pydantic model or a struct, what its library takes there, and in a
+struct whatever else is in this table. `bytes` within something else are UTF-8 text. Lists of models, unions and the
+like of one library are read by it whole."""
 
 from __future__ import annotations
 
@@ -30,7 +36,8 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 
 import orjson
 
-from flowshare.agents.handler.errors import AnnotationError, UndecodableValue, Unencodable
+from flowshare.agents.handler import attrs_values, msgspec_values, pydantic_values
+from flowshare.agents.handler.errors import AnnotationError, UndecodableValue
 from flowshare.agents.handler.texts import said
 
 Decoder = Callable[[Any], Any]
@@ -125,6 +132,8 @@ def _decoder(tp: Any) -> Decoder:
         return _record_decoder(tp)
     if tp in _PLAIN:
         return _plain_decoder(tp)
+    if (read := _library_decoder(tp)) is not None:
+        return read
     convert = converter(tp)
     loads = orjson.loads
 
@@ -132,6 +141,34 @@ def _decoder(tp: Any) -> Decoder:
         return convert(loads(raw))
 
     return decode
+
+
+def _library_decoder(tp: Any) -> Decoder | None:
+    """The reader of the library that an annotation is wholly of; None: it is of none, or of more."""
+    libraries = _libraries(tp)
+    if libraries == {"pydantic"}:
+        return pydantic_values.from_json(tp)
+    if libraries == {"msgspec"}:
+        try:
+            return msgspec_values.from_json(tp, converter)
+        except AnnotationError:
+            if msgspec_values.is_msgspec(tp):
+                raise
+            return None  # a union of structs without tags: the first that fits
+    return None
+
+
+def _libraries(tp: Any) -> set[str]:
+    """What an annotation's values are checked by: libraries, and `own` for what only this module knows."""
+    if pydantic_values.is_pydantic(tp):
+        return {"pydantic"}
+    if msgspec_values.is_msgspec(tp):
+        return {"msgspec"}
+    origin, args = get_origin(tp), get_args(tp)
+    if origin in (Union, types.UnionType, list, dict, set, frozenset, tuple):
+        return set().union(*(_libraries(arg) for arg in args if arg is not Ellipsis))
+    anybodys = tp is Any or tp in _PLAIN or tp is _NONE or tp in _PARSED or tp is decimal.Decimal
+    return set() if anybodys else {"own"}
 
 
 def _record_decoder(tp: Any) -> Decoder:
@@ -174,6 +211,14 @@ def converter(tp: Any) -> _Convert:
         return _parsed(tp, _PARSED[tp])
     if tp is decimal.Decimal:
         return _decimal
+    if pydantic_values.is_pydantic(tp):
+        return pydantic_values.converter(tp)
+    if msgspec_values.is_msgspec(tp):
+        return msgspec_values.converter(tp, converter)
+    return _made_of(tp)
+
+
+def _made_of(tp: Any) -> _Convert:
     origin = get_origin(tp)
     if origin in (Union, types.UnionType):
         return _union(get_args(tp))
@@ -187,7 +232,7 @@ def converter(tp: Any) -> _Convert:
         return _class(tp)
     raise AnnotationError(
         f"no decoder for the annotation {describe(tp)}: use bytes, str, dict, a dataclass, a TypedDict, "
-        "a faust.Record, or Any for plain JSON"
+        "a faust.Record, a pydantic model, a msgspec.Struct, an attrs class, or Any for plain JSON"
     )
 
 
@@ -199,17 +244,32 @@ def _class(tp: type) -> _Convert:
         return lambda value: value if isinstance(value, model) else model.from_data(value, preferred_type=model)
     if dataclasses.is_dataclass(tp):
         return _fields(tp, _dataclass_fields(tp), tp)
+    if attrs_values.is_attrs(tp):
+        return _attrs_class(tp)
+    if tp is bytes:
+        return _text_bytes
     if typing.is_typeddict(tp):
         return _fields(tp, _typed_dict_fields(tp), dict)
     if issubclass(tp, tuple) and hasattr(tp, "_fields"):
         defaults = getattr(tp, "_field_defaults", {})
-        hints = get_type_hints(tp)
+        hints = get_type_hints(tp, include_extras=True)
         return _fields(tp, {n: (n not in defaults, _lazy(hints.get(n, Any))) for n in tp._fields}, tp)
     if tp in (set, frozenset, tuple):
         return _container(tp, tp)
     raise AnnotationError(
-        f"no decoder for the class {describe(tp)}: make it a dataclass, a TypedDict or a faust.Record, or take dict"
+        f"no decoder for the class {describe(tp)}: make it a dataclass, a TypedDict, a faust.Record, a pydantic model, "
+        "a msgspec.Struct or an attrs class, or take dict"
     )
+
+
+def _attrs_class(tp: type) -> _Convert:
+    found = list(attrs_values.attributes(tp))
+    arguments = {one.name: one.argument for one in found}
+
+    def make(**made: Any) -> Any:
+        return tp(**{arguments[name]: value for name, value in made.items()})
+
+    return _fields(tp, {one.name: (one.required, _lazy(one.hint)) for one in found}, make)
 
 
 def _typed_dict_fields(tp: type) -> dict[str, tuple[bool, _Convert]]:
@@ -222,7 +282,7 @@ def _typed_dict_fields(tp: type) -> dict[str, tuple[bool, _Convert]]:
 
 
 def _dataclass_fields(tp: type) -> dict[str, tuple[bool, _Convert]]:
-    hints = get_type_hints(tp)
+    hints = get_type_hints(tp, include_extras=True)
     return {
         field.name: (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
@@ -252,7 +312,7 @@ def _fields(tp: type, fields: Mapping[str, tuple[bool, _Convert]], make: Callabl
     items = [(name, required, convert) for name, (required, convert) in fields.items()]
 
     def convert_fields(value: Any) -> Any:
-        if type(value) is tp and tp is make:
+        if type(value) is tp:
             return value  # pickled as what it is
         if type(value) is not dict:
             raise ValueError(f"expected an object for {tp.__qualname__}, got {_kind(value)}")
@@ -372,6 +432,14 @@ def _decimal(value: Any) -> decimal.Decimal:
     return decimal.Decimal(str(value))
 
 
+def _text_bytes(value: Any) -> bytes:
+    if type(value) is bytes:
+        return value
+    if type(value) is not str:
+        raise ValueError(f"expected a string for bytes, got {_kind(value)}")
+    return value.encode()
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -382,54 +450,3 @@ def _kind(value: Any) -> str:
     if isinstance(value, dict):
         return "object"
     return "array" if isinstance(value, list) else type(value).__name__
-
-
-_JSON: Final = (dict, list)
-"""What is nothing else than JSON, and most of what is sent."""
-
-
-# --- encoding ---------------------------------------------------------------------------------------------------------
-
-
-def encode(value: Any) -> bytes | None:
-    """A key or value as bytes: bytes stay, str is UTF-8, None stays None, everything else becomes JSON.
-
-    Raises: Unencodable.
-    """
-    if value is None or type(value) is bytes:
-        return value
-    if type(value) in _JSON:
-        return _json(value)
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, (bytearray, memoryview)):
-        return bytes(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise Unencodable(f"{value} cannot be sent: JSON has no such number; send None, or a str")
-    if is_model(type(value)):
-        return bytes_of(value.dumps(serializer=value._options.serializer or "json"))  # noqa: SLF001 - faust's only door
-    return _json(value)
-
-
-def _json(value: Any) -> bytes:
-    try:
-        return orjson.dumps(value, default=_other, option=orjson.OPT_NON_STR_KEYS)
-    except orjson.JSONEncodeError as error:
-        raise Unencodable(f"a value of type {type(value).__name__} cannot be sent: {said(error)}") from error
-
-
-def bytes_of(value: Any) -> bytes | None:
-    """What a Faust codec returned, as bytes."""
-    return value.encode() if isinstance(value, str) else value
-
-
-def _other(value: Any) -> Any:
-    if is_model(type(value)):
-        return value.to_representation()
-    if isinstance(value, (set, frozenset)):
-        return list(value)
-    if isinstance(value, (bytes, bytearray)):
-        return bytes(value).decode()
-    if type(value).__module__ == "decimal":
-        return str(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
