@@ -29,6 +29,7 @@ from flowshare.agents.faust.models import decoder_for
 from flowshare.agents.feed.acknowledgements import Settled
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.handler.errors import UndecodableValue, UsageError, nearest
+from flowshare.agents.handler.send import is_topic
 from flowshare.agents.handler.values import describe
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.agents.kmq.agent import KmqAgent
@@ -289,9 +290,13 @@ class Bus:
         key_type, key_serializer = getattr(channel, "key_type", None), getattr(channel, "key_serializer", None)
         value_type, serializer = getattr(channel, "value_type", None), getattr(channel, "value_serializer", None)
         key, value = record.key, _decoded(record.value)
-        if key_type is not None or key_serializer is not None:
+        if getattr(channel, "key_codec", None) is not None:
+            key = _as_declared(record, "key", record.key, key_type, channel)
+        elif key_type is not None or key_serializer is not None:
             key = _as_declared(record, "key", record.key, key_type, key_serializer)
-        if value_type is not None or serializer is not None:
+        if getattr(channel, "value_codec", None) is not None:
+            value = _as_declared(record, "value", record.value, value_type, channel)
+        elif value_type is not None or serializer is not None:
             value = _as_declared(record, "value", record.value, value_type, serializer)
         return replace(record, key=key, value=value)
 
@@ -412,10 +417,14 @@ def _sent(topic: str, partition: int, record: Any) -> SentRecord:
 
 
 def _as_declared(record: SentRecord, what: str, raw: bytes | None, typ: Any, serializer: Any) -> Any:
+    """serializer: one of Faust's, or a topic that has a codec."""
     if raw is None or isinstance(typ, str):
         return _decoded(raw)
     try:
-        decode = decoder_for(Any if typ is None else typ, serializer)
+        wanted = Any if typ is None else typ
+        if is_topic(serializer):
+            return serializer.decoder(what, wanted).of(raw, tuple(record.headers.items()))
+        decode = decoder_for(wanted, serializer)
         return raw if decode is None else decode(raw)
     except Exception as error:
         place = f"{record.topic}-{record.partition}@{record.offset}"

@@ -20,7 +20,8 @@ from mode import Service, ServiceT
 from flowshare.agents.faust.models import check_declared
 from flowshare.agents.faust.streams import Streams
 from flowshare.agents.faust.topic import Topic
-from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.handler.codec import Codec, find_codec
+from flowshare.agents.handler.errors import OptionError, UsageError
 from flowshare.agents.handler.send import ProducerRecord, encode_headers
 from flowshare.agents.host.lease import LeaseGuard
 from flowshare.log.folder import OwnFolder, make_private
@@ -72,6 +73,8 @@ class FaustApp(faust.App):
         """Runs what is `on_leader`, while this process holds the app's lease."""
         self.streams = Streams(self)
         """Faust's own agents, streams and tables."""
+        self.has_codecs = False
+        """Whether a topic has a codec."""
         self._declared: dict[str, Topic[Any]] = {}
         self._start_functions: list[Callable[..., Any]] = []
         self._drain_functions: list[Callable[..., Any]] = []
@@ -122,13 +125,17 @@ class FaustApp(faust.App):
 
         key_type, value_type: bytes, str, dict, a dataclass, a TypedDict, a `fs.Record`, …; None: by the handler's
         annotation. key_serializer, value_serializer: a codec of Faust's (`json`, `raw`, `pickle`, …) that stands
-        between the type and the bytes, in both directions. The other options are Faust's.
-        Raises: OptionError: a type and a serializer do not go together, or there is no such serializer.
+        between the type and the bytes, in both directions. key_codec, value_codec: a codec in its place (`fs.Avro(…)`,
+        an object with `decode` and `encode`, or the name of a registered one). The other options are Faust's.
+        Raises: OptionError: a type and a serializer do not go together, or there is no such serializer or codec.
         """
         name = ", ".join(map(str, topics))
         check_declared(name, "key", key_type, options.get("key_serializer"))
         check_declared(name, "value", value_type, options.get("value_serializer"))
+        codecs = {what: _codec_of(name, what, options) for what in ("key", "value")}
         made: Topic[Any] = super().topic(*topics, key_type=key_type, value_type=value_type, **options)  # type: ignore[assignment,unused-ignore]
+        made.key_codec, made.value_codec = codecs["key"], codecs["value"]
+        self.has_codecs |= made.key_codec is not None or made.value_codec is not None
         self._declared.update(dict.fromkeys(map(str, topics), made))
         return made
 
@@ -141,6 +148,11 @@ class FaustApp(faust.App):
 
         Raises: UsageError on the memory backend, which has no such transport.
         """
+        if getattr(channel, "key_codec", None) or getattr(channel, "value_codec", None):
+            raise UsageError(
+                f"topic {channel.get_topic_name()!r} has a codec, which Faust's agents and streams do not know: read "
+                "it with a share agent, which may send to a topic that Faust reads"
+            )
         self.streams.ask()
         stream = super().stream(channel, *args, **options)
         self.streams.add(stream)
@@ -288,6 +300,15 @@ class FaustApp(faust.App):
         from flowshare.agents.faust.transport import Transport
 
         return Transport(self.conf.broker_consumer, self)
+
+
+def _codec_of(topic: str, what: str, options: dict[str, Any]) -> Codec | None:
+    """The codec among a topic's options, which it is taken out of. Raises: OptionError."""
+    option = f"{what}_codec"
+    codec = find_codec(options.pop(option, None), option, topic, what)
+    if codec is not None and options.get(f"{what}_serializer") is not None:
+        raise OptionError(f"topic {topic!r}: {what}_serializer and {option} do the same: leave one of them out")
+    return codec
 
 
 class FaustProducer(Service):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import faust
 
 from flowshare.agents.faust.models import decoder_for, encode_for
+from flowshare.agents.handler.codec import Codec, CodecDecoder, Encoded, Missing, encode_by
 from flowshare.agents.handler.delivery import EventualResult, refuse_outside
 from flowshare.agents.handler.errors import UsageError
 from flowshare.agents.handler.send import Headers, ProducerRecord, encode_headers, produce
@@ -21,20 +22,43 @@ if TYPE_CHECKING:
     from flowshare.client.producer.producer import RecordMetadata
 
 V = TypeVar("V")
+_LOOKUPS_MAX: Final = 10
 
 
 class Topic(faust.Topic, Generic[V]):
     """What `app.topic(…)` returns; V is its `value_type`, Any without one."""
 
     app: FaustApp
+    key_codec: Codec | None = None
+    value_codec: Codec | None = None
 
     def decoder(self, what: str, annotation: Any) -> Decoder | None:
         """How its keys or values (`what`: "key", "value") are decoded for an annotation. Raises: AnnotationError."""
+        codec: Codec | None = getattr(self, f"{what}_codec")
+        if codec is not None:
+            return CodecDecoder(codec, annotation)
         return decoder_for(annotation, getattr(self, f"{what}_serializer"))
 
-    def encode(self, what: str, given: Any, serializer: Any = None) -> bytes | None:
+    def encode(self, what: str, given: Any, serializer: Any = None) -> Encoded | None:
         """A key or value in bytes. serializer: in place of the topic's. Raises: Unencodable, OptionError."""
-        return encode_for(self, what, given, serializer)
+        codec: Codec | None = getattr(self, f"{what}_codec")
+        if codec is None or serializer is not None:
+            return encode_for(self, what, given, serializer)
+        return None if given is None else encode_by(codec, given, f"topic {self.get_topic_name()!r}: its {what}")
+
+    def missing_to_send(self) -> Missing | None:
+        """What its codecs have to look up before something is sent to it; None: nothing."""
+        asked = (getattr(codec, "missing_to_encode", None) for codec in (self.key_codec, self.value_codec))
+        found = (ask() for ask in asked if ask is not None)
+        return next((one for one in found if one is not None), None)
+
+    async def prepare(self) -> None:
+        """Look up what its codecs need to send (a schema's id), so that nothing waits for it later: `send_soon` and
+        `delivery.send`, which do not wait, ask the registry where they are called. Raises: what the codec raises."""
+        for _ in range(_LOOKUPS_MAX):
+            if (missing := self.missing_to_send()) is None:
+                return
+            await asyncio.to_thread(missing.fetch)
 
     async def send(  # type: ignore[override]
         self,
@@ -63,6 +87,8 @@ class Topic(faust.Topic, Generic[V]):
                 **faust_only,
             )
             return sent  # type: ignore[no-any-return]
+        if self.app.has_codecs:
+            await self.prepare()
         made = self._made(key, value, partition, timestamp, headers, faust_only)
         future = await self.app.running_host().outbox.enqueue(made)
         await future

@@ -9,12 +9,21 @@ from functools import partial
 from typing import Any, ClassVar, Final, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from flowshare.agents.handler.batch import Records
+from flowshare.agents.handler.codec import Codec, CodecDecoder, Encoded, Missing, find_codec
 from flowshare.agents.handler.delivery import SENT_LATER, Delivery
 from flowshare.agents.handler.encoding import encode
 from flowshare.agents.handler.errors import AnnotationError, OptionError, UndecodableValue, Unencodable, UsageError
 from flowshare.agents.handler.middleware import Middleware, check
 from flowshare.agents.handler.options import AgentOptions
-from flowshare.agents.handler.send import ProducerRecord, Send, is_topic, output_topic, topic_name
+from flowshare.agents.handler.send import (
+    ProducerRecord,
+    Send,
+    is_topic,
+    missing_to_send,
+    output_topic,
+    record_of,
+    topic_name,
+)
 from flowshare.agents.handler.texts import said, shown
 from flowshare.agents.handler.values import Decoder, check_topic_type, decoder, describe, explain
 
@@ -97,6 +106,8 @@ class Application(Protocol):
     conf: Any
     """Faust's settings: `topic_partitions`, `topic_allow_declare`."""
     middlewares: list[Middleware]
+    has_codecs: bool
+    """Whether a topic has a codec."""
     share_agents: dict[str, ShareAgent]
 
     def runtime_of(self, agent: str) -> Pausable | None:
@@ -139,8 +150,7 @@ class ShareAgent:
         self.group = self.options.group or f"{app.app_id}.{name}"
         self._decoders = self._build_decoders()
         self._key_decoders = {
-            name: _key_decoder(self.name, name, channel)
-            for name, channel in zip(self.topics, self.channels, strict=True)
+            name: self._key_decoder(name, channel) for name, channel in zip(self.topics, self.channels, strict=True)
         }
         self._check_outputs()
         self._sink_encoders = [(self._output_topic(sink), _value_encoder(sink)) for sink in self.options.sink]
@@ -232,8 +242,23 @@ class ShareAgent:
         if not self._sink_encoders:
             self._warn_of_lost_value(result)
             return ()
-        sinks = self._sink_encoders
-        return tuple([ProducerRecord(name, in_bytes(result), None, headers, None, None) for name, in_bytes in sinks])
+        return tuple([record_of(name, in_bytes(result), headers) for name, in_bytes in self._sink_encoders])
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether a codec may have to look something up before a record is read or an output written."""
+        decoders = (*self._decoders.values(), *self._key_decoders.values())
+        return self.app.has_codecs or any(isinstance(one, CodecDecoder) and one.looks_up for one in decoders)
+
+    def missing_outputs(self, result: Any) -> Missing | None:
+        """What has to be fetched before `outputs` can encode this result; None: nothing."""
+        if isinstance(result, Send):
+            return missing_to_send(result.topic)
+        if type(result) in (list, tuple) and any(isinstance(one, Send) for one in result):
+            found = (missing_to_send(one.topic) for one in result if isinstance(one, Send))
+        else:
+            found = (missing_to_send(sink) for sink in self.options.sink)
+        return next((one for one in found if one is not None), None)
 
     def _warn_of_lost_value(self, value: Any) -> None:
         if not self._warned:
@@ -273,20 +298,58 @@ class ShareAgent:
         for name, channel in zip(self.topics, self.channels, strict=True):
             annotation = self.signature.annotation
             value_type = getattr(channel, "value_type", None)
+            codec = self._codec("value", name, channel)
             if self.signature.value_annotated:
                 check_topic_type(annotation, value_type, self.name, name)
             elif value_type is not None and not isinstance(value_type, str):
                 annotation = value_type
+            elif codec is not None:
+                annotation = getattr(codec, "model", None) or annotation
             try:
-                built[name] = channel.decoder("value", annotation) if is_topic(channel) else decoder(annotation)
+                if codec is not None:
+                    built[name] = CodecDecoder(codec, annotation)
+                else:
+                    built[name] = channel.decoder("value", annotation) if is_topic(channel) else decoder(annotation)
             except AnnotationError as error:
                 raise AnnotationError(f"agent {self.name}: {error}") from None
         return built
 
+    def _codec(self, what: str, topic: str, channel: Any) -> Codec | None:
+        """Of a topic's keys or values: the topic's own, or the agent's. Raises: OptionError: both, or a serializer."""
+        option = f"{what}_codec"
+        given, own = getattr(self.options, option), getattr(channel, option, None)
+        if given is None:
+            return own
+        besides = option if own is not None else f"{what}_serializer"
+        if own is not None or getattr(channel, f"{what}_serializer", None) is not None:
+            raise OptionError(
+                f"agent {self.name}: topic {topic!r} has a {besides} of its own, and the agent a {option}: "
+                "leave one of them out"
+            )
+        try:
+            return find_codec(given, option, topic, what)
+        except OptionError as error:
+            raise OptionError(f"agent {self.name}: {error}") from None
+
+    def _key_decoder(self, topic: str, channel: Any) -> Decoder | None:
+        key_type = getattr(channel, "key_type", None)
+        codec = self._codec("key", topic, channel)
+        if codec is None and (
+            isinstance(key_type, str) or (key_type is None and getattr(channel, "key_serializer", None) is None)
+        ):
+            return None
+        try:
+            if codec is not None:
+                return CodecDecoder(codec, Any if key_type is None or isinstance(key_type, str) else key_type)
+            made: Decoder | None = channel.decoder("key", Any if key_type is None else key_type)
+        except AnnotationError as error:
+            raise AnnotationError(f"agent {self.name}: the key_type of topic {topic!r}: {error}") from None
+        return made
+
     def _check_annotated(self, topics: Sequence[Any]) -> None:
         if self.signature.value_annotated:
             return
-        untyped = [topic for topic in topics if getattr(topic, "value_type", None) is None]
+        untyped = [topic for topic in topics if getattr(topic, "value_type", None) is None and not self._model(topic)]
         if untyped:
             batch = self.options.batch is not None
             written = f"def {self.name}(records: fs.Records[dict])" if batch else f"def {self.name}(value: dict)"
@@ -295,6 +358,11 @@ class ShareAgent:
                 f"`{written}` (bytes, str, dict, a dataclass, a TypedDict, a fs.Record, …; Any for any JSON), or give "
                 f"topic {_channel_name(self.name, untyped[0])!r} a value_type"
             )
+
+    def _model(self, topic: Any) -> Any:
+        """What a topic's codec makes of values, where it says so."""
+        codec = getattr(topic, "value_codec", None) or self.options.value_codec
+        return getattr(codec, "model", None)
 
     def _output_topic(self, topic: Any) -> str:
         """Raises: OptionError."""
@@ -315,20 +383,9 @@ class ShareAgent:
             )
 
 
-def _value_encoder(sink: Any) -> Callable[[Any], bytes | None]:
+def _value_encoder(sink: Any) -> Callable[[Any], Encoded | None]:
     """How a returned value goes to a sink."""
     return encode if isinstance(sink, str) else partial(sink.encode, "value")
-
-
-def _key_decoder(agent: str, topic: str, channel: Any) -> Decoder | None:
-    key_type = getattr(channel, "key_type", None)
-    if isinstance(key_type, str) or (key_type is None and getattr(channel, "key_serializer", None) is None):
-        return None
-    try:
-        made: Decoder | None = channel.decoder("key", Any if key_type is None else key_type)
-    except AnnotationError as error:
-        raise AnnotationError(f"agent {agent}: the key_type of topic {topic!r}: {error}") from None
-    return made
 
 
 def _channel_name(agent: str, topic: Any) -> str:

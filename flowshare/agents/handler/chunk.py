@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from flowshare.agents.handler.chains import Chains
+from flowshare.agents.handler.codec import CodecDecoder
 from flowshare.agents.handler.outcomes import Outcome
 from flowshare.agents.handler.retry_headers import RetryOrigin
 from flowshare.agents.handler.send import ProducerRecord
@@ -279,6 +280,8 @@ class Chunk:
     def value(self, record: RawRecord) -> Any:
         """The record's value as handlers get it. Raises: whatever the decoder raises."""
         raw = record.value
+        if type(self.decode) is CodecDecoder:
+            return self.decode.of(raw, record.headers)
         if self.decode is not None:
             return self.decode(raw)
         if raw is None:

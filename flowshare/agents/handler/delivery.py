@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.codec import CodecDecoder
 from flowshare.agents.handler.errors import UndecodableValue, UsageError
 from flowshare.agents.handler.retry_headers import PREFIX as RETRY_PREFIX
 from flowshare.agents.handler.send import Headers, produce
@@ -133,7 +134,7 @@ class Delivery:
         if key is None or decode is None:
             return key
         try:
-            return decode(key)
+            return decode.of(key, self._record.headers) if type(decode) is CodecDecoder else decode(key)
         except Exception as error:
             raise UndecodableValue(f"the key {key[:80]!r} does not fit the topic's key_type: {said(error)}") from error
 

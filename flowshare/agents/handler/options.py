@@ -44,6 +44,8 @@ class AgentArguments(TypedDict, total=False):
     after_dead_letter: str
     at_most_once: bool
     exactly_once: bool
+    value_codec: Any
+    key_codec: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,8 @@ class AgentOptions:
     exactly_once: outputs (what the handler returns or sends by its delivery, its dead letter) are written in one step
         with the record's accept or reject, so that each is there once whoever is killed. Without it they are confirmed
         before, and a crash in between repeats them.
+    value_codec, key_codec: a codec (or a registered one's name) that decodes the values and keys of its topics, for
+        those that have none of their own (`app.topic(…, value_codec=…)`).
     """
 
     group: str | None = None
@@ -103,6 +107,8 @@ class AgentOptions:
     after_dead_letter: str = "continue"
     at_most_once: bool = False
     exactly_once: bool = False
+    value_codec: Any = None
+    key_codec: Any = None
 
     @classmethod
     def parse(cls, agent: str, given: Mapping[str, Any]) -> AgentOptions:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
+from flowshare.agents.handler.codec import Encoded, Missing
 from flowshare.agents.handler.encoding import encode
 from flowshare.agents.handler.errors import Unencodable
 from flowshare.agents.handler.texts import shown
@@ -104,14 +105,34 @@ def produce(
     name = output_topic(topic)
     if timestamp is not None:
         check_timestamp(timestamp, name)
-    return ProducerRecord(
-        name,
-        encode(value) if named else topic.encode("value", value, value_serializer),
-        encode(key) if named else topic.encode("key", key, key_serializer),
-        encode_headers(headers, extra_headers),
-        partition,
-        timestamp,
-    )
+    in_value = encode(value) if named else topic.encode("value", value, value_serializer)
+    in_key = encode(key) if named else topic.encode("key", key, key_serializer)
+    given = encode_headers(headers, extra_headers)
+    if type(in_key) is tuple:
+        in_key, more = in_key
+        given = (*given, *encode_headers(more))
+    return record_of(name, in_value, given, in_key, partition, timestamp)
+
+
+def record_of(
+    topic: str,
+    value: Encoded | None,
+    headers: tuple[tuple[str, bytes | None], ...],
+    key: bytes | None = None,
+    partition: int | None = None,
+    timestamp: float | None = None,
+) -> ProducerRecord:
+    """A record of an encoded value, with the headers that its codec wants beside it. Raises: Unencodable."""
+    if isinstance(value, tuple):
+        value, more = value
+        headers = (*headers, *encode_headers(more))
+    return ProducerRecord(topic, value, key, headers, partition, timestamp)
+
+
+def missing_to_send(topic: Any) -> Missing | None:
+    """What the codecs of a topic (of the app, or a name) have to look up before something is sent to it."""
+    asks: Callable[[], Missing | None] | None = getattr(topic, "missing_to_send", None)
+    return None if asks is None else asks()
 
 
 def is_topic(value: Any) -> bool:

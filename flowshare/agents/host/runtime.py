@@ -156,6 +156,7 @@ class AgentRuntime:
         Handlers that are still running then are cancelled and their records released. Returns whether all finished
         by themselves.
         """
+        self._pool.draining()
         finished = await self._feeder.drain(timeout_s)
         if not finished and await self._on_handler_loop(self._pool.cancel, limit_s=BLOCKED_S):
             await self._feeder.wait_idle(limit_s=1.0)

@@ -16,6 +16,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.codec import CodecDecoder
 from flowshare.agents.handler.delivery import Delivery, current
 from flowshare.agents.handler.middleware import call_async, call_inline
 from flowshare.agents.handler.outcomes import of_result
@@ -119,7 +120,7 @@ class TaskPool(TaskBasedPool):
 
     async def start(self) -> None:
         """Make the tasks."""
-        self._call = self.make_call()
+        self._call = self._when_known(self.make_call())
         self._last: list[Runner | None] = [None]
         """The runner that was last at work, as far as runners said."""
         await super().start()
@@ -128,6 +129,26 @@ class TaskPool(TaskBasedPool):
         """What a record is handled by."""
         call = make_call(self.agent, self)
         return call if self.spans is None else _in_a_span(self.spans, call)
+
+    def _when_known(self, call: Callable[[Held], Awaitable[Any]]) -> Callable[[Held], Awaitable[Any]]:
+        """The call when what codecs look up is there: before the handler what its record needs, then what its result
+        needs. The handler's timeout does not run meanwhile."""
+        lookups, agent = self.lookups, self.agent
+        if lookups is None:
+            return call
+
+        async def when_known(held: Held) -> Any:
+            chunk, record = held
+            if lookups.missing(chunk, record) is not None:
+                with self.waiting(held):
+                    await lookups.until_known(lambda: lookups.missing(chunk, record), chunk)
+            result = await call(held)
+            if result is not None and agent.missing_outputs(result) is not None:
+                with self.waiting(held):
+                    await lookups.until_known(lambda: agent.missing_outputs(result))
+            return result
+
+        return when_known
 
     async def work(self, runner: Runner) -> None:  # noqa: C901 - the hot loop: a call here costs 5 %
         """Take records off the queue and handle them, until the pool stops or the task must be replaced."""
@@ -259,7 +280,7 @@ def _decoded(held: Held) -> Any:
     chunk, record = held
     decode = chunk.decode
     try:
-        return chunk.value(record) if decode is None else decode(record.value)
+        return chunk.value(record) if decode is None or type(decode) is CodecDecoder else decode(record.value)
     except Exception as error:
         raise _Undecodable from error
 

@@ -17,6 +17,7 @@ from flowshare.agents.handler.send import SendGroup
 from flowshare.agents.handler.texts import named
 from flowshare.agents.handler.tracing import current_headers
 from flowshare.agents.run.async_pool import TaskBasedPool, is_closing
+from flowshare.agents.run.lookups import Lookups, NotBegun
 from flowshare.agents.run.pool import Environment, Held, Runner
 
 if TYPE_CHECKING:
@@ -158,12 +159,17 @@ class BatchPool(TaskBasedPool):
             self.arm()
             current.set(taken[0])
             before = copy_context()
+            if self.lookups is not None:
+                taken = runner.held = await self._known(self.lookups, taken)
             held, records = self.decode(taken)
             result, error = None, None
             handling = None if self.spans is None or not held else self.spans.begin_batch(held)
             if held:
                 try:  # here, not further in: awaiting what ended by a GeneratorExit closes all coroutines on the way
                     result = await self._call(records)
+                    if self.lookups is not None and self.agent.missing_outputs(result) is not None:
+                        with self.waiting(taken):
+                            await self.lookups.until_known(partial(self.agent.missing_outputs, result))
                 except BaseException as raised:
                     if is_closing(runner, raised):
                         raise
@@ -180,6 +186,24 @@ class BatchPool(TaskBasedPool):
         else:
             return
         self.spawn(runner)
+
+    async def _known(self, lookups: Lookups, taken: list[Held]) -> list[Held]:
+        """Those of a batch for which what codecs look up is there, when it is; the others have gone back."""
+        if all(lookups.missing(*held) is None for held in taken):
+            return taken
+        known: list[Held] = []
+        with self.waiting(taken):
+            for chunk, record in taken:
+                try:
+                    # What stands in an order goes back as the batch's end has it, not one by one.
+                    await lookups.until_known(
+                        partial(lookups.missing, chunk, record), None if chunk.chains is not None else chunk
+                    )
+                except NotBegun as error:
+                    self.finish(chunk, record, error.outcome)
+                else:
+                    known.append((chunk, record))
+        return known
 
     def decode(self, taken: list[Held]) -> tuple[list[Held], Records[Any]]:
         """What the handler gets, and of which records; the others are decided."""

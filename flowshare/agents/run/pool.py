@@ -14,7 +14,8 @@ import contextvars
 import logging
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ from flowshare.agents.handler.chunk import Chunk
 from flowshare.agents.handler.errors import UndecodableValue
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind, of_exception
 from flowshare.agents.handler.texts import REASON_MAX, clip, of_user, place_of
+from flowshare.agents.run.lookups import Lookups, NotBegun
 from flowshare.agents.run.stats import AgentStats, HandlerTimes
 from flowshare.protocol.decoding import DecodedRecord, RawRecord
 
@@ -59,7 +61,7 @@ class Runner:
     Written by whoever runs the handler, read from any thread.
     """
 
-    __slots__ = ("cancelled_at", "held", "index", "started", "task", "thread_id", "timed_out")
+    __slots__ = ("cancelled_at", "held", "index", "started", "task", "thread_id", "timed_out", "waits")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -67,6 +69,8 @@ class Runner:
         """What is handled: one record, a batch's records, or nothing."""
         self.started = 0.0
         self.timed_out = False
+        self.waits = False
+        """Whether it waits for what a codec looks up: then no handler runs, and no timeout."""
         self.cancelled_at = 0.0
         self.task: asyncio.Task[None] | None = None
         self.thread_id: int | None = None
@@ -80,7 +84,7 @@ class Runner:
 
     def over_s(self, timeout_s: float | None, now: float) -> float:
         """Seconds that the handler is past its timeout; 0 or less when it is not."""
-        return 0.0 if timeout_s is None or self.held is None else now - self.started - timeout_s
+        return 0.0 if timeout_s is None or self.held is None or self.waits else now - self.started - timeout_s
 
 
 class StartPermit:
@@ -145,6 +149,8 @@ class Pool(abc.ABC):
         self.spans = None if telemetry is None else telemetry.process(agent)
         self.context = contextvars.Context()
         self.stopping = False
+        self.lookups = Lookups(agent, environment) if agent.looks_up else None
+        """What codecs look up; None: no codec does."""
         self._service_loop = environment.service_loop
         self._handler_loop = environment.handler_loop
         self._dirty: list[Chunk] = []
@@ -220,9 +226,15 @@ class Pool(abc.ABC):
         """Handlers that run past their timeout and did not end when cancelled, or cannot be cancelled."""
         return len(self._late(GRACE_S if self.cancels else 0.0))
 
+    def draining(self) -> None:
+        """The worker stops: what waits for a codec's lookup goes back. Any thread."""
+        if self.lookups is not None:
+            self.lookups.stop()
+
     def problems(self) -> list[str]:
         """Why the agent is not healthy, one sentence each."""
-        return [
+        waits = [] if self.lookups is None or self.lookups.trouble is None else [self.lookups.trouble]
+        return waits + [
             f"a handler runs past its timeout of {self.agent.options.timeout} s and cannot be stopped: "
             + chunk.where(record.offset)
             for runner in self._late(GRACE_S if self.cancels else 0.0)
@@ -325,6 +337,8 @@ class Pool(abc.ABC):
 
     def failed(self, chunk: Chunk, record: RawRecord, error: BaseException) -> Outcome:
         """Count and log an exception out of user code; returns its outcome."""
+        if isinstance(error, NotBegun):
+            return error.outcome
         outcome = of_exception(self.agent, error, chunk.attempt(record.offset), ending=self.stopping)
         if outcome.error is None:
             return outcome
@@ -353,6 +367,19 @@ class Pool(abc.ABC):
                 "" if self.cancels else "; a thread cannot be stopped, its lock is renewed until it ends",
             )
 
+    @contextmanager
+    def waiting(self, held: Held | list[Held]) -> Iterator[None]:
+        """While the runner of this waits for what a codec looks up its handler's time does not run."""
+        runner = next(one for one in self.runners if one.held is held)
+        runner.waits = True
+        try:
+            yield
+        finally:
+            runner.waits = False
+            runner.started = self.clock.monotonic()
+            if self._timer is None:
+                self.arm()
+
     # --- timeouts -----------------------------------------------------------------------------------------------
 
     def arm(self) -> None:
@@ -373,7 +400,7 @@ class Pool(abc.ABC):
         now = self.clock.monotonic()
         wait_s: float | None = None
         for runner in self.runners:
-            if runner.held is None:
+            if runner.held is None or runner.waits:
                 continue
             left_s = runner.started + timeout_s - now
             if left_s <= 1e-6:

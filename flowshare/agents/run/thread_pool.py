@@ -16,6 +16,7 @@ from flowshare.agents.handler.delivery import Delivery, current
 from flowshare.agents.handler.middleware import call_sync
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind, of_result
 from flowshare.agents.handler.tracing import current_headers
+from flowshare.agents.run.lookups import NotBegun
 from flowshare.agents.run.pool import Held, Pool, Runner
 
 _ACCEPT = Outcome(OutcomeKind.ACCEPT)
@@ -116,10 +117,14 @@ class ThreadPool(Pool):
     def _run(self, held: Held) -> None:
         chunk, record = held
         current.set(held)
+        if self.lookups is not None and not self._known(held):
+            return
         if (value := self.value(chunk, record)) is None:
             return
         try:
             result = self._handle(value[0], held)
+            if self.lookups is not None and result is not None:
+                self.lookups.until_known_here(lambda: self.agent.missing_outputs(result))
         except BaseException as error:  # noqa: BLE001 - every outcome of user code is one of the table's rows
             self.finish(chunk, record, self.failed(chunk, record, error))
             return
@@ -128,6 +133,19 @@ class ThreadPool(Pool):
         else:
             attempt = chunk.attempt(record.offset)
             self.finish(chunk, record, of_result(self.agent, result, attempt, current_headers()))
+
+    def _known(self, held: Held) -> bool:
+        """Wait until what codecs look up for this record is there; False: it goes back."""
+        lookups, (chunk, record) = self.lookups, held
+        assert lookups is not None
+        if lookups.missing(chunk, record) is None:
+            return True
+        try:
+            lookups.until_known_here(lambda: lookups.missing(chunk, record), chunk)
+        except NotBegun as error:
+            self.finish(chunk, record, error.outcome)
+            return False
+        return True
 
     def _make_handle(self) -> Callable[[Any, Held], Any]:
         call = self._make_call()
