@@ -15,6 +15,10 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "flowshare.agents.app.app": "App",
+    "flowshare.agents.codecs.avro": "Avro",
+    "flowshare.agents.codecs.json_schema": "JsonSchema",
+    "flowshare.agents.codecs.protobuf": "Protobuf",
+    "flowshare.agents.codecs.registry": "Registry Tls",
     "flowshare.agents.faust.models": "Record",
     "flowshare.agents.handler.batch": "Batch BatchRecord Records",
     "flowshare.agents.handler.codec": "Codec register_codec",
@@ -40,6 +44,11 @@ if TYPE_CHECKING:
     from flowshare import errors as errors
     from flowshare import testing as testing
     from flowshare.agents.app.app import App as App
+    from flowshare.agents.codecs.avro import Avro as Avro
+    from flowshare.agents.codecs.json_schema import JsonSchema as JsonSchema
+    from flowshare.agents.codecs.protobuf import Protobuf as Protobuf
+    from flowshare.agents.codecs.registry import Registry as Registry
+    from flowshare.agents.codecs.registry import Tls as Tls
     from flowshare.agents.faust.models import Record as Record
     from flowshare.agents.handler import tracing as tracing
     from flowshare.agents.handler.batch import Batch as Batch

@@ -7,6 +7,11 @@
           AnnotationError         a handler's signature is refused (also a TypeError)
         UndecodableValue          a record's value does not fit the handler's annotation (also a ValueError)
         Unencodable               a value cannot be turned into bytes for a topic (also a TypeError)
+        CodecUnavailable          what a codec needs cannot be had now; the record comes again
+        RegistryError             of a schema registry
+          RegistryUnavailable     it does not answer (also a CodecUnavailable); what needs it waits
+          UnknownSchema           it has no such schema (also a ValueError)
+          SchemaRefused           a schema is not taken: it is incompatible, too large, or none (also a ValueError)
         Overtaken                 `fs.Once`: a later delivery of the record's key has written already
       AppNotFound                 `module:app` leads to no App
       PagesError                  health pages and metrics cannot be served
@@ -69,6 +74,8 @@ _MODULES = {
     "flowshare.agents.handler.errors": (
         "AgentError UsageError OptionError AnnotationError UndecodableValue Unencodable Overtaken"
     ),
+    "flowshare.agents.handler.codec": "CodecUnavailable",
+    "flowshare.agents.codecs.client": "RegistryError RegistryUnavailable UnknownSchema SchemaRefused",
     "flowshare.agents.app.loading": "AppNotFound",
     "flowshare.agents.pages.site": "PagesError",
     "flowshare.agents.pages.gate": "BadPages",
@@ -103,6 +110,11 @@ __all__ = ["FlowshareError", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
     from flowshare.agents.app.loading import AppNotFound as AppNotFound
+    from flowshare.agents.codecs.client import RegistryError as RegistryError
+    from flowshare.agents.codecs.client import RegistryUnavailable as RegistryUnavailable
+    from flowshare.agents.codecs.client import SchemaRefused as SchemaRefused
+    from flowshare.agents.codecs.client import UnknownSchema as UnknownSchema
+    from flowshare.agents.handler.codec import CodecUnavailable as CodecUnavailable
     from flowshare.agents.handler.errors import AgentError as AgentError
     from flowshare.agents.handler.errors import AnnotationError as AnnotationError
     from flowshare.agents.handler.errors import OptionError as OptionError

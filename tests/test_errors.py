@@ -97,10 +97,12 @@ def test_an_error_of_ours_is_under_the_root_or_no_users() -> None:
                 stray.add(f"{module.name}.{name}")
 
     assert stray == {
+        "flowshare.agents.codecs.wire.NotFramed",
         "flowshare.agents.handler.outcomes.Reject",
         "flowshare.agents.handler.outcomes.Release",
         "flowshare.agents.host.candidate.LeaseRefused",
         "flowshare.agents.pages.own_user.OtherUser",
+        "flowshare.agents.run.lookups.NotBegun",
         "flowshare.client.net.requests.AnswerFrameError",
         "flowshare.testing.virtual.Deadlock",
     }

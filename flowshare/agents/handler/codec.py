@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from flowshare.agents.handler.errors import AnnotationError, OptionError, Unencodable, nearest
+from flowshare.agents.handler.errors import AgentError, AnnotationError, OptionError, Unencodable, nearest
 from flowshare.agents.handler.texts import said, shown
 from flowshare.agents.handler.values import converter, describe, strip_none
 
@@ -37,6 +37,10 @@ class Codec(Protocol):
     def encode(self, value: Any) -> Encoded:
         """In bytes. What it raises is the error of whoever sends."""
         ...
+
+
+class CodecUnavailable(AgentError):
+    """What a codec needs cannot be had now: raised by `decode`, the record comes again, and no attempt is used."""
 
 
 class Missing(NamedTuple):
@@ -144,6 +148,8 @@ def encode_by(codec: Codec, value: Any, where: str) -> Encoded:
     """A value in bytes. where: what it is for, in the error. Raises: Unencodable."""
     try:
         made = codec.encode(value)
+    except CodecUnavailable:
+        raise
     except Unencodable as error:
         raise Unencodable(f"{where}: {error}") from error
     except Exception as error:

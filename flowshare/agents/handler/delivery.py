@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from flowshare.agents.handler.chunk import Chunk
-from flowshare.agents.handler.codec import CodecDecoder
+from flowshare.agents.handler.codec import CodecDecoder, CodecUnavailable
 from flowshare.agents.handler.errors import UndecodableValue, UsageError
 from flowshare.agents.handler.retry_headers import PREFIX as RETRY_PREFIX
 from flowshare.agents.handler.send import Headers, produce
@@ -135,6 +135,8 @@ class Delivery:
             return key
         try:
             return decode.of(key, self._record.headers) if type(decode) is CodecDecoder else decode(key)
+        except CodecUnavailable:
+            raise
         except Exception as error:
             raise UndecodableValue(f"the key {key[:80]!r} does not fit the topic's key_type: {said(error)}") from error
 

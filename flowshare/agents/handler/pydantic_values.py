@@ -5,6 +5,7 @@ pydantic is the application's: it is imported when an annotation, or a value tha
 
 from __future__ import annotations
 
+import decimal
 import functools
 import typing
 from collections.abc import Callable
@@ -54,8 +55,12 @@ def from_json(tp: Any) -> Callable[[Any], Any]:
 
 
 def converter(tp: Any) -> Callable[[Any], Any]:
-    """What makes `tp` out of a value that was read from JSON, within something else; what is one already stays."""
+    """What makes `tp` out of a value that was read from JSON, within something else; what is one already stays.
+
+    One that holds what JSON has not (a codec's bytes) is taken by pydantic's rules for Python's objects.
+    """
     decode = from_json(tp)
+    of_python, error_kind = _adapter(tp).validator.validate_python, _validation_error()
     origin = typing.get_origin(tp)
     kind = get_args(tp)[0] if origin is typing.Annotated else tp
     plain = kind if isinstance(kind, type) and is_model(kind) else None
@@ -63,7 +68,14 @@ def converter(tp: Any) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
         if plain is not None and type(value) is plain:
             return value
-        return decode(orjson.dumps(value))  # strings are dates and numbers of other kinds in JSON only
+        try:
+            raw = orjson.dumps(value, default=_decimal)
+        except TypeError:
+            try:
+                return of_python(value)
+            except error_kind as error:
+                raise ValueError(_told(tp, error)) from None
+        return decode(raw)  # strings are dates and numbers of other kinds in JSON only
 
     return convert
 
@@ -134,6 +146,12 @@ def _told(tp: Any, error: Any) -> str:
     if len(found) > ERRORS_MAX:
         texts.append(f"and {len(found) - ERRORS_MAX} more")
     return "; ".join(texts)
+
+
+def _decimal(value: Any) -> str:
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    raise TypeError
 
 
 def _kind(value: Any) -> str:

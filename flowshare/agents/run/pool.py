@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.codec import CodecUnavailable
 from flowshare.agents.handler.errors import UndecodableValue
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind, of_exception
-from flowshare.agents.handler.texts import REASON_MAX, clip, of_user, place_of
-from flowshare.agents.run.lookups import Lookups, NotBegun
+from flowshare.agents.handler.texts import REASON_MAX, clip, of_user, place_of, said
+from flowshare.agents.run.lookups import BACK_S, Lookups, NotBegun
 from flowshare.agents.run.stats import AgentStats, HandlerTimes
 from flowshare.protocol.decoding import DecodedRecord, RawRecord
 
@@ -328,6 +329,10 @@ class Pool(abc.ABC):
 
     def undecodable(self, chunk: Chunk, record: RawRecord, error: BaseException) -> None:
         """The value does not fit the annotation: to the dead letter."""
+        if isinstance(error, CodecUnavailable):
+            logger.warning("%s: %s; it comes again in %g s", chunk.where(record.offset), said(error), BACK_S)
+            self.finish(chunk, record, Outcome(OutcomeKind.RELEASE, None, said(error), BACK_S, unrun=True))
+            return
         if self.spans is not None:
             self.spans.refused(chunk, record)
         self.stats.undecodable += 1
@@ -347,12 +352,12 @@ class Pool(abc.ABC):
         else:
             self.stats.handler_errors += 1
         if outcome.kind is OutcomeKind.DEAD:
-            said = clip(outcome.reason, REASON_MAX)
+            text = clip(outcome.reason, REASON_MAX)
             if isinstance(error, self.agent.options.reject):  # what the app expects, and says with `reject=`
-                logger.info("%s: %s (%s)", chunk.where(record.offset), said, place_of(error))
+                logger.info("%s: %s (%s)", chunk.where(record.offset), text, place_of(error))
             else:
                 exc_info = (type(error), error, of_user(error))
-                logger.error("%s: %s", chunk.where(record.offset), said, exc_info=exc_info)
+                logger.error("%s: %s", chunk.where(record.offset), text, exc_info=exc_info)
         return outcome
 
     def timed_out(self, runner: Runner) -> None:

@@ -1,0 +1,185 @@
+"""Questions to a schema registry by Confluent's REST API.
+
+Asked is `confluent_kafka.schema_registry`, the client that Confluent keeps, with what it knows of logins, TLS, several
+addresses and OAuth; it blocks, so it is asked in threads (`agents.run.lookups`). Its caches and tries are not used:
+they have no bound, and a record that waits is tried again by whoever holds it. Its serializers are not used either:
+they follow whatever nesting bytes say (a few kilobytes by a recursive Avro schema end the process), know neither
+dataclasses nor models, and ask on the loop that they are called on. Other clients that were looked at:
+python-schema-registry-client, which has had no release since April 2025; aiohttp by hand, which has no OAuth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+from flowshare.agents.handler.codec import CodecUnavailable
+from flowshare.agents.handler.errors import AgentError, OptionError
+from flowshare.agents.handler.texts import clip, said
+
+UNKNOWN: Final = frozenset({40401, 40402, 40403})
+"""Error codes of a subject, a version or a schema that is not there. Another 404 is not the registry's."""
+REFUSED: Final = frozenset({409, 422})
+TEXT_MAX: Final = 4 * 1024 * 1024
+"""Bytes of a schema that are taken."""
+_SAID_MAX: Final = 500
+
+
+class RegistryError(AgentError):
+    """Base of what goes wrong with a schema registry."""
+
+
+class RegistryUnavailable(RegistryError, CodecUnavailable):
+    """The registry does not answer, or not as one does: what waits for it waits on."""
+
+
+class UnknownSchema(RegistryError, ValueError):
+    """The registry has no such schema."""
+
+
+class SchemaRefused(RegistryError, ValueError):
+    """The registry, or flowshare, does not take a schema: it is incompatible with the ones before it, or none."""
+
+
+class Reference(NamedTuple):
+    """Another schema that one uses: by which name, and which version of which subject it is."""
+
+    name: str
+    subject: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaText:
+    """A schema as the registry has it. kind: AVRO, JSON or PROTOBUF."""
+
+    kind: str
+    text: str
+    references: tuple[Reference, ...] = ()
+
+
+class Client(Protocol):
+    """What is asked. Each blocks for a limited time. Raises: RegistryUnavailable, UnknownSchema, SchemaRefused."""
+
+    def by_id(self, number: int) -> SchemaText:
+        """The schema of an id."""
+        ...
+
+    def version(self, subject: str, version: int) -> SchemaText:
+        """A subject's schema of this version."""
+        ...
+
+    def latest(self, subject: str) -> tuple[int, SchemaText]:
+        """A subject's newest schema, and its id."""
+        ...
+
+    def lookup(self, subject: str, schema: SchemaText) -> tuple[int, int]:
+        """The id and version that a schema has under a subject."""
+        ...
+
+    def register(self, subject: str, schema: SchemaText) -> int:
+        """Register a schema under a subject, if it is not there; its id."""
+        ...
+
+
+class ConfluentClient:
+    """Asks a registry over HTTP."""
+
+    def __init__(self, settings: Mapping[str, Any], shown: str) -> None:
+        """settings: of Confluent's client. shown: the registry in errors, without secrets. Raises: OptionError."""
+        try:
+            from confluent_kafka.schema_registry import SchemaRegistryClient
+        except ImportError as error:
+            raise OptionError(
+                f"a schema registry needs more packages ({error}): pip install 'flowshare[registry]'"
+            ) from None
+        try:
+            self._client = SchemaRegistryClient({**settings, "max.retries": 0})
+        except (OSError, ValueError, TypeError) as error:
+            raise OptionError(f"the schema registry {shown}: {said(error)}") from error
+        self._rest = self._client._rest_client  # noqa: SLF001 - its public methods keep all they ever saw
+        self._shown = shown
+
+    def by_id(self, number: int) -> SchemaText:
+        return _schema(self._ask("GET", f"schemas/ids/{number}", f"schema {number}"))
+
+    def version(self, subject: str, version: int) -> SchemaText:
+        return _schema(self._ask("GET", f"subjects/{_quoted(subject)}/versions/{version}", f"{subject} {version}"))
+
+    def latest(self, subject: str) -> tuple[int, SchemaText]:
+        found = self._ask("GET", f"subjects/{_quoted(subject)}/versions/latest", f"subject {subject}")
+        return _number(found, "id"), _schema(found)
+
+    def lookup(self, subject: str, schema: SchemaText) -> tuple[int, int]:
+        found = self._ask("POST", f"subjects/{_quoted(subject)}", f"the schema in subject {subject}", schema)
+        return _number(found, "id"), _number(found, "version")
+
+    def register(self, subject: str, schema: SchemaText) -> int:
+        path = f"subjects/{_quoted(subject)}/versions"
+        return _number(self._ask("POST", path, f"subject {subject}", schema), "id")
+
+    def _ask(self, method: str, path: str, what: str, schema: SchemaText | None = None) -> Any:
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        body = None if schema is None else _body(schema)
+        try:
+            return self._rest.send_request(path, method=method, body=body)
+        except SchemaRegistryError as error:
+            raise self._of_answer(error, what) from None  # its text may have the whole answer
+        except Exception as error:
+            raise RegistryUnavailable(
+                f"the schema registry {self._shown} does not answer: {type(error).__name__}: {clip(said(error), 200)}"
+            ) from error
+
+    def _of_answer(self, error: Any, what: str) -> RegistryError:
+        text = clip(said(error.error_message), _SAID_MAX)
+        if error.error_code in UNKNOWN:
+            return UnknownSchema(f"the schema registry {self._shown} does not know {what}: {text}")
+        if error.http_status_code in REFUSED:
+            return SchemaRefused(f"the schema registry {self._shown} refuses the schema for {what}: {text}")
+        if error.http_status_code in (401, 403):
+            return RegistryUnavailable(
+                f"the schema registry {self._shown} does not let this process in ({error.http_status_code}) for "
+                f"{what}: check auth= and its rights"
+            )
+        return RegistryUnavailable(
+            f"the schema registry {self._shown} answers {error.http_status_code} for {what}: {text}"
+        )
+
+
+def _quoted(subject: str) -> str:
+    from urllib.parse import quote
+
+    return quote(subject, safe="")
+
+
+def _body(schema: SchemaText) -> dict[str, Any]:
+    body: dict[str, Any] = {"schema": schema.text, "schemaType": schema.kind}
+    if schema.references:
+        body["references"] = [one._asdict() for one in schema.references]
+    return body
+
+
+def _number(found: Any, name: str) -> int:
+    number = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(number, int) or not 0 <= number < 2**31:
+        raise RegistryUnavailable(f"the schema registry's answer has no {name}: {clip(said(found), 200)}")
+    return number
+
+
+def _schema(found: Any) -> SchemaText:
+    """Raises: RegistryUnavailable: it is no answer of a registry; SchemaRefused: it is too large."""
+    text = found.get("schema") if isinstance(found, dict) else None
+    if not isinstance(text, str):
+        raise RegistryUnavailable(f"the schema registry's answer has no schema: {clip(said(found), 200)}")
+    if len(text) > TEXT_MAX:
+        raise SchemaRefused(f"the schema has {len(text)} characters, and {TEXT_MAX} are taken")
+    try:
+        references = tuple(
+            Reference(str(one["name"]), str(one["subject"]), int(one["version"]))
+            for one in found.get("references") or ()
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RegistryUnavailable(f"the schema registry's answer has odd references: {said(error)}") from error
+    return SchemaText(found.get("schemaType") or "AVRO", text, references)
