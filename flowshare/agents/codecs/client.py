@@ -101,6 +101,14 @@ class ConfluentClient:
         self._rest = self._client._rest_client  # noqa: SLF001 - its public methods keep all they ever saw
         self._shown = shown
 
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_client"):  # else it could not be made
+            self._client.close()
+
     def by_id(self, number: int) -> SchemaText:
         return _schema(self._ask("GET", f"schemas/ids/{number}", f"schema {number}"))
 

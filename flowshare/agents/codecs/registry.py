@@ -174,6 +174,13 @@ class Registry:
                 self._client = ConfluentClient(self._settings, self.shown)
             return self._client
 
+    def close(self) -> None:
+        """Close its connections. It may be asked again, and opens others."""
+        with self._lock:
+            if isinstance(self._client, ConfluentClient):
+                self._client.close()
+                self._client = None
+
     # --- by id ------------------------------------------------------------------------------------------------------
 
     def missing_schema(self, number: int) -> Missing | None:
