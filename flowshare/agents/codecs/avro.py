@@ -21,7 +21,7 @@ from flowshare.agents.handler.texts import said, shown
 from flowshare.agents.handler.values import converter
 
 M = TypeVar("M")
-_NAMED: Final = ("record", "enum", "fixed", "error")
+_KNOWN: Final = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 class Avro(RegistryCodec[M]):
@@ -119,6 +119,12 @@ class Avro(RegistryCodec[M]):
 
         def encode(value: Any) -> bytes:
             stream = io.BytesIO()
+            if type(value) is dict:  # mostly of what Avro knows already
+                try:
+                    write(stream, parsed, value, strict_allow_default=True)
+                    return stream.getvalue()
+                except Exception:  # noqa: BLE001 - something in it is not; what else is wrong is told below
+                    stream = io.BytesIO()
             plain = plain_of(value)
             try:
                 write(stream, parsed, plain, strict_allow_default=True)
@@ -147,6 +153,8 @@ def _why(plain: Any, parsed: Any, error: Exception) -> str:
 def plain_of(value: Any) -> Any:
     """A value with what Avro knows: dicts, lists, texts, numbers, times."""
     kind: Any = type(value)
+    if kind in _KNOWN:
+        return value
     if isinstance(value, enum.Enum):
         return plain_of(value.value)
     if kind is dict:
