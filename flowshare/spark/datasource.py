@@ -57,15 +57,15 @@ class FlowshareSource(DataSource):
 
     def schema(self) -> str:
         """The source's columns. Raises: OptionError."""
-        return source_schema(SourceOptions.parse(self.options))
+        return source_schema(SourceOptions.parse(self.options).with_schema())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """The share group's stream. Raises: OptionError."""
-        return ShareStreamReader(SourceOptions.parse(self.options), schema)
+        return ShareStreamReader(SourceOptions.parse(self.options).with_schema(), schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """What the group has not finished, looked at and not taken. Raises: OptionError."""
-        return BrowsingReader(SourceOptions.parse(self.options), schema)
+        return BrowsingReader(SourceOptions.parse(self.options).with_schema(), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The sink of a batch. Raises: OptionError."""

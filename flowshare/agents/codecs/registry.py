@@ -26,6 +26,7 @@ from flowshare.agents.handler.errors import OptionError
 from flowshare.agents.handler.retry import Seconds, seconds
 
 T = TypeVar("T")
+AUTH_ENV: Final = "FLOWSHARE_REGISTRY_AUTH"
 KEPT: Final = 1_000
 """Schemas, and ids, that a process remembers."""
 REFERENCES_MAX: Final = 100
@@ -123,7 +124,8 @@ class _Known(Generic[T]):
 class Registry:
     """A schema registry with Confluent's API: Confluent's own, Karapace, Apicurio (`…/apis/ccompat/v7`), Redpanda.
 
-    url: its address; several with commas between. auth: `(user, password)`, or a token for `Authorization: Bearer`.
+    url: its address; several with commas between. auth: `(user, password)`, or a token for `Authorization: Bearer`;
+    None: what the environment variable FLOWSHARE_REGISTRY_AUTH says, as `user:password` or a token.
     tls: `Tls(…)`, or the path of a CA's certificate. timeout: seconds for one question. settings: more of those that
     `confluent_kafka`'s SchemaRegistryClient takes, such as OAuth's.
 
@@ -144,7 +146,12 @@ class Registry:
         """client: asks in place of Confluent's, for tests. Raises: OptionError."""
         self.shown = ", ".join(_without_login(one) for one in _addresses(url))
         """The address, without a login."""
-        self._settings = {**_login(auth), **_tls(tls), **(settings or {}), "url": url}
+        self._settings = {
+            **_login(_of_environment(url) if auth is None else auth),
+            **_tls(tls),
+            **(settings or {}),
+            "url": url,
+        }
         self._settings["timeout"] = seconds(timeout, "Registry(timeout=…)") or 5.0
         self._client = client
         self._begin()
@@ -321,6 +328,15 @@ def _login(auth: Any) -> dict[str, Any]:
     if isinstance(auth, tuple) and len(auth) == 2 and all(isinstance(one, str) for one in auth) and ":" not in auth[0]:
         return {"basic.auth.user.info": f"{auth[0]}:{auth[1]}"}
     raise OptionError("Registry(auth=…) takes (user, password), or a token as text")
+
+
+def _of_environment(url: str) -> tuple[str, str] | str | None:
+    """A login that is in no code and on no command line; an address with one of its own has that."""
+    found = os.environ.get(AUTH_ENV)
+    if not found or any("@" in urlsplit(one).netloc for one in _addresses(url)):
+        return None
+    user, colon, password = found.partition(":")
+    return (user, password) if colon else found
 
 
 def _tls(given: Any) -> dict[str, Any]:

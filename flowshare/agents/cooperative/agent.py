@@ -48,6 +48,8 @@ class CooperativeArguments(TypedDict, total=False):
     rate_limit: Any
     middleware: Any
     at_most_once: bool
+    value_codec: Any
+    key_codec: Any
 
 
 class CooperativeAgent(ShareAgent):

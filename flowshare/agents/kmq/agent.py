@@ -49,6 +49,8 @@ class KmqArguments(TypedDict, total=False):
     batch: Any
     rate_limit: Any
     middleware: Any
+    value_codec: Any
+    key_codec: Any
 
 
 class KmqAgent(ShareAgent):

@@ -74,7 +74,8 @@ class Layout:
                 )
             if name in places:
                 raise OptionError(f"the column {name!r} is there twice")
-            _check(name, column.dataType)
+            if name != "value" or options.value == "bytes":
+                _check(name, column.dataType)
             places[name] = place
         if "value" not in places:
             raise OptionError(f"{FORMAT} needs a column 'value', for example to_json(struct('*')) AS value")

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, Self
 
+from flowshare.agents.handler.errors import OptionError
 from flowshare.client.settings import Compression
-from flowshare.spark import checks
+from flowshare.spark import checks, registry
 
 Guarantee = Literal["at_least_once", "exactly_once"]
+ValueForm = Literal["bytes", "json", "avro", "protobuf"]
+Subject = Literal["topic", "record", "topic_record"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,12 @@ class SinkOptions:
         their transaction.max.timeout.ms says more.
     batches_topic: with exactly_once and a column `topic`: an existing topic under whose name it is kept which batches
         are finished. Nothing is written to it.
+    value: bytes, or with a registry what the column `value`, of any type, is written as: avro, json (with a JSON
+        Schema) or protobuf.
+    value_schema: Avro's or a JSON Schema; empty: the newest one of the subject. value_message: for protobuf,
+        `module:Class` of a message that executors can import.
+    registry: address of a schema registry. registry_ca: path of the certificate of its CA. subject: how the schema's is
+        called there: `topic` (`<topic>-value`), `record` or `topic_record`.
     """
 
     broker: str = field(repr=False)
@@ -40,11 +49,23 @@ class SinkOptions:
     delivery_timeout: float = 120.0
     transaction_timeout: float = 900.0
     batches_topic: str = ""
+    value: ValueForm = "bytes"
+    value_schema: str = field(default="", repr=False)
+    value_message: str = ""
+    registry: str = field(default="", repr=False)
+    registry_ca: str = ""
+    subject: Subject = "topic"
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
         """Check what a writer was given; names in any case. Raises: OptionError."""
-        return cls(**checks.checked(cls, given, CHECKS))
+        options = cls(**checks.checked(cls, given, CHECKS))
+        registry.check(options)
+        if (options.value == "bytes") == bool(options.registry) or (options.value_schema and not options.registry):
+            raise OptionError(
+                "value=avro, json or protobuf is written with a registry=…, and value_schema goes with it"
+            )
+        return options
 
     @property
     def exactly_once(self) -> bool:

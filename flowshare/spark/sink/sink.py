@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 
 from flowshare.agents.handler.errors import OptionError
 from flowshare.spark.checks import FORMAT
+from flowshare.spark.registry import ValueEncoder
 from flowshare.spark.sink.broker import SinkError, open_broker
 from flowshare.spark.sink.columns import Layout
 from flowshare.spark.sink.options import SinkOptions
@@ -95,13 +96,21 @@ class _TopicWriter:
         self._options = options
         self._layout = layout
 
+    def _encoded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Batches whose values are bytes."""
+        if self._options.value == "bytes":
+            return batches
+        places = self._layout.places
+        encoder = ValueEncoder(self._options, self._options.subject)
+        return encoder.batches(batches, places["value"], self._layout.topic, places.get("topic", -1))
+
 
 class BatchWriter(_TopicWriter, DataSourceArrowWriter):
     """Writes a DataFrame, at least once."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         """Send a task's rows. Raises: SinkError, ClientError: the task fails, and is tried again."""
-        return TaskWritten(write_rows(self._options, self._layout, iterator, None))
+        return TaskWritten(write_rows(self._options, self._layout, self._encoded(iterator), None))
 
 
 class StreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
@@ -113,6 +122,7 @@ class StreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
         Raises: SinkError, ClientError: the task fails, and is tried again.
         """
         origin = task_origin()
+        iterator = self._encoded(iterator)
         if self._options.exactly_once:
             return write_once(self._options, self._layout, iterator, origin)
         return TaskWritten(write_rows(self._options, self._layout, iterator, origin), origin.query)

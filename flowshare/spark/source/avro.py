@@ -24,6 +24,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from flowshare.agents.handler.errors import OptionError
+from flowshare.spark.registry import WithRegistry, avro_values
 
 PLAIN: Final[Mapping[str, str]] = {
     "boolean": "BOOLEAN",
@@ -75,6 +76,12 @@ def decoder(schema: str, type_: pa.DataType) -> Callable[[Sequence[bytes | None]
         return pa.array(found, type_)
 
     return decode
+
+
+def values(options: WithRegistry) -> Callable[[bytes], Any]:
+    """What reads a value with a schema registry. Raises: OptionError (as `spark_type`)."""
+    _parsed(options.value_schema)
+    return avro_values(options, _readable)
 
 
 def _parsed(schema: str) -> Any:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.json as arrow_json
 
 from flowshare.agents.handler.errors import OptionError
+from flowshare.spark import registry
 from flowshare.spark.source import avro
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def source_schema(options: SourceOptions) -> str:
         value = f"STRUCT<{options.value_schema}>"
     elif options.value == "avro":
         value = avro.spark_type(options.value_schema)
+    elif options.value == "protobuf":
+        value = registry.protobuf_type(options.value_message)
     columns = ["key BINARY", f"value {value}", "topic STRING", "partition INT", "offset BIGINT"]
     columns += ["timestamp TIMESTAMP", "timestamp_type INT"]
     if options.headers:
@@ -61,8 +64,17 @@ def value_decoder(options: SourceOptions, schema: pa.Schema) -> Decode | None:
         return None
     type_ = schema.field("value").type
     if options.value == "json":
-        return partial(_from_json, type_=type_, as_read=_as_read(type_))
-    return avro.decoder(options.value_schema, type_)
+        read = partial(_from_json, type_=type_, as_read=_as_read(type_))
+        return _each_first(registry.json_values(options), read) if options.registry else read
+    if options.value == "avro" and not options.registry:
+        return avro.decoder(options.value_schema, type_)
+    one = registry.protobuf_values(options) if options.value == "protobuf" else avro.values(options)
+    return _each_first(one, lambda values: pa.array(values, type_))
+
+
+def _each_first(one: Callable[[bytes], Any], then: Callable[[Sequence[Any]], pa.Array]) -> Decode:
+    """Values one by one, nulls left as they are, before all of them become an array."""
+    return lambda values: then([None if value is None else one(value) for value in values])
 
 
 def to_arrow(

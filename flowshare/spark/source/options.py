@@ -6,14 +6,14 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Self
 
 from flowshare.agents.handler.errors import OptionError
 from flowshare.agents.handler.rate_limit import RateLimit
-from flowshare.spark import checks
+from flowshare.spark import checks, registry
 
-ValueForm = Literal["bytes", "json", "avro"]
+ValueForm = Literal["bytes", "json", "avro", "protobuf"]
 Recovery = Literal["rerun", "drop"]
 OnDataLoss = Literal["fail", "continue"]
 
@@ -39,8 +39,12 @@ class SourceOptions:
     delivery_limit: deliveries after which a record is archived; 0: none where flowshare leads the group, and as
         many as they allow (10) on Kafka's brokers.
     wait: how long a trigger waits for records before it finds that there are none.
-    value: bytes, json or avro; the last two need value_schema and make `value` a column of that type.
-    value_schema: for json a schema in Spark's DDL (`id INT, name STRING`), for avro one in Avro's JSON.
+    value: bytes, json, avro or protobuf; json and avro need value_schema, and make `value` a column of that type.
+    value_schema: for json a schema in Spark's DDL (`id INT, name STRING`), for avro one in Avro's JSON; with a registry
+        the newest one of the topic's values when it is empty.
+    value_message: for protobuf, `module:Class` of a message that executors can import.
+    registry: address of a schema registry; values begin with the id of the schema that they were written with, which is
+        resolved to value_schema. registry_ca: path of the certificate of its CA.
     dead_letter: topic for records that cannot be read (a damaged batch, a value that does not fit value_schema);
         empty: `<group>.dlq`; `none`: they are rejected with an error in the log only.
     headers: whether there is a column with the headers.
@@ -68,6 +72,9 @@ class SourceOptions:
     wait: float = 0.25
     value: ValueForm = "bytes"
     value_schema: str = field(default="", repr=False)
+    value_message: str = ""
+    registry: str = field(default="", repr=False)
+    registry_ca: str = ""
     dead_letter: str = ""
     headers: bool = False
     outcomes: bool = False
@@ -85,10 +92,18 @@ class SourceOptions:
     def _check_together(self) -> None:
         if bool(self.topics) == bool(self.topics_pattern):
             raise OptionError(f'{checks.FORMAT} needs either .option("topics", …) or .option("topics_pattern", …)')
-        if (self.value == "bytes") == bool(self.value_schema):
+        registry.check(self)
+        needed = self.value == "json" or (self.value == "avro" and not self.registry)
+        if (self.value_schema and self.value not in ("json", "avro")) or (needed and not self.value_schema):
             raise OptionError("value_schema goes with value=json or value=avro, and they need it")
         if self.value != "bytes" and self.dead_letter_topic in self.topics:
             raise OptionError(f"dead_letter={self.dead_letter_topic} is read, too: what is put there would come back")
+
+    def with_schema(self) -> Self:
+        """With the registry's newest schema, where none was given. Raises: OptionError, RegistryError."""
+        if self.value != "avro" or self.value_schema:
+            return self
+        return replace(self, value_schema=registry.newest_schema(self, self.topics))
 
     @property
     def task_count(self) -> int:
