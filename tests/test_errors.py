@@ -102,7 +102,7 @@ def test_an_error_of_ours_is_under_the_root_or_no_users() -> None:
         "flowshare.agents.handler.outcomes.Release",
         "flowshare.agents.host.candidate.LeaseRefused",
         "flowshare.agents.pages.own_user.OtherUser",
-        "flowshare.agents.run.lookups.NotBegun",
+        "flowshare.agents.run.lookups.GivenBack",
         "flowshare.client.net.requests.AnswerFrameError",
         "flowshare.testing.virtual.Deadlock",
     }

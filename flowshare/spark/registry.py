@@ -17,13 +17,15 @@ from typing import Any, Final, Protocol, TypeVar
 import pyarrow as pa
 
 from flowshare.agents.codecs.avro import Avro
+from flowshare.agents.codecs.base import RegistryCodec
 from flowshare.agents.codecs.client import RegistryUnavailable, SchemaText
 from flowshare.agents.codecs.json_schema import JsonSchema
 from flowshare.agents.codecs.protobuf import Protobuf
 from flowshare.agents.codecs.registry import Registry, Schema
 from flowshare.agents.codecs.wire import HEADER, schema_id
 from flowshare.agents.handler.codec import encode_by
-from flowshare.agents.handler.errors import OptionError
+from flowshare.agents.handler.ddl import struct_fields
+from flowshare.agents.handler.errors import OptionError, UsageError
 from flowshare.agents.handler.texts import said
 
 T = TypeVar("T")
@@ -104,6 +106,47 @@ def newest_schema(options: WithRegistry, topics: Sequence[str]) -> str:
             "give value_schema=…"
         )
     return found.text.text
+
+
+def source_options(codec: RegistryCodec[Any]) -> dict[str, str]:
+    """What the source is told to read values of a codec. Raises: UsageError, NoColumn: it cannot be told."""
+    found = _where(codec)
+    if isinstance(codec, JsonSchema):
+        fields = None if codec.model is None else struct_fields(codec.model)
+        if fields is None:
+            raise UsageError(
+                "fs.JsonSchema of a pipeline's topic needs a class with fields: its columns are made of it"
+            )
+        return {**found, "value": "json", "value_schema": fields}
+    return {**found, **_written(codec)}
+
+
+def sink_options(codec: RegistryCodec[Any]) -> dict[str, str]:
+    """What the sink is told to write values of a codec. Raises: UsageError: it cannot be told."""
+    found = {**_where(codec), **_written(codec)}
+    if codec.made_of["use_latest"]:
+        found.pop("value_schema", None)
+    subject = codec.made_of["subject"]
+    if not isinstance(subject, str) or not codec.made_of["register"]:
+        raise UsageError("the codec of a pipeline's sink has a subject by name, and registers its schema")
+    return {**found, "subject": subject}
+
+
+def _where(codec: RegistryCodec[Any]) -> dict[str, str]:
+    registry = codec.registry
+    if registry.has_secrets or codec.made_of["references"]:
+        raise UsageError(
+            "executors are told the registry's address and CA alone, and no references: give a login by the "
+            "environment variable FLOWSHARE_REGISTRY_AUTH, of driver and executors, and a schema without references"
+        )
+    return {"registry": registry.url, **({"registry_ca": registry.ca} if registry.ca else {})}
+
+
+def _written(codec: RegistryCodec[Any]) -> dict[str, str]:
+    if isinstance(codec, Protobuf):
+        return {"value": "protobuf", "value_message": f"{codec.model.__module__}:{codec.model.__qualname__}"}
+    value = "avro" if isinstance(codec, Avro) else "json"
+    return {"value": value, **({"value_schema": codec.text().text} if codec.writes else {})}
 
 
 def until_answered(ask: Callable[[], T]) -> T:

@@ -389,3 +389,61 @@ def test_a_thread_that_waits_gives_its_record_back_when_the_worker_stops():
     assert drained
     assert stats["unrun"] == 1
     assert got == []
+
+
+@pytest.mark.parametrize("make", [_async, _batch], ids=["async", "batch"])
+def test_an_output_that_waits_when_the_worker_stops_is_made_again(make: Callable[..., Any]):
+    codec, app = Secrets(*[ConnectionError("refused")] * 1000), fs.App("t")
+    out, runs = app.topic("elsewhere", value_codec=codec), []
+    options: dict[str, Any] = {"batch": fs.Batch(2, within=0.1)} if make is _batch else {}
+
+    if make is _batch:
+
+        async def agent(records: fs.Records[bytes]) -> str:
+            runs.append(1)
+            return "out"
+
+    else:
+
+        async def agent(value: bytes) -> str:  # type: ignore[misc]
+            runs.append(1)
+            return "out"
+
+    app.share_agent("in", name="agent", sink=out, **options)(agent)
+
+    async def main() -> tuple[float, Any]:
+        async with fs.testing.harness(app) as bus:
+            await bus.send("in", b"a1")
+            await bus.advance(3)
+            began_s = bus.clock.monotonic()
+            runtime = app.host.runtimes["agent"]
+            drained = await runtime.drain(25)
+            return bus.clock.monotonic() - began_s, (drained, runtime.stats()["released"])
+
+    took_s, (drained, released) = fs.testing.run(main())
+
+    assert (drained, released, runs) == (True, 1, [1])
+    assert took_s < 1
+
+
+def test_trouble_is_told_only_while_it_is_new():
+    codec, app = Secrets(*[ConnectionError("refused")] * 2), fs.App("t")
+    app.share_agent("in", name="agent", value_codec=codec)(_async([]))
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            lookups = app.host.runtimes["agent"]._pool.lookups
+            lookups.failed(Missing("x", "a word", print), ConnectionError("refused"))
+            assert "records wait for a word" in str(lookups.trouble)
+            await bus.advance(61)
+            assert lookups.trouble is None
+
+    fs.testing.run(main())
+
+
+def test_what_fausts_agents_send_to_a_topic_with_a_codec_is_encoded_by_it():
+    topic = fs.App("t").topic("out", value_codec=Packed())
+    given = topic._for_faust(None, {"a": 1}, {"h": b"1"}, {})
+    assert Packed().decode(given["value"], given["headers"]) == {"a": 1}
+    assert given["headers"] == [("h", b"1"), ("packed", b"yes")]
+    assert given["value_serializer"] == "raw"

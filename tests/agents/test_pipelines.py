@@ -8,6 +8,9 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple, TypedDict
 
+import attrs
+import msgspec
+import pydantic
 import pytest
 
 import flowshare as fs
@@ -140,3 +143,36 @@ def test_what_is_no_struct_has_no_fields_and_what_is_no_type_no_column():
     assert struct_fields(Item) == "`name`: STRING, `price`: DECIMAL(38, 18)"
     with pytest.raises(NoColumn, match="value_schema"):
         column_type(Any)
+
+
+class Model(pydantic.BaseModel):
+    id: int = pydantic.Field(gt=0)
+    note: str | None = pydantic.Field(None, alias="noteText")
+
+
+class Struct(msgspec.Struct, rename="camel"):
+    some_id: int
+    tags: list[str] = []
+
+
+@attrs.define
+class Attrs:
+    id: int
+    inner: Model
+
+
+def test_models_are_structs_as_dataclasses_are() -> None:
+    assert struct_fields(Model) == "`id`: BIGINT, `noteText`: STRING"
+    assert struct_fields(Struct) == "`someId`: BIGINT, `tags`: ARRAY<STRING>"
+    assert struct_fields(Attrs) == "`id`: BIGINT, `inner`: STRUCT<`id`: BIGINT, `noteText`: STRING>"
+
+
+def test_a_pipeline_on_a_topic_with_a_codec_that_spark_does_not_know_is_refused(app):
+    class Codec:
+        def decode(self, raw, headers): ...
+        def encode(self, value): ...
+
+    with pytest.raises(UsageError, match="a codec of the application's, which Spark does not know"):
+        app.share_pipeline(app.topic("orders", value_codec=Codec()))(lambda rows: rows)
+    known = app.topic("orders", value_codec=fs.Avro(Model, registry=fs.Registry("http://registry.test")))
+    assert app.share_pipeline(known, name="fine")(lambda rows: rows).topics == ("orders",)

@@ -117,7 +117,7 @@ BAD = [
     ("lock_duration", "30s", "lock_duration takes a number from 0 on, not '30s'"),
     ("delivery_limit", "unlimited", "delivery_limit takes a whole number from 0 on, not 'unlimited'"),
     ("wait", "-0.1", "wait takes a number from 0 on, not '-0.1'"),
-    ("value", "xml", "value takes bytes, json or avro, not 'xml'"),
+    ("value", "xml", "value takes bytes, json, avro or protobuf, not 'xml'"),
     ("headers", "maybe", "headers takes true or false, not 'maybe'"),
     ("outcomes", "", "outcomes takes true or false, not ''"),
     ("recovery", "retry", "recovery takes rerun or drop, not 'retry'"),

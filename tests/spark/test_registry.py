@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import uuid
+from dataclasses import dataclass
 
 import fastavro
 import pyarrow as pa
@@ -13,11 +14,13 @@ import pytest
 import flowshare as fs
 from flowshare.agents.codecs import wire
 from flowshare.agents.codecs.client import RegistryUnavailable, SchemaText
-from flowshare.agents.handler.errors import OptionError, Unencodable
+from flowshare.agents.handler.errors import OptionError, Unencodable, UsageError
 from flowshare.protocol.decoding import decode_raw
 from flowshare.share.types import AcquiredRange
 from flowshare.spark import registry as registries
-from flowshare.spark.registry import ValueEncoder
+from flowshare.spark.pipeline.query import checkpoint
+from flowshare.spark.pipeline.query import source as source_of
+from flowshare.spark.registry import ValueEncoder, sink_options, source_options
 from flowshare.spark.sink.options import SinkOptions
 from flowshare.spark.source.columns import source_schema, to_arrow, value_decoder
 from flowshare.spark.source.options import SourceOptions
@@ -240,8 +243,51 @@ def test_options_of_the_sink_that_do_not_go_together_are_refused():
             sink(**given)
 
 
+@dataclass
+class Item:
+    id: int
+    note: str | None = None
+
+
+def test_a_topics_codec_tells_source_and_sink_how_values_are_written(client):
+    registry = fs.Registry(URL)
+    avro = fs.Avro(Item, registry=registry, subject="record", namespace="shop").bind("orders", "value")
+    schema = avro.text().text
+
+    assert source_options(avro) == {"registry": URL, "value": "avro", "value_schema": schema}
+    assert sink_options(avro) == {**source_options(avro), "subject": "record"}
+    assert source_options(fs.Avro(registry=registry)) == {"registry": URL, "value": "avro"}
+    assert sink_options(fs.Avro(Item, registry=registry, use_latest=True)).keys() == {"registry", "value", "subject"}
+    in_json = fs.JsonSchema(Item, registry=fs.Registry(URL, tls="/ca.pem"))
+    assert source_options(in_json) == {
+        "registry": URL,
+        "registry_ca": "/ca.pem",
+        "value": "json",
+        "value_schema": "`id`: BIGINT, `note`: STRING",
+    }
+    assert json.loads(sink_options(in_json)["value_schema"])["definitions"]
+    parsed = SourceOptions.parse({"broker": "kafka://x:1", "topics": "orders", "group": "g", **source_options(avro)})
+    assert "STRUCT<`id`: BIGINT, `note`: STRING>" in source_schema(parsed)
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        fs.Avro(Item, registry=fs.Registry(URL, auth=("user", "password"))),
+        fs.Avro(Item, registry=fs.Registry("http://user:password@registry.test")),
+        fs.Avro(Item, registry=fs.Registry(URL), references=[("Line", "line", 1)]),
+        fs.Avro(Item, registry=fs.Registry(URL), subject=lambda topic, what, record: topic),
+        fs.Avro(Item, registry=fs.Registry(URL), register=False),
+    ],
+)
+def test_what_executors_cannot_be_told_is_refused(codec):
+    with pytest.raises(UsageError, match=r"executors are told|has a subject by name") as raised:
+        sink_options(codec)
+    assert "password" not in str(raised.value)
+
+
 @pytest.mark.timeout(300)
-def test_rows_go_through_topics_with_a_registry(spark, broker, unique):
+def test_rows_go_through_topics_with_a_registry(spark, broker, unique, tmp_path):
     fake = FakeClient()
     topic = broker.topic(unique("avro"))
     fields = [{"name": "id", "type": "long"}, {"name": "note", "type": "string"}]
@@ -253,18 +299,24 @@ def test_rows_go_through_topics_with_a_registry(spark, broker, unique):
         writer.mode("append").save()
         broker.produce(topic, [b"no schema"])
 
-        stream = (
-            spark.readStream.format("flowshare").options(**given, topics=topic, group=unique("g"), tasks="2").load()
-        )
-        found = []
-        query = (
-            stream.select("value.*")
-            .writeStream.foreachBatch(lambda batch, _: found.extend(tuple(row) for row in batch.collect()))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination(120)
-        assert query.exception() is None
+        app = fs.App(unique("app"), broker=broker.url, datadir=str(tmp_path))
+        orders = app.topic(topic, value_codec=fs.Avro(schema=schema, registry=fs.Registry(url)))
+        pipeline = app.share_pipeline(orders, name="read")(lambda rows: None)
+        declared = source_of(pipeline, spark, broker.url)
+        given |= {"topics": topic, "group": unique("g"), "tasks": "2"}
+        for stream in (spark.readStream.format("flowshare").options(**given).load(), declared):
+            found: list = []
+            query = (
+                stream.select("value.*")
+                .writeStream.foreachBatch(lambda batch, _, found=found: found.extend(map(tuple, batch.collect())))
+                .option("checkpointLocation", checkpoint(pipeline) if stream is declared else str(tmp_path / "own"))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination(120)
 
-    assert sorted(found) == [(number, f"n{number}") for number in range(100)]
-    assert stream.schema["value"].dataType.simpleString() == "struct<id:bigint,note:string>"
+            assert query.exception() is None
+            assert sorted(found) == [(number, f"n{number}") for number in range(100)]
+            assert stream.schema["value"].dataType.simpleString() == "struct<id:bigint,note:string>"
+            letters = broker.read(f"{given['group']}.dlq" if stream is not declared else f"{app.app_id}.read.dlq")
+            assert [letter.value for letter in letters] == [b"no schema"]

@@ -99,6 +99,12 @@ class SharePipeline:
                     f"pipeline {name}: topic {topic_name(topic)!r} has value_serializer={serializer!r}, which Spark "
                     "does not know: name a topic without it, and decode the bytes in the pipeline's function"
                 )
+            codec = getattr(topic, "value_codec", None)
+            if codec is not None and not hasattr(codec, "registry"):
+                raise UsageError(
+                    f"pipeline {name}: topic {topic_name(topic)!r} has a codec of the application's, which Spark does "
+                    "not know: give the topic's name, and decode the bytes in the pipeline's function"
+                )
         self.topics = tuple(topic_name(topic) for topic in topics)
         self.arguments = _arguments(name, fun, writes=self.options.sink is None)
 

@@ -75,6 +75,11 @@ class Avro(RegistryCodec[M]):
         space = own.get("namespace")
         return f"{space}.{name}" if space and "." not in name else name
 
+    @property
+    def writes(self) -> bool:
+        """Whether it has a schema of its own."""
+        return self._own is not None
+
     def text(self) -> SchemaText:
         """The schema that is written with. Raises: Unencodable: there is none."""
         if self._own is None:

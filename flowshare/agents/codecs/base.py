@@ -62,6 +62,16 @@ class RegistryCodec(Generic[M]):
         self._write: Callable[[Any], bytes] | None = None
         self._refused: Exception | None = None
 
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """What it was made of, for others that read and write the same: Spark's source and sink."""
+        return {
+            "references": self._references,
+            "subject": self._subject,
+            "use_latest": self._use_latest,
+            "register": self._register,
+        }
+
     def bind(self, topic: str, what: str) -> RegistryCodec[M]:
         """The same for a topic's keys or values."""
         bound = copy.copy(self)
@@ -131,6 +141,11 @@ class RegistryCodec(Generic[M]):
     def record_name(self) -> str:
         """The schema's own name; empty: it has none."""
         raise NotImplementedError
+
+    @property
+    def writes(self) -> bool:
+        """Whether it has a schema of its own."""
+        return True
 
     def text(self) -> SchemaText:
         """The schema that is written with. Raises: Unencodable: there is none; RegistryError, where it blocks."""

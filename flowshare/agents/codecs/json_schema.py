@@ -64,6 +64,11 @@ class JsonSchema(RegistryCodec[M]):
         own = self._own or {}
         return str(own.get("title") or getattr(self.model, "__name__", "") or "")
 
+    @property
+    def writes(self) -> bool:
+        """Whether it has a schema of its own."""
+        return self._own is not None
+
     def text(self) -> SchemaText:
         """The schema that is written with. Raises: Unencodable: there is none."""
         if self._own is None:

@@ -154,14 +154,24 @@ class Registry:
         }
         self._settings["timeout"] = seconds(timeout, "Registry(timeout=…)") or 5.0
         self._client = client
+        self.url = url
+        """As it was given, with a login if it has one."""
+        logins = any("@" in urlsplit(one).netloc for one in _addresses(url))
+        self.has_secrets = logins or auth is not None or bool(settings) or bool(set(_tls(tls)) - {"ssl.ca.location"})
+        """Whether more than an address and a CA was given."""
         self._begin()
+
+    @property
+    def ca(self) -> str:
+        """The path of its CA's certificate; empty: the system's."""
+        return str(self._settings.get("ssl.ca.location", ""))
 
     def __repr__(self) -> str:
         return f"Registry({self.shown!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         """For other processes (Spark's): what is known stays here."""
-        return {"shown": self.shown, "_settings": self._settings, "_client": None}
+        return {**{name: self.__dict__[name] for name in ("shown", "url", "has_secrets", "_settings")}, "_client": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -211,14 +221,6 @@ class Registry:
 
     # --- ids --------------------------------------------------------------------------------------------------------
 
-    def missing_id(self, subject: str, schema: SchemaText, *, register: bool) -> Missing | None:
-        """What has to be fetched before `id_of` answers at once; None: nothing."""
-        key = (subject, schema, register)
-        if key in self._ids:
-            return None
-        what = f"the id of the schema of subject {subject} in {self.shown}"
-        return Missing((id(self), key), what, lambda: self._fetch_id(*key))
-
     def id_of(self, subject: str, schema: SchemaText, *, register: bool) -> int:
         """The id of a schema under a subject. register: it is registered where it is not there yet.
 
@@ -241,18 +243,6 @@ class Registry:
                 f"{error}. It is not registered by this process (register=False): register it, or let it be registered"
             ) from error
 
-    def _fetch_id(self, subject: str, schema: SchemaText, register: bool) -> None:
-        try:
-            self.id_of(subject, schema, register=register)
-        except (UnknownSchema, SchemaRefused):
-            return
-
-    def missing_latest(self, subject: str) -> Missing | None:
-        """What has to be fetched before `latest` answers at once; None: nothing."""
-        if subject in self._latest:
-            return None
-        return Missing((id(self), subject), f"subject {subject} of {self.shown}", lambda: self._fetch_latest(subject))
-
     def latest(self, subject: str) -> tuple[int, Schema]:
         """The newest schema of a subject and its id, as this process first saw it. Raises: as `id_of`."""
 
@@ -261,12 +251,6 @@ class Registry:
             return number, self._whole(text)
 
         return self._latest.get(subject, ask)
-
-    def _fetch_latest(self, subject: str) -> None:
-        try:
-            self.latest(subject)
-        except (UnknownSchema, SchemaRefused):
-            return
 
     # --- references -------------------------------------------------------------------------------------------------
 

@@ -77,14 +77,13 @@ class Topic(faust.Topic, Generic[V]):
         (`Streams.publishes`). `send_soon` does not wait. Raises: Unencodable, and what the producer raises.
         """
         if self.app.streams.publishes(self):
+            if self.app.has_codecs:
+                await self.prepare()
             sent: Any = await super().send(
-                key=key,
-                value=value,
                 partition=partition,
                 timestamp=timestamp,
-                headers=_in_bytes(headers),
                 callback=callback,  # type: ignore[arg-type]  # what it returns is not looked at
-                **faust_only,
+                **self._for_faust(key, value, headers, faust_only),
             )
             return sent  # type: ignore[no-any-return]
         if self.app.has_codecs:
@@ -112,7 +111,7 @@ class Topic(faust.Topic, Generic[V]):
         """
         if self.app.streams.publishes(self):
             sent: Any = super().send_soon(
-                key=key, value=value, partition=partition, timestamp=timestamp, headers=_in_bytes(headers), **faust_only
+                partition=partition, timestamp=timestamp, **self._for_faust(key, value, headers, faust_only)
             )
             return sent  # type: ignore[no-any-return]
         made = self._made(key, value, partition, timestamp, headers, faust_only)
@@ -170,6 +169,14 @@ class Topic(faust.Topic, Generic[V]):
             return
         for name in self.topics:
             await self.app.make_topic(name, self.partitions or self.app.conf.topic_partitions, self.config)
+
+    def _for_faust(self, key: Any, value: Any, headers: Headers | None, faust_only: dict[str, Any]) -> dict[str, Any]:
+        """What Faust's producer is given: what has a codec is bytes already."""
+        if self.key_codec is None and self.value_codec is None:
+            return {"key": key, "value": value, "headers": _in_bytes(headers), **faust_only}
+        made = produce(self, value, key, headers=headers)
+        found = {"key": made.key, "value": made.value, "headers": list(made.headers), **faust_only}
+        return {**found, "key_serializer": "raw", "value_serializer": "raw"}
 
     def _made(
         self,

@@ -7,21 +7,21 @@
 | `Literal[…]` of texts, an `Enum` of texts | STRING |
 | `list[T]`, `set[T]`, `tuple[T, …]` | ARRAY<T> |
 | `dict[str, T]` | MAP<STRING, T> |
-| dataclass, `TypedDict`, `NamedTuple` | STRUCT |
+| dataclass, `TypedDict`, `NamedTuple`, pydantic model, msgspec struct, attrs class | STRUCT |
 | `T | None` | T |
 """
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import decimal
 import enum
 import typing
 import uuid
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin
 
+from flowshare.agents.handler.fields import fields_of
 from flowshare.agents.handler.values import strip_none
 from flowshare.errors import FlowshareError
 
@@ -42,18 +42,16 @@ class NoColumn(FlowshareError, TypeError):
 
 
 def struct_fields(annotation: Any) -> str | None:
-    """The fields of a dataclass, TypedDict or NamedTuple as DDL; None when it is none of them. Raises: NoColumn."""
-    inner, _ = strip_none(annotation)
-    if not isinstance(inner, type) or not (
-        dataclasses.is_dataclass(inner) or typing.is_typeddict(inner) or hasattr(inner, "_fields")
-    ):
-        return None
-    return ", ".join(f"`{name}`: {column_type(type_)}" for name, type_ in get_type_hints(inner).items())
+    """The fields of a class that has some (`handler.fields`) as DDL; None when it has none. Raises: NoColumn."""
+    fields = fields_of(strip_none(annotation)[0])
+    return None if fields is None else ", ".join(f"`{one.name}`: {column_type(one.hint)}" for one in fields)
 
 
 def column_type(annotation: Any) -> str:
     """The column type of an annotation. Raises: NoColumn."""
     inner, _ = strip_none(annotation)
+    if get_origin(inner) is typing.Annotated:
+        return column_type(get_args(inner)[0])
     if inner in SCALARS:
         return SCALARS[inner]
     if (struct := struct_fields(inner)) is not None:

@@ -42,7 +42,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"Did you mean {close[0]!r}?"
-    if len(names) > 20:
+    if len(names) > 30:
         return ""
     return f"Known are: {', '.join(names)}."
 

@@ -145,7 +145,7 @@ class TaskPool(TaskBasedPool):
             result = await call(held)
             if result is not None and agent.missing_outputs(result) is not None:
                 with self.waiting(held):
-                    await lookups.until_known(lambda: agent.missing_outputs(result))
+                    await lookups.until_known(lambda: agent.missing_outputs(result), chunk, begun=True)
             return result
 
         return when_known

@@ -17,7 +17,7 @@ from flowshare.agents.handler.send import SendGroup
 from flowshare.agents.handler.texts import named
 from flowshare.agents.handler.tracing import current_headers
 from flowshare.agents.run.async_pool import TaskBasedPool, is_closing
-from flowshare.agents.run.lookups import Lookups, NotBegun
+from flowshare.agents.run.lookups import GivenBack, Lookups
 from flowshare.agents.run.pool import Environment, Held, Runner
 
 if TYPE_CHECKING:
@@ -169,7 +169,8 @@ class BatchPool(TaskBasedPool):
                     result = await self._call(records)
                     if self.lookups is not None and self.agent.missing_outputs(result) is not None:
                         with self.waiting(taken):
-                            await self.lookups.until_known(partial(self.agent.missing_outputs, result))
+                            ask = partial(self.agent.missing_outputs, result)
+                            await self.lookups.until_known(ask, taken[0][0], begun=True)
                 except BaseException as raised:
                     if is_closing(runner, raised):
                         raise
@@ -199,7 +200,7 @@ class BatchPool(TaskBasedPool):
                     await lookups.until_known(
                         partial(lookups.missing, chunk, record), None if chunk.chains is not None else chunk
                     )
-                except NotBegun as error:
+                except GivenBack as error:
                     self.finish(chunk, record, error.outcome)
                 else:
                     known.append((chunk, record))

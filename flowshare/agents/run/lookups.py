@@ -7,7 +7,7 @@ again for as long as nobody answers:
     needed ──fetched──▶ the record is handled (what there is not, the codec then says: a dead letter)
            ──no answer──▶ again after 0.5 s, doubling to 10 s; an error in the log, repeated every 30 s
                           after 10 s, where a release costs no attempt: given back for 30 s, others get the runner
-           ──the worker stops──▶ given back at once
+           ──the worker stops──▶ given back at once; after its handler that costs the attempt
 
 So at most `concurrency` records wait here, and what is fetched ahead behind them.
 """
@@ -39,18 +39,19 @@ HOLD_S: Final = 10.0
 BACK_S: Final = 30.0
 """After so long it comes again."""
 TELL_S: Final = 30.0
+TROUBLE_S: Final = 60.0
 LOOK_S: Final = 0.25
 """How often who waits looks whether the worker stops."""
 FETCHES_MAX: Final = 5
 """A codec that still misses what it was given so often is asked all the same, and says why."""
 
 
-class NotBegun(Exception):
-    """A record is given back: what it needs is not to be had now."""
+class GivenBack(Exception):
+    """A record goes back: what it needs is not to be had now."""
 
-    def __init__(self, what: str, delay_s: float) -> None:
+    def __init__(self, what: str, delay_s: float, *, unrun: bool) -> None:
         super().__init__(what)
-        self.outcome = Outcome(OutcomeKind.RELEASE, None, f"waits for {what}", delay_s, unrun=True)
+        self.outcome = Outcome(OutcomeKind.RELEASE, None, f"waits for {what}", delay_s, unrun=unrun)
 
 
 class Lookups:
@@ -58,46 +59,60 @@ class Lookups:
 
     def __init__(self, agent: ShareAgent, environment: Environment) -> None:
         self._agent = agent
-        self._clock = environment.clock
+        self.clock = environment.clock
         self._inline = environment.inline_threads
         self._may_return = environment.capabilities.delayed_release and agent.group_type == "share"
         self._fetching: dict[Hashable, asyncio.Future[BaseException | None]] = {}
         self._stopped = threading.Event()
         self._told_s = float("-inf")
-        self.trouble: str | None = None
-        """Why records wait now. Any thread."""
+        self._trouble: tuple[float, str] | None = None
+        """When there was no answer, and what waits for it."""
 
     def stop(self) -> None:
         """The worker stops: what waits goes back. Any thread."""
         self._stopped.set()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why records wait now; of what has long gone elsewhere nothing is said. Any thread."""
+        at_s, text = self._trouble or (float("-inf"), "")
+        return text if self.clock.monotonic() - at_s < TROUBLE_S else None
 
     def missing(self, chunk: Chunk, record: RawRecord) -> Missing | None:
         """What has to be fetched before this record is handled; None: nothing. Any thread."""
         found = _missing(chunk.decode, record.value, record)
         return _missing(chunk.decode_key, record.key, record) if found is None else found
 
-    async def until_known(self, ask: Callable[[], Missing | None], chunk: Chunk | None = None) -> None:
-        """Fetch what `ask` says until it says nothing more. chunk: of the record that may go back meanwhile.
+    async def until_known(
+        self, ask: Callable[[], Missing | None], chunk: Chunk | None = None, *, begun: bool = False
+    ) -> None:
+        """Fetch what `ask` says until it says nothing more. chunk: of the record that may go back meanwhile; None: it
+        may not. begun: its handler has run.
 
-        Raises: NotBegun.
+        Raises: GivenBack.
         """
-        wait = _Wait(self, chunk)
+        wait = _Wait(self, chunk, begun)
         while (missing := ask()) is not None and wait.goes_on(missing):
             error = await self._fetch(missing)
             delay_s = wait.after(missing, error)
-            until_s = self._clock.monotonic() + delay_s
-            while (left_s := until_s - self._clock.monotonic()) > 0:
+            until_s = self.clock.monotonic() + delay_s
+            while (left_s := until_s - self.clock.monotonic()) > 0:
                 wait.look(missing)
-                await self._clock.sleep(min(left_s, LOOK_S))
+                await self.clock.sleep(min(left_s, LOOK_S))
 
-    def until_known_here(self, ask: Callable[[], Missing | None], chunk: Chunk | None = None) -> None:
+    def until_known_here(self, ask: Callable[[], Missing | None], chunk: Chunk, *, begun: bool = False) -> None:
         """The same in a thread of its own, which may block."""
-        wait = _Wait(self, chunk)
+        wait = _Wait(self, chunk, begun)
         while (missing := ask()) is not None and wait.goes_on(missing):
             delay_s = wait.after(missing, _tried(missing))
             if delay_s:
-                self._stopped.wait(delay_s)
+                self._pause(delay_s)
                 wait.look(missing)
+
+    def _pause(self, delay_s: float) -> None:
+        """Until the delay is over, or the worker stops; who may not go back then waits a little all the same."""
+        if self._stopped.wait(delay_s):
+            threading.Event().wait(LOOK_S)
 
     async def _fetch(self, missing: Missing) -> BaseException | None:
         """One try, which all who need it share; what went wrong."""
@@ -124,21 +139,22 @@ class Lookups:
 
     def answered(self) -> None:
         """Whoever was asked answers. Any thread."""
-        if self.trouble is not None:
-            self.trouble = None
+        if self._trouble is not None:
+            self._trouble = None
             self._told_s = float("-inf")
             logger.warning("agent=%s: what records waited for is there; they go on", self._agent.name)
 
     def failed(self, missing: Missing, error: BaseException) -> None:
         """Whoever was asked does not answer. Any thread."""
-        self.trouble = f"records wait for {missing.what}: {named(error)}"
-        now_s = self._clock.monotonic()
+        text, now_s = f"records wait for {missing.what}: {named(error)}", self.clock.monotonic()
+        self._trouble = (now_s, text)
+
         if now_s >= self._told_s + TELL_S:
             self._told_s = now_s
             logger.error(
                 "agent=%s: %s; it is asked again until it answers, and no attempt is used",
                 self._agent.name,
-                self.trouble,
+                text,
             )
 
     @property
@@ -154,10 +170,11 @@ class Lookups:
 class _Wait:
     """One record's waiting: how long, and whether it is over."""
 
-    def __init__(self, lookups: Lookups, chunk: Chunk | None) -> None:
+    def __init__(self, lookups: Lookups, chunk: Chunk | None, begun: bool) -> None:
         self._lookups = lookups
         self._chunk = chunk
-        self._began_s = lookups._clock.monotonic()  # noqa: SLF001 - a part of it
+        self._begun = begun
+        self._began_s = lookups.clock.monotonic()
         self._delay_s = FIRST_S
         self._fetched = 0
 
@@ -167,19 +184,20 @@ class _Wait:
         return self._fetched < FETCHES_MAX
 
     def look(self, missing: Missing) -> None:
-        """Raise NotBegun when the worker stops, and the record can go back."""
+        """Raise GivenBack when the worker stops, and the record can go back."""
         if self._lookups.stopped and self._chunk is not None and not self._chunk.is_accepted:
-            raise NotBegun(missing.what, 0.0)
+            raise GivenBack(missing.what, 0.0, unrun=not self._begun)
 
     def after(self, missing: Missing, error: BaseException | None) -> float:
-        """Seconds until the next try; 0 after one that was answered. Raises: NotBegun."""
+        """Seconds until the next try; 0 after one that was answered. Raises: GivenBack."""
         if error is None:
             self._fetched += 1
             self._lookups.answered()
             return 0.0
         self._lookups.failed(missing, error)
-        if self._lookups.returns(self._chunk) and self._lookups._clock.monotonic() - self._began_s >= HOLD_S:  # noqa: SLF001
-            raise NotBegun(missing.what, BACK_S)
+        held_s = self._lookups.clock.monotonic() - self._began_s
+        if held_s >= HOLD_S and not self._begun and self._lookups.returns(self._chunk):
+            raise GivenBack(missing.what, BACK_S, unrun=True)
         delay_s, self._delay_s = self._delay_s, min(2 * self._delay_s, LONGEST_S)
         return delay_s
 

@@ -24,7 +24,7 @@ from flowshare.agents.handler.codec import CodecUnavailable
 from flowshare.agents.handler.errors import UndecodableValue
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind, of_exception
 from flowshare.agents.handler.texts import REASON_MAX, clip, of_user, place_of, said
-from flowshare.agents.run.lookups import BACK_S, Lookups, NotBegun
+from flowshare.agents.run.lookups import BACK_S, GivenBack, Lookups
 from flowshare.agents.run.stats import AgentStats, HandlerTimes
 from flowshare.protocol.decoding import DecodedRecord, RawRecord
 
@@ -342,7 +342,7 @@ class Pool(abc.ABC):
 
     def failed(self, chunk: Chunk, record: RawRecord, error: BaseException) -> Outcome:
         """Count and log an exception out of user code; returns its outcome."""
-        if isinstance(error, NotBegun):
+        if isinstance(error, GivenBack):
             return error.outcome
         outcome = of_exception(self.agent, error, chunk.attempt(record.offset), ending=self.stopping)
         if outcome.error is None:

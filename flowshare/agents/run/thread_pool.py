@@ -16,7 +16,7 @@ from flowshare.agents.handler.delivery import Delivery, current
 from flowshare.agents.handler.middleware import call_sync
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind, of_result
 from flowshare.agents.handler.tracing import current_headers
-from flowshare.agents.run.lookups import NotBegun
+from flowshare.agents.run.lookups import GivenBack
 from flowshare.agents.run.pool import Held, Pool, Runner
 
 _ACCEPT = Outcome(OutcomeKind.ACCEPT)
@@ -124,7 +124,7 @@ class ThreadPool(Pool):
         try:
             result = self._handle(value[0], held)
             if self.lookups is not None and result is not None:
-                self.lookups.until_known_here(lambda: self.agent.missing_outputs(result))
+                self.lookups.until_known_here(lambda: self.agent.missing_outputs(result), chunk, begun=True)
         except BaseException as error:  # noqa: BLE001 - every outcome of user code is one of the table's rows
             self.finish(chunk, record, self.failed(chunk, record, error))
             return
@@ -142,7 +142,7 @@ class ThreadPool(Pool):
             return True
         try:
             lookups.until_known_here(lambda: lookups.missing(chunk, record), chunk)
-        except NotBegun as error:
+        except GivenBack as error:
             self.finish(chunk, record, error.outcome)
             return False
         return True

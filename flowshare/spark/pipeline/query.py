@@ -30,6 +30,7 @@ from flowshare.agents.handler.errors import UsageError
 from flowshare.agents.handler.send import topic_name
 from flowshare.agents.handler.sinks import Console, Folder, Jdbc, Produce
 from flowshare.log.folder import make_private
+from flowshare.spark.registry import sink_options, source_options
 from flowshare.spark.sessions import LOCAL_MANAGER, MANAGER, activate
 from flowshare.spark.sink.outcomes import settling
 from flowshare.spark.source.checkpoint import ASYNC_PROGRESS
@@ -111,7 +112,10 @@ def source(pipeline: SharePipeline, spark: SparkSession, broker: str) -> DataFra
     """The stream of a pipeline's records; values are columns where the topic says what they are."""
     options: dict[str, str] = {"broker": broker, "group": pipeline.group, "topics": ",".join(pipeline.topics)}
     options |= {"checkpoint": checkpoint(pipeline), "tasks": str(tasks(spark))}
-    if "value" not in pipeline.options.source and pipeline.value_type not in (None, bytes):
+    codecs = [getattr(channel, "value_codec", None) for channel in pipeline.channels]
+    if "value" not in pipeline.options.source and any(codecs):
+        options |= _of_codecs(pipeline, codecs)
+    elif "value" not in pipeline.options.source and pipeline.value_type not in (None, bytes):
         try:
             schema = struct_fields(pipeline.value_type)
         except NoColumn as error:
@@ -121,6 +125,17 @@ def source(pipeline: SharePipeline, spark: SparkSession, broker: str) -> DataFra
     for name, value in pipeline.options.source.items():
         options[name] = _text(value)
     return spark.readStream.format("flowshare").options(**options).load()
+
+
+def _of_codecs(pipeline: SharePipeline, codecs: Sequence[Any]) -> dict[str, str]:
+    """How values are read that the topics' codecs write. Raises: UsageError."""
+    try:
+        found = [source_options(codec) for codec in codecs if codec is not None]
+        if len(found) < len(codecs) or any(one != found[0] for one in found):
+            raise UsageError("its topics have different codecs: give each a pipeline of its own")
+    except (NoColumn, UsageError) as error:
+        raise UsageError(f"pipeline {pipeline.name}: {error}") from error
+    return found[0]
 
 
 def checkpoint(pipeline: SharePipeline) -> str:
@@ -163,7 +178,7 @@ def _writer(pipeline: SharePipeline, rows: DataFrame, sinks: Sequence[Sink], bro
         writer = writer.format(first.format).options(**first.options).option("path", first.path)
         return writer.partitionBy(*first.partition_by) if first.partition_by else writer
     if not others and isinstance(first, Produce) and mode != "complete":
-        writer = for_topic(rows).writeStream.outputMode(mode)
+        writer = for_topic(rows, first).writeStream.outputMode(mode)
         return writer.format("flowshare").options(delivery=first.delivery, **_to_topic(first, broker))
     return writer.foreachBatch(partial(_write_all, pipeline.name, tuple(sinks), broker, mode))
 
@@ -174,7 +189,9 @@ def _alone(sinks: Sequence[Sink], mode: str) -> TypeGuard[tuple[Folder]]:
 
 
 def _to_topic(sink: Produce, broker: str) -> dict[str, str]:
-    return {**sink.options, "broker": broker, "topic": topic_name(sink.topic)}
+    codec = getattr(sink.topic, "value_codec", None)
+    by_codec = {} if codec is None else sink_options(codec)
+    return {**by_codec, **sink.options, "broker": broker, "topic": topic_name(sink.topic)}
 
 
 def _write_all(name: str, sinks: Sequence[Sink], broker: str, mode: str, batch: DataFrame, number: int) -> None:
@@ -202,7 +219,7 @@ def _write(name: str, sink: Sink, broker: str, mode: str, batch: DataFrame, numb
             print(f"--- {name}: batch {number}")  # noqa: T201 - that is what it is for
             batch.show(sink.rows, truncate=False)
         case Produce():
-            writer = for_topic(batch).write.format("flowshare").options(**_to_topic(sink, broker))
+            writer = for_topic(batch, sink).write.format("flowshare").options(**_to_topic(sink, broker))
             writer.mode("append").save()
 
 
@@ -213,13 +230,16 @@ def query_id(batch: DataFrame) -> str:
     return str(found)
 
 
-def for_topic(rows: DataFrame) -> DataFrame:
-    """Rows without a `value` become JSON objects of all columns but those that the sink knows."""
+def for_topic(rows: DataFrame, sink: Produce) -> DataFrame:
+    """Rows without a `value` become JSON objects of all columns but those that the sink knows; structs of them, where
+    the topic has a codec or the sink a registry."""
     if "value" in rows.columns:
         return rows
     inside = [f"`{name}`" for name in rows.columns if name not in RECORD]
     beside = [f"`{name}`" for name in rows.columns if name in RECORD]
-    return rows.selectExpr(*beside, f"to_json(struct({', '.join(inside)})) AS value")
+    struct = f"struct({', '.join(inside)})"
+    encoded = getattr(sink.topic, "value_codec", None) is not None or "registry" in sink.options
+    return rows.selectExpr(*beside, f"{struct} AS value" if encoded else f"to_json({struct}) AS value")
 
 
 CLAIM: Final = "_flowshare_query"
