@@ -18,7 +18,7 @@ _MODULES = {
     "flowshare.agents.codecs.avro": "Avro",
     "flowshare.agents.codecs.json_schema": "JsonSchema",
     "flowshare.agents.codecs.protobuf": "Protobuf",
-    "flowshare.agents.codecs.registry": "Registry Tls",
+    "flowshare.agents.codecs.registry": "Registry RegistryTls",
     "flowshare.agents.faust.models": "Record",
     "flowshare.agents.handler.batch": "Batch BatchRecord Records",
     "flowshare.agents.handler.codec": "Codec register_codec",
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from flowshare.agents.codecs.json_schema import JsonSchema as JsonSchema
     from flowshare.agents.codecs.protobuf import Protobuf as Protobuf
     from flowshare.agents.codecs.registry import Registry as Registry
-    from flowshare.agents.codecs.registry import Tls as Tls
+    from flowshare.agents.codecs.registry import RegistryTls as RegistryTls
     from flowshare.agents.faust.models import Record as Record
     from flowshare.agents.handler import tracing as tracing
     from flowshare.agents.handler.batch import Batch as Batch

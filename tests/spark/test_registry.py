@@ -286,7 +286,7 @@ def test_what_executors_cannot_be_told_is_refused(codec):
     assert "password" not in str(raised.value)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_rows_go_through_topics_with_a_registry(spark, broker, unique, tmp_path):
     fake = FakeClient()
     topic = broker.topic(unique("avro"))

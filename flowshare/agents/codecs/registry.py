@@ -37,7 +37,7 @@ FAILED_S: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class RegistryTls:
     """How a registry is spoken to over HTTPS; each is a path to a PEM file.
 
     ca: who is trusted; None: the system's. certificate, key: who this process is, where the registry asks.
@@ -126,8 +126,8 @@ class Registry:
 
     url: its address; several with commas between. auth: `(user, password)`, or a token for `Authorization: Bearer`;
     None: what the environment variable FLOWSHARE_REGISTRY_AUTH says, as `user:password` or a token.
-    tls: `Tls(…)`, or the path of a CA's certificate. timeout: seconds for one question. settings: more of those that
-    `confluent_kafka`'s SchemaRegistryClient takes, such as OAuth's.
+    tls: `RegistryTls(…)`, or the path of a CA's certificate. timeout: seconds for one question. settings: more of those
+    that `confluent_kafka`'s SchemaRegistryClient takes, such as OAuth's.
 
     One serves all topics of an app, from any thread. Each schema is asked for once, and the last 1,000 are kept.
     Nothing is asked before it is needed, so that an app starts while its registry is away.
@@ -138,7 +138,7 @@ class Registry:
         url: str,
         *,
         auth: tuple[str, str] | str | None = None,
-        tls: Tls | str | os.PathLike[str] | None = None,
+        tls: RegistryTls | str | os.PathLike[str] | None = None,
         timeout: Seconds = 5,
         settings: dict[str, Any] | None = None,
         client: Client | None = None,
@@ -326,7 +326,7 @@ def _of_environment(url: str) -> tuple[str, str] | str | None:
 def _tls(given: Any) -> dict[str, Any]:
     if given is None:
         return {}
-    tls = given if isinstance(given, Tls) else Tls(ca=given)
+    tls = given if isinstance(given, RegistryTls) else RegistryTls(ca=given)
     found = {
         "ssl.ca.location": tls.ca,
         "ssl.certificate.location": tls.certificate,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,45 +15,69 @@ from flowshare.agents.codecs.client import RegistryError, SchemaText, UnknownSch
 from tests.agents.registry_codecs.fake import FakeClient
 
 
+class Server(ThreadingHTTPServer):
+    """What its questions are answered by, and the logins that came with them; None: nobody looks."""
+
+    def __init__(self, client: FakeClient, logins: list[str] | None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.client = client
+        self.logins = logins
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    @property
+    def parts(self) -> list[str]:
+        return [unquote(part) for part in self.path.partition("?")[0].strip("/").split("/")]
+
+    def do_GET(self) -> None:
+        client, parts = self.server.client, self.parts
+        if parts[:2] == ["schemas", "ids"]:
+            self._answer(lambda: _said(client.by_id(int(parts[2]))))
+        else:
+            self._answer(lambda: _with_id(*client.latest(parts[1])))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = SchemaText(body.get("schemaType", "AVRO"), body["schema"])
+        self._answer(lambda: {"id": self.server.client.register(self.parts[1], text)})
+
+    def _answer(self, ask: Callable[[], Any]) -> None:
+        status, said = self._answered(ask)
+        body = json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _answered(self, ask: Callable[[], Any]) -> tuple[int, Any]:
+        if self.server.logins is not None:
+            self.server.logins.append(self.headers.get("Authorization", ""))
+            if "wrong" in self.server.logins[-1]:
+                return 401, {"error_code": 401, "message": "Unauthorized"}
+        try:
+            return 200, ask()
+        except UnknownSchema as error:
+            return 404, {"error_code": 40403, "message": str(error)}
+        except RegistryError as error:
+            return 500, {"error_code": 50001, "message": str(error)}
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
 @contextmanager
-def served(client: FakeClient) -> Iterator[str]:
-    """The address at which a registry answers as this one does."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            parts = [unquote(part) for part in self.path.partition("?")[0].strip("/").split("/")]
-            if parts[:2] == ["schemas", "ids"]:
-                self._answer(lambda: {**_said(client.by_id(int(parts[2])))})
-            else:
-                self._answer(lambda: _with_id(*client.latest(parts[1])))
-
-        def do_POST(self) -> None:
-            parts = [unquote(part) for part in self.path.partition("?")[0].strip("/").split("/")]
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            text = SchemaText(body.get("schemaType", "AVRO"), body["schema"])
-            self._answer(lambda: {"id": client.register(parts[1], text)})
-
-        def _answer(self, ask: Any) -> None:
-            try:
-                status, said = 200, ask()
-            except UnknownSchema as error:
-                status, said = 404, {"error_code": 40403, "message": str(error)}
-            except RegistryError as error:
-                status, said = 500, {"error_code": 50001, "message": str(error)}
-            body = json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+def served(client: FakeClient, tls: ssl.SSLContext | None = None, logins: list[str] | None = None) -> Iterator[str]:
+    """The address at which a registry answers as this one does. logins: gets those that come with questions; a wrong
+    one is refused."""
+    server = Server(client, logins)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

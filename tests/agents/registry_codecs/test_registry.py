@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 import flowshare as fs
 from flowshare.agents.codecs import registry as registries
@@ -18,6 +21,7 @@ from flowshare.agents.handler.errors import OptionError
 from flowshare.testing import Bus
 from tests.agents.agents_kit import run_app
 from tests.agents.registry_codecs.fake import FakeClient, registry_of
+from tests.agents.registry_codecs.http_fake import served
 from tests.agents.registry_codecs.messages import Order as OrderMessage
 
 
@@ -105,7 +109,7 @@ def test_an_address_that_is_none_is_refused(url: Any):
 def test_no_secret_is_shown():
     registry = fs.Registry("https://user:hunter2@a:1,https://b/x", auth=None)
     assert repr(registry) == "Registry('https://a:1, https://b/x')"
-    assert "hunter2" not in repr(fs.Tls(key_password="hunter2"))
+    assert "hunter2" not in repr(fs.RegistryTls(key_password="hunter2"))
     for auth in ("token", ("user", "password")):
         assert "token" not in repr(fs.Registry("http://a", auth=auth))
     for wrong in (5, ("a",), ("a:b", "c"), ("a", None)):
@@ -119,6 +123,53 @@ def test_what_cannot_be_asked_is_told_with_the_address():
         fs.Registry("https://a", tls="/nowhere/ca.pem").client  # noqa: B018
     with pytest.raises(fs.errors.RegistryUnavailable, match=r"http://127.0.0.1:9 does not answer: ConnectError"):
         fs.Registry("http://user:hunter2@127.0.0.1:9").schema(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("auth", "sent"),
+    [(("user", "password"), "Basic dXNlcjpwYXNzd29yZA=="), ("token", "Bearer token"), (None, "Basic ZW52OnNlY3JldA==")],
+)
+def test_a_login_goes_with_each_question(client: FakeClient, monkeypatch: pytest.MonkeyPatch, auth: Any, sent: str):
+    monkeypatch.setenv("FLOWSHARE_REGISTRY_AUTH", "env:secret")
+    logins: list[str] = []
+    client.register("a", AVRO)
+    with served(client, logins=logins) as url:
+        registry = fs.Registry(url, auth=auth)
+        assert registry.schema(1).text == AVRO
+        registry.close()
+    assert logins == [sent]
+
+
+@pytest.mark.slow
+def test_a_login_that_is_refused_is_an_outage_and_is_not_shown(client: FakeClient):
+    client.register("a", AVRO)
+    with served(client, logins=[]) as url:
+        registry = fs.Registry(url, auth="wrong")
+        with pytest.raises(
+            fs.errors.RegistryUnavailable, match=r"does not let this process in .401. for schema 1: check"
+        ) as raised:
+            registry.schema(1)
+        registry.close()
+    assert "wrong" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_registry_is_spoken_to_by_tls(client: FakeClient, tmp_path: Path):
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    client.register("a", AVRO)
+    with served(client, context) as url:
+        for tls in (tmp_path / "ca.pem", fs.RegistryTls(ca=str(tmp_path / "ca.pem"))):
+            registry = fs.Registry(url, tls=tls)
+            assert registry.schema(1).text == AVRO
+            registry.close()
+        stranger = fs.Registry(url)
+        with pytest.raises(fs.errors.RegistryUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            stranger.schema(1)
+        stranger.close()
 
 
 # --- in agents ----------------------------------------------------------------------------------------------------
