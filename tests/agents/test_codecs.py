@@ -447,3 +447,33 @@ def test_what_fausts_agents_send_to_a_topic_with_a_codec_is_encoded_by_it():
     assert Packed().decode(given["value"], given["headers"]) == {"a": 1}
     assert given["headers"] == [("h", b"1"), ("packed", b"yes")]
     assert given["value_serializer"] == "raw"
+
+
+def test_agents_of_all_kinds_take_a_codec():
+    app = fs.App("t")
+    share = app.share_agent("a", name="share", value_codec=Packed())(_takes_any)
+    cooperative = app.cooperative_agent("b", name="cooperative", value_codec=Packed())(_takes_any)
+    kmq = app.kmq_agent("c", name="kmq", markers="c.markers", value_codec=Packed(), key_codec=Packed())(_takes_any)
+    for agent, topic in ((share, "a"), (cooperative, "b"), (kmq, "c")):
+        assert isinstance(agent.decoder(topic), CodecDecoder)
+    assert isinstance(kmq.key_decoder("c"), CodecDecoder)
+    assert not share.decoder("a").looks_up
+
+
+@pytest.mark.parametrize("make", [_async, _sync], ids=["async", "def"])
+def test_a_codec_that_cannot_decode_now_says_so_and_no_attempt_is_used(make: Callable[..., Any]):
+    class Shy(Packed):
+        asked = 0
+
+        def decode(self, raw: bytes, headers: Any) -> Any:
+            self.asked += 1
+            if self.asked < 4:
+                raise fs.errors.CodecUnavailable("not now")
+            return super().decode(raw, headers)
+
+    got: list[Any] = []
+    seen = run_agent(make(got), [zlib.compress(b'"x"')], value_codec=Shy(), retry=fs.Retry(max_attempts=1))
+
+    assert got == ["x"]
+    assert seen.dead == []
+    assert seen.elapsed_s > 89

@@ -40,7 +40,8 @@ class Codec(Protocol):
 
 
 class CodecUnavailable(AgentError):
-    """What a codec needs cannot be had now: raised by `decode`, the record comes again, and no attempt is used."""
+    """What a codec needs cannot be had now: raised by `decode`, the record comes again in 30 s. No attempt is used, but
+    on Kafka's own share groups. A codec with `missing` waits without either."""
 
 
 class Missing(NamedTuple):

@@ -17,6 +17,8 @@ import fastavro
 import msgspec
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import flowshare as fs
 from flowshare.agents.codecs import wire
@@ -378,3 +380,21 @@ def test_schemas_of_classes_are_the_same_in_both_languages():
     assert json_schema(Tree)["definitions"]["Tree"]["properties"]["children"]["items"] == {"$ref": "#/definitions/Tree"}
     assert json_schema(OrderModel)["title"] == "OrderModel"
     assert "$defs" in json_schema(OrderStruct)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_value_or_refused(raw: bytes):
+    client = FakeClient()
+    mine = codec(client)
+    for schema in (EVERYTHING, NODE, avro_schema(Tree)):
+        try:
+            mine.decode(frame(client, schema, raw))
+        except (ValueError, TypeError, AttributeError):
+            continue
+
+
+def test_a_schema_that_is_nested_deep_is_refused(client: FakeClient):
+    text = '{"type":"array","items":' * 20_000 + '"long"' + "}" * 20_000
+    number = client.register("deep", SchemaText("AVRO", text))
+    with pytest.raises(ValueError, match="nested too deep"):
+        codec(client).decode(wire.prefix(number) + b"\0")
