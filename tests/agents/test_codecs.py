@@ -477,3 +477,15 @@ def test_a_codec_that_cannot_decode_now_says_so_and_no_attempt_is_used(make: Cal
     assert got == ["x"]
     assert seen.dead == []
     assert seen.elapsed_s > 89
+
+
+@pytest.mark.slow
+def test_the_timeout_of_a_def_handler_does_not_run_while_its_record_waits():
+    codec, got = Secrets(*[ConnectionError("refused")] * 2), []
+
+    _, stats = threaded(
+        app_of(_sync(got), value_codec=codec, timeout=0.3), [b"a1"], lambda stats: stats["accepted"] == 1
+    )
+
+    assert got == ["apple 1"]
+    assert stats["timed_out"] == 0

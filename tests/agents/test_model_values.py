@@ -273,10 +273,16 @@ def test_a_type_that_its_library_does_not_take_is_refused_at_import():
         decoder(Odd)
     with pytest.raises(AnnotationError, match="pydantic takes no"):
         decoder(Annotated[Plain, pydantic.Field(gt=0)])
+    with pytest.raises(AnnotationError, match=r"pydantic takes no .*Unfinished.: name 'Missing' is not defined$"):
+        decoder(list[Unfinished])
 
 
 class Plain:
     pass
+
+
+class Unfinished(pydantic.BaseModel):
+    other: Missing  # type: ignore[name-defined]  # noqa: F821
 
 
 def test_topics_of_models_are_checked_where_things_are_sent():

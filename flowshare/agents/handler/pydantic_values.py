@@ -40,9 +40,8 @@ def from_json(tp: Any) -> Callable[[Any], Any]:
 
     Strict, as values of other types are (a string is no number), unless the model's own config says `strict`.
     """
-    adapter = _adapter(tp)
     strict = None if _says_strict(tp) else True
-    read = adapter.validator.validate_json
+    read = _validator(tp).validate_json
     error_kind = _validation_error()
 
     def decode(raw: Any) -> Any:
@@ -60,7 +59,7 @@ def converter(tp: Any) -> Callable[[Any], Any]:
     One that holds what JSON has not (a codec's bytes) is taken by pydantic's rules for Python's objects.
     """
     decode = from_json(tp)
-    of_python, error_kind = _adapter(tp).validator.validate_python, _validation_error()
+    of_python, error_kind = _validator(tp).validate_python, _validation_error()
     origin = typing.get_origin(tp)
     kind = get_args(tp)[0] if origin is typing.Annotated else tp
     plain = kind if isinstance(kind, type) and is_model(kind) else None
@@ -112,9 +111,16 @@ def _adapter(tp: Any) -> Any:
     except ImportError:
         raise AnnotationError(f"{tp} is checked by pydantic, which is not installed: pip install pydantic") from None
     try:
-        return _adapters(tp, TypeAdapter)
+        made = _adapters(tp, TypeAdapter)
+        made.rebuild(raise_errors=True)
     except Exception as error:
-        raise AnnotationError(f"pydantic takes no {tp}: {clip(said(error), _TEXT_MAX)}") from error
+        text = said(error).partition("\n")[0]  # behind it stands where to read on
+        raise AnnotationError(f"pydantic takes no {tp}: {clip(text, _TEXT_MAX)}") from error
+    return made
+
+
+def _validator(tp: Any) -> Any:
+    return _adapter(tp).validator
 
 
 @functools.lru_cache(maxsize=256)

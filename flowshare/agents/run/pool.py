@@ -382,8 +382,11 @@ class Pool(abc.ABC):
         finally:
             runner.waits = False
             runner.started = self.clock.monotonic()
-            if self._timer is None:
-                self.arm()
+            self.rearm()
+
+    def rearm(self) -> None:
+        """See to it that timeouts are looked at again; whoever runs handlers calls it."""
+        self.arm()
 
     # --- timeouts -----------------------------------------------------------------------------------------------
 

@@ -106,8 +106,7 @@ class ThreadPool(Pool):
         monotonic = self.clock.monotonic
         while (held := self._take(runner)) is not None:
             runner.started = monotonic()
-            if self.agent.options.timeout is not None and not self._handler_loop.is_closed():
-                self._service_loop.call_soon_threadsafe(self.arm)
+            self.rearm()
             self.context.copy().run(self._run, held)
             with self._done:
                 self.times.add(monotonic() - runner.started)
@@ -123,8 +122,9 @@ class ThreadPool(Pool):
             return
         try:
             result = self._handle(value[0], held)
-            if self.lookups is not None and result is not None:
-                self.lookups.until_known_here(lambda: self.agent.missing_outputs(result), chunk, begun=True)
+            if self.lookups is not None and result is not None and self.agent.missing_outputs(result) is not None:
+                with self.waiting(held):
+                    self.lookups.until_known_here(lambda: self.agent.missing_outputs(result), chunk, begun=True)
         except BaseException as error:  # noqa: BLE001 - every outcome of user code is one of the table's rows
             self.finish(chunk, record, self.failed(chunk, record, error))
             return
@@ -134,6 +134,11 @@ class ThreadPool(Pool):
             attempt = chunk.attempt(record.offset)
             self.finish(chunk, record, of_result(self.agent, result, attempt, current_headers()))
 
+    def rearm(self) -> None:
+        """See to it that timeouts are looked at; callable from any thread."""
+        if self.agent.options.timeout is not None and not self._handler_loop.is_closed():
+            self._service_loop.call_soon_threadsafe(self.arm)
+
     def _known(self, held: Held) -> bool:
         """Wait until what codecs look up for this record is there; False: it goes back."""
         lookups, (chunk, record) = self.lookups, held
@@ -141,7 +146,8 @@ class ThreadPool(Pool):
         if lookups.missing(chunk, record) is None:
             return True
         try:
-            lookups.until_known_here(lambda: lookups.missing(chunk, record), chunk)
+            with self.waiting(held):
+                lookups.until_known_here(lambda: lookups.missing(chunk, record), chunk)
         except GivenBack as error:
             self.finish(chunk, record, error.outcome)
             return False
