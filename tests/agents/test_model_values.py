@@ -138,6 +138,8 @@ BASKET = Basket(
         (Checked, b'{"n":1}', Checked(1)),
         (Annotated[int, pydantic.Field(gt=0)], b"1", 1),
         (pydantic.PositiveInt, b"1", 1),
+        (list[Annotated[int, {"of": "nobody"}]], b"[1]", [1]),
+        (Annotated[int, pydantic.Field(gt=0), {"of": "nobody"}], b"1", 1),
         (pydantic.AnyUrl, b'"http://x/"', pydantic.AnyUrl("http://x/")),
         (Point, b'{"x":1,"y":2,"at":"2026-01-02","other":1}', Point(1, 2.0, datetime.date(2026, 1, 2))),
         (list[Point | None], b'[{"x":1},null]', [Point(1), None]),

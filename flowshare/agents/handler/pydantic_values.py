@@ -111,12 +111,21 @@ def _adapter(tp: Any) -> Any:
     except ImportError:
         raise AnnotationError(f"{tp} is checked by pydantic, which is not installed: pip install pydantic") from None
     try:
-        made = _adapters(tp, TypeAdapter)
+        made = _adapters(tp, TypeAdapter) if _has_hash(tp) else TypeAdapter(tp)
         made.rebuild(raise_errors=True)
     except Exception as error:
         text = said(error).partition("\n")[0]  # behind it stands where to read on
         raise AnnotationError(f"pydantic takes no {tp}: {clip(text, _TEXT_MAX)}") from error
     return made
+
+
+def _has_hash(tp: Any) -> bool:
+    """What stands in an `Annotated` may have none."""
+    try:
+        hash(tp)
+    except TypeError:
+        return False
+    return True
 
 
 def _validator(tp: Any) -> Any:

@@ -19,7 +19,8 @@ Without `| None` a null value does not fit and goes to the dead letter. Integers
 unless a pydantic model says so itself (`model_config = {"strict": False}`, validators). All may stand in lists, dicts,
 unions, dataclasses and in one another; within a pydantic model or a struct, what its library takes there, and in a
 struct whatever else is in this table. `bytes` within something else are UTF-8 text. Lists of models, unions and the
-like of one library are read by it whole."""
+like of one library are read by it whole.
+"""
 
 from __future__ import annotations
 
@@ -165,10 +166,12 @@ def _libraries(tp: Any) -> set[str]:
     if msgspec_values.is_msgspec(tp):
         return {"msgspec"}
     origin, args = get_origin(tp), get_args(tp)
+    if origin is typing.Annotated:
+        return _libraries(args[0])
     if origin in (Union, types.UnionType, list, dict, set, frozenset, tuple):
         return set().union(*(_libraries(arg) for arg in args if arg is not Ellipsis))
-    anybodys = tp is Any or tp in _PLAIN or tp is _NONE or tp in _PARSED or tp is decimal.Decimal
-    return set() if anybodys else {"own"}
+    parsed = isinstance(tp, type) and (tp in _PARSED or tp is decimal.Decimal)
+    return set() if tp is Any or tp in _PLAIN or tp is _NONE or parsed else {"own"}
 
 
 def _record_decoder(tp: Any) -> Decoder:
@@ -203,19 +206,19 @@ def _plain_decoder(tp: type) -> Decoder:
 
 def converter(tp: Any) -> _Convert:
     """A function that checks one JSON value against `tp` and makes what `tp` asks for. Raises: AnnotationError."""
-    if tp is Any or tp is object:
-        return _same
-    if tp in _PLAIN or tp is _NONE:
-        return _plain(tp)
-    if tp in _PARSED:
-        return _parsed(tp, _PARSED[tp])
-    if tp is decimal.Decimal:
-        return _decimal
     if pydantic_values.is_pydantic(tp):
         return pydantic_values.converter(tp)
     if msgspec_values.is_msgspec(tp):
         return msgspec_values.converter(tp, converter)
-    return _made_of(tp)
+    if get_origin(tp) is typing.Annotated:
+        return converter(get_args(tp)[0])
+    if tp is Any or tp is object:
+        return _same
+    if tp in _PLAIN or tp is _NONE:
+        return _plain(tp)
+    if isinstance(tp, type) and tp in _PARSED:
+        return _parsed(tp, _PARSED[tp])
+    return _decimal if tp is decimal.Decimal else _made_of(tp)
 
 
 def _made_of(tp: Any) -> _Convert:
@@ -224,7 +227,7 @@ def _made_of(tp: Any) -> _Convert:
         return _union(get_args(tp))
     if origin is Literal:
         return _literal(get_args(tp))
-    if origin in (typing.Annotated, typing.Required, typing.NotRequired):
+    if origin in (typing.Required, typing.NotRequired):
         return converter(get_args(tp)[0])
     if origin is not None:
         return _container(tp, origin)

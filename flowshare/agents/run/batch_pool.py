@@ -247,6 +247,8 @@ class BatchPool(TaskBasedPool):
                 outcome = self.failed(chunk, record, decided)
             elif error is None:
                 outcome = accepted
+            elif isinstance(error, GivenBack):
+                outcome = error.outcome
             elif logged is None:
                 outcome = logged = self.failed(chunk, record, error)
             else:
