@@ -491,3 +491,22 @@ def test_the_timeout_of_a_def_handler_does_not_run_while_its_record_waits():
 
     assert got == ["apple 1"]
     assert stats["timed_out"] == 0
+
+
+@KINDS
+def test_what_a_record_waits_is_no_handlers_time(make: Callable[..., Any], options: dict[str, Any]):
+    codec, got = Secrets(*[ConnectionError("refused")] * 4), []
+    app = fs.App("t")
+    app.share_agent("in", name="agent", value_codec=codec, **options)(make(got))
+
+    async def main() -> tuple[float, float]:
+        async with fs.testing.harness(app) as bus:
+            await bus.send("in", b"a1")
+            began_s = bus.clock.monotonic()
+            await bus.run_until_idle()
+            return bus.clock.monotonic() - began_s, app.host.runtimes["agent"].handler_look().busy_s
+
+    took_s, busy_s = fs.testing.run(main())
+
+    assert took_s > 3
+    assert busy_s < 1

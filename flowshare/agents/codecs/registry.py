@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import threading
 import time
@@ -27,6 +28,8 @@ from flowshare.agents.handler.retry import Seconds, seconds
 
 T = TypeVar("T")
 AUTH_ENV: Final = "FLOWSHARE_REGISTRY_AUTH"
+_NEEDED: Final = ("confluent_kafka", "authlib", "cachetools", "certifi")
+"""What its client imports; told where a registry is declared, as what waits for it would wait for ever."""
 KEPT: Final = 1_000
 """Schemas, and ids, that a process remembers."""
 REFERENCES_MAX: Final = 100
@@ -144,6 +147,8 @@ class Registry:
         client: Client | None = None,
     ) -> None:
         """client: asks in place of Confluent's, for tests. Raises: OptionError."""
+        if client is None and (missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]):
+            raise OptionError(f"fs.Registry needs {', '.join(missing)}: pip install 'flowshare[registry]'")
         self.shown = ", ".join(_without_login(one) for one in _addresses(url))
         """The address, without a login."""
         self._settings = {

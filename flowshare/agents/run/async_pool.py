@@ -161,7 +161,7 @@ class TaskPool(TaskBasedPool):
             if not queue or started > permit.until_s:
                 permit.wanted |= bool(queue)
                 if count:
-                    times.add(started - began, count)
+                    times.add(started - began - runner.take_waited(), count)
                     count = 0
                 await self.idle()
                 began = started = monotonic()
@@ -200,14 +200,14 @@ class TaskPool(TaskBasedPool):
             runner.held = None
             started = monotonic()
             if started - began >= SLICE_S:
-                times.add(started - began, count)
+                times.add(started - began - runner.take_waited(), count)
                 count = 0
                 if last[0] is runner:  # else another was at work meanwhile: the handler waited, all had a turn
                     await yield_to_loop()
                     started = monotonic()
                 last[0] = runner
                 began = started
-        times.add(monotonic() - began, count)
+        times.add(monotonic() - began - runner.take_waited(), count)
         self.spawn(runner)
 
     def _returned(self, chunk: Chunk, record: RawRecord, result: Any) -> None:

@@ -62,7 +62,7 @@ class Runner:
     Written by whoever runs the handler, read from any thread.
     """
 
-    __slots__ = ("cancelled_at", "held", "index", "started", "task", "thread_id", "timed_out", "waits")
+    __slots__ = ("cancelled_at", "held", "index", "started", "task", "thread_id", "timed_out", "waited_s", "waits")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -72,6 +72,8 @@ class Runner:
         self.timed_out = False
         self.waits = False
         """Whether it waits for what a codec looks up: then no handler runs, and no timeout."""
+        self.waited_s = 0.0
+        """How long it has waited for that."""
         self.cancelled_at = 0.0
         self.task: asyncio.Task[None] | None = None
         self.thread_id: int | None = None
@@ -82,6 +84,11 @@ class Runner:
         if held is None:
             return []
         return [(chunk, chunk.whole(record)) for chunk, record in (held if isinstance(held, list) else [held])]
+
+    def take_waited(self) -> float:
+        """Seconds that it waited since this was last asked: they are no handler's."""
+        waited_s, self.waited_s = self.waited_s, 0.0
+        return waited_s
 
     def over_s(self, timeout_s: float | None, now: float) -> float:
         """Seconds that the handler is past its timeout; 0 or less when it is not."""
@@ -206,7 +213,7 @@ class Pool(abc.ABC):
     def working_s(self) -> float:
         """How long the handlers that are at work have worked, together."""
         now = self.clock.monotonic()
-        return sum(max(0.0, now - runner.started) for runner in self.running())
+        return sum(max(0.0, now - runner.started) for runner in self.running() if not runner.waits)
 
     def probe(self, answered: Callable[[], object]) -> None:
         """Have `answered` called on the service loop as soon as the handlers' loop gets on; on the service loop."""
@@ -376,12 +383,14 @@ class Pool(abc.ABC):
     def waiting(self, held: Held | list[Held]) -> Iterator[None]:
         """While the runner of this waits for what a codec looks up its handler's time does not run."""
         runner = next(one for one in self.runners if one.held is held)
+        began_s = self.clock.monotonic()
         runner.waits = True
         try:
             yield
         finally:
-            runner.waits = False
             runner.started = self.clock.monotonic()
+            runner.waited_s += runner.started - began_s
+            runner.waits = False
             self.rearm()
 
     def rearm(self) -> None:

@@ -106,6 +106,12 @@ def test_an_address_that_is_none_is_refused(url: Any):
         fs.Registry(url)
 
 
+def test_a_registry_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(registries.importlib.util, "find_spec", lambda name: None if name == "authlib" else name)
+    with pytest.raises(OptionError, match=r"needs authlib: pip install 'flowshare\[registry\]'"):
+        fs.Registry("http://a")
+
+
 def test_no_secret_is_shown():
     registry = fs.Registry("https://user:hunter2@a:1,https://b/x", auth=None)
     assert repr(registry) == "Registry('https://a:1, https://b/x')"
