@@ -14,13 +14,14 @@ from flowshare.agents.codecs.avro_walk import walk_of
 from flowshare.agents.codecs.base import RegistryCodec, Subject
 from flowshare.agents.codecs.client import SchemaText
 from flowshare.agents.codecs.registry import Registry, Schema
-from flowshare.agents.codecs.schemas import avro_schema
+from flowshare.agents.codecs.schemas import avro_records, avro_schema
 from flowshare.agents.handler.errors import OptionError, Unencodable
 from flowshare.agents.handler.fields import fields_of
 from flowshare.agents.handler.texts import said, shown
 from flowshare.agents.handler.values import converter
 
 M = TypeVar("M")
+_NO_NAMES: Final[Mapping[Any, str]] = {}
 _KNOWN: Final = frozenset({str, int, float, bool, bytes, type(None)})
 
 
@@ -57,6 +58,7 @@ class Avro(RegistryCodec[M]):
         """Raises: OptionError: there is no such schema, or fastavro is not installed."""
         super().__init__(registry, references=references, subject=subject, register=register, use_latest=use_latest)
         self.model = None if model in (None, dict, Any) else model
+        self._records = avro_records(self.model, namespace) if self.model is not None and schema is None else {}
         self._own = (
             _loaded(schema) if schema is not None else avro_schema(self.model, namespace) if self.model else None
         )
@@ -98,6 +100,8 @@ class Avro(RegistryCodec[M]):
         own = None if self._own is None else _parsed(self.registry.whole(self.text()))[0]
         check = walk_of(written, named)
         convert = None if self.model is None else converter(self.model)
+        named_ones = {name: converter(kind) for name, kind in self._records.items()}
+        divided = bool(named_ones)
 
         def decode(raw: bytes) -> Any:
             if check is not None:
@@ -105,13 +109,15 @@ class Avro(RegistryCodec[M]):
             stream = io.BytesIO(raw)
             stream.seek(wire.HEADER)
             try:
-                value = read(stream, written, own)
+                value = read(stream, written, own, divided, divided)
             except SchemaResolutionError as error:
                 raise ValueError(f"it was written with schema {number}, which does not fit: {said(error)}") from error
             except (EOFError, IndexError, KeyError, StopIteration, OverflowError, ArithmeticError) as error:
                 raise ValueError(f"it is no value of schema {number}: {type(error).__name__}: {said(error)}") from error
             if stream.tell() != len(raw):
                 raise ValueError(f"{len(raw) - stream.tell()} bytes are left behind the value of schema {number}")
+            if divided:
+                value = _divided(value, named_ones)
             return value if convert is None else convert(value)
 
         return decode
@@ -122,17 +128,20 @@ class Avro(RegistryCodec[M]):
 
         parsed, _ = _parsed(self.registry.whole(self.text()) if schema is None else schema)
 
+        names = {kind: name for name, kind in self._records.items()}
+        strict = not names  # else what a record is of is told beside its fields
+
         def encode(value: Any) -> bytes:
             stream = io.BytesIO()
-            if type(value) is dict:  # mostly of what Avro knows already
+            if type(value) is dict and strict:  # mostly of what Avro knows already
                 try:
                     write(stream, parsed, value, strict_allow_default=True)
                     return stream.getvalue()
                 except Exception:  # noqa: BLE001 - something in it is not; what else is wrong is told below
                     stream = io.BytesIO()
-            plain = plain_of(value)
+            plain = plain_of(value, names)
             try:
-                write(stream, parsed, plain, strict_allow_default=True)
+                write(stream, parsed, plain, strict_allow_default=strict)
             except Exception as error:
                 raise Unencodable(
                     f"{shown(value)} does not fit the Avro schema: {_why(plain, parsed, error)}"
@@ -140,6 +149,24 @@ class Avro(RegistryCodec[M]):
             return stream.getvalue()
 
         return encode
+
+
+def _divided(value: Any, records: Mapping[str, Callable[[Any], Any]]) -> Any:
+    """A value whose records out of unions, which fastavro gives with their names, are of their classes."""
+    if isinstance(value, dict):
+        return {key: _divided(one, records) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_divided(one, records) for one in value]
+    if isinstance(value, tuple):
+        name, found = value
+        plain = _divided(found, records)
+        made = records.get(name) or next((one for known, one in records.items() if _last(known) == _last(name)), None)
+        return plain if made is None else made(plain)
+    return value
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _why(plain: Any, parsed: Any, error: Exception) -> str:
@@ -155,19 +182,21 @@ def _why(plain: Any, parsed: Any, error: Exception) -> str:
     return f"{type(error).__name__}: {said(error, 300)}"
 
 
-def plain_of(value: Any) -> Any:
-    """A value with what Avro knows: dicts, lists, texts, numbers, times."""
+def plain_of(value: Any, names: Mapping[Any, str] = _NO_NAMES) -> Any:
+    """A value with what Avro knows: dicts, lists, texts, numbers, times. names: of the classes whose records say what
+    they are of, as fastavro has it (`-type`), where a union has several."""
     kind: Any = type(value)
     if kind in _KNOWN:
         return value
     if isinstance(value, enum.Enum):
-        return plain_of(value.value)
+        return plain_of(value.value, names)
     if kind is dict:
-        return {key: plain_of(one) for key, one in value.items()}
-    if (names := _names(kind)) is not None:
-        return {name: plain_of(getattr(value, attribute)) for name, attribute in names}
+        return {key: plain_of(one, names) for key, one in value.items()}
+    if (fields := _names(kind)) is not None:
+        plain = {name: plain_of(getattr(value, attribute), names) for name, attribute in fields}
+        return {**plain, "-type": names[kind]} if kind in names else plain
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain_of(one) for one in value]
+        return [plain_of(one, names) for one in value]
     return value
 
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from flowshare.agents.codecs import wire
-from flowshare.agents.codecs.client import Reference, SchemaText
+from flowshare.agents.codecs.client import Reference, SchemaRefused, SchemaText, UnknownSchema
 from flowshare.agents.codecs.registry import KEPT, Registry, Schema
 from flowshare.agents.handler.codec import CodecUnavailable, Missing, RecordHeaders
 from flowshare.agents.handler.errors import OptionError, Unencodable
+from flowshare.agents.handler.texts import said
 
 M = TypeVar("M")
 Subject = Literal["topic", "record", "topic_record"] | Callable[[str, str, str], str]
@@ -94,17 +95,15 @@ class RegistryCodec(Generic[M]):
             return None
         if number in self._readers:
             return None
-        found = self.registry.missing_schema(number)
-        if found is None:
+        if self.registry.has_not(number):
             return None
-        return Missing((id(self), number), found.what, lambda: self._fetch(number, found))
+        return Missing((id(self), number), f"schema {number} of {self.registry.shown}", lambda: self._fetch(number))
 
-    def _fetch(self, number: int, missing: Missing) -> None:
-        missing.fetch()
+    def _fetch(self, number: int) -> None:
         try:
-            self._reader(number)  # here, as a large schema takes a while
-        except Exception:  # noqa: BLE001 - whoever decodes is told
-            return
+            self._reader(number)  # made here, as a large schema takes a while
+        except (UnknownSchema, SchemaRefused):
+            return  # that is known now, and told to whoever decodes
 
     def decode(self, raw: bytes, headers: RecordHeaders = ()) -> Any:
         """The value. Raises: ValueError: it was not written so; UnknownSchema; RegistryUnavailable, where it blocks."""
@@ -115,11 +114,17 @@ class RegistryCodec(Generic[M]):
 
     def _reader(self, number: int) -> Callable[[bytes], Any]:
         schema = self.registry.schema(number)
-        if schema.text.kind != self.kind:
-            raise ValueError(f"schema {number} is of the kind {schema.text.kind}, and {self.kind} is read here")
+        try:
+            if schema.text.kind != self.kind:
+                raise ValueError(f"schema {number} is of the kind {schema.text.kind}, and {self.kind} is read here")
+            made = self.reader(schema, number)
+        except CodecUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is no schema that values can be read by
+            made = _refusing(said(error))
         if len(self._readers) >= KEPT:
             self._readers.clear()
-        made = self._readers[number] = self.reader(schema, number)
+        self._readers[number] = made
         return made
 
     def reader(self, schema: Schema, number: int) -> Callable[[bytes], Any]:
@@ -196,3 +201,10 @@ class RegistryCodec(Generic[M]):
 
         self._write = framed
         return framed
+
+
+def _refusing(why: str) -> Callable[[bytes], Any]:
+    def read(_: bytes) -> Any:
+        raise ValueError(why)
+
+    return read

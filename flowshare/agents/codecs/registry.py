@@ -22,7 +22,6 @@ from flowshare.agents.codecs.client import (
     SchemaText,
     UnknownSchema,
 )
-from flowshare.agents.handler.codec import Missing
 from flowshare.agents.handler.errors import OptionError
 from flowshare.agents.handler.retry import Seconds, seconds
 
@@ -71,9 +70,9 @@ class _Known(Generic[T]):
         self._asking: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def __contains__(self, key: Hashable) -> bool:
-        """Whether nothing needs to be asked, also as it is known not to be there."""
-        return key in self._found or self._recent(self._without, key, UNKNOWN_S) is not None
+    def lacks(self, key: Hashable) -> bool:
+        """Whether it is known not to be there."""
+        return key not in self._found and self._recent(self._without, key, UNKNOWN_S) is not None
 
     def get(self, key: Hashable, ask: Callable[[], T]) -> T:
         """Blocks where it has to be asked for. Raises: RegistryError."""
@@ -205,11 +204,9 @@ class Registry:
 
     # --- by id ------------------------------------------------------------------------------------------------------
 
-    def missing_schema(self, number: int) -> Missing | None:
-        """What has to be fetched before `schema` answers at once; None: nothing."""
-        if number in self._schemas:
-            return None
-        return Missing((id(self), number), f"schema {number} of {self.shown}", lambda: self._fetch_schema(number))
+    def has_not(self, number: int) -> bool:
+        """Whether it is known that there is no schema of this id, or none that can be used."""
+        return self._schemas.lacks(number)
 
     def schema(self, number: int) -> Schema:
         """The schema of this id. Blocks where it is not known yet.
@@ -217,12 +214,6 @@ class Registry:
         Raises: UnknownSchema, SchemaRefused (it is not usable), RegistryUnavailable.
         """
         return self._schemas.get(number, lambda: self._whole(self.client.by_id(number)))
-
-    def _fetch_schema(self, number: int) -> None:
-        try:
-            self.schema(number)
-        except (UnknownSchema, SchemaRefused):
-            return  # that is known now, and told where it is used
 
     # --- ids --------------------------------------------------------------------------------------------------------
 

@@ -72,6 +72,13 @@ def avro_schema(tp: Any, namespace: str | None = None) -> dict[str, Any] | str |
     return _Avro(namespace).of(tp)  # type: ignore[no-any-return]
 
 
+def avro_records(tp: Any, namespace: str | None = None) -> dict[str, Any]:
+    """The classes that become records of a type's schema, by their full names; none where no union has two of them."""
+    made = _Avro(namespace)
+    made.of(tp)
+    return {name: one["of"] for name, one in made.named.items() if "of" in one} if made.divided else {}
+
+
 def json_schema(tp: Any) -> dict[str, Any]:
     """The JSON Schema of a type. Raises: OptionError: a part of it has none."""
     if pydantic_values.is_pydantic(tp):
@@ -86,7 +93,9 @@ def json_schema(tp: Any) -> dict[str, Any]:
 class _Avro:
     def __init__(self, namespace: str | None) -> None:
         self._namespace = namespace
-        self._named: dict[str, Any] = {}
+        self.named: dict[str, Any] = {}
+        self.divided = False
+        """Whether a union has more than one record."""
 
     def of(self, tp: Any) -> Any:
         if tp in _AVRO:
@@ -95,7 +104,10 @@ class _Avro:
         if origin in (typing.Annotated, typing.Required, typing.NotRequired):
             return self.of(args[0])
         if origin in (Union, types.UnionType):
-            return self._union([self.of(arg) for arg in args])
+            found = self._union([self.of(arg) for arg in args])
+            records = [one for one in found if self._is_record(one)]
+            self.divided |= len(records) > 1
+            return found
         if origin is Literal:
             return self._symbols(f"{'_'.join(map(str, args))}"[:60], args)
         if origin in _ARRAYS and args and (origin is not tuple or args[-1] is Ellipsis):
@@ -105,6 +117,11 @@ class _Avro:
         if isinstance(tp, type) and issubclass(tp, enum.Enum):
             return self._symbols(tp.__name__, [one.value for one in tp])
         return self._record(tp)
+
+    def _is_record(self, schema: Any) -> bool:
+        if isinstance(schema, str):
+            return "of" in self.named.get(schema, ())
+        return isinstance(schema, dict) and schema["type"] == "record"
 
     @staticmethod
     def _union(parts: list[Any]) -> list[Any]:
@@ -125,11 +142,11 @@ class _Avro:
     def _once(self, name: str, schema: dict[str, Any]) -> Any:
         """A named type is written where it comes first."""
         full = name if self._namespace is None else f"{self._namespace}.{name}"
-        if full in self._named:
-            if self._named[full] != schema:
+        if full in self.named:
+            if self.named[full] != schema:
                 raise OptionError(f"two types of an Avro schema are called {full}: rename one, or give a schema")
             return full
-        self._named[full] = schema
+        self.named[full] = schema
         return schema if self._namespace is None else {**schema, "namespace": self._namespace}
 
     def _record(self, tp: Any) -> Any:
@@ -138,11 +155,11 @@ class _Avro:
             raise OptionError(f"there is no Avro type for {describe(tp)}: give a schema of your own, schema=…")
         name = re.sub(r"\W", "_", tp.__name__)
         full = name if self._namespace is None else f"{self._namespace}.{name}"
-        if full in self._named:
-            if self._named[full].get("of") is not tp:
+        if full in self.named:
+            if self.named[full].get("of") is not tp:
                 raise OptionError(f"two types of an Avro schema are called {full}: rename one, or give a schema")
             return full
-        self._named[full] = {"of": tp}
+        self.named[full] = {"of": tp}
         schema: dict[str, Any] = {"type": "record", "name": name}
         if self._namespace is not None:
             schema["namespace"] = self._namespace

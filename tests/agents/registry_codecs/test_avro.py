@@ -398,3 +398,47 @@ def test_a_schema_that_is_nested_deep_is_refused(client: FakeClient):
     number = client.register("deep", SchemaText("AVRO", text))
     with pytest.raises(ValueError, match="nested too deep"):
         codec(client).decode(wire.prefix(number) + b"\0")
+
+
+@dataclass
+class Created:
+    id: int
+
+
+@dataclass
+class Renamed:
+    id: int
+    name: str = ""
+
+
+@attrs.define
+class Moved:
+    id: int
+    to: str = ""
+
+
+@dataclass
+class Event:
+    what: Created | Renamed | Moved
+    all: list[Renamed | Created] = field(default_factory=list)
+
+
+class EventModel(pydantic.BaseModel):
+    what: Created | Renamed
+    more: Created | None = None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Event(Created(1), [Created(2), Renamed(3, "n")]),
+        Event(Renamed(1, "n")),
+        Event(Moved(1, "there")),
+        EventModel(what=Renamed(1, "n"), more=Created(2)),
+        EventModel(what=Created(1)),
+    ],
+)
+@pytest.mark.parametrize("namespace", [None, "shop"])
+def test_a_record_out_of_a_union_is_of_its_own_class(client: FakeClient, value: Any, namespace: str | None):
+    mine = codec(client, type(value), namespace=namespace)
+    assert mine.decode(mine.encode(value)) == value

@@ -53,7 +53,7 @@ def test_a_schema_is_asked_for_once_by_all_threads(client: FakeClient):
         thread.join(10)
 
     assert client.asked["id 1"] == 1
-    assert registry.missing_schema(1) is None
+    assert not registry.has_not(1)
 
 
 def test_what_is_not_known_is_not_asked_for_again_for_a_while(client: FakeClient, monkeypatch: pytest.MonkeyPatch):
@@ -62,11 +62,11 @@ def test_what_is_not_known_is_not_asked_for_again_for_a_while(client: FakeClient
         with pytest.raises(fs.errors.UnknownSchema):
             registry.schema(7)
     assert client.asked["id 7"] == 1
-    assert registry.missing_schema(7) is None
+    assert registry.has_not(7)
 
     monkeypatch.setattr(registries, "UNKNOWN_S", 0.0)
     client.register("a", AVRO)
-    assert registry.missing_schema(7) is not None
+    assert not registry.has_not(7)
 
 
 def test_ids_out_of_records_displace_no_schema_that_is_used(client: FakeClient, monkeypatch: pytest.MonkeyPatch):
@@ -78,7 +78,8 @@ def test_ids_out_of_records_displace_no_schema_that_is_used(client: FakeClient, 
         with pytest.raises(fs.errors.UnknownSchema):
             registry.schema(number)
 
-    assert registry.missing_schema(1) is None
+    client.down = 1
+    assert registry.schema(1).text == AVRO
     assert len(registry._schemas._without) == 3
 
 
