@@ -140,6 +140,11 @@ class BatchPool(TaskBasedPool):
                     self.queue.popleft()
         return taken
 
+    def _end_spans(self, handling: Any) -> None:
+        """The batch of these spans is handled; None: it has none."""
+        if self.spans is not None and handling is not None:
+            self.spans.end_batch(handling)
+
     async def work(self, runner: Runner) -> None:
         """Take and handle batches until the pool stops or the task is to be replaced."""
         while not self.stopping:
@@ -177,8 +182,7 @@ class BatchPool(TaskBasedPool):
                     error = raised
                 late = None if error is None else self.of_timeout(runner, error)
                 self._finish_all(held, records, result, late)
-            if self.spans is not None and handling is not None:
-                self.spans.end_batch(handling)
+            self._end_spans(handling)
             cancelled = isinstance(error, asyncio.CancelledError)
             self.times.add(self.clock.monotonic() - runner.started)
             if cancelled or runner.timed_out or copy_context() != before:
