@@ -13,6 +13,7 @@ from flowshare.server.cooperative.settle import CooperativeSettling
 from flowshare.server.cooperative.store import group_ids
 from flowshare.server.cooperative.tools import CooperativeTools
 from flowshare.server.runtime.connection import Table
+from flowshare.server.share.browsing import BrowseApis
 from flowshare.server.share.groups import GroupApis
 from flowshare.server.share.offsets import ShareOffsetApis
 
@@ -72,6 +73,7 @@ class FleetServer:
                 GroupApis(service, cooperative=lambda: group_ids(storage)),
                 configs,
                 ShareOffsetApis(service, storage, look),
+                BrowseApis(service, look),
                 CooperativeMembers(cooperative),
                 CooperativeSettling(cooperative),
                 CooperativeTools(cooperative),

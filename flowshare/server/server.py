@@ -173,6 +173,7 @@ class Server:
         later = (
             self._records,
             self._share_offsets,
+            self._browsing,
             self._groups,
             self._producers,
             self._states,
@@ -208,6 +209,11 @@ class Server:
         from flowshare.server.share.offsets import ShareOffsetApis
 
         return (ShareOffsetApis(self.share, self._storage),)
+
+    def _browsing(self) -> Iterable[Family]:
+        from flowshare.server.share.browsing import BrowseApis
+
+        return (BrowseApis(self.share),)
 
     def _groups(self) -> Iterable[Family]:
         from flowshare.server.groups.consumer import ConsumerMemberApis

@@ -148,6 +148,11 @@ class Heads:
             return [offset for offset in range(first, last + 1) if offset in self.chained]
         return sorted(offset for offset in self.chained if first <= offset <= last)
 
+    def unsure(self, first: int, last: int) -> list[int]:
+        """The offsets of `first`..`last` that are not BLOCKED because the one before them is ending, ascending."""
+        freed = self._freed.items()
+        return sorted(offset for offset, ending in freed if first <= offset <= last and ending in self.ending)
+
     def pieces(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
         """Cut `first`..`last` into (first, last, whether these wait within a chain)."""
         for offset in self.within(first, last):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple
 
 from flowshare.share import acknowledge as acknowledging
@@ -26,7 +27,9 @@ from flowshare.share.acknowledge import Decision
 from flowshare.share.acquire import Acquisition, Read
 from flowshare.share.acquire_by_key import Ask, Picked
 from flowshare.share.allowance import Allowance
+from flowshare.share.browse import Look
 from flowshare.share.heads import Heads, KeyedBatch
+from flowshare.share.intervene import OPERATOR, Act, Intervention, intervene
 from flowshare.share.priority import Alternation
 from flowshare.share.quarantine import SUSPECT_AT, Quarantine
 from flowshare.share.reload import reload
@@ -66,12 +69,14 @@ class MemberRun(NamedTuple):
 
 
 class Archiving(NamedTuple):
-    """Records whose dead letter is to be written. `by_limit`: they used up their deliveries, else were rejected."""
+    """Records whose dead letter is to be written. `by_limit`: they used up their deliveries, else were rejected;
+    `by_operator`: an operator gave them up."""
 
     first: int
     last: int
     delivery_count: int
     by_limit: bool
+    by_operator: bool = False
 
 
 class SharePartition:
@@ -110,6 +115,13 @@ class SharePartition:
         self._quarantine = Quarantine()
         self.allowance = Allowance(self._window.holds.tally)
         self._alternation = Alternation()
+        self._operated = {
+            offset
+            for run in runs
+            if run.state is RecordState.ARCHIVING and run.member_id == OPERATOR
+            for offset in range(run.first, run.last + 1)
+        }
+        """What is ARCHIVING because an operator gave it up; may name what is so no more."""
         self.limits = limits
         reload(self._window, self._quarantine, limits, runs, living=living, gone=gone, now_ms=now_ms)
 
@@ -567,6 +579,7 @@ class SharePartition:
             return None
         window.drop_behind(end_offset)
         self._quarantine.cut(end_offset)
+        self._operated = {offset for offset in self._operated if offset < end_offset}
         window.advance()
         return window.update(())
 
@@ -579,8 +592,18 @@ class SharePartition:
         """Return the records whose dead letter is to be written, ascending."""
         limit = self._limits.delivery_count_max
         return tuple(
-            Archiving(first, last, count, count >= limit) for first, last, count in self._window.in_state(ARCHIVING)
+            Archiving(low, high, count, count >= limit, by_operator)
+            for first, last, count in self._window.in_state(ARCHIVING)
+            for low, high, by_operator in self._by_operator(first, last)
         )
+
+    def _by_operator(self, first: int, last: int) -> Iterable[tuple[int, int, bool]]:
+        """Cut offsets that are ARCHIVING into (first, last, whether an operator gave them up)."""
+        if not self._operated:
+            return ((first, last, False),)
+        found = groupby(range(first, last + 1), key=self._operated.__contains__)
+        groups = ((tuple(group), by_operator) for by_operator, group in found)
+        return [(offsets[0], offsets[-1], by_operator) for offsets, by_operator in groups]
 
     def finish_archiving(self, first: int, last: int) -> PartitionUpdate | None:
         """Finish the ARCHIVING records within `first`..`last`: their dead letter is written, or given up (SG-15.2)."""
@@ -591,6 +614,7 @@ class SharePartition:
                 after = step(RecordState.ARCHIVING, Event.BURY, run.delivery_count, self._limits)
                 window.put(run.first, run.last, ARCHIVING, ARCHIVED)
                 runs.append(StateRun(run.first, run.last, after, run.delivery_count))
+                self._operated.difference_update(range(run.first, run.last + 1) if self._operated else ())
         if not runs:
             return None
         window.advance()
@@ -600,7 +624,32 @@ class SharePartition:
         """Return all offsets in the window as merged runs, for a snapshot; pending ones as ACQUIRED."""
         window = self._window
         runs = (window.durable(run) for run in window.runs(window.start, window.end - 1))
-        return merged(runs, window.start)
+        return merged(self._with_operators(runs) if self._operated else runs, window.start)
+
+    def _with_operators(self, runs: Iterable[StateRun]) -> Iterable[StateRun]:
+        for run in runs:
+            if run.state is not RecordState.ARCHIVING:
+                yield run
+                continue
+            for first, last, by_operator in self._by_operator(run.first, run.last):
+                yield run._replace(first=first, last=last, member_id=OPERATOR if by_operator else None)
+
+    def look(self, first: int, *, ahead_ms: int = 0) -> Look:
+        """What stands in the window from offset `first` on, for who only looks; see `browse`."""
+        return Look(self._window, first, ahead_ms=ahead_ms)
+
+    def intervene(self, act: Act, ranges: Sequence[tuple[int, int]], *, dry_run: bool = False) -> Intervention:
+        """What an operator does to records that others hold, or that wait; applied at once, as a lapse is, and its
+        update is to be stored. See `intervene` for the table.
+
+        ranges: ascending and disjoint.
+        """
+        done = intervene(self._window, self._limits, act, ranges, dry_run=dry_run)
+        if done.update is not None and act is Act.DEAD_LETTER:
+            given_up = (run for run in done.update.runs if run.member_id == OPERATOR)
+            self._operated = {offset for offset in self._operated if offset >= self._window.start}
+            self._operated.update(offset for run in given_up for offset in range(run.first, run.last + 1))
+        return done
 
     def in_flight(self) -> tuple[MemberRun, ...]:
         """Return what members hold, ascending, pending acknowledgements included; without what is being read for them,

@@ -28,6 +28,8 @@ class Event(enum.Enum):
     LAPSE = "lapse"  # the acquisition lock ran out, or its member is gone
     VANISH = "vanish"  # the log no longer holds it, or its transaction was aborted
     BURY = "bury"  # its dead letter is written
+    DISCARD = "discard"  # an operator wants no more of it, and no dead letter
+    GIVE_UP = "give up"  # an operator makes a dead letter of it
 
 
 class IllegalTransition(AssertionError):
@@ -37,7 +39,12 @@ class IllegalTransition(AssertionError):
 TRANSITIONS: Final[Mapping[RecordState, Mapping[Event, RecordState]]] = MappingProxyType(
     {
         RecordState.AVAILABLE: MappingProxyType(
-            {Event.ACQUIRE: RecordState.ACQUIRED, Event.VANISH: RecordState.ARCHIVED}
+            {
+                Event.ACQUIRE: RecordState.ACQUIRED,
+                Event.VANISH: RecordState.ARCHIVED,
+                Event.DISCARD: RecordState.ARCHIVED,
+                Event.GIVE_UP: RecordState.ARCHIVING,
+            }
         ),
         RecordState.ACQUIRED: MappingProxyType(
             {
@@ -48,6 +55,8 @@ TRANSITIONS: Final[Mapping[RecordState, Mapping[Event, RecordState]]] = MappingP
                 Event.GAP: RecordState.ARCHIVED,
                 Event.LAPSE: RecordState.AVAILABLE,
                 Event.VANISH: RecordState.ARCHIVED,
+                Event.DISCARD: RecordState.ARCHIVED,
+                Event.GIVE_UP: RecordState.ARCHIVING,
             }
         ),
         RecordState.ARCHIVING: MappingProxyType({Event.BURY: RecordState.ARCHIVED}),

@@ -63,7 +63,8 @@ _DURABLE: Final = {
 
 
 @cache
-def _same(byte: int) -> re.Pattern[bytes]:
+def same(byte: int) -> re.Pattern[bytes]:
+    """What matches a run of one byte."""
     return re.compile(b"[" + re.escape(bytes((byte,))) + b"]*")
 
 
@@ -184,7 +185,7 @@ class Window:
     def same_until(self, offset: int, last: int) -> int:
         """Return the last offset up to `last` in one piece with `offset` whose state is the same."""
         at = offset - self.base
-        match = _same(self.states[at]).match(self.states, at, last + 1 - self.base)
+        match = same(self.states[at]).match(self.states, at, last + 1 - self.base)
         assert match is not None
         return match.end() - 1 + self.base
 
@@ -199,7 +200,7 @@ class Window:
         while at < end:
             low, until = counts[at], at + 1
             if low < COUNT_HIGH:
-                match = _same(low).match(counts, at, end)
+                match = same(low).match(counts, at, end)
                 assert match is not None
                 until = match.end()
             yield at + self.base, until - 1 + self.base, low if low < COUNT_HIGH else self.high[at + self.base]

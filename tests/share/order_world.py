@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from flowshare.core_errors import CoreError
 from flowshare.share.acquire_by_key import Picked
 from flowshare.share.heads import Heads, KeyedBatch
+from flowshare.share.intervene import Act
 from flowshare.share.partition import Decision, SharePartition
 from flowshare.share.records import replay
 from flowshare.share.types import (
@@ -110,6 +111,10 @@ class OrderWorld:
                 "renew": (0, 0.1),
             }.items()
         }
+        self.operator = random.Random(seed * 7919)
+        self.revoked: set[tuple[int, int]] = set()
+        """Deliveries that the operator took back, maybe before their member has them."""
+        self.rate["operator"] = self.operator.choice((0, 0, 0.02, 0.2))
         self.hash_of: dict[int, int] = {}
         self.key_of: dict[int, int] = {}
         """The same, of records that the log has lost, too."""
@@ -189,6 +194,7 @@ class OrderWorld:
         self.lose([offset for offset in self.hash_of if offset >= end])
         self.lost = {offset for offset in self.lost if offset < end}
         self.settled = {offset for offset in self.settled if offset < end}
+        self.revoked = {one for one in self.revoked if one[0] < end}
         self.batches = [(f, min(last, end - 1), opened) for f, last, opened in self.batches if f < end]
         self.log_end = end
         for chains in self.chains.values():
@@ -243,6 +249,8 @@ class OrderWorld:
             self.now_ms = max(self.now_ms, due_ms)
             event()
             self.change_log()
+            if self.operator.random() < self.rate["operator"]:
+                self.operate()
             # Each restart gives locks their whole time again: without an end of them there would be none of the run.
             if self.life < 20 and self.dice.random() < self.rate["restart"]:
                 self.restart()
@@ -369,6 +377,7 @@ class OrderWorld:
             for step in self.writing:
                 step.settle(True) if step.decides else None
         self.life += 1
+        self.revoked.clear()
         self.queue, self.writing, self.snapshot_due = [], [], bool(self.cuts)
         living = [member for member in self.members if self.dice.random() < 0.7]
         self.partition = self.loaded(living)
@@ -385,6 +394,42 @@ class OrderWorld:
             now_ms=self.now_ms,
             ordered=True,
         )
+
+    # -- the operator ----------------------------------------------------------------------------------------
+
+    def operate(self) -> None:
+        """Somebody acts on what members hold, or what waits."""
+        window, dice = self.partition._window, self.operator
+        first = dice.randint(max(0, window.start - 2), window.end + 1)
+        last, act = first + dice.randint(0, 6), dice.choice(list(Act))
+        before = {o: window.states[o - window.base] for o in range(window.start, window.end)}
+        start = window.start
+        told = self.partition.intervene(act, [(first, last)], dry_run=True)
+        if told.update is not None or before != {o: window.states[o - window.base] for o in range(start, window.end)}:
+            self.fail(f"a dry run of {act} at {first}-{last} changed something")
+        done = self.partition.intervene(act, [(first, last)])
+        if done.found != told.found or sum(done.found[0][2:]) != last - first + 1:
+            self.fail(f"{act} at {first}-{last} did {done.found}, and {told.found} was told")
+        if done.update is None:
+            return
+        now = {o: ARCHIVED if o < window.start else window.states[o - window.base] for o in before}
+        gone = {o for o, state in before.items() if state == ACQUIRED != now[o]}
+        self.revoked.update((o, self.attempts.get(o, 0)) for o in gone)
+        self.take_away(gone, go_on=act is Act.REJECT)
+        if act is Act.REJECT:
+            self.settled.update(o for o, state in before.items() if state != now[o] == ARCHIVED)
+        self.keep(done.update)
+
+    def take_away(self, offsets: set[int], *, go_on: bool) -> None:
+        """Members hear of it. go_on: they may go on with the key."""
+        self.running = {key: one for key, one in self.running.items() if one[1] not in offsets}
+        for chains in self.chains.values():
+            for chain in [one for one in chains if offsets.intersection(one.offsets)]:
+                chain.offsets = [one for one in chain.offsets if one not in offsets]
+                if not go_on or not chain.offsets:
+                    chain.life = -1
+                    chains.remove(chain)
+                    self.running = {k: one for k, one in self.running.items() if one[0] != chain.member or go_on}
 
     # -- members ---------------------------------------------------------------------------------------------
 
@@ -457,7 +502,7 @@ class OrderWorld:
     def delivered(
         self, member: str, attempts: dict[int, int], until_ms: int, life: tuple[int, int], written: bool
     ) -> None:
-        offsets = list(attempts)
+        offsets = [one for one in attempts if (one, attempts[one]) not in self.revoked]
         if life != (self.life, self.sessions[member]) or not written or until_ms <= self.now_ms or not offsets:
             if life[0] == self.life and not written:
                 self.give_back(member, offsets)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flowshare.core_errors import CoreError
+from flowshare.share.intervene import Act
 from flowshare.share.partition import Decision, SharePartition
 from flowshare.share.records import replay
 from flowshare.share.types import (
@@ -119,6 +120,10 @@ class World:
         self.attempts: dict[int, int] = {}
         self.accepted: set[int] = set()
         self.ended: set[int] = set()
+        self.operator = random.Random(self.seed * 7919)
+        self.operates = self.operator.choice((0, 0, 0.02, 0.2))
+        self.revoked: set[tuple[int, int]] = set()
+        """Deliveries that the operator took back, maybe before their member has them."""
 
     # -- the run --------------------------------------------------------------------------------------------
 
@@ -149,6 +154,8 @@ class World:
         due_ms, _, event = heapq.heappop(self.events)
         self.now_ms = max(self.now_ms, due_ms)
         event()
+        if self.operator.random() < self.operates:
+            self.operate()
         if self.dice.random() < self.faults.restart:
             self.restart()
 
@@ -198,14 +205,45 @@ class World:
             start_offset=self.snapshot.start_offset, limits=self.limits, runs=self.snapshot.runs
         )
         self.holder.clear()
+        self.revoked.clear()
         for held in self.held.values():
             held.clear()
         self.note("restart", lucky, self.partition.start_offset)
 
+    def operate(self) -> None:
+        """Somebody acts on what members hold, or what waits."""
+        partition, dice = self.partition, self.operator
+        first = dice.randint(max(0, partition.start_offset - 2), partition.end_offset + 1)
+        last, act = first + dice.randint(0, 6), dice.choice(list(Act))
+        held = {offset for run in partition.in_flight() for offset in range(run.first, run.last + 1)}
+        done = partition.intervene(act, [(first, last)])
+        if sum(done.found[0][2:]) != last - first + 1:
+            self.fail(f"{act} at {first}-{last} did {done.found}")
+        if done.update is None:
+            return
+        still = {offset for run in partition.in_flight() for offset in range(run.first, run.last + 1)}
+        self.revoked.update((offset, self.attempts[offset]) for offset in held - still)
+        for offset in held - still:
+            self.holder.pop(offset, None)
+        if act is Act.REJECT:
+            self.ended.update(range(first, last + 1))
+        self.write(done.update, lambda written: None)
+
     # -- members --------------------------------------------------------------------------------------------
+
+    def bury(self) -> None:
+        """Write the dead letters that the operator asked for; the group's own settings ask for none."""
+        for run in self.partition.archiving():
+            if not run.by_operator:
+                self.fail(f"{run} is to be a dead letter, and no operator said so")
+            self.ended.update(range(run.first, run.last + 1))
+            buried = self.partition.finish_archiving(run.first, run.last)
+            if buried is not None:
+                self.write(buried, lambda written: None)
 
     def poll(self, member: str) -> None:
         self.at(self.dice.randint(1, 60), lambda: self.poll(member))
+        self.bury()
         held = self.held[member]
         if held and self.dice.random() < self.faults.member_dies:
             held.clear()
@@ -254,6 +292,7 @@ class World:
         """The acquire is durable, so the records leave; if it is not they stay behind until the lock lapses."""
         if life != (self.life, self.generation[member]) or not written or deadline_ms <= self.now_ms:
             return
+        offsets = {offset: count for offset, count in offsets.items() if (offset, count) not in self.revoked}
         self.note("delivered", member, sorted(offsets.items()))
         for offset, count in offsets.items():
             name, until_ms = self.holder.get(offset, (member, 0))

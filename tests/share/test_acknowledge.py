@@ -592,7 +592,7 @@ def test_a_rejected_record_waits_for_its_dead_letter():
 
     assert states(target)[0] == (0, 4, ARCHIVING, 1)
     assert (target.start_offset, target.delivery_complete_count, target.next_fetch_offset()) == (0, 0, 10)
-    assert [tuple(one) for one in target.archiving()] == [(0, 4, 1, False)]
+    assert [tuple(one[:4]) for one in target.archiving()] == [(0, 4, 1, False)]
     with pytest.raises(InvalidRecordState):
         decide(target, 0, 4, ACCEPT)
 
@@ -601,7 +601,7 @@ def test_a_written_dead_letter_finishes_the_record():
     target = partition(dead_letter_on_limit=True, delivery_count_max=1)
     acquire(target, (0, 9))
     settle(target, 0, 4, RELEASE)
-    assert [tuple(one) for one in target.archiving()] == [(0, 4, 1, True)]
+    assert [tuple(one[:4]) for one in target.archiving()] == [(0, 4, 1, True)]
 
     update = target.finish_archiving(1, 20)
 

@@ -231,7 +231,10 @@ class TcpConnection:
         return TopicResult(topic=request.name)
 
     async def _private(self, request: Any) -> Any:
-        from flowshare.protocol.cooperative_codec import CALLS
+        if request.call.startswith("cooperative"):
+            from flowshare.protocol.cooperative_codec import CALLS
+        else:
+            from flowshare.protocol.browse_codec import CALLS
 
         call = CALLS[request.call]
         try:

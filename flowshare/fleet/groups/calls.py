@@ -15,7 +15,9 @@ from flowshare.fleet.groups.configs import ALTER, CONFIGURED, DESCRIBE
 from flowshare.fleet.groups.facts import FACTS, HAS, SETTINGS, GroupFacts
 from flowshare.fleet.groups.leaders import (
     BEGIN,
+    BROWSE,
     GONE,
+    INTERVENE,
     OFFSETS,
     PARKED,
     REPLACE,
@@ -32,7 +34,9 @@ from flowshare.fleet.groups.settings import TELL as TELL_OWN_SETTINGS
 from flowshare.fleet.peer_login import GREET
 from flowshare.fleet.slot_manager import CLAIMED, HAND_OVER
 from flowshare.log.base import NotLed
+from flowshare.protocol.browse_codec import CALLS as BROWSE_CALLS
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages.browse import ShareBrowseRequest, ShareInterveneRequest
 from flowshare.protocol.rights import CLUSTER_NAME, Operation, ResourceType
 from flowshare.server.edge.forms import may_group
 from flowshare.server.edge.private import refusal
@@ -102,6 +106,8 @@ class FleetCalls:
             REPLACE: self._replace,
             OFFSETS: self._offsets,
             PARKED: self._parked,
+            BROWSE: self._browse,
+            INTERVENE: self._intervene,
             LEASE: self.limits.answer,
             OWN_SETTINGS: settings.answer,
             TELL_OWN_SETTINGS: settings.told,
@@ -227,6 +233,16 @@ class FleetCalls:
             self.service.duties.check_leader(key)
         rows = await self.service.local.parked(keys, str(body["act"]), bytes.fromhex(body["key"]))
         return {"parked": [tell_parked(one) for one in rows]}
+
+    async def _browse(self, body: Body) -> Body:
+        key, call = key_of(body["key"]), BROWSE_CALLS[str(ShareBrowseRequest.call)]
+        self.service.duties.check_leader(key)
+        return call.answer(await self.service.local.browse(key, call.read_request(body["ask"])))
+
+    async def _intervene(self, body: Body) -> Body:
+        key, call = key_of(body["key"]), BROWSE_CALLS[str(ShareInterveneRequest.call)]
+        self.service.duties.check_leader(key)
+        return call.answer(await self.service.local.intervene(key, call.read_request(body["ask"])))
 
     async def _hand_over(self, body: Body) -> Body:
         await self.slot_manager.hand_over(int(body["slot"]), str(body["to"]))

@@ -13,12 +13,13 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from flowshare.client.errors import ClientError
+from flowshare.client.errors import ClientError, ServerError
 from flowshare.fleet.directory import NOBODY
 from flowshare.log.base import NotLed
+from flowshare.protocol.browse_codec import CALLS as BROWSE_CALLS
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import SharePartitionOffsets
 from flowshare.server.runtime.failures import Refused
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
     from flowshare.fleet.groups.facts import Version
     from flowshare.fleet.peers import Peers
     from flowshare.log.base import StateStore
+    from flowshare.protocol.messages.browse import (
+        ShareBrowseRequest,
+        ShareBrowseResponse,
+        ShareInterveneRequest,
+        ShareInterveneResponse,
+    )
     from flowshare.server.runtime.state import Write
     from flowshare.server.share.leaders import LocalLeaders, ParkedRows
     from flowshare.share.config import GroupConfig
@@ -49,6 +56,10 @@ REPLACE: Final = "fleet_replace"
 OFFSETS: Final = "fleet_offsets"
 PARKED: Final = "fleet_parked"
 """{"keys", "act", "key"} -> {"parked": rows of each}; as `Leaders.parked`."""
+BROWSE: Final = "fleet_browse"
+"""{"key", "ask": fields of share_browse} -> fields of its answer; as `Leaders.browse`."""
+INTERVENE: Final = "fleet_intervene"
+"""The same of share_intervene; as `Leaders.intervene`."""
 GONE: Final = "fleet_gone"
 """{"group_id", "member_id", "version": the group's, "died"} -> {}: a member is gone."""
 AT_ONCE: Final = 200
@@ -164,6 +175,45 @@ class FleetLeaders:
 
         found = await self._everywhere(list(keys), ask)
         return [found[one] for one in keys]
+
+    async def browse(self, key: ShareKey, request: ShareBrowseRequest) -> ShareBrowseResponse:
+        """Its leader is asked. Raises: Refused."""
+
+        async def ask(node: int, _mine: list[ShareKey]) -> list[ShareBrowseResponse]:
+            _, epoch = self.directory.leader_of(key.topic_id, key.partition)
+            if self.directory.is_me(node):
+                found = await self.local.browse(key, request)
+            else:
+                found = await self._asked(node, BROWSE, key, request)
+            return [replace(found, leader=node, leader_epoch=epoch)]
+
+        found: Any = (await self._everywhere([key], ask))[key]
+        return cast("ShareBrowseResponse", found)
+
+    async def intervene(self, key: ShareKey, request: ShareInterveneRequest) -> ShareInterveneResponse:
+        """Its leader is asked; where its answer is lost it is asked again, and says what was left to be done.
+
+        Raises: Refused
+        """
+
+        async def ask(node: int, _mine: list[ShareKey]) -> list[ShareInterveneResponse]:
+            if self.directory.is_me(node):
+                return [await self.local.intervene(key, request)]
+            return [await self._asked(node, INTERVENE, key, request)]
+
+        found: Any = (await self._everywhere([key], ask))[key]
+        return cast("ShareInterveneResponse", found)
+
+    async def _asked(self, node: int, name: str, key: ShareKey, request: Any) -> Any:
+        """What another worker answers to a request about one share-partition that it leads. Raises: Refused, ..."""
+        call = BROWSE_CALLS[request.call]
+        told = [key.group_id, key.topic_id.hex, key.partition]
+        try:
+            return call.read_answer(await self.peers.call(node, name, key=told, ask=call.request(request)))
+        except ServerError as error:
+            if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                raise
+            raise Refused(error.code, error.message or str(error)) from None
 
     async def _everywhere(self, keys: list[ShareKey], ask: Ask) -> dict[ShareKey, Any]:
         """Ask the leaders until all share-partitions are answered for. Raises: Refused."""

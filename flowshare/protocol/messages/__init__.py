@@ -25,6 +25,7 @@ from flowshare.protocol.messages.base import TopicPartition as TopicPartition
 
 if TYPE_CHECKING:
     from flowshare.protocol.declaration import Api
+    from flowshare.protocol.messages.browse import *  # noqa: F403
     from flowshare.protocol.messages.classic import *  # noqa: F403
     from flowshare.protocol.messages.consumer import *  # noqa: F403
     from flowshare.protocol.messages.cooperative import *  # noqa: F403
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 FAMILIES: Final = (
     "share", "topics", "groups", "records", "state", "classic", "consumer", "transactions", "security", "cooperative",
+    "browse",
 )  # fmt: skip
 """What all share agents speak of is first."""
 

@@ -32,6 +32,7 @@ from flowshare.protocol.private import (
 )
 from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.server.edge.base import Endpoint, SocketCall
+from flowshare.server.edge.browse import BROWSE
 from flowshare.server.edge.cooperative import COOPERATIVE
 from flowshare.server.edge.forms import may_topic
 from flowshare.server.runtime.failures import Refused
@@ -49,6 +50,7 @@ def endpoint(more: Mapping[str, Handler] | None = None) -> Endpoint:
         SHARE_RESUME: share_resume,
         SHARE_PLACE: share_place,
         SHARE_PARKED: share_parked,
+        **BROWSE,
         **COOPERATIVE,
         **(more or {}),
     }

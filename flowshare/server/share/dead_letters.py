@@ -142,7 +142,7 @@ class DeadLetters:
     def _has_letter(owner: PartitionOwner, chunk: Archiving) -> bool:
         """Whether the server has a letter to write; in a group that parks all that is rejected comes here."""
         config = owner.config
-        named = chunk.by_limit or config.dead_letter_on == "all"
+        named = chunk.by_limit or chunk.by_operator or config.dead_letter_on == "all"
         topic = bool(config.dead_letter_topic)
         return named and topic if owner.parks else named or topic  # one that has no topic any more is told and counted
 
@@ -245,6 +245,7 @@ class DeadLetters:
 
     def _letter(self, owner: PartitionOwner, chunk: Archiving, offset: int, original: DecodedRecord | None) -> Letter:
         message = "Delivery count limit exceeded" if chunk.by_limit else "Rejected by the consumer"
+        message = "Given up by an operator" if chunk.by_operator else message
         mark = None if original is None or owner.parked is None else owner.parked.mark_of(original)
         facts = {
             "topic": owner.log.topic,

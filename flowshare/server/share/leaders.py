@@ -21,8 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from flowshare.clock import Clock
     from flowshare.log.base import Storage
     from flowshare.protocol.messages import SharePartitionOffsets
+    from flowshare.protocol.messages.browse import (
+        ShareBrowseRequest,
+        ShareBrowseResponse,
+        ShareInterveneRequest,
+        ShareInterveneResponse,
+    )
     from flowshare.server.runtime.state import Write
     from flowshare.server.runtime.topic_index import TopicIndex
     from flowshare.server.share.duties import Duties
@@ -92,6 +99,14 @@ class Leaders(Protocol):
         """What `ParkedKeysRequest` asks of share-partitions, in order. Raises: Refused, LogError."""
         ...
 
+    async def browse(self, key: ShareKey, request: ShareBrowseRequest) -> ShareBrowseResponse:
+        """A page of a share-partition. Raises: Refused, LogError, CoreError."""
+        ...
+
+    async def intervene(self, key: ShareKey, request: ShareInterveneRequest) -> ShareInterveneResponse:
+        """Act on its records; durable when it returns. Raises: Refused, LogError, CoreError."""
+        ...
+
 
 class LocalLeaders:
     """This server leads all of them."""
@@ -105,7 +120,10 @@ class LocalLeaders:
         sessions: Sessions,
         loader: Loader,
         duties: Duties,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
+        self._decoding = asyncio.Semaphore(1)  # of large states that nobody has loaded, however many ask
         self._store = store
         self._sessions = sessions
         self._topics = topics
@@ -206,6 +224,28 @@ class LocalLeaders:
         there = await asyncio.gather(*map(self._duties.exists, unknown))
         gone = {topic_id for topic_id, known in zip(unknown, there, strict=True) if not known}
         return [() if one.topic_id in gone else await self._parked(one, act, key) for one in keys]
+
+    async def browse(self, key: ShareKey, request: ShareBrowseRequest) -> ShareBrowseResponse:
+        """Nothing is loaded for it."""
+        from flowshare.server.share.browsing import browsed  # as above
+
+        if self._topics.by_id(key.topic_id) is None:
+            await self._duties.exists(key.topic_id)
+        return await browsed(
+            key,
+            request,
+            store=self._store,
+            topics=self._topics,
+            partitions=self._partitions,
+            clock=self._clock,
+            decoding=self._decoding,
+        )
+
+    async def intervene(self, key: ShareKey, request: ShareInterveneRequest) -> ShareInterveneResponse:
+        """It is loaded for it."""
+        from flowshare.server.share.browsing import intervened
+
+        return await intervened(key, request, partitions=self._partitions)
 
     async def _parked(self, at: ShareKey, act: str, key: bytes) -> ParkedRows:
         if not self._partitions.knows(at):

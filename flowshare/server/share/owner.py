@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from flowshare.share.acknowledge import Refusal
     from flowshare.share.acquire import Acquisition
     from flowshare.share.config import GroupConfig
+    from flowshare.share.intervene import Act, Intervened
     from flowshare.share.parking import ParkedKey
     from flowshare.share.partition import Decision, SharePartition
     from flowshare.share.types import AcquiredRange, BlockedKey, PartitionUpdate
@@ -399,6 +400,34 @@ class PartitionOwner:
     async def unpark_key(self, key: bytes) -> ParkedKey | None:
         """Let a parked key go on, its letters stay what they are; as `replay_key`."""
         return await self._change_parked(key, None)
+
+    async def intervene(
+        self, act: Act, ranges: Sequence[tuple[int, int]], *, dry_run: bool = False
+    ) -> tuple[Intervened, ...]:
+        """Do to records what an operator says, whoever holds them; it returns when that is durable.
+
+        It is so at once, and stays so if the write fails, which is tried again: then StorageError is raised.
+
+        Raises: UnknownTopicOrPartition, NotLed when it is served here no more; StorageError.
+        """
+        self.check_open()
+        if self._writer.full:
+            raise StorageError(f"{QUEUE_MAX} steps wait to be written for share-partition {self.key}; try again later")
+        done = self.partition.intervene(act, ranges, dry_run=dry_run)
+        if done.update is None:
+            return done.found
+        beside: Sequence[Write] = ()
+        if self.parked:
+            ended = [run for run in done.update.runs if run.state.terminal]
+            beside = self.parked.apply(
+                [change for run in ended for change in self.parked.parking.settled(run.first, run.last)]
+            )
+            self._set_limits()
+        durable = self._writer.add(done.update, beside=beside)
+        self._alarm.ring()
+        self.waiting.nudge()
+        await durable
+        return done.found
 
     async def _change_parked(self, key: bytes, changed: ParkedKey | None) -> ParkedKey | None:
         """It is so when that is durable, and as it was if it cannot be written."""

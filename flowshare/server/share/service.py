@@ -107,6 +107,7 @@ class ShareService:
             sessions=self.sessions,
             loader=loader,
             duties=self.duties,
+            clock=clock,
         )
         self.leaders = self.local if leaders is None else leaders(self.local)
         self.coordinator = Coordinator(

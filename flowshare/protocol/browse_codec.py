@@ -1,0 +1,145 @@
+"""The calls `share_browse` and `share_intervene` as JSON, under flowshare's own key (`protocol.private`); both ends.
+
+    share_browse     {group_id, topic, partition, offset: −1 or where to begin, limit, states: [name, …]}
+                     -> {facts: [taken_ms, loaded, start_offset, end_offset, log_start, log_end, last_stable, leader,
+                     leader_epoch, next, order], runs: [firsts, lasts, states, delivery counts, members, due_ms, heads],
+                     holes: [[first, last, why], …]}
+    share_intervene  {group_id, topic, partition, act, ranges: [[first, last], …], dry_run}
+                     -> {found: [[first, last, done, not_held, gone, busy, blocked], …]}
+
+Runs travel as columns, as there may be 10,000. A request is a claim of whoever sent it: everything in it is checked
+when it is read. Workers of a fleet ask each other in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, cast
+
+from flowshare.protocol.cooperative_codec import NUMBER_MAX, TEXT_MAX, Call, Malformed
+from flowshare.protocol.messages.browse import (
+    RANGES_MAX,
+    RECORDS_MAX,
+    RUNS_MAX,
+    ShareBrowseRequest,
+    ShareBrowseResponse,
+    ShareInterveneRequest,
+    ShareInterveneResponse,
+)
+from flowshare.share.browse import Hole, SeenRun, wanted_states
+from flowshare.share.intervene import Act, Intervened
+from flowshare.share.ranges import Range
+
+Body = dict[str, Any]
+STATES_MAX: Final = 20
+FACTS: Final = (
+    "taken_ms", "loaded", "start_offset", "end_offset", "log_start", "log_end", "last_stable", "leader",
+    "leader_epoch", "next", "order",
+)  # fmt: skip
+
+
+def _place(body: Mapping[str, Any]) -> Body:
+    """Which share-partition. Raises: Malformed."""
+    group_id, topic, partition = (body.get(name) for name in ("group_id", "topic", "partition"))
+    if not all(isinstance(one, str) and len(one) <= TEXT_MAX for one in (group_id, topic)):
+        raise Malformed(f"group_id and topic are texts of at most {TEXT_MAX} characters")
+    return {"group_id": group_id, "topic": topic, "partition": _number(partition, "partition")}
+
+
+def _number(value: object, what: str, least: int = 0, most: int = NUMBER_MAX - 1) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise Malformed(f"{what} is no number from {least} to {most}")
+    return value
+
+
+def _browse(request: ShareBrowseRequest) -> Body:
+    names = ("group_id", "topic", "partition", "offset", "limit", "states")
+    return {name: getattr(request, name) for name in names}
+
+
+def _read_browse(body: Mapping[str, Any]) -> ShareBrowseRequest:
+    states = body.get("states", [])
+    if not isinstance(states, list) or len(named := cast("list[object]", states)) > STATES_MAX:
+        raise Malformed(f"states is no list of at most {STATES_MAX} names")
+    texts = tuple(one for one in named if isinstance(one, str))
+    if len(texts) < len(named):
+        raise Malformed("states holds what is no text")
+    try:
+        wanted_states(texts)
+    except ValueError as error:
+        raise Malformed(str(error)) from None
+    return ShareBrowseRequest(
+        **_place(body),
+        offset=_number(body.get("offset", -1), "offset", -1),
+        limit=_number(body.get("limit", RUNS_MAX), "limit", 1, RUNS_MAX),
+        states=texts,
+    )
+
+
+def _browsed(answer: ShareBrowseResponse) -> Body:
+    return {
+        "facts": [getattr(answer, name) for name in FACTS],
+        "runs": list(zip(*answer.runs, strict=True)),
+        "holes": [tuple(one) for one in answer.holes],
+    }
+
+
+def _read_browsed(body: Body) -> ShareBrowseResponse:
+    return ShareBrowseResponse(
+        **dict(zip(FACTS, body["facts"], strict=False)),
+        runs=tuple(SeenRun(*run) for run in zip(*body["runs"], strict=True)),
+        holes=tuple(Hole(*hole) for hole in body["holes"]),
+    )
+
+
+def _intervene(request: ShareInterveneRequest) -> Body:
+    names = ("group_id", "topic", "partition", "act", "ranges", "dry_run")
+    return {name: getattr(request, name) for name in names}
+
+
+def _read_intervene(body: Mapping[str, Any]) -> ShareInterveneRequest:
+    act, dry_run = body.get("act"), body.get("dry_run", False)
+    if act not in {one.value for one in Act}:
+        raise Malformed(f"act is none of {', '.join(Act)}")
+    if not isinstance(dry_run, bool):
+        raise Malformed("dry_run is neither true nor false")
+    ranges = _ranges(body.get("ranges"))
+    return ShareInterveneRequest(**_place(body), act=cast("str", act), ranges=ranges, dry_run=dry_run)
+
+
+def _ranges(value: object) -> tuple[Range, ...]:
+    if not isinstance(value, list) or not 1 <= len(pairs := cast("list[object]", value)) <= RANGES_MAX:
+        raise Malformed(f"ranges is no list of 1 to {RANGES_MAX} pairs")
+    found: list[Range] = []
+    for one in pairs:
+        if not isinstance(one, list) or len(pair := cast("list[object]", one)) != 2:
+            raise Malformed("ranges holds what is no pair of offsets")
+        found.append((_number(pair[0], "an offset"), _number(pair[1], "an offset")))
+    check_ranges(found)
+    return tuple(found)
+
+
+def check_ranges(ranges: Sequence[Range]) -> None:
+    """Whether one call may act on these. Raises: Malformed."""
+    if any(last < first for first, last in ranges) or any(b[0] <= a[1] for a, b in pairwise(ranges)):
+        raise Malformed("ranges are to be ascending and disjoint, each from its first to its last offset")
+    if sum(last - first + 1 for first, last in ranges) > RECORDS_MAX:
+        raise Malformed(f"one call acts on {RECORDS_MAX} records at most; send several")
+
+
+def _intervened(answer: ShareInterveneResponse) -> Body:
+    return {"found": [tuple(one) for one in answer.found]}
+
+
+def _read_intervened(body: Body) -> ShareInterveneResponse:
+    return ShareInterveneResponse(found=tuple(Intervened(*one) for one in body["found"]))
+
+
+CALLS: Final[Mapping[str, Call]] = {
+    str(ShareBrowseRequest.call): Call(_browse, _read_browse, _browsed, _read_browsed, ShareBrowseResponse),
+    str(ShareInterveneRequest.call): Call(
+        _intervene, _read_intervene, _intervened, _read_intervened, ShareInterveneResponse
+    ),
+}
+"""By the name of the call."""

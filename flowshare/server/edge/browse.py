@@ -1,0 +1,44 @@
+"""Looking at a share-partition, and acting on what others hold, at the socket (`protocol.browse_codec`).
+
+To look needs DESCRIBE on the group and on the topic, as its offsets do: what is told are numbers, and names of members.
+To act needs READ on both, as moving the group's offsets does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.protocol.browse_codec import CALLS
+from flowshare.protocol.cooperative_codec import Call, Malformed
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages.browse import ShareBrowseRequest
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.runtime.failures import Refused
+
+if TYPE_CHECKING:
+    from flowshare.server.edge.base import SocketCall
+
+Body = dict[str, Any]
+
+
+async def _answer(name: str, how: Call, call: SocketCall) -> Body:
+    """What a call asks for. Raises: Refused."""
+    try:
+        request = how.read_request(call.request)
+    except Malformed as error:
+        raise Refused(ErrorCode.INVALID_REQUEST, f"{name}: {error}") from None
+    right = Operation.DESCRIBE if isinstance(request, ShareBrowseRequest) else Operation.READ
+    call.peer.need(right, ResourceType.GROUP, request.group_id)
+    call.peer.need(right, ResourceType.TOPIC, request.topic)
+    answer = await call.peer.connection.send(request)
+    if answer.error is not ErrorCode.NONE:
+        raise Refused(answer.error, answer.message or "")
+    return how.answer(answer)
+
+
+BROWSE: Final[Mapping[str, Callable[[SocketCall], Awaitable[Body]]]] = {
+    name: partial(_answer, name, how) for name, how in CALLS.items()
+}
+"""The calls by name."""

@@ -1,0 +1,216 @@
+"""What stands in a share-partition, record by record, for who only looks; and acting on what others hold.
+
+Looking takes no lock, counts nothing, writes nothing and loads nothing: of a share-partition that is loaded its owner's
+memory is copied, of another one what is stored is read, and said to be that. Records of a settle whose outputs are
+being written elsewhere (`log.base.SettlesApart`) still stand there as acquired. Acting loads it, as every change does.
+
+Invariant of a page: it is one moment's, `taken_ms`. It is cut into runs afterwards, in turns with other work
+(`runtime.turns`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from flowshare.clock import ahead_ms
+from flowshare.core_errors import InvalidRequest, UnknownTopicOrPartition
+from flowshare.protocol.browse_codec import check_ranges
+from flowshare.protocol.cooperative_codec import Malformed
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages.browse import (
+    RANGES_MAX,
+    RUNS_MAX,
+    ShareBrowseRequest,
+    ShareBrowseResponse,
+    ShareInterveneRequest,
+    ShareInterveneResponse,
+)
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.connection import Family, InProcess, handles
+from flowshare.server.runtime.failures import Refused
+from flowshare.server.runtime.state import ShareKey, StoredState, stored_in
+from flowshare.share.browse import HOLES, RETENTION, Hole, SeenRun, stored_runs, wanted_states
+from flowshare.share.intervene import Act
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterator
+
+    from flowshare.clock import Clock
+    from flowshare.log.base import LogOffsets, Storage
+    from flowshare.server.runtime.topic_index import TopicIndex
+    from flowshare.server.share.owner import PartitionOwner
+    from flowshare.server.share.partitions import Partitions
+    from flowshare.server.share.service import ShareService
+    from flowshare.share.browse import Seen
+
+    Look = Callable[[Collection[str]], Awaitable[object]]
+
+INLINE_BYTES: Final = 64 << 10
+"""Stored state that is more than that is decoded beside the loop."""
+
+
+class BrowseApis(Family):
+    """Answers who looks, and who acts on what others hold; where the share-partition is led, `Leaders` know."""
+
+    def __init__(self, service: ShareService, look: Look | None = None) -> None:
+        """look: as in `ShareOffsetApis`."""
+        self._look = look
+        self._topics = service.topics
+        self._leaders = service.leaders
+        self._coordinator = service.coordinator
+        self._config_of = service.duties.config_of
+
+    @handles(ShareBrowseRequest, ShareBrowseResponse)
+    async def browse(self, request: ShareBrowseRequest, _: InProcess) -> ShareBrowseResponse:
+        """A page of a share-partition."""
+        if not 1 <= request.limit <= RUNS_MAX:
+            raise InvalidRequest(f"ask for 1 to {RUNS_MAX} runs at once, not {request.limit}")
+        try:
+            wanted_states(request.states)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        key = await self._key(request)
+        answer = await self._leaders.browse(key, request)
+        return replace(answer, order=self._config_of(request.group_id).key_order)
+
+    @handles(ShareInterveneRequest, ShareInterveneResponse)
+    async def intervene(self, request: ShareInterveneRequest, _: InProcess) -> ShareInterveneResponse:
+        """Do to records what an operator says. Raises: Refused."""
+        try:
+            check_ranges(request.ranges)
+            act = Act(request.act)
+        except (Malformed, ValueError) as error:
+            raise InvalidRequest(str(error)) from None
+        if not 1 <= len(request.ranges) <= RANGES_MAX:
+            raise InvalidRequest(f"give 1 to {RANGES_MAX} ranges, not {len(request.ranges)}")
+        key = await self._key(request)
+        if act is Act.DEAD_LETTER and not self._config_of(request.group_id).dead_letter_topic:
+            raise Refused(
+                ErrorCode.INVALID_REQUEST,
+                f"group {request.group_id} has no topic for dead letters: set errors.deadletterqueue.topic.name, or "
+                "reject the records, which keeps nothing of them",
+            )
+        if key not in self._leaders.known(self._coordinator.find(request.group_id)):
+            raise InvalidRequest(f"group {request.group_id} has begun nothing of {request.topic}-{request.partition}")
+        return await self._leaders.intervene(key, request)
+
+    async def _key(self, request: ShareBrowseRequest | ShareInterveneRequest) -> ShareKey:
+        """Raises: GroupIdNotFound, UnknownTopicOrPartition, LogError."""
+        self._coordinator.find(request.group_id)
+        if self._topics.by_name(request.topic) is None and self._look is not None:
+            await self._look((request.topic,))
+        topic = self._topics.by_name(request.topic)
+        if topic is None:
+            raise UnknownTopicOrPartition(f"there is no topic {request.topic!r}")
+        if not 0 <= request.partition < topic.partitions:
+            raise UnknownTopicOrPartition(
+                f"topic {request.topic!r} has no partition {request.partition}, it has {topic.partitions}"
+            )
+        return ShareKey(request.group_id, topic.topic_id, request.partition)
+
+
+async def browsed(
+    key: ShareKey,
+    request: ShareBrowseRequest,
+    *,
+    store: Storage,
+    topics: TopicIndex,
+    partitions: Partitions,
+    clock: Clock,
+    decoding: asyncio.Semaphore,
+) -> ShareBrowseResponse:
+    """A page of a share-partition that is led here. decoding: how many large states are decoded at a time.
+
+    Raises: UnknownTopicId, StateCorrupt, LogError.
+    """
+    topic = topics.find(key.topic_id, key.partition)
+    if (owner := partitions.get(key)) is not None:
+        return await _live(owner, request, clock)
+    partitions.check_led(key)
+    bounds = await store.bounds(topic.name, key.partition)
+    stored = await _stored(store, key, decoding) if partitions.knows(key) else None
+    partitions.check_led(key)  # else somebody else has written meanwhile
+    answer = _told(bounds, clock)
+    if stored is None or stored.state.start_offset < 0:
+        return answer
+    state = stored.state
+    end = max(state.start_offset, state.runs[-1].last + 1 if state.runs else 0)
+    answer = replace(
+        answer, start_offset=state.start_offset, end_offset=end, leader_epoch=state.leader_epoch, loaded=False
+    )
+    wanted = wanted_states(request.states)
+    first = max(request.offset, state.start_offset)
+    seen = stored_runs(
+        state.start_offset, state.runs, wanted, first=first, now_ms=clock.steady_ms(), ahead_ms=ahead_ms(clock)
+    )
+    return await _page(answer, request, seen, end, clock)
+
+
+async def _live(owner: PartitionOwner, request: ShareBrowseRequest, clock: Clock) -> ShareBrowseResponse:
+    partition = owner.partition
+    answer = replace(
+        _told(owner.log.bounds(), clock),
+        loaded=True,
+        start_offset=partition.start_offset,
+        end_offset=partition.end_offset,
+        leader_epoch=owner.leader_epoch,
+    )
+    look = partition.look(max(request.offset, 0), ahead_ms=ahead_ms(clock))
+    return await _page(answer, request, look.runs(wanted_states(request.states)), look.end, clock)
+
+
+def _told(bounds: LogOffsets, clock: Clock) -> ShareBrowseResponse:
+    return ShareBrowseResponse(
+        taken_ms=clock.now_ms(),
+        log_start=bounds.log_start,
+        log_end=bounds.high_watermark,
+        last_stable=bounds.last_stable,
+    )
+
+
+async def _page(
+    answer: ShareBrowseResponse, request: ShareBrowseRequest, seen: Iterator[Seen], end: int, clock: Clock
+) -> ShareBrowseResponse:
+    """What is seen up to `end`, as much of it as is asked for."""
+    runs: list[SeenRun] = []
+    holes: list[Hole] = []
+    gone = min(answer.log_start, answer.end_offset)
+    first = max(request.offset, answer.start_offset)
+    if first < gone and HOLES in wanted_states(request.states):
+        holes.append(Hole(first, gone - 1, RETENTION))
+    turns = answers.turns(clock)
+    left = request.limit + len(holes)  # that one lies over what the window has not dropped yet
+    async for some in turns.few(seen):
+        for one in some:
+            if one is None:
+                continue
+            if len(runs) + len(holes) >= left:
+                return replace(answer, runs=tuple(runs), holes=tuple(holes), next=one.first)
+            if isinstance(one, SeenRun):
+                runs.append(one)
+            else:
+                holes.append(one)
+    more = end if end < answer.end_offset else -1
+    return replace(answer, runs=tuple(runs), holes=tuple(holes), next=more)
+
+
+async def _stored(store: Storage, key: ShareKey, decoding: asyncio.Semaphore) -> StoredState | None:
+    """What is stored of a share-partition. Raises: StateCorrupt, LogError."""
+    entries = await store.scan(key.prefix)
+    if sum(len(value) for _, value in entries) <= INLINE_BYTES:
+        return stored_in(entries, key)
+    async with decoding:
+        return await asyncio.to_thread(stored_in, entries, key)
+
+
+async def intervened(
+    key: ShareKey, request: ShareInterveneRequest, *, partitions: Partitions
+) -> ShareInterveneResponse:
+    """Act on records of a share-partition that is led here; durable when it returns. Raises: LogError, CoreError."""
+    if not partitions.knows(key):
+        raise InvalidRequest(f"share-partition {key} was never begun")
+    owner = await partitions.open(key)
+    found = await owner.intervene(Act(request.act), request.ranges, dry_run=request.dry_run)
+    return ShareInterveneResponse(found=found)
