@@ -100,12 +100,12 @@ def _intervene(request: ShareInterveneRequest) -> Body:
 
 def _read_intervene(body: Mapping[str, Any]) -> ShareInterveneRequest:
     act, dry_run = body.get("act"), body.get("dry_run", False)
-    if act not in {one.value for one in Act}:
+    if not isinstance(act, str) or act not in {one.value for one in Act}:
         raise Malformed(f"act is none of {', '.join(Act)}")
     if not isinstance(dry_run, bool):
         raise Malformed("dry_run is neither true nor false")
     ranges = _ranges(body.get("ranges"))
-    return ShareInterveneRequest(**_place(body), act=cast("str", act), ranges=ranges, dry_run=dry_run)
+    return ShareInterveneRequest(**_place(body), act=act, ranges=ranges, dry_run=dry_run)
 
 
 def _ranges(value: object) -> tuple[Range, ...]:

@@ -6,10 +6,11 @@ server in time, and `ConnectionLost` when a change may or may not have been made
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
+from flowshare.client.admin.browsing import ActName, BrowsePage, Intervened, RecordsPage
 from flowshare.client.admin.internal_topics import deletes_internal, what_is_lost
 from flowshare.client.arguments import checked, settings_of
 from flowshare.client.errors import ConnectionLost, ServerError, check
@@ -21,6 +22,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import frames
 
 if TYPE_CHECKING:
+    from flowshare.client.admin.browser import Browser
     from flowshare.client.admin.cooperative import CooperativeAdmin
     from flowshare.clock import Clock
 
@@ -417,6 +419,75 @@ class ShareAdmin:
     async def resume_group(self, group_id: str) -> None:
         """Undo `pause_group`: fetches that wait get records at once. Raises: ServerError (Kafka's brokers cannot)."""
         await self.alter_group_configs(group_id, {PAUSED: None})
+
+    # --- looking, and acting on what others hold (`browsing`) ------------------------------------------------------
+
+    async def browse(
+        self,
+        group_id: str,
+        topic: str,
+        partition: int,
+        *,
+        from_offset: int | None = None,
+        limit: int = 1_000,
+        states: Collection[str] = (),
+    ) -> BrowsePage:
+        """What stands in a partition of a group, whatever kind it is, from `from_offset` on: at most `limit` runs and
+        holes (10,000 at most). Nothing is taken, counted, loaded or written for it.
+
+        states: only runs in one of these; none: all, and holes. Raises: ServerError (GROUP_ID_NOT_FOUND,
+        UNKNOWN_TOPIC_OR_PARTITION, …), ValueError (there is no such state).
+        """
+        return await self._browser.page(group_id, topic, partition, from_offset, limit, states)
+
+    def browse_all(
+        self,
+        group_id: str,
+        topic: str,
+        partition: int,
+        *,
+        from_offset: int | None = None,
+        limit: int = 10_000,
+        states: Collection[str] = (),
+        pages_max: int = 1_000,
+    ) -> AsyncIterator[BrowsePage]:
+        """All pages, each of its own moment, at most `pages_max`: the last one says by `next` if there were more."""
+        return self._browser.pages(group_id, topic, partition, from_offset, limit, states, pages_max)
+
+    async def records(
+        self, topic: str, partition: int, ranges: Sequence[tuple[int, int]], *, max_bytes: int = MIB
+    ) -> RecordsPage:
+        """Records at these offsets (first and last of each range; ascending, disjoint), raw, whatever became of their
+        transactions; reading ends behind the batch with which there are `max_bytes`. Needs READ on the topic.
+
+        Raises: ServerError, ValueError.
+        """
+        return await self._browser.records(topic, partition, ranges, max_bytes)
+
+    async def intervene(
+        self,
+        group_id: str,
+        topic: str,
+        partition: int,
+        ranges: Sequence[tuple[int, int]],
+        act: ActName,
+        *,
+        dry_run: bool = False,
+    ) -> list[Intervened]:
+        """Act on records of a share group that others hold, or that wait; what became of each range, durable.
+
+        release: what is held is available again, its member is told so when it acknowledges. reject: it is finished,
+        and nothing is kept of it. dead_letter: it becomes a dead letter in errors.deadletterqueue.topic.name. now: a
+        delayed record comes at once. ranges: as of `records`; at most 1,000, and 10,000 records.
+        Raises: ServerError, ValueError, Unsupported (Kafka's brokers cannot).
+        """
+        return await self._browser.intervene(group_id, topic, partition, ranges, act, dry_run=dry_run)
+
+    @property
+    def _browser(self) -> Browser:
+        from flowshare.client.admin.browser import Browser
+
+        return Browser(self, ask=self._ask, send=self._link.send, clock=self._clock)
 
     @property
     def cooperative(self) -> CooperativeAdmin:

@@ -190,7 +190,7 @@ def scan_log(
     found = Scanned([], offset, [])
     records, _, damaged = found
     end = offset
-    transactions = _Aborted(aborted)
+    transactions = AbortedBatches(aborted)
     headers = [one for one in frames(data, partial_tail=True) if one.base_offset < until]
     for header in headers:
         skipped = transactions.skips(header)
@@ -223,7 +223,7 @@ def voids_of(filtered: Filtered, records: Sequence[tuple[int, int, RawRecord]]) 
     return sorted(voids)
 
 
-class _Aborted:
+class AbortedBatches:
     """Which batches belong to aborted transactions: from where each begins up to the marker that ends it."""
 
     def __init__(self, aborted: Sequence[AbortedTransaction]) -> None:
