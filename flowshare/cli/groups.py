@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flowshare.cli import cooperative
+from flowshare.cli import browse, cooperative
 from flowshare.cli.lag import known, spoken, stuck_lines
 from flowshare.cli.move import forget_move, move
 from flowshare.cli.options import broker_options, changes_of, execute_options, facts_options, moment
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @click.group("groups")
 def groups() -> None:
-    """List, describe, configure, pause, reset, seed, move and delete share groups.
+    """List, describe, browse, configure, pause, reset, seed, move and delete share groups.
 
-    ls, describe, members, reset-offsets, delete-offsets and delete know cooperative groups, too.
+    ls, browse, describe, members, reset-offsets, delete-offsets and delete know cooperative groups, too.
     """
 
 
@@ -403,4 +403,5 @@ def seed(
         say(f"group {group} begins there" if execute else NOTHING_DONE, err=True)
 
 
-groups.add_command(move)
+for command in (move, *browse.COMMANDS):
+    groups.add_command(command)

@@ -1,5 +1,7 @@
-"""The calls `share_browse` and `share_intervene` as JSON, under flowshare's own key (`protocol.private`); both ends.
+"""The calls `share_places`, `share_browse` and `share_intervene` as JSON, under flowshare's own API key
+(`protocol.private`); both ends.
 
+    share_places     {group_id} -> {places: [[topic, partition], …]}
     share_browse     {group_id, topic, partition, offset: −1 or where to begin, limit, states: [name, …]}
                      -> {facts: [taken_ms, loaded, start_offset, end_offset, log_start, log_end, last_stable, leader,
                      leader_epoch, next, order], runs: [firsts, lasts, states, delivery counts, members, due_ms, heads],
@@ -26,6 +28,8 @@ from flowshare.protocol.messages.browse import (
     ShareBrowseResponse,
     ShareInterveneRequest,
     ShareInterveneResponse,
+    SharePlacesRequest,
+    SharePlacesResponse,
 )
 from flowshare.share.browse import Hole, SeenRun, wanted_states
 from flowshare.share.intervene import Act, Intervened
@@ -41,16 +45,38 @@ FACTS: Final = (
 
 def _place(body: Mapping[str, Any]) -> Body:
     """Which share-partition. Raises: Malformed."""
-    group_id, topic, partition = (body.get(name) for name in ("group_id", "topic", "partition"))
-    if not all(isinstance(one, str) and len(one) <= TEXT_MAX for one in (group_id, topic)):
-        raise Malformed(f"group_id and topic are texts of at most {TEXT_MAX} characters")
-    return {"group_id": group_id, "topic": topic, "partition": _number(partition, "partition")}
+    return {
+        **{name: _text(body.get(name), name) for name in ("group_id", "topic")},
+        "partition": _number(body.get("partition"), "partition"),
+    }
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str) or len(value) > TEXT_MAX:
+        raise Malformed(f"{what} is no text of at most {TEXT_MAX} characters")
+    return value
 
 
 def _number(value: object, what: str, least: int = 0, most: int = NUMBER_MAX - 1) -> int:
     if type(value) is not int or not least <= value <= most:
         raise Malformed(f"{what} is no number from {least} to {most}")
     return value
+
+
+def _places(request: SharePlacesRequest) -> Body:
+    return {"group_id": request.group_id}
+
+
+def _read_places(body: Mapping[str, Any]) -> SharePlacesRequest:
+    return SharePlacesRequest(group_id=_text(body.get("group_id"), "group_id"))
+
+
+def _placed(answer: SharePlacesResponse) -> Body:
+    return {"places": answer.places}
+
+
+def _read_placed(body: Body) -> SharePlacesResponse:
+    return SharePlacesResponse(places=tuple((str(topic), int(partition)) for topic, partition in body["places"]))
 
 
 def _browse(request: ShareBrowseRequest) -> Body:
@@ -137,6 +163,7 @@ def _read_intervened(body: Body) -> ShareInterveneResponse:
 
 
 CALLS: Final[Mapping[str, Call]] = {
+    str(SharePlacesRequest.call): Call(_places, _read_places, _placed, _read_placed, SharePlacesResponse),
     str(ShareBrowseRequest.call): Call(_browse, _read_browse, _browsed, _read_browsed, ShareBrowseResponse),
     str(ShareInterveneRequest.call): Call(
         _intervene, _read_intervene, _intervened, _read_intervened, ShareInterveneResponse

@@ -74,6 +74,8 @@ async def test_what_nobody_has_loaded_says_what_is_not_known_of_it(clock):
         page = await world.admin.browse("g", "orders", 0)
 
         assert (page.loaded, runs(page)) == (False, [(0, 4, "available")])
+        assert await world.admin.places("g") == [("orders", 0)]
+        assert world.server.share.partitions.owners() == []
         assert "nobody has loaded" in page.unknown
 
 
@@ -189,6 +191,7 @@ async def test_a_cooperative_group_is_browsed_in_the_same_form(clock):
                     consumer.commit(record)
         await within(clock, 10, consumer.commit_sync())
 
+        assert await world.admin.places("c") == [("orders", 0)]
         page = await world.admin.browse("c", "orders", 0)
 
         assert (page.kind, page.start_offset, page.end_offset, page.log_end) == ("cooperative", 0, 3, 4)
@@ -265,6 +268,7 @@ async def test_it_crosses_a_socket():
         assert (page.order, page.loaded, page.log_end) == ("key", True, 3)
         (found,) = await admin.intervene("g", topic, 0, [(0, 2)], "release")
         assert tuple(found) == (0, 2, 2, 0, 0, 0, 1)
+        assert await admin.places("g") == [(topic, 0)]
         with pytest.raises(ServerError) as refused:
             await admin.browse("none", topic, 0)
         assert refused.value.code is ErrorCode.GROUP_ID_NOT_FOUND
@@ -273,8 +277,8 @@ async def test_it_crosses_a_socket():
 @pytest.mark.parametrize(
     ("call", "fields", "why"),
     [
-        ("share_browse", {}, "group_id and topic"),
-        ("share_browse", {"group_id": 7, "topic": "t", "partition": 0}, "group_id and topic"),
+        ("share_browse", {}, "group_id is no text"),
+        ("share_browse", {"group_id": 7, "topic": "t", "partition": 0}, "group_id is no text"),
         ("share_browse", {"group_id": "g", "topic": "t", "partition": True}, "partition is no number"),
         ("share_browse", {"group_id": "g", "topic": "t", "partition": 0, "limit": 10_001}, "limit is no number"),
         ("share_browse", {"group_id": "g", "topic": "t", "partition": 0, "offset": -2}, "offset is no number"),

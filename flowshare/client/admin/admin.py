@@ -422,6 +422,13 @@ class ShareAdmin:
 
     # --- looking, and acting on what others hold (`browsing`) ------------------------------------------------------
 
+    async def places(self, group_id: str) -> list[tuple[str, int]]:
+        """Topic and partition of all that a group, whatever kind it is, has begun with; nothing is loaded for it.
+
+        Raises: ServerError (GROUP_ID_NOT_FOUND, …).
+        """
+        return await self._browser.places(group_id)
+
     async def browse(
         self,
         group_id: str,

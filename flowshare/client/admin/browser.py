@@ -16,7 +16,7 @@ from flowshare.protocol import messages
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import frames
-from flowshare.protocol.messages.browse import RUNS_MAX, ShareBrowseRequest, ShareInterveneRequest
+from flowshare.protocol.messages.browse import RUNS_MAX, ShareBrowseRequest, ShareInterveneRequest, SharePlacesRequest
 from flowshare.share.browse import HOLES, RETENTION, Hole, SeenRun, stored_runs, wanted_states
 from flowshare.share.intervene import Intervened
 from flowshare.share.ranges import Range, minus
@@ -54,6 +54,17 @@ class Browser:
         self._ask = ask
         self._send = send
         self._clock = clock
+
+    async def places(self, group_id: str) -> list[tuple[str, int]]:
+        """See `ShareAdmin.places`."""
+        try:
+            answer = await self._ask(SharePlacesRequest(group_id=group_id))
+        except Unsupported:
+            return [(one.topic, one.partition) for one in await self._admin.group_offsets(group_id)]
+        if answer.error is ErrorCode.GROUP_ID_NOT_FOUND and group_id in await self._admin.cooperative.names():
+            return [(one.topic, one.partition) for one in await self._admin.cooperative.offsets(group_id)]
+        check(answer.error, answer.message, f"partitions of group {group_id}")
+        return list(answer.places)
 
     async def page(
         self, group_id: str, topic: str, partition: int, offset: int | None, limit: int, states: Collection[str]
@@ -124,7 +135,13 @@ class Browser:
         request = ShareInterveneRequest(
             group_id=group_id, topic=topic, partition=partition, act=act, ranges=tuple(ranges), dry_run=dry_run
         )
-        answer = await self._send(request)
+        try:
+            answer = await self._send(request)
+        except Unsupported:
+            raise Unsupported(
+                f"Kafka's brokers lead group {group_id}, and take a record away when its lock lapses only: end the "
+                "process of the member that hangs, or wait for share.record.lock.duration.ms"
+            ) from None
         if answer.error is ErrorCode.GROUP_ID_NOT_FOUND and group_id in await self._admin.cooperative.names():
             raise Unsupported(
                 f"{group_id} is a cooperative group, whose members hold keys and not records: stop the member that "

@@ -59,6 +59,23 @@ class ShareBrowseResponse(Response):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharePlacesRequest(Request["SharePlacesResponse"]):
+    """With which partitions a group has begun; nothing is loaded to know it."""
+
+    route = OF_GROUP
+    call = "share_places"
+
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharePlacesResponse(Response):
+    """Topic and partition of each share-partition that has state, in order; those of topics that are gone are not."""
+
+    places: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShareInterveneRequest(Request["ShareInterveneResponse"]):
     """Act on records that others hold, or that wait. ranges: ascending and disjoint, first and last inclusive.
 

@@ -1,20 +1,23 @@
 """Looking at a share-partition, and acting on what others hold, at the socket (`protocol.browse_codec`).
 
 To look needs DESCRIBE on the group and on the topic, as its offsets do: what is told are numbers, and names of members.
+Of topics that may not be described no partition is named.
 To act needs READ on both, as moving the group's offsets does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.protocol.browse_codec import CALLS
 from flowshare.protocol.cooperative_codec import Call, Malformed
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.browse import ShareBrowseRequest
+from flowshare.protocol.messages.browse import ShareInterveneRequest, SharePlacesRequest, SharePlacesResponse
 from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.edge.forms import may_topic
 from flowshare.server.runtime.failures import Refused
 
 if TYPE_CHECKING:
@@ -29,12 +32,16 @@ async def _answer(name: str, how: Call, call: SocketCall) -> Body:
         request = how.read_request(call.request)
     except Malformed as error:
         raise Refused(ErrorCode.INVALID_REQUEST, f"{name}: {error}") from None
-    right = Operation.DESCRIBE if isinstance(request, ShareBrowseRequest) else Operation.READ
+    right = Operation.READ if isinstance(request, ShareInterveneRequest) else Operation.DESCRIBE
     call.peer.need(right, ResourceType.GROUP, request.group_id)
-    call.peer.need(right, ResourceType.TOPIC, request.topic)
+    if not isinstance(request, SharePlacesRequest):
+        call.peer.need(right, ResourceType.TOPIC, request.topic)
     answer = await call.peer.connection.send(request)
     if answer.error is not ErrorCode.NONE:
         raise Refused(answer.error, answer.message or "")
+    if isinstance(answer, SharePlacesResponse):
+        seen = (one for one in answer.places if may_topic(call.peer, Operation.DESCRIBE, one[0]))
+        answer = replace(answer, places=tuple(seen))
     return how.answer(answer)
 
 

@@ -26,6 +26,8 @@ from flowshare.protocol.messages.browse import (
     ShareBrowseResponse,
     ShareInterveneRequest,
     ShareInterveneResponse,
+    SharePlacesRequest,
+    SharePlacesResponse,
 )
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.connection import Family, InProcess, handles
@@ -60,7 +62,18 @@ class BrowseApis(Family):
         self._topics = service.topics
         self._leaders = service.leaders
         self._coordinator = service.coordinator
+        self._duties = service.duties
         self._config_of = service.duties.config_of
+
+    @handles(SharePlacesRequest, SharePlacesResponse)
+    async def places(self, request: SharePlacesRequest, _: InProcess) -> SharePlacesResponse:
+        """The partitions that a group has begun with."""
+        keys = self._leaders.known(self._coordinator.find(request.group_id))
+        for topic_id in {key.topic_id for key in keys}:
+            if self._topics.by_id(topic_id) is None:
+                await self._duties.exists(topic_id)
+        topics = ((self._topics.by_id(key.topic_id), key.partition) for key in keys)
+        return SharePlacesResponse(places=tuple(sorted((topic.name, number) for topic, number in topics if topic)))
 
     @handles(ShareBrowseRequest, ShareBrowseResponse)
     async def browse(self, request: ShareBrowseRequest, _: InProcess) -> ShareBrowseResponse:
