@@ -1,4 +1,4 @@
-"""What stands in a share-partition's window, run by run, for who only looks: nothing is taken, counted or changed.
+"""What stands in a share-partition's window, run by run, for who only looks: docs/share-groups.md, SG-13.6.
 
 A `Look` is a copy of the window's bytes, made at once; its runs are cut afterwards, a few at a time, while the window
 goes on changing. So a page is one moment's, and nobody waits for it. `stored_runs` says the same of what is stored of a

@@ -1,4 +1,4 @@
-"""What an operator does to records of a share-partition that others hold, or that wait: nobody asks their members.
+"""What an operator does to records of a share-partition that others hold, or that wait: docs/share-groups.md, SG-13.7.
 
 Invariants, as of every other step: an offset is moved by `state.step` only; in an order the first open record of a key
 is not blocked and all others are, or are held in a chain (`heads`); what its member says of a record that was taken
