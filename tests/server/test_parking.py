@@ -12,12 +12,16 @@ from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     DescribeShareGroupOffsetsRequest,
+    FetchPartition,
+    FetchRequest,
     IncrementalAlterConfigsRequest,
     ParkedKeysRequest,
     ReadShareGroupStateRequest,
+    ShareInterveneRequest,
 )
 from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.server.runtime.connection import IN_PROCESS
+from flowshare.server.runtime.state import ShareKey
 from flowshare.server.share import parked_keys
 from flowshare.server.share.opened_log import OpenedBatches, OpenedLog
 from flowshare.share import parking, window
@@ -699,3 +703,57 @@ async def test_a_state_that_another_leader_reads_keeps_parked_keys_and_generatio
     assert [one.key for one in told.keys] == [b"a"]
     assert following(answer) == [(1, 0)]
     assert after > before
+
+
+async def act(w, what, *ranges_):
+    """What an operator's act did to each range."""
+    request = ShareInterveneRequest(group_id="g", topic="t", partition=0, act=what, ranges=ranges_)
+    answer = await w.admin.send(request)
+    assert answer.error is ErrorCode.NONE, answer.message
+    return [one.done for one in answer.found]
+
+
+LETTERS = {**PARKS, "errors.deadletterqueue.topic.name": "dead", "share.dead.letter.on": "limit"}
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_what_an_operator_gives_up_parks_its_key_and_has_its_letter(dies: bool) -> None:
+    async with world(configs=LETTERS) as w:
+        at, m = await held_world(w, "aab")
+        if dies:
+            w.server.share.partitions.get(ShareKey("g", *at))._on_archiving = lambda _: None
+        assert await act(w, "dead_letter", (0, 0)) == [1]
+        if dies:
+            await w.die()
+            m = w.member("m")
+        await settle()
+        answer = await m.fetch(at, heads=500)
+        letters = await w.admin.send(FetchRequest(partitions=(FetchPartition("dead", 0, 0),)))
+
+    assert following(answer) == [(1, 0)]
+    assert b"Given up by an operator" in letters.partitions[0].records
+
+
+async def test_what_an_operator_rejects_parks_nothing_and_the_next_of_its_key_is_run() -> None:
+    async with world(configs=LETTERS) as w:
+        _, m = await held_world(w, "aab")
+        assert await act(w, "reject", (0, 0)) == [1]
+        await settle()
+        answer = await m.fetch(heads=500)
+
+        assert ranges(answer) == [(1, 1, 1)]
+        assert following(answer) == []
+        assert (await ask(w)).keys == ()
+
+
+async def test_a_replayed_record_that_an_operator_rejects_counts_as_settled() -> None:
+    async with world(configs=PARKS) as w:
+        at, m = await parked_world(w, "ab")
+        (begun,) = (await ask(w, "replay", key=b"a")).keys
+        await w.produce(replay(begun, ("a", 0, 0)))
+        assert ranges(await m.fetch(at, heads=500)) == [(2, 2, 1)]
+        assert await act(w, "reject", (2, 2)) == [1]
+
+        assert (await ask(w)).keys == ()
+        await w.die()
+        assert (await ask(w)).keys == ()

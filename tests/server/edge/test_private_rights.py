@@ -1,4 +1,4 @@
-"""Which rights the private calls of ordered groups need, and what is left out of their answers without them."""
+"""Which rights the private calls need of who looks after groups, and what is left out of their answers without."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ import pytest
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import ParkedKeysRequest, ParkedKeysResponse
+from flowshare.protocol.messages.browse import (
+    ShareBrowseRequest,
+    ShareBrowseResponse,
+    ShareInterveneResponse,
+    SharePlacesResponse,
+)
 from flowshare.protocol.messages.state import ParkedKeyTold
 from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.server.edge.base import SocketCall
+from flowshare.server.edge.browse import BROWSE
 from flowshare.server.edge.private import share_parked, topic_grow
 from flowshare.server.runtime.failures import Refused
+from flowshare.share.intervene import Intervened
 from flowshare.share.parking import ParkedKey
 
 pytestmark = pytest.mark.asyncio
@@ -26,13 +34,17 @@ TOPIC: Right = (Operation.READ, ResourceType.TOPIC, "t")
 class Who:
     """A peer that has these rights, and what was sent on its behalf."""
 
-    def __init__(self, *rights: Right) -> None:
+    def __init__(self, *rights: Right, answer: Any = None) -> None:
+        """answer: to what is sent; None: two parked keys."""
         self._rights = rights
+        self._answer = answer
         self.sent: list[Any] = []
         self.connection = SimpleNamespace(send=self._send)
 
     async def _send(self, request: Any) -> Any:
         self.sent.append(request)
+        if self._answer is not None:
+            return self._answer
         parked = ParkedKey(first=0, done=-1, last=0)
         told = (ParkedKeyTold(topic, uuid.UUID(int=1), 0, b"a", parked) for topic in ("t", "u"))
         return ParkedKeysResponse(order="key", keys=tuple(told))
@@ -83,3 +95,57 @@ async def test_who_may_only_read_a_topic_does_not_add_partitions_to_it():
         await topic_grow(call(peer, topic="t", total=2))
 
     assert peer.sent == []
+
+
+DESCRIBED: Right = (Operation.DESCRIBE, ResourceType.GROUP, "g")
+DESCRIBED_TOPIC: Right = (Operation.DESCRIBE, ResourceType.TOPIC, "t")
+PLACE = {"group_id": "g", "topic": "t", "partition": 0}
+
+
+@pytest.mark.parametrize("rights", [(), (DESCRIBED,), (DESCRIBED_TOPIC,)], ids=["none", "group only", "topic only"])
+async def test_who_may_not_describe_group_and_topic_browses_nothing(rights: tuple[Right, ...]):
+    peer = Who(*rights)
+
+    with pytest.raises(Refused):
+        await BROWSE["share_browse"](call(peer, **PLACE))
+
+    assert peer.sent == []
+
+
+async def test_who_may_describe_both_browses():
+    peer = Who(DESCRIBED, DESCRIBED_TOPIC, answer=ShareBrowseResponse(start_offset=7))
+
+    answer = await BROWSE["share_browse"](call(peer, **PLACE))
+
+    assert peer.sent == [ShareBrowseRequest(group_id="g", topic="t", partition=0)]
+    assert 7 in answer["facts"]
+
+
+@pytest.mark.parametrize("rights", [(), (GROUP, DESCRIBED_TOPIC), (DESCRIBED, TOPIC)])
+@pytest.mark.parametrize("act", ["release", "reject", "dead_letter", "now"])
+async def test_who_may_not_read_group_and_topic_takes_nothing_from_others(act: str, rights: tuple[Right, ...]):
+    peer = Who(*rights)
+
+    with pytest.raises(Refused):
+        await BROWSE["share_intervene"](call(peer, **PLACE, act=act, ranges=[[0, 0]]))
+
+    assert peer.sent == []
+
+
+async def test_who_may_read_both_acts():
+    peer = Who(GROUP, TOPIC, answer=ShareInterveneResponse(found=(Intervened(0, 0, 1),)))
+
+    answer = await BROWSE["share_intervene"](call(peer, **PLACE, act="release", ranges=[[0, 0]]))
+
+    assert [request.act for request in peer.sent] == ["release"]
+    assert answer == {"found": [(0, 0, 1, 0, 0, 0, 0)]}
+
+
+async def test_partitions_of_topics_that_may_not_be_described_are_not_named():
+    places = SharePlacesResponse(places=(("t", 0), ("u", 0)))
+
+    assert await BROWSE["share_places"](call(Who(DESCRIBED, DESCRIBED_TOPIC, answer=places), group_id="g")) == {
+        "places": (("t", 0),)
+    }
+    with pytest.raises(Refused):
+        await BROWSE["share_places"](call(Who(DESCRIBED_TOPIC, answer=places), group_id="g"))
