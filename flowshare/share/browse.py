@@ -19,8 +19,10 @@ Where no record stands there is a `Hole`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import compress, groupby
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import compress, groupby, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.share.types import (
@@ -61,6 +63,7 @@ UNREAD: Final = "unread"
 """A reload knows nothing of it: it is read again, and what is there is delivered."""
 
 _HELD: Final = frozenset((ACQUIRED, PENDING, DELAYED))
+_LAST: Final = attrgetter("last")
 _OPEN_HEADS: Final = bytes(
     state in (AVAILABLE, ACQUIRED, DELAYED, PENDING, RecordState.ARCHIVING) for state in range(256)
 )
@@ -204,7 +207,7 @@ def _first_of_keys(window: Window, heads: Heads, end: int) -> Mapping[int, int]:
 
 def stored_runs(
     start_offset: int,
-    runs: Iterable[StateRun],
+    runs: Sequence[StateRun],
     states: Collection[str],
     *,
     first: int,
@@ -212,12 +215,9 @@ def stored_runs(
     ahead_ms: int = 0,
 ) -> Iterator[Seen]:
     """The same of what is stored, from offset `first` on. now_ms: by which delays are reckoned; ahead_ms: as `Look`."""
-    end = start_offset
-    for run in runs:
-        if run.last < first:
-            end = run.last + 1
-            yield None
-            continue
+    at = bisect_left(runs, first, key=_LAST)
+    end = runs[at - 1].last + 1 if at else start_offset
+    for run in islice(runs, at, None):
         if run.first > end and HOLES in states:
             yield Hole(max(end, first), run.first - 1, UNREAD)
         end = run.last + 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from flowshare.log.base import StorageError
@@ -12,9 +14,12 @@ from flowshare.protocol.messages import (
     FetchRequest,
     ShareBrowseRequest,
     ShareInterveneRequest,
+    SharePlacesRequest,
 )
 from flowshare.protocol.messages.browse import RUNS_MAX
-from flowshare.server.runtime.state import ShareKey
+from flowshare.server.runtime.state import ShareKey, delete_state, initial_writes, stored_in
+from flowshare.server.share import browsing
+from flowshare.share.types import PartitionState, RecordState, StateRun
 from flowshare.testing.clock import settle
 from tests.server.world import EARLIEST, accept, ranges, release, world
 
@@ -299,3 +304,74 @@ async def test_what_nobody_can_mean_is_refused(act, offsets):
         await w.held(3, joined=True)
 
         assert (await intervene(w, act, *offsets)).error is ErrorCode.INVALID_REQUEST
+
+
+def stored_state(offsets: int):
+    """Every second offset is finished."""
+    states = (RecordState.AVAILABLE, RecordState.ACKNOWLEDGED)
+    runs = tuple(StateRun(at, at, states[at % 2], 1) for at in range(offsets))
+    return PartitionState(start_offset=0, runs=runs)
+
+
+async def put(w, key, offsets):
+    """Have that stored, and nothing else."""
+    writes = {**dict(await delete_state(w.storage, [key])), **dict(initial_writes(key, stored_state(offsets)))}
+    await w.storage.write(list(writes.items()))
+
+
+async def test_a_large_state_that_nobody_has_loaded_is_decoded_once_for_its_pages(monkeypatch):
+    decoded = []
+
+    def counted(entries, key):
+        decoded.append(key)
+        return stored_in(entries, key)
+
+    monkeypatch.setattr(browsing, "stored_in", counted)
+    monkeypatch.setattr(browsing, "INLINE_BYTES", 1_000)
+    async with world() as w:
+        at, _ = await w.held(1, joined=True)
+        await w.die()
+        key = ShareKey("g", *at)
+        await put(w, key, 5_000)
+        pages = [await browse(w, offset=offset, limit=1_000) for offset in range(0, 5_000, 1_000)]
+
+        assert [(page.runs[0].first, page.next) for page in pages] == [
+            (0, 1_000),
+            (1_000, 2_000),
+            (2_000, 3_000),
+            (3_000, 4_000),
+            (4_000, -1),
+        ]
+        assert len(decoded) == 1
+        await put(w, key, 4_000)
+        assert (await browse(w)).end_offset == 4_000
+        assert len(decoded) == 2
+        await w.clock.advance(browsing.KEPT_S + 1)
+        assert (await browse(w)).end_offset == 4_000
+        assert len(decoded) == 3
+
+
+async def test_a_long_answer_gives_way_to_others():
+    async with world() as w:
+        at, _ = await w.held(20_000, joined=True)
+        await w.server.share.partitions.drop([ShareKey("g", *at)])
+        await put(w, ShareKey("g", *at), 20_000)
+        await w.member("m2").fetch(at, max_records=1, acquire_mode=1)
+        turns = 0
+        looking = asyncio.ensure_future(browse(w))
+        while not looking.done():
+            await asyncio.sleep(0)
+            turns += 1
+
+        assert len((await looking).runs) == RUNS_MAX
+        assert turns > 3
+
+
+async def test_a_group_among_ten_thousand_is_browsed_without_a_look_at_the_others():
+    async with world() as w:
+        at, _ = await w.held(3, joined=True)
+        for number in range(10_000):
+            w.server.share.partitions.know(ShareKey(f"other-{number}", *at))
+
+        assert runs(await browse(w)) == [(0, 2, "acquired", 1, "m1")]
+        assert (await w.admin.send(SharePlacesRequest(group_id="g"))).places == (("t", 0),)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from flowshare.server.runtime.state import Write
     from flowshare.server.runtime.topic_index import TopicIndex
+    from flowshare.server.share.browsing import StoredStates
     from flowshare.server.share.duties import Duties
     from flowshare.server.share.loader import Loader
     from flowshare.server.share.partitions import Partitions
@@ -123,7 +124,7 @@ class LocalLeaders:
         clock: Clock,
     ) -> None:
         self._clock = clock
-        self._decoding = asyncio.Semaphore(1)  # of large states that nobody has loaded, however many ask
+        self._states: StoredStates | None = None
         self._store = store
         self._sessions = sessions
         self._topics = topics
@@ -227,8 +228,10 @@ class LocalLeaders:
 
     async def browse(self, key: ShareKey, request: ShareBrowseRequest) -> ShareBrowseResponse:
         """Nothing is loaded for it."""
-        from flowshare.server.share.browsing import browsed  # as above
+        from flowshare.server.share.browsing import StoredStates, browsed  # as above
 
+        if self._states is None:
+            self._states = StoredStates(self._store, self._clock)
         if self._topics.by_id(key.topic_id) is None:
             await self._duties.exists(key.topic_id)
         return await browsed(
@@ -238,7 +241,7 @@ class LocalLeaders:
             topics=self._topics,
             partitions=self._partitions,
             clock=self._clock,
-            decoding=self._decoding,
+            states=self._states,
         )
 
     async def intervene(self, key: ShareKey, request: ShareInterveneRequest) -> ShareInterveneResponse:
