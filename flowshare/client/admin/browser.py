@@ -20,6 +20,7 @@ from flowshare.protocol.messages.browse import RUNS_MAX, ShareBrowseRequest, Sha
 from flowshare.share.browse import HOLES, RETENTION, Hole, SeenRun, stored_runs, wanted_states
 from flowshare.share.intervene import Intervened
 from flowshare.share.ranges import Range, minus
+from flowshare.share.types import PartitionState
 
 if TYPE_CHECKING:
     from flowshare.client.admin.admin import ShareAdmin
@@ -198,10 +199,13 @@ class Browser:
         check(told.error, told.message, about)
         (part,) = told.partitions
         check(part.error, part.message, about)
+        if part.start_offset < 0:
+            await self._admin.describe_group(asked.group_id)  # of one that there is not the brokers tell the same
         bounds = await self._admin.offsets(asked.topic, asked.partition)
         stable = (await self._admin.offsets(asked.topic, asked.partition, committed=True)).high_watermark
-        runs, unknown = await self._native_runs(asked, part)
-        start, first = part.start_offset, max(asked.offset or 0, part.start_offset)
+        state, unknown = await self._native_state(asked, part)
+        start, runs = max(part.start_offset, state.start_offset), state.runs
+        first = max(asked.offset or 0, start)
         end = max(start, runs[-1].last + 1 if runs else start)
         seen = stored_runs(start, runs, wanted_states(asked.share_states), first=first, now_ms=self._clock.now_ms())
         cut = asked.cut([one for one in seen if isinstance(one, SeenRun)] if start >= 0 else [], None)
@@ -223,10 +227,12 @@ class Browser:
             unknown=unknown,
         )
 
-    async def _native_runs(self, asked: _Asked, part: messages.SharePartitionOffsets) -> tuple[Sequence[Any], str]:
-        """What the brokers' state says, where it may be read, and what is not told."""
+    async def _native_state(self, asked: _Asked, part: messages.SharePartitionOffsets) -> tuple[PartitionState, str]:
+        """What the brokers' state says, where it may be read, and what is not told. Its start offset is newer than the
+        one that they tell with the lag."""
+        nothing = PartitionState()
         if part.topic_id is None or part.start_offset < 0:
-            return (), NATIVE
+            return nothing, NATIVE
         try:
             answer = await self._ask(
                 messages.ReadShareGroupStateRequest(
@@ -237,11 +243,11 @@ class Browser:
                 )
             )
         except Unsupported:
-            return (), NATIVE_BARE
+            return nothing, NATIVE_BARE
         if answer.error in NOT_TOLD:
-            return (), NATIVE_BARE
+            return nothing, NATIVE_BARE
         check(answer.error, answer.message, f"state of group {asked.group_id} in {asked.topic}-{asked.partition}")
-        return (() if answer.state is None else answer.state.runs), NATIVE
+        return answer.state or nothing, NATIVE
 
     # --- records -------------------------------------------------------------------------------------------------
 
