@@ -200,6 +200,9 @@ def share_groups() -> dict[str, list[Said]]:
         *got,
         say(w.private, 0, answered=False),
         say(w.private, 1, answered=False),
+        say(w.private, 4, answered=False),
+        say(w.private, 8, answered=False),
+        say(w.private, 13, answered=False),
         say(w.share_acknowledge, w.GO_ON | w.ACCEPT),
         *gone,
     ]

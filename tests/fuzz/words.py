@@ -236,12 +236,21 @@ def share_described(say: Speaker) -> Request:
 
 
 def private(say: Speaker) -> Request:
-    """Flowshare's own calls about what a member holds."""
+    """Flowshare's own calls about what a member holds, and of who looks at it or acts on it."""
     group, topic_id = say.group("share"), say.topic_id.hex
     member = say.known("member_id", f"member-{say.line}")
     held = [[first, last] for first, last in say.client.held[say.topic_id, say.partition]]
-    if say.how & 3 == 0:
-        body: dict[str, Any] = {
+    body: dict[str, Any]
+    if say.how & 12:
+        place = {"topic": say.topic, "partition": say.partition}
+        acts = ("release", "reject", "dead_letter", "now")
+        body = {
+            4: {"call": "share_browse", **place, "limit": 5, "states": []},
+            8: {"call": "share_places"},
+            12: {"call": "share_intervene", **place, "act": acts[say.how & 3], "ranges": held or [[0, 3]]},
+        }[say.how & 12]
+    elif say.how & 3 == 0:
+        body = {
             "call": "share_resume",
             "member_id": member,
             "partitions": [[topic_id, say.partition, held]],
