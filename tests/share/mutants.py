@@ -155,6 +155,51 @@ MUTANTS = (
         "for change in self._changes[since:]:",
         "for change in self._changes[since:][:1]:",
     ),
+    Mutant(
+        "an operator takes what is being acknowledged",
+        "intervene",
+        "    if state == PENDING or (",
+        "    if (",
+    ),
+    Mutant(
+        "an operator takes what is being read for its member",
+        "intervene",
+        "(state == ACQUIRED and window.holds.by_id[run.hold_id].unconfirmed)",
+        "False",
+    ),
+    Mutant(
+        "what is held behind a released record stays with its member",
+        "intervene",
+        "held and offset not in taken and any(",
+        "False and any(",
+    ),
+    Mutant(
+        "a dead letter is made of what is free by a write under way",
+        "intervene",
+        "yield from _sure(heads, low, high)",
+        "yield low, high, Outcome.DONE",
+    ),
+    Mutant(
+        "within a chain a record is ended before its turn",
+        "intervene",
+        "if waits and act is not Act.RELEASE:",
+        "if False:",
+    ),
+    Mutant(
+        "that an operator gave it up is not stored",
+        "partition",
+        "return merged(self._with_operators(runs) if self._operated else runs, window.start)",
+        "return merged(runs, window.start)",
+    ),
+    Mutant(
+        "what a cut took away was given up for ever",
+        "partition",
+        "        self._operated = {offset for offset in self._operated if offset < end_offset}\n",
+        "",
+    ),
+    Mutant("a dry run is a real one", "intervene", "if dry_run or not pieces:", "if not pieces:"),
+    Mutant("of two of a chain the second is named", "browse", "hashes = reversed(", "hashes = ("),
+    Mutant("delays are told by the leader's own clock", "browse", "hold.due_ms + self._ahead_ms", "hold.due_ms"),
 )
 
 
