@@ -277,8 +277,17 @@ def test_what_is_free_by_a_write_under_way_becomes_no_dead_letter_yet():
     decision = decided(group, 0)
 
     assert found(group, Act.DEAD_LETTER, 1) == BUSY
+    assert act(group.partition, Act.DEAD_LETTER, 0, 1, dry_run=True)[0] == (0, 0, 0, 2, 0)
     group.partition.abort(decision, now_ms=0)
     assert found(group, Act.DEAD_LETTER, 1) == BLOCKED
+
+
+def test_what_is_free_besides_that_becomes_a_dead_letter():
+    group = Group("aba")
+    group.take(records=1)
+    decided(group, 0)
+
+    assert found(group, Act.DEAD_LETTER, 1, 2) == (1, 0, 0, 1, 0)
 
 
 def test_what_was_rejected_though_the_one_before_it_comes_back_is_passed_over():
