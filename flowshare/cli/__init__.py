@@ -27,7 +27,7 @@ COMMANDS: Final = {
     "dlq": ("flowshare.cli.dlq", "dlq", "List, show and replay dead letters."),
     "drain": ("flowshare.cli.pages", "drain", "Have a worker finish what it is running, before it is stopped."),
     "fleet": ("flowshare.cli.fleet", "fleet", "Show and change the settings of a fleet of workers."),
-    "groups": ("flowshare.cli.groups", "groups", "List, describe, configure, reset and delete share groups."),
+    "groups": ("flowshare.cli.groups", "groups", "List, describe, browse, configure and reset share groups."),
     "inflight": ("flowshare.cli.pages", "inflight", "Show the records that a running worker is working on."),
     "kmq": ("flowshare.cli.kmq", "kmq", "Run a tracker of a KMQ queue, or move a queue to a share group."),
     "lag": ("flowshare.cli.lag", "lag", "Show backlog, oldest age, rates, needed workers and retention a group."),

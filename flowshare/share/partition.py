@@ -287,6 +287,11 @@ class SharePartition:
         ask with `singles`."""
         self._heads.single = hashes
 
+    @property
+    def keys_known(self) -> bool:
+        """Whether the keys of all that stands in the window are known; after a reload they are read again."""
+        return self._window.heads is None or self._window.heads.known_end >= self._window.end
+
     def hash_at(self, offset: int) -> int:
         """The hash of an unsettled offset's key; 0: it has no order."""
         return self._heads.hashes[offset - self._window.base]

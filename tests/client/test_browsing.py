@@ -7,15 +7,23 @@ import pytest
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.cooperative.consumer import CooperativeConsumer
 from flowshare.client.errors import ServerError, Unsupported
+from flowshare.client.net.tcp import open_tcp
 from flowshare.client.producer.producer import Message, Producer
+from flowshare.client.settings import LinkSettings
 from flowshare.clock import LoopClock
+from flowshare.log.memory import MemoryStorage
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.net.listener import Listener
+from flowshare.server.server import Server
+from flowshare.share.config import ServerConfig
 from flowshare.share.types import RecordState, StateRun
 from tests.client.fakes import ORDERS, FakeServer
 from tests.client.test_wire import joined, new_topic, served
 from tests.client.worlds import within, world_on
+from tests.server.edge.kit import Rights
 
 pytestmark = pytest.mark.asyncio
 
@@ -315,3 +323,59 @@ async def test_ranges_that_make_no_sense_are_refused(ranges):
             )
 
         assert refused.value.code is ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("denied", "works"),
+    [
+        ((), {"places", "browse", "records", "intervene"}),
+        ((Operation.READ, ResourceType.TOPIC, "t"), {"places", "browse"}),
+        ((Operation.READ, ResourceType.GROUP, "g"), {"places", "browse", "records"}),
+        ((Operation.DESCRIBE, ResourceType.GROUP, "g"), {"records", "intervene"}),
+        ((Operation.DESCRIBE, ResourceType.TOPIC, "t"), {"records", "intervene", "nothing to name"}),
+    ],
+    ids=["all", "no bytes", "acts on nothing", "not the group", "not the topic"],
+)
+async def test_a_viewer_sees_what_it_may_describe_and_bytes_only_of_what_it_may_read(denied, works):
+    clock = LoopClock()
+    server = Server(storage=MemoryStorage(clock), config=ServerConfig.embedded(), clock=clock)
+    await server.start()
+    here = ShareAdmin(lambda: _inside(server), clock=clock)
+    await here.create_topic("t")
+    await here.place_group("g", {("t", 0): 0})
+    producer = Producer(lambda: _inside(server), clock=clock, linger=0)
+    await producer.send_many("t", [Message(b"secret", partition=0)])
+    listener = Listener(server, clock=clock, authorizer=Rights(*([denied] if denied else [])))
+    host, port = await listener.start("127.0.0.1", 0)
+    line = await open_tcp(host, port, client_id="viewer", clock=clock, settings=LinkSettings())
+
+    async def outside():
+        return line
+
+    admin = ShareAdmin(outside, clock=clock)
+    asked = {
+        "places": lambda: admin.places("g"),
+        "browse": lambda: admin.browse("g", "t", 0),
+        "records": lambda: admin.records("t", 0, [(0, 0)]),
+        "intervene": lambda: admin.intervene("g", "t", 0, [(0, 0)], "release"),
+    }
+    done, refused = {}, set()
+    for name, ask in asked.items():
+        try:
+            done[name] = await ask()
+        except ServerError as error:
+            refused.add(error.code)
+
+    assert refused <= {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+    if "nothing to name" in works:
+        assert done.pop("places") == []
+    assert set(done) == works - {"nothing to name"}
+    await admin.close()
+    await producer.close()
+    await here.close()
+    await listener.close()
+    await server.close()
+
+
+async def _inside(server):
+    return server.connect(client_id="inside")

@@ -306,6 +306,15 @@ async def test_what_nobody_can_mean_is_refused(act, offsets):
         assert (await intervene(w, act, *offsets)).error is ErrorCode.INVALID_REQUEST
 
 
+async def test_after_a_restart_the_keys_of_what_is_held_are_read_before_it_is_taken_away():
+    async with world(configs=ORDERED) as w:
+        await w.held(3, joined=True)
+        await w.die()
+
+        assert counts(await intervene(w, "release", (0, 2))) == [(1, 0, 0, 0, 2)]
+        assert runs(await browse(w)) == [(0, 0, "available", 1, ""), (1, 2, "blocked", 0, "")]
+
+
 def stored_state(offsets: int):
     """Every second offset is finished."""
     states = (RecordState.AVAILABLE, RecordState.ACKNOWLEDGED)

@@ -11,6 +11,7 @@ Invariant of a page: it is one moment's, `taken_ms`. It is cut into runs afterwa
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -49,8 +50,12 @@ if TYPE_CHECKING:
 
     Look = Callable[[Collection[str]], Awaitable[object]]
 
+logger = logging.getLogger(__name__)
+
 INLINE_BYTES: Final = 64 << 10
 """Stored state that is more than that is decoded beside the loop, and kept for who asks for the next page."""
+RUN_BYTES: Final = 256
+"""What a run takes in an answer, about, as an object and on the wire."""
 KEPT_S: Final = 5.0
 """How long."""
 
@@ -91,8 +96,8 @@ class BrowseApis(Family):
         return replace(answer, order=self._config_of(request.group_id).key_order)
 
     @handles(ShareInterveneRequest, ShareInterveneResponse)
-    async def intervene(self, request: ShareInterveneRequest, _: InProcess) -> ShareInterveneResponse:
-        """Do to records what an operator says. Raises: Refused."""
+    async def intervene(self, request: ShareInterveneRequest, connection: InProcess) -> ShareInterveneResponse:
+        """Do to records what an operator says, and say so in the log."""
         try:
             check_ranges(request.ranges)
             act = Act(request.act)
@@ -109,7 +114,20 @@ class BrowseApis(Family):
             )
         if key not in self._leaders.known(self._coordinator.find(request.group_id)):
             raise InvalidRequest(f"group {request.group_id} has begun nothing of {request.topic}-{request.partition}")
-        return await self._leaders.intervene(key, request)
+        answer = await self._leaders.intervene(key, request)
+        if not request.dry_run:
+            logger.info(
+                "an operator's %s: %d records group=%s topic=%s partition=%d offsets=%d-%d client=%s",
+                request.act,
+                sum(one.done for one in answer.found),
+                request.group_id,
+                request.topic,
+                request.partition,
+                request.ranges[0][0],
+                request.ranges[-1][1],
+                connection.client_id,
+            )
+        return answer
 
     async def _key(self, request: ShareBrowseRequest | ShareInterveneRequest) -> ShareKey:
         """Raises: GroupIdNotFound, UnknownTopicOrPartition, LogError."""
@@ -227,6 +245,7 @@ async def _page(
     turns = answers.turns(clock)
     left = request.limit + len(holes)  # that one lies over what the window has not dropped yet
     async for some in turns.few(seen):
+        answers.space().add(RUN_BYTES * (len(some) - some.count(None)))
         for one in some:
             if one is None:
                 continue

@@ -210,7 +210,21 @@ class OrderedFetch:
                 return
             await asyncio.sleep(0)  # a backlog of one key is placed to its end: others are to have a turn
 
-    async def _place_more(self, want: Want) -> bool:
+    async def learn(self) -> None:
+        """Learn the keys of what stands in the window, as far as that is possible now: after a reload nobody may have
+        asked for any. Raises: as `take`."""
+        for _ in range(PLACE_ROUNDS_MAX):
+            if self._partition.keys_known:
+                return
+            try:
+                if not await self._place_more(None):
+                    return
+            except OffsetOutOfRange:
+                if not self._owner.out_of_range():
+                    return
+            await asyncio.sleep(0)
+
+    async def _place_more(self, want: Want | None) -> bool:
         """Learn the next keys of the log; whether it is worth going on. Raises: as `take`, OffsetOutOfRange."""
         owner, partition = self._owner, self._partition
         offset = partition.next_place_offset(self._opened.end())
@@ -221,7 +235,7 @@ class OrderedFetch:
                 return True  # somebody else did meanwhile
             batches, epoch = await self._opened.keys(offset)
             owner.check_open()
-            if want.waiter.abandoned or not self._guard.trusts(epoch):
+            if (want is not None and want.waiter.abandoned) or not self._guard.trusts(epoch):
                 return False
             if offset != partition.next_place_offset(self._opened.end()):
                 return True

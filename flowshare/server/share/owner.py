@@ -408,9 +408,12 @@ class PartitionOwner:
 
         It is so at once, and stays so if the write fails, which is tried again: then StorageError is raised.
 
-        Raises: UnknownTopicOrPartition, NotLed when it is served here no more; StorageError.
+        Raises: UnknownTopicOrPartition, NotLed when it is served here no more; LogError.
         """
         self.check_open()
+        if self._ordered is not None:
+            await self._ordered.learn()
+            self.check_open()
         if self._writer.full:
             raise StorageError(f"{QUEUE_MAX} steps wait to be written for share-partition {self.key}; try again later")
         done = self.partition.intervene(act, ranges, dry_run=dry_run)
