@@ -77,7 +77,7 @@ mutants: setup  ## plants known bugs one at a time; each must be caught
 	@$(BIN)/python -m tests.cooperative.mutants
 
 bench: setup  ## figures, printed
-	@for b in core cooperative_core server log values agent order beyond once; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+	@for b in core cooperative_core server log values agent order beyond once browse; do $(BIN)/python benchmarks/$$b.py || exit 1; done
 
 bench-peers: setup  ## figures beside other clients on a real Kafka, which it starts; needs Java and Maven, 60 minutes
 	@for b in peers native latency; do $(BIN)/python benchmarks/$$b.py || exit 1; done

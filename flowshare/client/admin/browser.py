@@ -221,6 +221,7 @@ class Browser:
             log_start=bounds.log_start,
             log_end=bounds.high_watermark,
             last_stable=stable,
+            leader=topic.leaders[asked.partition] if topic.leaders else -1,
             leader_epoch=part.leader_epoch,
             **cut,
             holes=holes,
@@ -363,19 +364,33 @@ def _cooperative_runs(
     holders = {one.member_id for one in part.claims}
     by_key = "claimed" if holders else "free"
     member = next(iter(holders)) if len(holders) == 1 else ""
-    edges = {first, end, *(edge for one in ranges for edge in one), *(offset for offset in starts)}
-    edges |= {offset + 1 for offset in starts} | {edge for one in part.spans for edge in (one.first, one.end)}
-    at = 0
-    spans = sorted(part.spans)
+    spans = [(one.first, one.end) for one in sorted(part.spans)]
+    owners = [one.member_id for one in sorted(part.spans)]
+    begun = [(offset, offset + 1) for offset in sorted(starts)]
+    edges = {first, end, *(edge for pairs in (ranges, spans, begun) for pair in pairs for edge in pair)}
+    committed, spanned = _Within(ranges), _Within(spans)
     for low, high in pairwise(sorted(one for one in edges if first <= one <= end)):
-        while at < len(ranges) and ranges[at][1] <= low:
-            at += 1
-        if at < len(ranges) and ranges[at][0] <= low:
+        if committed.at(low) is not None:
             yield SeenRun(low, high - 1, "committed")
             continue
-        span = next((one for one in spans if one.first <= low < one.end), None)
-        state, who = ("claimed", span.member_id) if span is not None else (by_key, member)
+        span = spanned.at(low)
+        state, who = (by_key, member) if span is None else ("claimed", owners[span])
         yield SeenRun(low, high - 1, state, starts.get(low, 0), who)
+
+
+class _Within:
+    """In which of some half-open ranges, ascending and disjoint, offsets are that come in their order."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        self._ranges = ranges
+        self._at = 0
+
+    def at(self, offset: int) -> int | None:
+        """The place of the range that holds it; None: none does."""
+        while self._at < len(self._ranges) and self._ranges[self._at][1] <= offset:
+            self._at += 1
+        there = self._at < len(self._ranges) and self._ranges[self._at][0] <= offset
+        return self._at if there else None
 
 
 def _records_page(
