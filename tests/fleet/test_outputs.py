@@ -967,7 +967,7 @@ def test_offsets_are_not_set_anew_before_what_is_under_way_is_decided():
 
     async def scenario(world):
         leader = await world.leader("a", settings=OutputSettings(answer_s=60, decide_s=1))
-        parts = dict.fromkeys(("topics", "sessions", "loader", "duties"))
+        parts = dict.fromkeys(("topics", "sessions", "loader", "duties", "clock"))
         leaders = LocalLeaders(store=leader.storage, partitions=NothingLoaded(), **parts)
         anew = {leader.key: PartitionState(state_epoch=1, start_offset=0)}
         await leader.take()
