@@ -19,8 +19,9 @@ Where no record stands there is a `Hole`.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import compress, groupby, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -40,11 +41,12 @@ from flowshare.share.types import (
 from flowshare.share.window import COUNT_HIGH, Window, same
 
 if TYPE_CHECKING:
-    from flowshare.share.heads import Heads
     from flowshare.share.holds import Hold
 
 SPAN_MAX: Final = 1 << 18
 """Offsets that one look copies: a longer window is looked at in several."""
+STEP: Final = 4_096
+"""Offsets whose keys are gone through before others have a turn."""
 NAMES: Final = (
     "available", "acquired", "acknowledged", "archiving", "archived", "hole", "delayed", "pending", "blocked",
 )  # fmt: skip
@@ -64,6 +66,7 @@ UNREAD: Final = "unread"
 
 _HELD: Final = frozenset((ACQUIRED, PENDING, DELAYED))
 _LAST: Final = attrgetter("last")
+_NO_HASHES: Final = array("I")
 _OPEN_HEADS: Final = bytes(
     state in (AVAILABLE, ACQUIRED, DELAYED, PENDING, RecordState.ARCHIVING) for state in range(256)
 )
@@ -82,6 +85,11 @@ class SeenRun(NamedTuple):
     member_id: str = ""
     due_ms: int = 0
     head: int = -1
+
+
+_new: Callable[[type[SeenRun], tuple[int, int, str, int, str, int, int]], SeenRun]
+_new = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+"""Instead of the class's own: half the time."""
 
 
 class Hole(NamedTuple):
@@ -118,16 +126,23 @@ class Look:
         self._high = dict(window.high)
         self._holds: Mapping[int, Hold] = dict(window.holds.by_id)
         self._gap_start = window.gap_start
-        self._hashes: Any = ()
-        self._heads: Mapping[int, int] = {}
+        self._heads: dict[int, int] = {}
+        """Of each key's hash the first offset that is not settled."""
+        self._behind: tuple[int, bytes, array[int]] | None = None
+        """Where something is blocked: the window's start, and from there on states and hashes."""
+        self._hashes: array[int] = _NO_HASHES
         if window.heads is not None and window.tally[BLOCKED]:
-            self._hashes = window.heads.hashes[at:until]
-            self._heads = _first_of_keys(window, window.heads, self.end)
+            begin = window.start - window.base
+            known = window.heads.hashes[begin:until]
+            self._behind = window.start, bytes(window.states[begin:until]), known
+            self._hashes = known[at - begin :]
 
     def runs(self, states: Collection[str]) -> Iterator[Seen]:
         """All that is in one of the states, ascending; see `wanted_states`."""
         wanted = bytes(state for state in range(STATES) if NAMES[state] in states)
         holes = HOLES in states
+        if self._behind is not None and BLOCKED in wanted:
+            yield from self._find_heads(*self._behind)
         of_states, until = self._states, 0
         while (at := until) < len(of_states):
             state = of_states[at]
@@ -146,6 +161,17 @@ class Look:
                 for low, high in self._pieces(at, until, state):
                     yield self._run(low, high, state, states)
 
+    def _find_heads(self, start: int, states: bytes, hashes: array[int]) -> Iterator[None]:
+        """Find the first of each key, a few offsets at a time: of two of one key, a chain's, the later one goes first,
+        and gives way."""
+        for end in range(len(states), 0, -STEP):
+            begin = max(0, end - STEP)
+            mask = states[begin:end].translate(_OPEN_HEADS)[::-1]
+            offsets = range(start + end - 1, start + begin - 1, -1)
+            found = compress(reversed(hashes[begin:end]), mask), compress(offsets, mask)
+            self._heads.update(zip(*found, strict=True))
+            yield None
+
     def _run(self, at: int, until: int, state: int, states: Collection[str]) -> Seen:
         first, last = self.first + at, self.first + until - 1
         count = self._counts[at]
@@ -153,13 +179,14 @@ class Look:
             count = self._high.get(first, count)
         if state in _HELD:
             hold = self._holds[self._ids[at]]
-            return SeenRun(first, last, NAMES[state], count, hold.member_id or "", hold.due_ms + self._ahead_ms)
+            due_ms = hold.due_ms + self._ahead_ms
+            return _new(SeenRun, (first, last, NAMES[state], count, hold.member_id or "", due_ms, -1))
         if state == BLOCKED:
             head = self._heads.get(self._hashes[at], -1)
-            return SeenRun(first, last, NAMES[state], count, head=head)
+            return _new(SeenRun, (first, last, NAMES[state], count, "", 0, head))
         if state == ARCHIVED and (not count or NAMES[state] not in states):
             return Hole(first, last, VANISHED) if not count and HOLES in states else None
-        return SeenRun(first, last, NAMES[state], count)
+        return _new(SeenRun, (first, last, NAMES[state], count, "", 0, -1))
 
     def _hole(self, at: int, until: int) -> Iterator[Hole]:
         first, last = self.first + at, self.first + until - 1
@@ -194,15 +221,6 @@ def _alike(marks: Any, at: int) -> Iterator[tuple[int, int]]:
         size = len(tuple(group))
         yield at, at + size
         at += size
-
-
-def _first_of_keys(window: Window, heads: Heads, end: int) -> Mapping[int, int]:
-    """The first offset of each key that is not settled, by the key's hash."""
-    at, until = window.start - window.base, end - window.base
-    mask = window.states[at:until].translate(_OPEN_HEADS)
-    mask.reverse()  # so that of two of one key, a chain's, the first one is the last to be noted
-    hashes = reversed(heads.hashes[at:until])
-    return dict(zip(compress(hashes, mask), compress(range(end - 1, window.start - 1, -1), mask), strict=True))
 
 
 def stored_runs(
