@@ -143,11 +143,11 @@ class Look:
         holes = HOLES in states
         if self._behind is not None and BLOCKED in wanted:
             yield from self._find_heads(*self._behind)
-        of_states, until = self._states, 0
-        while (at := until) < len(of_states):
+        of_states, size, until = self._states, len(self._states), 0
+        while (at := until) < size:
             state = of_states[at]
             until = at + 1
-            if of_states[until : until + 1] == of_states[at:until]:
+            if until < size and of_states[until] == state:
                 found = same(state).match(of_states, at)
                 assert found is not None
                 until = found.end()
