@@ -81,6 +81,28 @@ def test_what_an_operator_did_is_known_to_the_next_leader():
     virtually(scenario)
 
 
+def test_while_a_leader_hands_over_pages_come_from_whoever_leads():
+    async def scenario(clock):
+        async with Fleet(clock, workers=3) as fleet:
+            member, _ = await held(fleet)
+            admin = fleet.admin()
+            leaving = asyncio.ensure_future(fleet.leader("orders", 3).stop())
+            pages = []
+            while not leaving.done():
+                pages.append(await admin.browse("g", "orders", 3))
+                await clock.sleep(0.05)
+            await leaving
+            pages.append(await admin.browse("g", "orders", 3))
+
+            assert {page.end_offset for page in pages} == {5}
+            assert all(run.member_id == member.member_id for page in pages for run in page.runs)
+            assert pages[-1].leader == 100 + fleet.leader("orders", 3).number
+            await admin.close()
+            await member.close(timeout_s=1.0)
+
+    virtually(scenario)
+
+
 def test_a_leader_that_has_loaded_nothing_reads_what_is_stored_and_loads_nothing():
     async def scenario(clock):
         async with Fleet(clock, workers=2) as fleet:
