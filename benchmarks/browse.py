@@ -79,15 +79,17 @@ async def _whole(admin: ShareAdmin) -> int:
     return sum([len(page.runs) async for page in admin.browse_all(GROUP, TOPIC, 0)])
 
 
-async def _looked(admin: ShareAdmin) -> tuple[float, int]:
-    """Seconds for the whole, the median of some, and the runs."""
+async def _looked(admin: ShareAdmin) -> tuple[float, float, int]:
+    """Seconds for the whole and of processor time, medians of some, and the runs."""
     times: list[float] = []
+    used: list[float] = []
     runs = 0
     for _ in range(ROUNDS):
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.process_time()
         runs = await _whole(admin)
         times.append(time.perf_counter() - begun)
-    return statistics.median(times), runs
+        used.append(time.process_time() - cpu)
+    return statistics.median(times), statistics.median(used), runs
 
 
 async def _longest(admin: ShareAdmin) -> float:
@@ -123,7 +125,7 @@ def section_window(options: argparse.Namespace) -> dict[str, float]:
         admin = ShareAdmin(lambda: backend.connect("admin"), clock=LoopClock())
         storage = backend._led.storage
         before = await storage.scan(key.prefix)
-        stored, _ = await _looked(admin)
+        stored, stored_cpu, _ = await _looked(admin)
         for _ in range(LOOKS):
             await admin.browse(GROUP, TOPIC, 0, limit=10_000)
         same = await storage.scan(key.prefix) == before
@@ -140,14 +142,15 @@ def section_window(options: argparse.Namespace) -> dict[str, float]:
         )
         await connection.send(request)
         before = await storage.scan(key.prefix)
-        live, runs = await _looked(admin)
+        live, live_cpu, runs = await _looked(admin)
         for _ in range(LOOKS):
             await admin.browse(GROUP, TOPIC, 0, limit=10_000)
         same = same and await storage.scan(key.prefix) == before
         longest = await _longest(admin)
         await admin.close()
         await backend.close()
-        return {"stored": stored, "live": live, "runs": runs, "longest": longest, "same": float(same)}
+        figures = {"stored": stored, "stored_cpu": stored_cpu, "live": live, "live_cpu": live_cpu}
+        return {**figures, "runs": runs, "longest": longest, "same": float(same)}
 
     loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with tempfile.TemporaryDirectory(prefix="flowshare-bench-") as path, loop as runner:
@@ -165,18 +168,19 @@ def section_look(options: argparse.Namespace) -> dict[str, float]:
         await admin.ping()
         print("ready", flush=True)
         ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
-        looks = 0
+        looks, runs, took = 0, 0, 0.0
         while not ended.done():
             if options.looks:
                 try:
-                    await admin.browse(GROUP, TOPIC, 0, limit=10_000)
-                    looks += 1
+                    begun = time.perf_counter()
+                    page = await admin.browse(GROUP, TOPIC, 0, limit=10_000)
+                    looks, runs, took = looks + 1, runs + len(page.runs), took + time.perf_counter() - begun
                 except FlowshareError:
                     pass  # the group has not begun yet
             await asyncio.sleep(1 / (options.looks or 10))
         await admin.close()
         await backend.close()
-        return {"looks": looks}
+        return {"looks": looks, "runs_a_look": runs / (looks or 1), "seconds_a_look": took / (looks or 1)}
 
     return asyncio.run(main())
 
@@ -238,7 +242,9 @@ def windows(script: str) -> None:
                 verdict(f"{name}: loaded", found["live"] * 1e3, 200, unit="ms", at_most=True)
             else:
                 info(f"{name}: loaded", found["live"] * 1e3, unit="ms")
+            info(f"{name}: loaded, processor time", found["live_cpu"] * 1e3, unit="ms")
             info(f"{name}: as stored", found["stored"] * 1e3, unit="ms")
+            info(f"{name}: as stored, processor time", found["stored_cpu"] * 1e3, unit="ms")
             info(f"{name}: the loop was kept for at most", found["longest"] * 1e3, unit="ms")
             verdict(f"{name}: stored bytes are the same after {LOOKS} looks", found["same"], 1)
 

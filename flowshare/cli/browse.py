@@ -16,6 +16,7 @@ from flowshare.share.ranges import Range, merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
+    from datetime import datetime
 
     from flowshare.client.admin.browsing import ActName, BrowsedRecord, BrowsedRun, BrowsePage
 
@@ -74,13 +75,12 @@ def browse(
         raise click.UsageError("--from needs --topic and --partition, and goes without --at")
     since = None if at is None else moment(at, "--at")
     reads = values != "none" or key is not None
-    look = _Look(states, limit, key, values)
+    look = _Look(states, limit, key, values, since)
 
     async def call(session: CommandSession) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for name, number in await _places(session, group, topic, partition):
-            begin = from_offset if since is None else await session.admin.offset_at(name, number, since)
-            found.append(await look.partition(session, group, name, number, begin, records=reads))
+            found.append(await look.partition(session, group, name, number, from_offset, records=reads))
         return found
 
     found = run(url, call, groups=True)
@@ -107,7 +107,9 @@ async def _places(
 class _Look:
     """What is asked of each partition."""
 
-    def __init__(self, states: Sequence[str], limit: int, key: str | None, values: str) -> None:
+    def __init__(self, states: Sequence[str], limit: int, key: str | None, values: str, since: datetime | None) -> None:
+        """since: begin at the first record of then."""
+        self._since = since
         self._states = states
         self._limit = limit
         self._key = None if key is None else key.encode()
@@ -117,15 +119,17 @@ class _Look:
         self, session: CommandSession, group: str, topic: str, partition: int, begin: int | None, *, records: bool
     ) -> dict[str, Any]:
         """Facts and rows of one partition."""
+        since = self._since
         most = PAGE if records else min(self._limit, PAGE)
         rows: list[dict[str, Any]] = []
         first: BrowsePage | None = None
         looked, more = 0, True
-        at = begin
+        at = begin if since is None else await session.admin.offset_at(topic, partition, since)
         while more and len(rows) < self._limit:
             page = await session.admin.browse(group, topic, partition, from_offset=at, limit=most, states=self._states)
+            if first is None and since is None:
+                _check_begin(page, begin)
             first = first or page
-            _check_begin(page, begin)
             if records:
                 looked += await self._records(session, page, rows, LOOKED_MAX - looked)
             else:
@@ -147,7 +151,8 @@ class _Look:
                 wanted = [(max(first, at), last) for first, last in part if last >= at]
                 found = await session.admin.records(page.topic, page.partition, wanted)
                 rows += self._told(page, found.records)
-                looked += sum(last - first + 1 for first, last in wanted)
+                end = wanted[-1][1] + 1 if found.next is None else found.next
+                looked += sum(min(last, end - 1) - first + 1 for first, last in wanted if first < end)
                 if found.next is None:
                     break
                 at = found.next

@@ -83,6 +83,8 @@ def test_records_are_shown_as_text_json_or_hex_and_found_by_key(shell):
     assert '{"n": 2}' in shell("groups", "browse", "g", "--values", "text")
     (part,) = shell.json("groups", "browse", "g", "--at", "2000-01-01T00:00:00")
     assert len(part["rows"]) == 4
+    (part,) = shell.json("groups", "browse", "g", "--at", "2999-01-01T00:00:00")
+    assert part["rows"] == []
 
 
 @pytest.mark.parametrize(
