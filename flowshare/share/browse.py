@@ -250,4 +250,5 @@ def _stored_run(run: StateRun, states: Collection[str], now_ms: int, ahead_ms: i
         state, due_ms = NAMES[DELAYED], run.not_before_ms + ahead_ms
     if state not in states:
         return None
-    return SeenRun(run.first, run.last, state, run.delivery_count, run.member_id or "", due_ms)
+    member_id = run.member_id if run.state is RecordState.ACQUIRED else None  # else it says why it was given up
+    return SeenRun(run.first, run.last, state, run.delivery_count, member_id or "", due_ms)

@@ -202,6 +202,7 @@ def test_what_is_stored_is_told_in_the_same_words():
         StateRun(7, 7, RecordState.AVAILABLE, 2, None, 50),
         StateRun(8, 9, RecordState.ARCHIVED, 0),
         StateRun(10, 12, RecordState.ACKNOWLEDGED, 1),
+        StateRun(13, 13, RecordState.ARCHIVING, 1, "operator"),
     ]
     found = [one for one in stored_runs(0, stored, ALL, first=0, now_ms=100, ahead_ms=1_000) if one is not None]
 
@@ -213,9 +214,10 @@ def test_what_is_stored_is_told_in_the_same_words():
         (7, 7, "available", 2, "", 0, -1),
         (8, 9, VANISHED),
         (10, 12, "acknowledged", 1, "", 0, -1),
+        (13, 13, "archiving", 1, "", 0, -1),
     ]
     late = [one for one in stored_runs(0, stored, ALL, first=11, now_ms=100) if one is not None]
-    assert [(one.first, one.last) for one in late] == [(11, 12)]
+    assert [(one.first, one.last) for one in late] == [(11, 12), (13, 13)]
     assert [one for one in stored_runs(0, stored, wanted_states(("blocked",)), first=0, now_ms=0) if one] == []
 
 
