@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from flowshare.agents.handler.texts import age
 from flowshare.cli import pages
 from flowshare.cli.options import facts_options
-from flowshare.cli.output import Failure, age, fitting, headings, rich_table, say, show
+from flowshare.cli.output import Failure, fitting, headings, rich_table, say, show
 from flowshare.cli.session import CommandSession, embedded_path, open_session
 from flowshare.clock import LoopClock
 from flowshare.printable import printable

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from flowshare.agents.handler.texts import age
 from flowshare.backend import parse_broker
 from flowshare.cli.options import app_broker, broker_url, debug_option, json_option
-from flowshare.cli.output import Failure, age, emit_json, headings, say, show
+from flowshare.cli.output import Failure, emit_json, headings, say, show
 from flowshare.cli.session import embedded_path
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from flowshare.agents.handler.texts import age
 from flowshare.cli.lag import SPARE, View, known, spoken
-from flowshare.cli.output import Failure, age, cell, explain, fitting, rich_table, show
+from flowshare.cli.output import Failure, cell, explain, fitting, rich_table, show
 from flowshare.core_errors import InvalidConfig
 
 ROWS = [

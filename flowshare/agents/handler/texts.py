@@ -80,6 +80,22 @@ def clip(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def age(seconds: float | None) -> str:
+    """A duration for people: 850 ms, 12.3 s, 4 m 10 s, 3 h 5 m, 2 d 4 h; `-` for None."""
+    if seconds is None or seconds < 0:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} m"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
 def _made_by(maker: Callable[[Any], str], of: Any, length: int) -> str:
     try:
         text = maker(of)

@@ -1,6 +1,7 @@
 """Backlog of share groups, and how many workers it needs.
 
 - `lag`: rows for `/lag` and `flowshare lag`; `retention`: how long until a record is deleted unfinished.
+- `stall_reason`: why a group stands still, in one sentence, for whoever shows groups.
 - `rates`: speeds out of counters; `scaling`: from figures to a number of workers, and resizing their supervisor by it.
 - `load`: looks at the agents' groups in a worker.
 

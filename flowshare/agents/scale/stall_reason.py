@@ -1,0 +1,233 @@
+"""Why a group stands still, in one sentence: for `flowshare top` and everything else that shows groups. Pure.
+
+A group that goes on has no reason, but for two that tell what is coming. The first in this table is told:
+
+| reason | told when |
+|---|---|
+| paused; breaker open, or trying | always: nothing else says why nothing comes |
+| no members; none of them was given a partition | there is a backlog |
+| what keeps it, as in `_stuck` | nothing was finished lately, and the oldest record is older than `QUIET_S` |
+| most of it fails | more than twice as many deliveries come again as records are finished |
+
+Behind it, or alone, stands retention: when it deletes unfinished records before they could be finished at this rate, or
+within `NEAR_S` in a group that stands still.
+
+(`agents/feed/stalls.py` speaks for one agent in its own log, of what only its process knows.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from flowshare.agents.handler.texts import age, clip
+from flowshare.client.admin.admin import MAX_IN_FLIGHT, PAUSED
+
+QUIET_S: Final = 10.0
+"""Work that began later than so long ago is under way, not stuck."""
+NEAR_S: Final = 3_600.0
+ERROR_MAX: Final = 120
+_FAILING: Final = 2
+MAX_RATE: Final = "share.max.rate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """What one member has in hand. oldest_s: for how long it has had the oldest of these records."""
+
+    member: str
+    records: int
+    oldest_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerFacts:
+    """A group's circuit breaker. state: `closed`, `open`, `half-open`. why: what opened it. left_s: until it tries."""
+
+    state: str = "closed"
+    why: str = ""
+    left_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """All that is known of a group; None is "not known", and whoever does not know more leaves the rest out.
+
+    rows: of `lag.by_topic`, this group's only. settings: of the group, by name. members: how many; assigned: how many
+    of these have a partition. holders: who has what in hand. error: what handlers raised last. cooperative: it is a
+    cooperative group, of which nobody knows what is in flight.
+    """
+
+    group: str
+    rows: Sequence[Mapping[str, Any]] = ()
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    members: int | None = None
+    assigned: int | None = None
+    breaker: BreakerFacts = BreakerFacts()
+    holders: Sequence[Holder] = ()
+    error: str | None = None
+
+    def total(self, name: str) -> Any:
+        """A column's sum over the topics; None as soon as one of them is not known."""
+        found = [row.get(name) for row in self.rows]
+        return None if None in found else sum(found)
+
+    @property
+    def backlog(self) -> int | None:
+        """Records that are not finished; None when that is not known of all topics."""
+        found = [row.get("backlog") for row in self.rows]
+        return None if any(one is None or one < 0 for one in found) else sum(one for one in found if one)
+
+    @property
+    def oldest_s(self) -> float | None:
+        """Age of the oldest unfinished record."""
+        return max((row["oldest_age_s"] for row in self.rows if row.get("oldest_age_s") is not None), default=None)
+
+    @property
+    def retention_left_s(self) -> float | None:
+        """When retention deletes the first unfinished record; None: never, or not known."""
+        known = [row["retention_left_s"] for row in self.rows if row.get("retention_left_s") is not None]
+        return min(known, default=None)
+
+
+def stall_reason(facts: GroupFacts) -> str | None:
+    """Why the group stands still, or soon loses something, in one sentence without a full stop; None: all is well."""
+    held_back = _told(facts)
+    if held_back is not None:
+        return held_back
+    backlog = facts.backlog
+    if not backlog:
+        return None
+    reason = _nobody(facts, backlog) or (_stuck(facts, backlog) if _quiet(facts) else _failing(facts))
+    danger = _retention(facts, backlog, stalled=reason is not None)
+    return f"{reason}; {danger}" if reason and danger else reason or danger
+
+
+def _told(facts: GroupFacts) -> str | None:
+    """What somebody, or the breaker, decided."""
+    if facts.settings.get(PAUSED) == "true":
+        return f"it is paused; `flowshare groups resume {facts.group}` lets it go on"
+    if facts.breaker.state == "closed":
+        return None
+    why = f", as {clip(facts.breaker.why, ERROR_MAX)}" if facts.breaker.why else ""
+    if facts.breaker.state == "half-open":
+        return f"its breaker lets one record through to try{why}"
+    left = "soon" if facts.breaker.left_s is None else f"in {age(facts.breaker.left_s)}"
+    return f"its breaker is open{why}; it tries one record {left}"
+
+
+def _nobody(facts: GroupFacts, backlog: int) -> str | None:
+    if facts.members == 0:
+        return f"no members: nobody takes the {backlog} unfinished records"
+    if facts.assigned == 0 and facts.members:
+        return f"none of its {facts.members} members was given a partition yet"
+    return None
+
+
+def _quiet(facts: GroupFacts) -> bool:
+    """Whether nothing is finished, and has not been for long enough to say so."""
+    if facts.total("rate") != 0:
+        return False
+    return facts.oldest_s is None or facts.oldest_s >= QUIET_S
+
+
+def _stuck(facts: GroupFacts, backlog: int) -> str:
+    in_flight, delayed, blocked = (facts.total(name) for name in ("in_flight", "delayed", "blocked"))
+    if in_flight is None or delayed is None:
+        return _unseen(facts, backlog)
+    if delayed >= backlog:
+        return _with_error(facts, f"all {backlog} unfinished records wait for the end of a delay")
+    if in_flight and in_flight + delayed >= backlog:
+        waiting = f", and {delayed} wait for the end of a delay" if delayed else ""
+        return f"all that can be is in flight: {in_flight} records{_held_by(facts)}{waiting}"
+    limit = _number(facts.settings.get(MAX_IN_FLIGHT))
+    if 0 < limit <= in_flight:
+        return f"{in_flight} records are in flight{_held_by(facts)}, and {MAX_IN_FLIGHT}={limit} allows no more"
+    return _behind_a_key(facts, backlog, blocked or 0) or _not_handed_out(facts, backlog, in_flight)
+
+
+def _unseen(facts: GroupFacts, backlog: int) -> str:
+    return _with_error(
+        facts, f"nothing of {backlog} records is finished, and it is not told here how many are in flight"
+    )
+
+
+def _behind_a_key(facts: GroupFacts, backlog: int, blocked: int) -> str | None:
+    stuck = [(key, row["topic"]) for row in facts.rows for key in row.get("stuck") or ()]
+    if not blocked or not stuck:
+        return None
+    key, topic = max(stuck, key=lambda one: one[0]["blocked"])
+    state = {
+        "HELD": f"which {key['member_id']} holds",
+        "DELAYED": "which waits for its next attempt",
+        "ARCHIVING": "whose dead letter is being written",
+    }.get(key["state"], "which nobody has fetched yet")
+    since = f" for {age(facts.oldest_s)}" if facts.oldest_s is not None and len(facts.rows) == 1 else ""
+    return (
+        f"{blocked} of {backlog} unfinished records wait behind a record of their key{since}, "
+        f"{key['blocked']} of them behind {topic}-{key['partition']}@{key['offset']}, {state} "
+        f"(attempt {key['delivery_count']})"
+    )
+
+
+def _not_handed_out(facts: GroupFacts, backlog: int, in_flight: int) -> str:
+    rate = facts.settings.get(MAX_RATE, "")
+    if facts.error is not None:
+        return _with_error(facts, f"nothing of {backlog} records is finished")
+    if rate not in ("", "0"):
+        return f"{MAX_RATE}={rate} hands out no more at present ({backlog} records wait)"
+    if in_flight:
+        return (
+            f"{in_flight} of {backlog} unfinished records are in flight{_held_by(facts)}, and a partition's limit of "
+            "locks or its window (share.partition.max.window) may be full"
+        )
+    return f"{backlog} records are free, and nobody takes them"
+
+
+def _failing(facts: GroupFacts) -> str | None:
+    """Most of what is handed out comes again."""
+    again, finished = facts.total("redelivery_rate"), facts.total("rate")
+    if not again or finished is None or again <= _FAILING * finished:
+        return None
+    text = f"most of it fails: {again:.3g} deliveries a second come again, {finished:.3g} records are finished"
+    return _with_error(facts, text)
+
+
+def _retention(facts: GroupFacts, backlog: int, *, stalled: bool) -> str | None:
+    left_s = facts.retention_left_s
+    if left_s is None:
+        return None
+    rate = facts.total("rate")
+    text = f"retention deletes the first unfinished record in {age(left_s)}"
+    if stalled:
+        return text if left_s < NEAR_S else None
+    if rate and backlog / rate > left_s:
+        return f"{text}, and the backlog takes {age(backlog / rate)} at this rate"
+    return None
+
+
+def _held_by(facts: GroupFacts) -> str:
+    """Who has had something longest, for the middle of a sentence."""
+    longest = max(facts.holders, key=lambda one: one.oldest_s, default=None)
+    if longest is None:
+        return ""
+    if longest.records >= sum(one.records for one in facts.holders):
+        return f", all held by {longest.member}, the oldest for {age(longest.oldest_s)}"
+    return f", the oldest held by {longest.member} for {age(longest.oldest_s)}"
+
+
+def _with_error(facts: GroupFacts, text: str) -> str:
+    return text if facts.error is None else f"{text}; handlers raise {clip(' '.join(facts.error.split()), ERROR_MAX)}"
+
+
+def _number(text: str | None) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        return 0
+
+
+def of_group(rows: Iterable[Mapping[str, Any]], group: str) -> list[Mapping[str, Any]]:
+    """A group's rows among those of `lag.by_topic`."""
+    return [row for row in rows if row["group"] == group]

@@ -1,0 +1,109 @@
+"""Why a group stands still, in one sentence: each reason from the facts that show it, and none when all is well."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowshare.agents.scale.stall_reason import BreakerFacts, GroupFacts, Holder, of_group, stall_reason
+
+
+def row(**more):
+    return {
+        "group": "g",
+        "topic": "orders",
+        "partitions": 2,
+        "backlog": 100,
+        "in_flight": 10,
+        "delayed": 0,
+        "blocked": 0,
+        "oldest_age_s": 60.0,
+        "retention_left_s": None,
+        "arrival_rate": 5.0,
+        "rate": 0.0,
+        "redelivery_rate": 0.0,
+        "stuck": [],
+        **more,
+    }
+
+
+def why(*rows, **facts):
+    return stall_reason(GroupFacts(group="g", rows=rows, **facts)) or ""
+
+
+KEY = {"partition": 3, "offset": 42, "blocked": 80, "state": "HELD", "delivery_count": 2, "member_id": "m1"}
+STUCK = {"blocked": 90, "stuck": [KEY, {**KEY, "offset": 7, "blocked": 2}]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "facts", "words"),
+    [
+        ([], {"settings": {"share.paused": "true"}}, "it is paused; `flowshare groups resume g`"),
+        ([row()], {"breaker": BreakerFacts(state="open", why="18 of 20 failed", left_s=12.0)}, "as 18 of 20 failed"),
+        ([row()], {"breaker": BreakerFacts(state="open", left_s=12.0)}, "it tries one record in 12.0 s"),
+        ([row()], {"breaker": BreakerFacts(state="open")}, "it tries one record soon"),
+        ([row()], {"breaker": BreakerFacts(state="half-open")}, "lets one record through to try"),
+        ([row()], {"members": 0}, "no members: nobody takes the 100 unfinished records"),
+        ([row()], {"members": 2, "assigned": 0}, "none of its 2 members was given a partition"),
+        ([row(delayed=100, in_flight=0)], {}, "all 100 unfinished records wait for the end of a delay"),
+        ([row(in_flight=60, delayed=40)], {}, "60 records, and 40 wait for the end of a delay"),
+        ([row()], {"settings": {"share.max.in.flight": "10"}}, "share.max.in.flight=10 allows no more"),
+        ([row(**STUCK)], {}, "80 of them behind orders-3@42, which m1 holds (attempt 2)"),
+        ([row(**STUCK)], {}, "90 of 100 unfinished records wait behind a record of their key for 1 m 0 s"),
+        ([row(blocked=90, stuck=[{**KEY, "state": "DELAYED"}])], {}, "which waits for its next attempt"),
+        ([row(blocked=90, stuck=[{**KEY, "state": "AVAILABLE"}])], {}, "which nobody has fetched yet"),
+        ([row()], {"settings": {"share.max.rate": "10/m"}}, "share.max.rate=10/m hands out no more"),
+        ([row()], {}, "10 of 100 unfinished records are in flight, and a partition's limit"),
+        ([row(in_flight=0)], {}, "100 records are free, and nobody takes them"),
+        ([row()], {"error": "ValueError: no\nsuch order"}, "handlers raise ValueError: no such order"),
+        ([row(in_flight=None, delayed=None)], {}, "it is not told here how many are in flight"),
+        ([row(rate=2.0, redelivery_rate=30.0)], {}, "most of it fails: 30 deliveries a second come again, 2 records"),
+        ([row(rate=2.0, retention_left_s=20.0)], {}, "in 20.0 s, and the backlog takes 50.0 s at this rate"),
+        ([row(in_flight=0, retention_left_s=300.0)], {}, "nobody takes them; retention deletes the first unfinished"),
+    ],
+)
+def test_each_reason_is_told_from_the_facts_that_show_it(rows, facts, words):
+    assert words in why(*rows, **facts)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        row(backlog=0, in_flight=0, oldest_age_s=None),
+        row(backlog=-1),
+        row(rate=3.0),
+        row(rate=None),
+        row(oldest_age_s=3.0),
+        row(rate=10.0, retention_left_s=20.0),
+        row(rate=10.0, redelivery_rate=12.0),
+    ],
+)
+def test_a_group_that_goes_on_or_has_nothing_to_do_has_no_reason(one):
+    assert stall_reason(GroupFacts(group="g", rows=[one], members=1)) is None
+    assert stall_reason(GroupFacts(group="g")) is None
+
+
+def test_who_has_had_records_longest_is_named():
+    holders = [Holder(member="m1", records=4, oldest_s=3.0), Holder(member="m2", records=6, oldest_s=95.0)]
+
+    assert "10 records, the oldest held by m2 for 1 m 35 s" in why(row(backlog=10), holders=holders)
+    assert ", all held by m1, the oldest for 3.0 s" in why(row(backlog=10), holders=holders[:1])
+
+
+def test_one_topic_that_goes_on_is_enough():
+    assert why(row(), row(topic="refunds", rate=1.0)) == ""
+    assert "200 records are free" in why(row(in_flight=0), row(topic="refunds", in_flight=0))
+
+
+def test_a_reason_is_one_line_of_bounded_length():
+    error = "x" * 10_000 + "\n" * 50
+
+    assert "\n" not in why(row(), error=error)
+    assert len(why(row(), error=error)) < 300
+
+
+def test_what_is_not_known_of_one_topic_is_not_summed_up():
+    facts = GroupFacts(group="g", rows=[row(), row(in_flight=None)])
+
+    assert facts.total("in_flight") is None
+    assert facts.backlog == 200
+    assert of_group([row(), row(group="h")], "g") == [row()]
