@@ -1,6 +1,7 @@
-"""How many records of a share-partition a member may acquire now: its own limit of record locks, and the group's limit.
+"""How many records of a share-partition a member may acquire now: its limit of record locks, and the group's limits.
 
-Both are an `Allotment`, that of the group over all share-partitions of one leader. A group that counts as Kafka's
+Limits of what is in flight are an `Allotment` each, that of the group over all share-partitions of one leader; what the
+group may be handed at all just now are `Permits`, for whoever comes first. A group that counts as Kafka's
 brokers do (`window_max` None) limits the span of its window, not what is in flight: then there is nothing to divide.
 """
 
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from flowshare.share.allotment import Allotment, Grant, Tally
+from flowshare.share.rate import Permits
 
 
 class AskedRecords(NamedTuple):
@@ -22,12 +24,12 @@ class AskedRecords(NamedTuple):
 
 
 class Allowance:
-    """The two limits of one share-partition, asked before each acquire and told after it.
+    """The limits of one share-partition, asked before each acquire and told after it.
 
     tally: what members hold of the share-partition.
     """
 
-    __slots__ = ("_locks", "_quota", "_tally", "again_ms")
+    __slots__ = ("_locks", "_quota", "_tally", "again_ms", "permits")
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -35,6 +37,8 @@ class Allowance:
         self._quota: Allotment | None = None
         self.again_ms: int | None = None
         """When somebody who waits for others may be worth another look."""
+        self.permits: Permits | None = None
+        """What the group may be handed now; None: any number. Set it at any time."""
 
     def limit(self, records_max: int | None) -> None:
         """Set the share-partition's own limit; None: none."""
@@ -54,20 +58,32 @@ class Allowance:
 
     @property
     def used_up(self) -> bool:
-        """Whether the group's limit leaves nothing for anybody."""
+        """Whether the group's limits leave nothing for anybody."""
+        if self.permits is not None and self.permits.used_up:
+            return True
         return self._quota is not None and self._quota.used_up
+
+    @property
+    def exact(self) -> bool:
+        """Whether limits are kept to the record, and not to the log's batches."""
+        return self._quota is not None or self.permits is not None
 
     def plenty(self, wanted: int) -> bool:
         """Whether a member can have this many without asking: nobody waits, and there is no limit of the group."""
-        return self._quota is None and self._locks.plenty(wanted)
+        return self._quota is None and self.permits is None and self._locks.plenty(wanted)
 
     def ask(self, member_id: str, wanted: int, now_ms: int) -> AskedRecords:
         """How many of `wanted` records, which are there to be had, a member may acquire now; `settle` it."""
         grants = [part.grant(member_id, wanted, now_ms) for part in self._parts()]
-        return AskedRecords(member_id, wanted, grants, min(grant.records for grant in grants))
+        records = min(grant.records for grant in grants)
+        if self.permits is not None:
+            records = self.permits.grant(records)
+        return AskedRecords(member_id, wanted, grants, records)
 
     def settle(self, asked: AskedRecords, got: int, now_ms: int) -> None:
         """Tell the limits how many records the member got of what it asked for."""
+        if self.permits is not None:
+            self.permits.take(got)
         for part, grant in zip(self._parts(), asked.grants, strict=True):
             if got:
                 part.served(asked.member_id)
@@ -77,6 +93,11 @@ class Allowance:
                     self.again_ms = grant.again_ms
             else:
                 part.satisfied(asked.member_id)
+
+    def put_back(self, count: int) -> None:
+        """So many that a member got were not handed out after all."""
+        if self.permits is not None:
+            self.permits.put_back(count)
 
     def leave(self, member_id: str, now_ms: int) -> None:
         """Note that a member stopped waiting here."""

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from flowshare.core_errors import InvalidConfig
 from flowshare.share.config_tables import BOUNDED, EMBEDDED_CONFIGS, GROUP_CONFIGS, SERVER_CONFIGS
+from flowshare.share.rate import Rate
 from flowshare.share.settings import Setting, duration_ms, read_fields, read_number, unknown
 from flowshare.share.types import Limits, Priority
 
@@ -181,6 +182,8 @@ class GroupConfig:
     """Principal and host of who named the dead-letter topic; None: the server's own process."""
     paused: bool = False
     max_in_flight: int | None = None
+    """None: no limit."""
+    max_rate: Rate | None = None
     """None: no limit."""
     delivery_priority: str = "redeliveries"
     key_order: str = ""

@@ -1,8 +1,8 @@
 """The tables of settings: Kafka's names, defaults and bounds (KIP-932, KIP-1191, KIP-1240), and flowshare's own few.
 
 `config.py` reads values through them. Flowshare's own: `share.partition.max.window`, `share.dead.letter.on`,
-`share.retention.ms`, `share.paused`, `share.max.in.flight`, `share.delivery.priority`, `share.key.order`,
-`share.acquire.durable`, `group.share.return.grace.ms`.
+`share.retention.ms`, `share.paused`, `share.max.in.flight`, `share.max.rate`, `share.delivery.priority`,
+`share.key.order`, `share.acquire.durable`, `group.share.return.grace.ms`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from flowshare.share.rate import read_rate
 from flowshare.share.settings import (
     Setting,
     by_name,
@@ -367,6 +368,15 @@ GROUP_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         None,
         "How many records all members together may hold at once, over all topics and partitions; 0: no limit.",
         {"0": None},
+    ),
+    Setting(
+        name="share.max.rate",
+        field="max_rate",
+        default="0",
+        doc="How many records are handed out to all members together, redeliveries included, in a second (100/s), a "
+        "minute (10/m) or an hour; half a second's worth at once after a pause; 0: no limit.",
+        words={"a rate such as 100/s or 10/m": "", "0": None},
+        read=read_rate,
     ),
     _word(
         "share.delivery.priority",

@@ -357,6 +357,7 @@ class SharePartition:
     def put_back(self, picked: Picked) -> None:
         """What was picked could not be read: it is free again, and no delivery is counted."""
         by_key.put_back(self._window, picked)
+        self.allowance.put_back(picked.size)
 
     def acquire(
         self,
@@ -402,7 +403,7 @@ class SharePartition:
         acquisition = acquiring.NOTHING
         if asked.records > 0:
             # A group's limit is kept to the record; that of record locks as Kafka does, to the batch.
-            mode = mode if self.allowance.quota is None else AcquireMode.RECORD_LIMIT
+            mode = AcquireMode.RECORD_LIMIT if self.allowance.exact else mode
             acquisition = self._acquire(member_id, mode, asked.records, batch_size, read, now_ms)
         got = sum(last - first + 1 for first, last, _ in acquisition.ranges)
         self.allowance.settle(asked, got, now_ms)

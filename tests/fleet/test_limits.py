@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from flowshare.client.errors import NotConnected
 from flowshare.protocol.messages import AckBatch
 from flowshare.share.types import AcknowledgeType
@@ -86,12 +88,142 @@ def test_a_lease_that_runs_out_while_its_coordinator_is_not_reached_is_taken_bac
             [owner] = worker._service.partitions.owners("g")
             assert owner.config.max_in_flight > 0
 
-            async def cut_off(group_id, report):
+            async def cut_off(*_):
                 raise NotConnected("the coordinator is cut off from here")
 
             await clock.sleep(0.03)
             worker._limits._ask = cut_off
             await clock.sleep(10)
             assert owner.config.max_in_flight == 0
+
+    run(scenario(LoopTimeClock()))
+
+
+# --- a rate ----------------------------------------------------------------------------------------------------------
+
+
+async def paced_fleet(fleet, rate, *, partitions=6, records=400):
+    """A member that has joined a group with a rate, and a topic whose partitions all have records."""
+    await fleet.topic("orders", partitions)
+    for partition in range(partitions):
+        await fleet.produce("orders", *[b"v"] * records, partition=partition)
+    await fleet.configure(**EARLIEST, **{"share.max.rate": rate})
+    member = fleet.member("orders")
+    await member.start()
+    return member
+
+
+async def taken_for(clock, member, seconds, handed, at=None):
+    """Fetch for so long; when how many came, and from which partition (with `at`)."""
+    until_s = clock.monotonic() + seconds
+    while clock.monotonic() < until_s:
+        for one, run_ in ranges(await member.fetch(records_max=100, max_wait_s=0.1)):
+            handed.append((clock.monotonic(), run_.last - run_.first + 1))
+            if at is not None:
+                at[one.tp.partition] = at.get(one.tp.partition, 0) + handed[-1][1]
+            batches = {one.tp: (AckBatch(run_.first, run_.last, ACCEPT),)}
+            await member.acknowledge(batches, generation=one.generation)
+
+
+def most_above_the_line(handed, per_s):
+    """The most records that were handed out in any time beyond what the rate gives for it."""
+    most, total, least = 0.0, 0.0, 0.0
+    for at_s, count in handed:
+        line = (at_s - handed[0][0]) * per_s
+        least = min(least, total - line)
+        total += count
+        most = max(most, total - line - least)
+    return most
+
+
+@pytest.mark.slow
+def test_a_rate_holds_over_all_leaders_and_each_of_them_gets_its_part():
+    async def scenario(clock):
+        async with Fleet(clock, workers=3, slots=6) as fleet:
+            member = await paced_fleet(fleet, "30/s")
+            handed, at = [], {}
+            await taken_for(clock, member, 5, [])
+            await taken_for(clock, member, 60, handed, at)
+            by_leader = {}
+            for partition, count in at.items():
+                leader = fleet.leader("orders", partition)
+                by_leader[leader] = by_leader.get(leader, 0) + count
+
+            got = sum(count for _, count in handed)
+            print(f"{got} of 1800 in 60 s, by leader {sorted(by_leader.values())}")
+            assert abs(got - 1800) <= 36
+            assert most_above_the_line(handed, 30) <= 16
+            assert max(by_leader.values()) - min(by_leader.values()) <= 0.1 * got
+
+    run(scenario(LoopTimeClock()))
+
+
+@pytest.mark.slow
+def test_what_a_leader_without_records_does_not_need_goes_to_the_others():
+    async def scenario(clock):
+        async with Fleet(clock, workers=3, slots=6) as fleet:
+            member = await paced_fleet(fleet, "20/s", records=3)
+            await taken_for(clock, member, 5, [])
+            await fleet.produce("orders", *[b"v"] * 600, partition=2)
+            handed = []
+            await taken_for(clock, member, 20, handed)
+
+            assert abs(sum(count for _, count in handed) - 400) <= 16
+
+    run(scenario(LoopTimeClock()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["leader", "coordinator"])
+def test_the_rate_is_kept_and_reached_again_when_a_worker_dies(which):
+    async def scenario(clock):
+        async with Fleet(clock, workers=3, slots=6) as fleet:
+            member = await paced_fleet(fleet, "20/s", records=1_000)
+            handed = []
+            await taken_for(clock, member, 5, handed)
+            coordinator = fleet.coordinator("g")
+            others = [one for one in fleet.living if one is not coordinator]
+            await (coordinator if which == "coordinator" else others[0]).kill()
+            await taken_for(clock, member, 30, handed)
+            before = len(handed)
+            await taken_for(clock, member, 10, handed)
+
+            assert abs(sum(count for _, count in handed[before:]) - 200) <= 12
+            assert most_above_the_line(handed, 20) <= 11 * (1 + (which == "coordinator"))
+
+    run(scenario(LoopTimeClock()))
+
+
+@pytest.mark.slow
+def test_without_its_coordinator_a_leader_hands_out_nothing_after_its_lease():
+    async def scenario(clock):
+        async with Fleet(clock, workers=2, slots=4) as fleet:
+            member = await paced_fleet(fleet, "50/s", partitions=4)
+            await taken_for(clock, member, 2, [])
+
+            async def cut_off(*_):
+                raise NotConnected("the coordinator is cut off from here")
+
+            for machine in fleet.living:
+                machine.worker._limits._ask = cut_off
+            await taken_for(clock, member, 3, [])
+            handed = []
+            await taken_for(clock, member, 5, handed)
+
+            assert handed == []
+
+    run(scenario(LoopTimeClock()))
+
+
+def test_both_limits_hold_in_one_round():
+    async def scenario(clock):
+        async with Fleet(clock, workers=2, slots=4) as fleet:
+            member = await paced_fleet(fleet, "10/s", partitions=4)
+            await fleet.configure(**{"share.max.in.flight": "3"})
+            held = []
+            for _ in range(40):
+                held += ranges(await member.fetch(records_max=100, max_wait_s=0.1))
+
+            assert sum(run_.last - run_.first + 1 for _, run_ in held) == 3
 
     run(scenario(LoopTimeClock()))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from flowshare.server.runtime.topic_index import TopicIndex
     from flowshare.server.share.duties import Duties
     from flowshare.server.share.loader import Loader
+    from flowshare.server.share.pacing import Pacing
     from flowshare.server.share.partition_log import CuttableLog
     from flowshare.server.share.quotas import Quota
     from flowshare.server.share.stats import Stats
@@ -45,6 +46,7 @@ class Partitions:
     """All share-partitions of this server, each loaded with its owner when it is first asked for.
 
     duties: which share-partitions are this server's, and what it has to know of their groups.
+    pacing: lets records of groups with a rate through; None: somebody else does (`let_through`).
     kafka: the log, if it is one that may lose its end.
     """
 
@@ -60,6 +62,7 @@ class Partitions:
         durable_acquire: bool,
         on_archiving: Callable[[PartitionOwner], None],
         damage: Damage,
+        pacing: Pacing | None = None,
         kafka: CuttableLog | None = None,
     ) -> None:
         self._storage = storage
@@ -77,7 +80,8 @@ class Partitions:
         self._loading: dict[ShareKey, asyncio.Task[PartitionOwner]] = {}
         self._held: dict[ShareKey, asyncio.Future[None]] = {}
         self._failed: dict[ShareKey, tuple[Exception, float]] = {}
-        self._quotas = Quotas()
+        self._pacing = pacing
+        self._quotas = Quotas(self._paced)
         self._opened_batches: OpenedBatches[Kept] = OpenedBatches()
         self._closed = False
         self._kafka = kafka
@@ -110,6 +114,8 @@ class Partitions:
     async def close(self) -> None:
         """Write what is queued and stop all owners."""
         self._closed = True
+        if self._pacing is not None:
+            self._pacing.close()
         if self._loading:
             await asyncio.wait(list(self._loading.values()))
         await self._close(list(self._owners.values()))
@@ -196,8 +202,16 @@ class Partitions:
         return tuple(self._by_group)
 
     def quota(self, group_id: str) -> Quota | None:
-        """The group's limit of records in flight here; None: it has none, or nothing of it is loaded."""
+        """The group's limits here; None: it has none, or nothing of it is loaded."""
         return self._quotas.of(group_id)
+
+    def let_through(self, group_id: str, count: int) -> None:
+        """So many records more of a group with a rate may be handed out here."""
+        self._quotas.add(group_id, count)
+
+    def _paced(self) -> None:
+        if self._pacing is not None and not self._closed:
+            self._pacing.begin(self._quotas)
 
     def release_member(
         self,

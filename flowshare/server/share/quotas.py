@@ -1,11 +1,13 @@
-"""`share.max.in.flight`: how many records of a group may be in flight on this server, over all its share-partitions.
+"""Limits of a group on this server, over all its share-partitions: how many records may be in flight
+(`share.max.in.flight`), and how many may be handed out at present (`share.max.rate`).
 
-A share-partition counts in its group's limit while it is loaded. When only the limit keeps fetches from records of a
-share-partition, those are held up: they look again when something of the group became free on any share-partition.
-Which member comes first then is the core's business (`share.allotment`).
+A share-partition counts in its group's limits while it is loaded. When only a limit keeps fetches from records of a
+share-partition, those are held up: they look again when something of the group became free on any share-partition, or
+when more may be handed out. Which member comes first then is the core's business (`share.allotment`).
 
-The number is the `max_in_flight` of the group's config as it acts here. In a fleet that is what the group's coordinator
-leases this server of the whole, 0 included, and it may change at any time.
+The number in flight is the `max_in_flight` of the group's config as it acts here. In a fleet that is what the group's
+coordinator leases this server of the whole, 0 included, and it may change at any time. What may be handed out comes in
+small numbers (`Quotas.add`), from the coordinator of the fleet, or on a server by itself from `share.pacing`.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from flowshare.share.allotment import Allotment
+from flowshare.share.rate import Permits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flowshare.server.share.owner import PartitionOwner
     from flowshare.server.share.waiters import Waiters
 
@@ -23,10 +28,11 @@ WAKES: Final = 16
 
 
 class Quota:
-    """The limit of one group."""
+    """The limits of one group. permits: None: it may be handed any number."""
 
     def __init__(self) -> None:
         self.allotment = Allotment()
+        self.permits: Permits | None = None
         self._owners: set[PartitionOwner] = set()
         self._held_up: dict[Waiters, None] = {}
 
@@ -41,15 +47,19 @@ class Quota:
         return self.allotment.used_up and bool(self._held_up)
 
     def hold_up(self, waiting: Waiters) -> None:
-        """These wait for the limit."""
+        """These wait for a limit."""
         self._held_up.setdefault(waiting)
+        if self.permits is not None and self.permits.used_up:
+            self.permits.lack()
 
     def pass_on(self) -> None:
         """Let those look again that are held up, if there is room."""
-        if not self._held_up or self.allotment.used_up:
+        if not self._held_up or self.allotment.used_up or (self.permits is not None and self.permits.used_up):
             return
         limit = self.allotment.limit
         count = len(self._held_up) if limit is None else max(WAKES, limit - self.in_flight)
+        if self.permits is not None and self.permits.free is not None:
+            count = min(count, max(WAKES, self.permits.free))
         for waiting in tuple(self._held_up)[:count]:
             del self._held_up[waiting]
             waiting.look()
@@ -59,36 +69,60 @@ class Quota:
         self._owners.add(owner)
         owner.waiting.quota = self
         owner.partition.allowance.quota = self.allotment
+        owner.partition.allowance.permits = self.permits
+
+    def pace(self, *, paced: bool) -> None:
+        """From now on only so many are handed out as are let through, or any number."""
+        if paced is (self.permits is None):
+            self.permits = Permits() if paced else None
+            for owner in self._owners:
+                owner.partition.allowance.permits = self.permits
 
     def part(self, owner: PartitionOwner) -> bool:
         """It counts no more; whether that was the last one."""
         self._owners.discard(owner)
         self._held_up.pop(owner.waiting, None)
         owner.waiting.quota = None
-        owner.partition.allowance.quota = None
+        owner.partition.allowance.quota = owner.partition.allowance.permits = None
         return not self._owners
 
 
 class Quotas:
-    """The limits of all groups that have one."""
+    """The limits of all groups that have one. paced: told of each group that begins to have a rate here."""
 
-    def __init__(self) -> None:
+    def __init__(self, paced: Callable[[], object] = lambda: None) -> None:
+        self._paced = paced
         self._by_group: dict[str, Quota] = {}
 
     def of(self, group_id: str) -> Quota | None:
-        """That of a group; None: it has no limit, or no share-partition is loaded."""
+        """Those of a group; None: it has none, or no share-partition is loaded."""
         return self._by_group.get(group_id)
 
+    @property
+    def paced(self) -> dict[str, Permits]:
+        """What groups that have a rate may be handed here."""
+        return {group: quota.permits for group, quota in self._by_group.items() if quota.permits is not None}
+
+    def add(self, group_id: str, count: int) -> None:
+        """So many records more may be handed out of a group."""
+        quota = self._by_group.get(group_id)
+        if count > 0 and quota is not None and quota.permits is not None and quota.permits.free is not None:
+            quota.permits.free += count
+            quota.pass_on()
+
     def follow(self, owner: PartitionOwner) -> None:
-        """Keep a loaded share-partition to its group's limit as it is now configured."""
-        group_id, limit = owner.key.group_id, owner.config.max_in_flight
-        if limit is None:
+        """Keep a loaded share-partition to its group's limits as they are now configured."""
+        group_id, config = owner.key.group_id, owner.config
+        if config.max_in_flight is None and config.max_rate is None:
             self.leave(owner)
             return
         quota = self._by_group.setdefault(group_id, Quota())
-        quota.allotment.limit = limit
+        quota.allotment.limit = config.max_in_flight
+        quota.pace(paced=config.max_rate is not None)
         if owner.waiting.quota is not quota:
             quota.join(owner)
+        if quota.permits is not None:
+            self._paced()
 
     def leave(self, owner: PartitionOwner) -> None:
         """A share-partition is loaded no more, or its group has no limit any more."""

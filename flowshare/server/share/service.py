@@ -23,6 +23,7 @@ from flowshare.server.share.group_configs import PREFIX as SETTINGS
 from flowshare.server.share.group_configs import GroupConfigs
 from flowshare.server.share.leaders import LocalLeaders
 from flowshare.server.share.loader import Loader
+from flowshare.server.share.pacing import Pacing
 from flowshare.server.share.partitions import Partitions
 from flowshare.server.share.resume import ShareResuming
 from flowshare.server.share.sessions import Sessions
@@ -59,7 +60,9 @@ class ShareService:
         budget: StateBudget | None = None,
         kafka: CuttableLog | None = None,
     ) -> None:
-        """duties: what is this server's; None: everything. leaders: from those of this server to those of all.
+        """duties: what is this server's; None: everything, what its groups' rates let through included.
+
+        leaders: from those of this server to those of all.
 
         budget: bytes of the state of groups and transactions; None: of the share groups alone.
         kafka: the storage's log, if it is one that may lose its end.
@@ -93,6 +96,7 @@ class ShareService:
             durable_acquire=config.acquire_durable,
             on_archiving=self._dead_letters.start,
             damage=self.damage,
+            pacing=Pacing(self.configs.acting, clock) if duties is None else None,
             kafka=kafka,
         )
         self.sessions = Sessions(

@@ -1,0 +1,222 @@
+"""A limit on how many records a second a whole group is handed out (`share.max.rate`), shared out between leaders.
+
+The group's coordinator keeps one token bucket, a token a record. A leader of its share-partitions reports what it has
+of them; it gets more (`RateLeases.grant`) and spends them one by one (`Permits`). Redeliveries cost as first ones do.
+
+Invariant: in any time of t seconds all leaders together hand out at most rate · t + burst records, where burst is
+1 + rate / 2, half a second's. For what is in the bucket, and what leaders have and have not spent, is together at most
+the burst, and grows by nothing but the rate: the bucket takes nothing in while it and what the coordinator knows of at
+leaders come to the burst, and a token that was spent counts there until its leader says so. So whatever is lost on the
+way makes it fewer.
+
+| what happens | what becomes of tokens |
+|---|---|
+| a leader wants, alone among those who do | it gets all that there are, and all that come |
+| others want, too | what comes is divided equally; where it is less than one each, they take turns |
+| a leader neither spent nor lacked any since its last report | it gives back what it has |
+| a report or its answer is lost | those that it was about are, too |
+| a leader is not heard of | void at the leader after `LEASE_MS`, counted as spent here after `FORGET_MS` |
+| a leader leads more, or less; the limit changes | nothing; a lower limit makes the bucket smaller at once |
+| another coordinator | its bucket is empty; what leaders have still counts as soon as they say so |
+| the machine's clock is set | nothing: time is that of a steady clock |
+
+More than the invariant says is handed out once, by a burst at most: after another worker began to coordinate the group
+(leaders may spend what its predecessor gave them), and when a machine that was suspended wakes up with tokens in hand.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from flowshare.share.settings import Setting
+
+HUNGRY_MS: Final = 500
+"""What comes is kept for a leader that wants some, and is not heard of, for so long."""
+FORGET_MS: Final = 3_000
+"""What a leader has counts here so long after it was heard of: longer than it spends it (`leases.LEASE_MS`)."""
+BURST_S: Final = 0.5
+RATE_MAX: Final = 1_000_000
+"""Records a second: more is no limit that anything could keep."""
+_RATE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(?:/\s*([smh]))?", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
+_WHOLE: Final = 1e-6
+"""A sum of parts that is so near to a token is one."""
+
+
+class Rate(NamedTuple):
+    """`text`: as it was set, such as 100/s or 10/m. per_s: records a second."""
+
+    text: str
+    per_s: float
+
+    def __str__(self) -> str:
+        """As it was set."""
+        return self.text
+
+    @property
+    def burst(self) -> float:
+        """How many may be handed out at once after a pause, rounded down; one at least."""
+        return 1 + self.per_s * BURST_S
+
+
+def parse_rate(text: str) -> Rate | None:
+    """The rate of `100`, `100/s`, `10/m`, `2.5/h`: 1 a day to 1,000,000 a second; None for anything else."""
+    found = _RATE.fullmatch(text.strip())
+    if found is None:
+        return None
+    count, unit = found[1], found[2] or "s"
+    per_s = float(count) / _SECONDS[unit]
+    return Rate(text.strip(), per_s) if 1 / 86_401 <= per_s <= RATE_MAX else None
+
+
+def read_rate(setting: Setting, text: str) -> Any:
+    """A rate, None for `0`. Raises InvalidConfig."""
+    if text == "0":
+        return None
+    rate = parse_rate(text)
+    if rate is None:
+        raise setting.refuse(text)
+    return rate
+
+
+class Permits:
+    """What one leader may hand out of a group, over all its share-partitions. Made with nothing.
+
+    free: records; None: any number.
+    """
+
+    __slots__ = ("_lacked", "_taken", "free")
+
+    def __init__(self) -> None:
+        self.free: int | None = 0
+        self._taken = 0
+        self._lacked = False
+
+    @property
+    def used_up(self) -> bool:
+        """Whether nothing may be handed out now."""
+        return self.free == 0
+
+    def grant(self, wanted: int) -> int:
+        """How many of `wanted` records may be handed out."""
+        if self.free is None or wanted <= self.free:
+            return wanted
+        self._lacked = True
+        return self.free
+
+    def lack(self) -> None:
+        """Note that somebody waits for some."""
+        self._lacked = True
+
+    def take(self, count: int) -> None:
+        """Spend some."""
+        if self.free is not None:
+            self._taken += count
+            self.free = max(0, self.free - count)
+
+    def put_back(self, count: int) -> None:
+        """What was spent for records that were not handed out after all; what was reported as spent stays that."""
+        if self.free is not None:
+            back = min(count, self._taken)
+            self._taken -= back
+            self.free += back
+
+    def report(self) -> RateReport:
+        """What is to be told; what is given back is gone from here, whether it arrives or not."""
+        free = self.free or 0
+        idle = not self._taken and not self._lacked
+        report = RateReport(
+            held=0 if idle else free, back=free if idle else 0, wanting=self._lacked or free < self._taken
+        )
+        self._taken, self._lacked = 0, False
+        if self.free is not None:
+            self.free = report.held
+        return report
+
+
+class RateReport(NamedTuple):
+    """What a leader says. held: tokens that it has. back: what it gives back. wanting: it could do with more."""
+
+    held: int
+    back: int
+    wanting: bool
+
+
+@dataclass(slots=True)
+class _Leader:
+    """held: what it may have. credit: what came while it wanted some, for it, and was not given to it yet."""
+
+    held: int = 0
+    credit: float = 0.0
+    wanting: bool = False
+    since_ms: int = 0
+
+
+class RateLeases:
+    """The token bucket of one group at its coordinator. begun_ms: when this coordinator began; it is empty then."""
+
+    def __init__(self, begun_ms: int) -> None:
+        self._level = 0.0
+        self._at_ms = begun_ms
+        self._leaders: dict[int, _Leader] = {}
+
+    def grant(self, node: int, report: RateReport, rate: Rate, now_ms: int) -> int:
+        """How many more a leader may hand out from now on."""
+        self._fill(rate, now_ms)
+        leader = self._leaders.setdefault(node, _Leader())
+        back = min(report.back, leader.held)
+        leader.held, leader.since_ms, leader.wanting = report.held, now_ms, report.wanting
+        self._level = min(self._level + back, max(0.0, rate.burst - self._held()))
+        if not report.wanting:
+            leader.credit = 0.0
+            return 0
+        granted = self._part(node, leader, now_ms)
+        self._level -= granted
+        leader.credit = max(-1.0, leader.credit - granted)
+        leader.held += granted
+        return granted
+
+    def next_s(self, rate: Rate) -> float:
+        """Seconds until there is a token more in the bucket, if nobody takes or tells any; infinite: it is full."""
+        missing = 1 - self._level % 1
+        full = self._level + missing > rate.burst - self._held() + _WHOLE
+        return math.inf if full else missing / rate.per_s
+
+    @property
+    def outstanding(self) -> float:
+        """What is in the bucket and at leaders."""
+        return self._level + self._held()
+
+    def _fill(self, rate: Rate, now_ms: int) -> None:
+        """What has come since the last time, of which those that want some have equal parts."""
+        hungry = self._hungry(now_ms)
+        room = max(0.0, rate.burst - self._held())
+        before = self._level
+        self._level = min(room, before + max(0, now_ms - self._at_ms) * rate.per_s / 1000)
+        self._at_ms = max(self._at_ms, now_ms)
+        for leader in hungry.values():
+            leader.credit = min(rate.burst, leader.credit + max(0.0, self._level - before) / len(hungry))
+        for old in [one for one, leader in self._leaders.items() if leader.since_ms + FORGET_MS <= now_ms]:
+            del self._leaders[old]
+
+    def _part(self, node: int, leader: _Leader, now_ms: int) -> int:
+        """What a leader that wants some may have beside the others that do."""
+        free = int(self._level + _WHOLE)
+        rivals = [one.credit for other, one in self._hungry(now_ms).items() if other != node]
+        if free <= 0 or not rivals:
+            return max(0, free)
+        theirs = sum(max(0.0, credit) for credit in rivals)
+        part = int(max(leader.credit, self._level - theirs) + _WHOLE)
+        if part <= 0 and leader.credit >= max(rivals):
+            part = 1  # less than one each: they take turns
+        return max(0, min(free, part))
+
+    def _hungry(self, now_ms: int) -> dict[int, _Leader]:
+        return {node: one for node, one in self._leaders.items() if one.wanting and now_ms - one.since_ms <= HUNGRY_MS}
+
+    def _held(self) -> int:
+        return sum(leader.held for leader in self._leaders.values())
