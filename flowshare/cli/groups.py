@@ -280,6 +280,10 @@ def _controls(facts: dict[str, Any]) -> str:
     texts = [", paused"] if facts["paused"] else []
     if facts["max_in_flight"]:
         texts.append(f", at most {facts['max_in_flight']} in flight")
+    if facts["max_rate"]:
+        texts.append(
+            f", at most {facts['max_rate']}" if "/" in facts["max_rate"] else f", at most {facts['max_rate']}/s"
+        )
     if facts["priority"] not in (None, "redeliveries"):
         texts.append(f", priority {facts['priority']}")
     return "".join(texts)
@@ -293,7 +297,7 @@ async def _facts(session: CommandSession, group: str) -> dict[str, Any]:
 
 async def _describe(session: CommandSession, group: str) -> dict[str, Any]:
     from flowshare.agents.scale import lag
-    from flowshare.client.admin.admin import MAX_IN_FLIGHT, PAUSED
+    from flowshare.client.admin.admin import MAX_IN_FLIGHT, MAX_RATE, PAUSED
 
     # Kafka's brokers have none of the settings that are shown here, and may ask for a right of its own to tell.
     entries = await session.admin.group_configs(group) if session.backend.capabilities.pausing else []
@@ -310,6 +314,7 @@ async def _describe(session: CommandSession, group: str) -> dict[str, Any]:
         "assignor": found.assignor,
         "paused": configs.get(PAUSED) == "true",
         "max_in_flight": int(configs.get(MAX_IN_FLIGHT, "0")) or None,
+        "max_rate": None if configs.get(MAX_RATE, "0") == "0" else configs[MAX_RATE],
         "priority": configs.get("share.delivery.priority"),
         "members": [
             {

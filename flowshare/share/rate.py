@@ -3,9 +3,9 @@
 The group's coordinator keeps one token bucket, a token a record. A leader of its share-partitions reports what it has
 of them; it gets more (`RateLeases.grant`) and spends them one by one (`Permits`). Redeliveries cost as first ones do.
 
-Invariant: in any time of t seconds all leaders together hand out at most rate · t + burst records, where burst is
-1 + rate / 2, half a second's. For what is in the bucket, and what leaders have and have not spent, is together at most
-the burst, and grows by nothing but the rate: the bucket takes nothing in while it and what the coordinator knows of at
+Invariant (SG-4.8): in any time of t seconds all leaders together hand out at most rate · t + burst records, where burst
+is 1 + rate / 2, half a second's. For what is in the bucket, and what leaders have and have not spent, is together at
+most the burst, and grows by nothing but the rate: the bucket takes nothing in while it and what is known to be at
 leaders come to the burst, and a token that was spent counts there until its leader says so. So whatever is lost on the
 way makes it fewer.
 

@@ -397,6 +397,8 @@ def test_a_stall_explains_itself(given: dict[str, Any], assigned: bool, said: st
         ({"share.paused": "true"}, "the group is paused; `flowshare groups resume g`"),
         ({"share.max.in.flight": "5", "share.paused": "false"}, "max_in_flight=5 allows no more"),
         ({"share.max.in.flight": "6"}, None),
+        ({"share.max.rate": "10/m"}, "max_rate=10/m hands out no more at present"),
+        ({"share.max.rate": "0"}, None),
         ({}, None),
     ],
 )

@@ -90,6 +90,10 @@ def test_a_group_that_is_paused_needs_none_and_one_with_a_limit_as_many_as_it_ke
         await watch.look()
         assert (watch.report(10)["needed"], watch.report(10)["workers"]) == (2.5, 3)
 
+        await admin.alter_group_configs(group, {"share.max.rate": "2/s", "share.max.in.flight": None})
+        await watch.look()
+        assert (watch.report(10)["needed"], watch.report(10)["workers"]) == (pytest.approx(1.0), 1)
+
         await admin.pause_group(group)
         await watch.look()
         assert (watch.report(10)["needed"], watch.report(10)["workers"]) == (0, 0)

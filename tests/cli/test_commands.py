@@ -192,13 +192,14 @@ def test_a_group_is_paused_and_resumed_and_described_so(shell):
     assert "paused" not in shell("groups", "describe", "g1")
 
     assert "groups resume g1" in shell("groups", "pause", "g1")
-    shell("groups", "config", "g1", "share.max.in.flight=7", "share.delivery.priority=new")
+    shell("groups", "config", "g1", "share.max.in.flight=7", "share.max.rate=10/m", "share.delivery.priority=new")
     line = shell("groups", "describe", "g1").splitlines()[0]
     facts = shell.json("groups", "describe", "g1")
     shell("groups", "resume", "g1")
 
-    assert line.endswith(", paused, at most 7 in flight, priority new")
-    assert (facts["paused"], facts["max_in_flight"], facts["priority"]) == (True, 7, "new")
+    assert line.endswith(", paused, at most 7 in flight, at most 10/m, priority new")
+    assert (facts["paused"], facts["max_in_flight"], facts["max_rate"]) == (True, 7, "10/m")
+    assert facts["priority"] == "new"
     assert shell.json("groups", "describe", "g1")["paused"] is False
 
 

@@ -297,6 +297,7 @@ def test_a_group_has_every_setting_of_kafka_4_4_with_its_default():
         "share.dead.letter.on": "all",
         "share.paused": "false",
         "share.max.in.flight": "0",
+        "share.max.rate": "0",
         "share.delivery.priority": "redeliveries",
         "share.key.order": "",
         "share.key.after.dead.letter": "continue",

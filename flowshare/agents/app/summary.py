@@ -39,6 +39,8 @@ def line(agent: ShareAgent) -> str:
         parts.append(f"at most {options.rate_limit.per_s:g}/s")
     if options.max_in_flight is not None:
         parts.append(f"at most {options.max_in_flight} in flight in the group")
+    if options.max_rate is not None:
+        parts.append(f"at most {_per_unit(options.max_rate)} in the group")
     if options.priority is not None:
         parts.append("redeliveries and new ones mixed" if options.priority == "mixed" else f"{options.priority} first")
     if options.order is not None:
@@ -164,6 +166,10 @@ def _of_one(agent: ShareAgent) -> list[str]:
         (not options.retry.on, "Retry(on=()) retries nothing: every exception goes to the dead letter"),
     ]
     return [text for wrong, text in checks if wrong]
+
+
+def _per_unit(rate: str) -> str:
+    return rate if "/" in rate else f"{rate}/s"
 
 
 def _retry(options: AgentOptions) -> str:

@@ -21,6 +21,7 @@ REFUSED: Final = {
     "lock_duration": "members hold keys, not records: lease=… says how long after a worker's death others get its keys",
     "renew": "a worker renews its keys as long as it lives, whatever its handlers do",
     "max_in_flight": "nobody counts what all members hold together: lower concurrency",
+    "max_rate": "its members read by themselves, so that nobody counts what all of them read: rate_limit=… is for each",
     "priority": "each key goes on in the order of the log, so that a retry comes before what is behind it",
     "after_dead_letter": "keys cannot be parked in a cooperative group: a key goes on after a dead letter",
 }

@@ -44,6 +44,12 @@ def check_asked(agent: ShareAgent, offered: Capabilities) -> None:
             f"limit for a whole group: leave it out, and let concurrency={options.concurrency} times the number of "
             "workers be the limit"
         )
+    if options.max_rate is not None and not offered.group_limit:
+        raise UsageError(
+            f"agent {agent.name}: max_rate={options.max_rate!r} cannot be kept, as Kafka's brokers have no limit for a "
+            "whole group: let the workers lead (share=workers, or share=auto, which chooses them), or give each worker "
+            "its part with rate_limit=…"
+        )
     if options.priority not in (None, "redeliveries") and not offered.priority:
         raise UsageError(
             f"agent {agent.name}: priority={options.priority!r} cannot be kept, as Kafka's brokers deliver what was "
@@ -78,6 +84,8 @@ def asked_of(agents: Iterable[ShareAgent]) -> GroupNeeds:
         words = groups.setdefault(agent.group, [])
         if agent.options.max_in_flight is not None:
             words.append(f"a limit for the whole group (max_in_flight={agent.options.max_in_flight})")
+        if agent.options.max_rate is not None:
+            words.append(f"a rate for the whole group (max_rate={agent.options.max_rate!r})")
         if agent.options.priority not in (None, "redeliveries"):
             words.append(f"an order of new records and redeliveries (priority={agent.options.priority!r})")
         if agent.options.order is not None:

@@ -17,7 +17,7 @@ from flowshare.agents.handler.order import HEADER_PREFIX
 from flowshare.agents.handler.retry_headers import retry_topic
 from flowshare.agents.handler.send import topic_name
 from flowshare.backend.base import BackendError, Capabilities
-from flowshare.client.admin.admin import KEY_ORDER, MAX_IN_FLIGHT, ShareAdmin
+from flowshare.client.admin.admin import KEY_ORDER, MAX_IN_FLIGHT, MAX_RATE, ShareAdmin
 from flowshare.client.admin.sizes import MESSAGE_BYTES_MAX, letter_bytes, widen
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
 from flowshare.protocol.errors import ErrorCode
@@ -276,6 +276,8 @@ def group_settings(agent: ShareAgent) -> dict[str, str | None]:
         settings["share.record.lock.duration.ms"] = str(round(options.lock_duration * 1000))
     if options.max_in_flight is not None:
         settings[MAX_IN_FLIGHT] = str(options.max_in_flight)
+    if options.max_rate is not None:
+        settings[MAX_RATE] = options.max_rate
     if options.priority is not None:
         settings["share.delivery.priority"] = options.priority
     if options.key_order is not None:

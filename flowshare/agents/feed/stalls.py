@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.client.admin.admin import MAX_IN_FLIGHT, PAUSED, ShareAdmin
+from flowshare.client.admin.admin import MAX_IN_FLIGHT, MAX_RATE, PAUSED, ShareAdmin
 from flowshare.client.errors import ClientError
 
 if TYPE_CHECKING:
@@ -137,6 +137,8 @@ def of_configs(group: str, configs: Mapping[str, str], in_flight: int) -> Reason
         return Reason(
             f"{in_flight} records are in flight in the group, and its max_in_flight={limit} allows no more", normal=True
         )
+    if (rate := configs.get(MAX_RATE, "0")) != "0":
+        return Reason(f"the group's max_rate={rate} hands out no more at present", normal=True)
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypedDict
 from flowshare.agents.handler.batch import Batch
 from flowshare.agents.handler.errors import OptionError, refuse_unknown
 from flowshare.agents.handler.order import CHAIN, PARK, Order, order_setting, parse_order
-from flowshare.agents.handler.rate_limit import RateLimit, parse_rate
+from flowshare.agents.handler.rate_limit import RateLimit, group_rate, parse_rate
 from flowshare.agents.handler.retry import Retry, Seconds, count, exception_types, seconds
 from flowshare.agents.handler.sinks import agent_sinks, several
 
@@ -39,6 +39,7 @@ class AgentArguments(TypedDict, total=False):
     renew: bool
     middleware: Any
     max_in_flight: int | None
+    max_rate: Any
     priority: str | None
     order: Any
     after_dead_letter: str
@@ -69,6 +70,8 @@ class AgentOptions:
     middleware: functions around the handler, the first outermost, inside those of the app.
     max_in_flight: records that all members of the group together may hold at once, those included that they fetched
         ahead; None: as the group is set (no limit).
+    max_rate: records that all members of the group together are handed, redeliveries included, as a number a second or
+        text such as `"100/s"`, `"10/m"`; None: as the group is set (no limit).
     priority: what comes first when there is both, `redeliveries`, `new` records, or `mixed`: both by turns. None: as
         the group is set (redeliveries).
     order: `"key"`: records of one key run one after the other, in the log's order, each when the one before is
@@ -102,6 +105,7 @@ class AgentOptions:
     renew: bool = True
     middleware: tuple[Callable[..., Any], ...] = ()
     max_in_flight: int | None = None
+    max_rate: str | None = None
     priority: str | None = None
     order: Order = None
     after_dead_letter: str = "continue"
@@ -283,6 +287,7 @@ _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "renew": _fits(lambda value: isinstance(value, bool), "renew takes True or False"),
     "middleware": several,
     "max_in_flight": lambda value: None if value is None else count(value, "max_in_flight"),
+    "max_rate": group_rate,
     "priority": _fits(lambda value: value in (None, *PRIORITIES), "priority takes 'redeliveries', 'new' or 'mixed'"),
     "order": parse_order,
     "at_most_once": _fits(lambda value: isinstance(value, bool), "at_most_once takes True or False"),

@@ -1,4 +1,7 @@
-"""A rate limit per agent and process: a token bucket that the feeder asks before it fetches."""
+"""A rate limit per agent and process: a token bucket that the feeder asks before it fetches.
+
+That of a whole group (`max_rate`) is kept by who hands its records out (`share.rate`); here its text is checked.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowshare.agents.handler.errors import OptionError
+from flowshare.share import rate as rates
 
 _PER_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -31,6 +35,20 @@ def parse_rate(value: Any) -> RateLimit | None:
     if not 0 < per_s < float("inf"):
         raise OptionError(f"rate_limit takes records a second, or text such as '100/s' or '10/m', not {value!r}")
     return RateLimit(per_s, max(1, round(per_s / 10)))
+
+
+def group_rate(value: Any) -> str | None:
+    """The text of a group's rate, of `100`, `"100/s"`, `"10/m"`, `"5/h"` or None. Raises: OptionError."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else "" if isinstance(value, bool) else str(value)
+    rate = rates.parse_rate(text)
+    if rate is None:
+        raise OptionError(
+            "max_rate takes records a second for the whole group, or text such as '100/s' or '10/m', from one a day to "
+            f"{rates.RATE_MAX:,} a second, not {value!r}"
+        )
+    return str(rate)
 
 
 class TokenBucket:

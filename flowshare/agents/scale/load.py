@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.handler.retry_headers import retry_topic
@@ -20,9 +20,10 @@ from flowshare.agents.scale.rates import HandlerCost, HandlerLook, Rates
 from flowshare.agents.scale.retention import Facts
 from flowshare.agents.scale.scaling import TARGET_AGE_S, Demand, capacity_per_s, needed, whole
 from flowshare.backend.base import Capabilities
-from flowshare.client.admin.admin import MAX_IN_FLIGHT, PAUSED, ShareAdmin
+from flowshare.client.admin.admin import MAX_IN_FLIGHT, MAX_RATE, PAUSED, ShareAdmin
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.clock import Clock
+from flowshare.share.rate import parse_rate
 from flowshare.tasks import cancelled
 
 logger = logging.getLogger("flowshare.host")
@@ -33,6 +34,17 @@ LOOK_S: Final = 2.0
 """Time from one look to the next one."""
 SHARE: Final = 20
 STALE_S: Final = 60.0
+
+
+class _Allowed(NamedTuple):
+    """What a group's settings let it have in flight (0 while it is paused) and be handed a second; None: anything, or
+    unknown."""
+
+    in_flight: int | None
+    per_s: float | None
+
+
+_ANYTHING: Final = _Allowed(None, None)
 
 
 class Runtime(Protocol):
@@ -61,7 +73,7 @@ class LoadWatch:
         self._rates = Rates()
         self._costs: dict[str, HandlerCost] = {}
         self._members: dict[str, int | None] = {}
-        self._in_flight_max: dict[str, int | None] = {}
+        self._allowed: dict[str, _Allowed] = {}
         self._rows: list[Row] = []
         self._at_s: float | None = None
         self._every_s = LOOK_S
@@ -95,7 +107,7 @@ class LoadWatch:
         await lag.add_retention(found, facts, self._rates, now_s)
         for group in groups.share or ():
             self._members[group] = await lag.members(self._admin, group)
-            self._in_flight_max[group] = await self._find_in_flight_max(group)
+            self._allowed[group] = await self._find_allowed(group)
         for group in groups.cooperative or ():
             self._members[group] = await lag.members(self._admin, group, cooperative=True)
         self._rows, self._at_s = found, now_s
@@ -176,7 +188,7 @@ class LoadWatch:
         waiting = max(0, row["backlog"]) - (row["delayed"] or 0) - round(busy * _in_flight(row))
         if row["topic"] == retry_topic(agent.group):
             waiting = 0  # for their time to come, not for handlers
-        in_flight_max = self._in_flight_max.get(agent.group)
+        in_flight_max, group_per_s = self._allowed.get(agent.group, _ANYTHING)
         demand = Demand(
             arrival_per_s=row["arrival_rate"],
             waiting=max(0, waiting),
@@ -188,6 +200,7 @@ class LoadWatch:
             else None
             if in_flight_max is None
             else in_flight_max / agent.options.records_at_once,
+            group_per_s=group_per_s,
         )
         return {
             "waiting": demand.waiting,
@@ -195,19 +208,20 @@ class LoadWatch:
             "needed_workers": needed(demand, target_age_s),
         }
 
-    async def _find_in_flight_max(self, group: str) -> int | None:
-        """Records that a group may have in flight, 0 while it is paused; None: as many as there are, or unknown."""
+    async def _find_allowed(self, group: str) -> _Allowed:
         if not (self._capabilities.pausing or self._capabilities.group_limit):
-            return None  # brokers may want a right of its own for the question
+            return _ANYTHING  # brokers may want a right of its own for the question
         try:
             configs = {entry.name: entry.value for entry in await self._admin.group_configs(group)}
         except ServerError as error:
             logger.debug("the settings of group %s were refused: %s", group, error)
-            return None
+            return _ANYTHING
+        rate = parse_rate(configs.get(MAX_RATE) or "")
+        per_s = None if rate is None else rate.per_s
         if configs.get(PAUSED) == "true":
-            return 0
+            return _Allowed(0, per_s)
         limit = int(configs.get(MAX_IN_FLIGHT) or 0)
-        return limit if limit > 0 else None
+        return _Allowed(limit if limit > 0 else None, per_s)
 
     async def _run(self) -> None:
         while True:

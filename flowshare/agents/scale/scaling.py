@@ -7,9 +7,10 @@ target age T, so that
     needed workers = (λ + waiting / T) / min(concurrency / S, rate limit)
 
 where S counts retries (a record that fails half of its deliveries takes two on the average), and what handlers work on
-does not wait. What a group may have in flight (`share.max.in.flight`, nothing while it is paused) bounds the figure:
-more workers would get nothing. It does not depend on how many workers there are: asking again while new ones start asks
-for no more of them. An app needs as many workers as the most demanding of its agents, as each worker runs all of them.
+does not wait. What a group may have in flight (`share.max.in.flight`, nothing while it is paused) and may be handed a
+second (`share.max.rate`) bound the figure: more workers would get nothing. It does not depend on how many workers there
+are: asking again while new ones start asks for no more of them. An app needs as many workers as the most demanding of
+its agents, as each worker runs all of them.
 
 The decision (`Scaler`). Invariant: `min` ≤ workers ≤ `max` after each decision, whatever the figure is.
 
@@ -58,7 +59,8 @@ class Demand:
     handler_s: seconds of a handler that one record takes, retries included; None when none was measured.
     concurrency: handlers of one worker (one that takes a batch counts once: `handler_s` is shorter then). rate_per_s:
     what the agent's rate limit allows one worker; None: no limit. workers_max: how many the group gives records to at
-    the same time, by what it may have in flight: 0 while it is paused; None: no limit.
+    the same time, by what it may have in flight: 0 while it is paused; None: no limit. group_per_s: what all workers
+    together are handed a second; None: no limit.
     """
 
     arrival_per_s: float | None
@@ -67,6 +69,7 @@ class Demand:
     concurrency: int
     rate_per_s: float | None = None
     workers_max: float | None = None
+    group_per_s: float | None = None
 
 
 def needed(demand: Demand, target_age_s: float = TARGET_AGE_S) -> float | None:
@@ -78,6 +81,8 @@ def needed(demand: Demand, target_age_s: float = TARGET_AGE_S) -> float | None:
     work = demand.arrival_per_s + demand.waiting / target_age_s  # records a second that have to be finished
     if work == 0:
         return 0.0
+    if demand.group_per_s is not None:
+        work = min(work, demand.group_per_s)
     per_worker = capacity_per_s(demand)
     if per_worker is None:
         return None

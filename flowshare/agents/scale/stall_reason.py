@@ -22,14 +22,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowshare.agents.handler.texts import age, clip
-from flowshare.client.admin.admin import MAX_IN_FLIGHT, PAUSED
+from flowshare.client.admin.admin import MAX_IN_FLIGHT, MAX_RATE, PAUSED
 
 QUIET_S: Final = 10.0
 """Work that began later than so long ago is under way, not stuck."""
 NEAR_S: Final = 3_600.0
 ERROR_MAX: Final = 120
 _FAILING: Final = 2
-MAX_RATE: Final = "share.max.rate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,6 +129,7 @@ def test_a_paused_agent_begins_nothing_until_it_is_resumed() -> None:
         ("lock_duration", 5),
         ("after_dead_letter", "park"),
         ("max_in_flight", 3),
+        ("max_rate", "10/m"),
         ("priority", "new"),
         ("renew", False),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 
 import pytest
@@ -65,6 +66,24 @@ async def test_members_of_a_limited_group_hold_no_more_than_its_limit_together(p
         await until(lambda: sum(worker.stats()["accepted"] for worker in workers) >= 60)
 
     assert max(seen) <= 3
+    assert sum(worker.outcomes().count("accepted") for worker in workers) == 60
+
+
+@pytest.mark.slow
+async def test_a_rate_is_for_all_members_of_a_group_together(place: Place) -> None:
+    if not place.capabilities.group_limit:
+        pytest.skip("brokers have no limit for a whole group")
+
+    async def work(value: bytes) -> None: ...
+
+    apps = [place.agent(work, max_rate="40/s") for _ in range(2)]
+    async with place.running(*apps) as workers:
+        begun = time.monotonic()
+        await workers[0].send(place.topic, *(b"%d" % n for n in range(60)))
+        await until(lambda: sum(worker.stats()["accepted"] for worker in workers) >= 60)
+        took_s = time.monotonic() - begun
+
+    assert took_s >= (60 - 21) / 40, "no machine is too slow for that"
     assert sum(worker.outcomes().count("accepted") for worker in workers) == 60
 
 
