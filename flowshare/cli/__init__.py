@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "scale": ("flowshare.cli.worker", "scale", "Run as many workers as an app needs at the moment."),
     "send": ("flowshare.cli.send", "send", "Send records to a topic."),
     "serve": ("flowshare.cli.serve", "serve", "Serve a log to Kafka clients: a broker for development."),
+    "top": ("flowshare.cli.top", "top", "Show all groups live, and why one stands still."),
     "topics": ("flowshare.cli.topics", "topics", "List, create, describe and delete topics."),
     "worker": ("flowshare.cli.worker", "worker", "Run an app's share agents."),
 }

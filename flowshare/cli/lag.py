@@ -12,9 +12,10 @@ import click
 
 from flowshare.agents.handler.texts import age
 from flowshare.cli import pages
+from flowshare.cli.looks import KeptSession
 from flowshare.cli.options import facts_options
 from flowshare.cli.output import Failure, fitting, headings, rich_table, say, show
-from flowshare.cli.session import CommandSession, embedded_path, open_session
+from flowshare.cli.session import embedded_path
 from flowshare.clock import LoopClock
 from flowshare.printable import printable
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from flowshare.agents.scale.rates import Rates
-    from flowshare.agents.scale.retention import Facts
     from flowshare.clock import Clock
 
 _SAMPLE_S: Final = 1.0
@@ -65,26 +65,21 @@ def lag(
 
 
 class _LagSource:
-    """Numbers over one connection for as long as somebody else leads the groups.
-
-    Otherwise the path is opened, or the fleet led, and let go of for each look: a worker may come.
-    """
+    """Numbers over one connection."""
 
     def __init__(self, url: str, addresses: tuple[str, ...] = ()) -> None:
         from flowshare.agents.scale.rates import Rates
 
         self._url = url
         self._addresses = addresses
-        self._open: tuple[contextlib.AsyncExitStack, CommandSession, Facts] | None = None
+        self.session = KeptSession(url)
         self.rates = Rates()
-        self.moving = False
-        """Whether somebody may work on it, so that there is a rate to measure."""
 
     async def rows(self) -> Rows:
         """The numbers of this moment. Raises: Failure, LogError, BackendError, ClientError."""
         from flowshare.agents.scale import lag as rows_of
 
-        _, session, facts = await self._opened()
+        session, facts = await self.session.opened()
         try:
             facts.begin()
             groups = rows_of.every_group(session.backend.capabilities)
@@ -94,9 +89,7 @@ class _LagSource:
             await rows_of.add_retention(found, facts, self.rates, now_s)
             return found
         finally:
-            self.moving = not self.leads
-            if self.leads:
-                await self.close()
+            await self.session.let_go()
 
     async def needed(self) -> Needed:
         """Needed workers of each group and topic, as far as running workers say."""
@@ -106,26 +99,6 @@ class _LagSource:
                 found.setdefault((row["group"], row["topic"]), row["needed_workers"])
         return found
 
-    @property
-    def leads(self) -> bool:
-        """Whether this process stands in for workers, of which none runs."""
-        return self._open is not None and self._open[1].leads
-
-    async def close(self) -> None:
-        """Let go of what is open."""
-        opened, self._open = self._open, None
-        if opened is not None:
-            await opened[0].aclose()
-
-    async def _opened(self) -> tuple[contextlib.AsyncExitStack, CommandSession, Facts]:
-        from flowshare.agents.scale.retention import Facts
-
-        if self._open is None:
-            stack = contextlib.AsyncExitStack()
-            session = await stack.enter_async_context(open_session(self._url, groups=True))
-            self._open = stack, session, Facts(session.admin)
-        return self._open
-
 
 async def _once(source: _LagSource, view: View) -> None:
     clock = LoopClock()
@@ -133,12 +106,12 @@ async def _once(source: _LagSource, view: View) -> None:
         found = await source.rows()
         view.check(found)
         rows = view.prepare(found, clock.monotonic(), source.rates, {})
-        if source.moving:
+        if source.session.moving:
             await clock.sleep(_SAMPLE_S)
             found = await source.rows()
             rows = view.prepare(found, clock.monotonic(), source.rates, await source.needed())
     finally:
-        await source.close()
+        await source.session.close()
     view.emit(rows)
 
 
@@ -160,7 +133,7 @@ async def _watch(source: _LagSource, view: View, interval: float) -> None:
                     update(rows)
                 await _rest(source, interval, clock)
         finally:
-            await source.close()
+            await source.session.close()
 
 
 async def _rest(source: _LagSource, interval: float, clock: Clock) -> None:
@@ -168,8 +141,8 @@ async def _rest(source: _LagSource, interval: float, clock: Clock) -> None:
     until = clock.monotonic() + interval
     while (left := until - clock.monotonic()) > 0:
         await clock.sleep(min(left, _LOOK_S))
-        if source.leads:
-            await source.close()
+        if source.session.leads:
+            await source.session.close()
 
 
 def _workers(url: str) -> list[str]:
