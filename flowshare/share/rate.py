@@ -86,27 +86,29 @@ def read_rate(setting: Setting, text: str) -> Any:
 class Permits:
     """What one leader may hand out of a group, over all its share-partitions. Made with nothing.
 
-    free: records; None: any number.
+    free: records, by the rate; None: any number. gate: records, by the breaker (`share.breaker`); None: any number.
     """
 
-    __slots__ = ("_lacked", "_taken", "free")
+    __slots__ = ("_lacked", "_taken", "free", "gate")
 
     def __init__(self) -> None:
         self.free: int | None = 0
+        self.gate: int | None = None
         self._taken = 0
         self._lacked = False
 
     @property
     def used_up(self) -> bool:
         """Whether nothing may be handed out now."""
-        return self.free == 0
+        return self.free == 0 or self.gate == 0
 
     def grant(self, wanted: int) -> int:
         """How many of `wanted` records may be handed out."""
-        if self.free is None or wanted <= self.free:
+        most = min(wanted if self.free is None else self.free, wanted if self.gate is None else self.gate)
+        if most >= wanted:
             return wanted
         self._lacked = True
-        return self.free
+        return most
 
     def lack(self) -> None:
         """Note that somebody waits for some."""
@@ -114,36 +116,46 @@ class Permits:
 
     def take(self, count: int) -> None:
         """Spend some."""
+        self._taken += count
         if self.free is not None:
-            self._taken += count
             self.free = max(0, self.free - count)
+        if self.gate is not None:
+            self.gate = max(0, self.gate - count)
 
     def put_back(self, count: int) -> None:
         """What was spent for records that were not handed out after all; what was reported as spent stays that."""
+        back = min(count, self._taken)
+        self._taken -= back
         if self.free is not None:
-            back = min(count, self._taken)
-            self._taken -= back
             self.free += back
+        if self.gate is not None:
+            self.gate += back
 
     def report(self) -> RateReport:
         """What is to be told; what is given back is gone from here, whether it arrives or not."""
-        free = self.free or 0
+        free, gate = self.free or 0, self.gate or 0
         idle = not self._taken and not self._lacked
         report = RateReport(
-            held=0 if idle else free, back=free if idle else 0, wanting=self._lacked or free < self._taken
+            held=0 if idle else free,
+            back=free if idle else 0,
+            wanting=self._lacked or (self.free is not None and free < self._taken),
+            gate_back=gate if idle else 0,
         )
         self._taken, self._lacked = 0, False
-        if self.free is not None:
-            self.free = report.held
+        if idle:
+            self.free = None if self.free is None else 0
+            self.gate = None if self.gate is None else 0
         return report
 
 
 class RateReport(NamedTuple):
-    """What a leader says. held: tokens that it has. back: what it gives back. wanting: it could do with more."""
+    """What a leader says. held: tokens that it has. back: what it gives back. wanting: it could do with more.
+    gate_back: what it gives back of what the breaker let through."""
 
     held: int
     back: int
     wanting: bool
+    gate_back: int = 0
 
 
 @dataclass(slots=True)

@@ -77,6 +77,23 @@ def test_permits_without_a_limit_are_any_number():
     assert not permits.report().wanting
 
 
+def test_what_a_breaker_let_through_is_spent_and_given_back_beside_the_rate():
+    permits = Permits()
+    permits.free, permits.gate = None, 1
+
+    assert permits.grant(5) == 1
+    permits.take(1)
+    assert permits.used_up
+    assert permits.grant(5) == 0
+    permits.put_back(1)
+    assert permits.gate == 1
+    assert permits.report().gate_back == 0
+    assert permits.report().gate_back == 1
+    assert permits.used_up
+    permits.free, permits.gate = 7, None
+    assert permits.grant(9) == 7
+
+
 def test_permits_that_were_not_used_after_all_come_back():
     permits = Permits()
     permits.free = 1
