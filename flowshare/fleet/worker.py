@@ -294,6 +294,7 @@ class FleetWorker:
             ),
         )
         self._groups.service = limits.service = self._service
+        self._service.breakers = limits
         self.settings.on_change(self._configure)
         return duties
 

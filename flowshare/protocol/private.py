@@ -35,6 +35,10 @@ SHARE_PARKED: Final = "share_parked"
 """{"group_id", "act": "list"} or {…, "act": "replay" | "unpark", "topic", "partition", "key": in hex} -> {"order",
 "keys": [[topic, partition, key in hex, fields of `ParkedKey`…], …]}: ParkedKeysRequest."""
 
+SHARE_BREAKER: Final = "share_breaker"
+"""{"group_id", "act": "tell" | "close"} or {…, "act": "report", "member_id", "outcomes": [succeeded, failed, tried and
+succeeded, tried and failed]} -> {"state", "why", "left_ms", "open_ms"}: ShareBreakerRequest."""
+
 TOPIC_GROW: Final = "topic_grow"
 """{"topic", "total"} -> {}: CreatePartitions of one topic, also where a group reads it in the order of keys."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from flowshare.core_errors import InvalidConfig
+from flowshare.share.breaker import BreakerRule
 from flowshare.share.config_tables import BOUNDED, EMBEDDED_CONFIGS, GROUP_CONFIGS, SERVER_CONFIGS
 from flowshare.share.rate import Rate
 from flowshare.share.settings import Setting, duration_ms, read_fields, read_number, unknown
@@ -185,6 +186,11 @@ class GroupConfig:
     """None: no limit."""
     max_rate: Rate | None = None
     """None: no limit."""
+    breaker_percent: int = 0
+    """0: no breaker."""
+    breaker_window: int = 20
+    breaker_open_ms: int = 30_000
+    breaker_open_max_ms: int = 300_000
     delivery_priority: str = "redeliveries"
     key_order: str = ""
     """`key`, `header:<name>`, or empty: no order."""
@@ -238,6 +244,19 @@ class GroupConfig:
         """How far back `by_duration:` goes; None for `earliest` and `latest`."""
         strategy, colon, duration = self.auto_offset_reset.partition(":")
         return duration_ms(duration) if strategy == "by_duration" and colon else None
+
+    @property
+    def breaker(self) -> BreakerRule | None:
+        """When the group's breaker opens, and for how long; None: it has none."""
+        if not self.breaker_percent:
+            return None
+        return BreakerRule(
+            percent=self.breaker_percent,
+            of=self.breaker_window,
+            open_ms=self.breaker_open_ms,
+            open_max_ms=max(self.breaker_open_ms, self.breaker_open_max_ms),
+            probe_ms=self.record_lock_duration_ms,
+        )
 
     def limits(self, *, has_parked: bool = False) -> Limits:
         """What a share-partition of the group keeps to. has_parked: it has parked keys: what is rejected, or comes to

@@ -2,7 +2,7 @@
 
 `config.py` reads values through them. Flowshare's own: `share.partition.max.window`, `share.dead.letter.on`,
 `share.retention.ms`, `share.paused`, `share.max.in.flight`, `share.max.rate`, `share.delivery.priority`,
-`share.key.order`, `share.acquire.durable`, `group.share.return.grace.ms`.
+`share.breaker.…`, `share.key.order`, `share.acquire.durable`, `group.share.return.grace.ms`.
 """
 
 from __future__ import annotations
@@ -377,6 +377,29 @@ GROUP_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         "minute (10/m) or an hour; half a second's worth at once after a pause; 0: no limit.",
         words={"a rate such as 100/s or 10/m": "", "0": None},
         read=read_rate,
+    ),
+    _number(
+        "share.breaker.failure.percent",
+        "breaker_percent",
+        0,
+        0,
+        100,
+        "How many in a hundred of the last outcomes must have failed for the group's breaker to open: then nothing is "
+        "handed out for a while, and one record to try; 0: no breaker. Members of flowshare's own tell their outcomes.",
+    ),
+    _number(
+        "share.breaker.window.size", "breaker_window", 20, 1, 1_000_000, "How many of the last outcomes that looks at."
+    ),
+    _number(
+        "share.breaker.open.ms", "breaker_open_ms", 30_000, 1_000, 86_400_000, "How long a breaker stays open at first."
+    ),
+    _number(
+        "share.breaker.open.max.ms",
+        "breaker_open_max_ms",
+        300_000,
+        1_000,
+        86_400_000,
+        "How long it stays open at most: each record that was tried and failed doubles the time.",
     ),
     _word(
         "share.delivery.priority",

@@ -31,7 +31,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from flowshare.share.breaker import BreakerState, GateReport
+
 if TYPE_CHECKING:
+    from flowshare.share.breaker import Gate, Told
     from flowshare.share.settings import Setting
 
 HUNGRY_MS: Final = 500
@@ -133,29 +136,43 @@ class Permits:
 
     def report(self) -> RateReport:
         """What is to be told; what is given back is gone from here, whether it arrives or not."""
-        free, gate = self.free or 0, self.gate or 0
+        free = self.free or 0
         idle = not self._taken and not self._lacked
         report = RateReport(
             held=0 if idle else free,
             back=free if idle else 0,
             wanting=self._lacked or (self.free is not None and free < self._taken),
-            gate_back=gate if idle else 0,
         )
         self._taken, self._lacked = 0, False
-        if idle:
-            self.free = None if self.free is None else 0
-            self.gate = None if self.gate is None else 0
+        if self.free is not None:
+            self.free = report.held
         return report
+
+    def report_gate(self, told: Told) -> GateReport:
+        """The same for the breaker, before `report`: what it let through and nobody took is given back each time, and
+        asked for anew. told: what is known of it."""
+        back = self.gate or 0
+        report = GateReport(wanting=self._lacked or back > 0, back=back, told=told)
+        if self.gate is not None:
+            self.gate = 0
+        return report
+
+    def open_gate(self, gate: Gate) -> None:
+        """Follow what the breaker's coordinator says."""
+        self.gate = None if gate.told.state is BreakerState.CLOSED else (self.gate or 0) + gate.more
+
+    def asked(self) -> bool:
+        """Whether somebody lacked some since this was asked last."""
+        lacked, self._lacked = self._lacked, False
+        return lacked
 
 
 class RateReport(NamedTuple):
-    """What a leader says. held: tokens that it has. back: what it gives back. wanting: it could do with more.
-    gate_back: what it gives back of what the breaker let through."""
+    """What a leader says. held: tokens that it has. back: what it gives back. wanting: it could do with more."""
 
     held: int
     back: int
     wanting: bool
-    gate_back: int = 0
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ async def test_an_unknown_call_is_refused_with_what_there_is():
     async with served(None) as connection:
         with pytest.raises(
             ServerError,
-            match=r"no call 'dance' \(it has: share_offsets, .*, share_parked, .*topic_grow\); upgrade",
+            match=r"no call 'dance' \(it has: share_offsets, .*, share_parked, share_breaker, .*topic_grow\); upgrade",
         ) as caught:
             await connection.call("dance")
 

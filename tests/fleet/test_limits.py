@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -190,6 +191,21 @@ def test_the_rate_is_kept_and_reached_again_when_a_worker_dies(which):
 
             assert abs(sum(count for _, count in handed[before:]) - 200) <= 12
             assert most_above_the_line(handed, 20) <= 11 * (1 + (which == "coordinator"))
+
+    run(scenario(LoopTimeClock()))
+
+
+@pytest.mark.slow
+def test_a_fetch_that_waits_long_gets_what_comes_meanwhile():
+    async def scenario(clock):
+        async with Fleet(clock, workers=2, slots=4) as fleet:
+            member = await paced_fleet(fleet, "6/m", partitions=1)
+            came = []
+            while len(came) < 4:
+                if ranges(await member.fetch(records_max=10, max_wait_s=60)):
+                    came.append(clock.monotonic())
+
+            assert all(9 < after - before < 11 for before, after in itertools.pairwise(came))
 
     run(scenario(LoopTimeClock()))
 

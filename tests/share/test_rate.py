@@ -7,6 +7,7 @@ import random
 import pytest
 
 from flowshare.core_errors import InvalidConfig
+from flowshare.share.breaker import BreakerState, Gate, GateReport, Told
 from flowshare.share.config import GroupConfig, ServerConfig
 from flowshare.share.leases import LEASE_MS
 from flowshare.share.rate import FORGET_MS, Permits, Rate, RateLeases, RateReport, parse_rate
@@ -87,10 +88,18 @@ def test_what_a_breaker_let_through_is_spent_and_given_back_beside_the_rate():
     assert permits.grant(5) == 0
     permits.put_back(1)
     assert permits.gate == 1
-    assert permits.report().gate_back == 0
-    assert permits.report().gate_back == 1
+    told = Told(BreakerState.HALF_OPEN)
+    assert permits.report_gate(told) == GateReport(wanting=True, back=1, told=told)
     assert permits.used_up
-    permits.free, permits.gate = 7, None
+    permits.report()
+    assert permits.report_gate(told) == GateReport(wanting=False, back=0, told=told)
+    permits.lack()
+    assert permits.asked()
+    assert not permits.asked()
+    permits.open_gate(Gate(told, 1))
+    assert permits.grant(9) == 1
+    permits.open_gate(Gate(Told()))
+    permits.free = 7
     assert permits.grant(9) == 7
 
 

@@ -275,6 +275,29 @@ class ShareAdmin:
         check(answer.error, answer.message, f"{act} of a parked key of group {group_id}")
         return answer.keys[0] if answer.keys else None
 
+    async def breaker(self, group_id: str) -> messages.ShareBreakerResponse:
+        """State of a group's circuit breaker; closed, too, where it has none. Raises: ServerError, Unsupported."""
+        return await self._breaker(messages.ShareBreakerRequest(group_id=group_id))
+
+    async def close_breaker(self, group_id: str) -> None:
+        """Close a group's circuit breaker by hand: it hands out again. Raises: ServerError, Unsupported."""
+        await self._breaker(messages.ShareBreakerRequest(group_id=group_id, act="close"))
+
+    async def report_outcomes(
+        self, group_id: str, member_id: str, outcomes: tuple[int, int, int, int]
+    ) -> messages.ShareBreakerResponse:
+        """Tell what a member counted since it began (`share.breaker.Outcomes`); the state of the group's breaker.
+
+        Raises: ServerError (UNKNOWN_MEMBER_ID, …), Unsupported.
+        """
+        request = messages.ShareBreakerRequest(group_id=group_id, act="report", member_id=member_id, outcomes=outcomes)
+        return await self._breaker(request)
+
+    async def _breaker(self, request: messages.ShareBreakerRequest) -> messages.ShareBreakerResponse:
+        answer = await self._ask(request)
+        check(answer.error, answer.message, f"breaker of group {request.group_id}")
+        return answer
+
     async def reset_offsets(
         self, group_id: str, *, to: ResetTarget, topics: Sequence[str] | None = None, dry_run: bool = False
     ) -> list[OffsetReset]:

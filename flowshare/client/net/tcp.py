@@ -26,6 +26,8 @@ from flowshare.protocol.messages import (
     PartitionResult,
     ProduceRequest,
     ShareAcknowledgeRequest,
+    ShareBreakerRequest,
+    ShareBreakerResponse,
     ShareFetchRequest,
     ShareResumeRequest,
     ShareResumeResponse,
@@ -34,6 +36,7 @@ from flowshare.protocol.messages import (
     TopicResult,
 )
 from flowshare.protocol.private import (
+    SHARE_BREAKER,
     SHARE_OFFSETS,
     SHARE_PARKED,
     SHARE_PLACE,
@@ -101,6 +104,8 @@ class TcpConnection:
             return cast("R", await self._resume(request))
         if isinstance(request, ParkedKeysRequest):
             return cast("R", await self._parked(request))
+        if isinstance(request, ShareBreakerRequest):
+            return cast("R", await self._breaker(request))
         if isinstance(request, AlterShareGroupOffsetsRequest) and request.finished:
             return cast("R", await self._place(request))
         if self.is_flowshare and isinstance(request, CreatePartitionsRequest) and request.breaks_order:
@@ -206,6 +211,16 @@ class TcpConnection:
             for topic, topic_id, partition, key, *fields in answer["keys"]
         )
         return ParkedKeysResponse(keys=tuple(keys), order=answer["order"])
+
+    async def _breaker(self, request: ShareBreakerRequest) -> ShareBreakerResponse:
+        asked = {"act": request.act, "member_id": request.member_id, "outcomes": request.outcomes}
+        try:
+            answer = await self.call(SHARE_BREAKER, group_id=request.group_id, **asked)
+        except ServerError as error:
+            return ShareBreakerResponse(error=error.code, message=error.message)
+        return ShareBreakerResponse(
+            state=answer["state"], why=answer["why"], left_ms=answer["left_ms"], open_ms=answer["open_ms"]
+        )
 
     async def _place(self, request: AlterShareGroupOffsetsRequest) -> AlterShareGroupOffsetsResponse:
         told = [

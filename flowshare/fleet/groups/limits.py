@@ -1,5 +1,5 @@
-"""A group's `share.max.in.flight` and `share.max.rate` over a whole fleet: its coordinator leases each leader a part of
-both, in one round (`share.leases`, `share.rate`).
+"""A group's `share.max.in.flight`, `share.max.rate` and breaker over a whole fleet: its coordinator leases each leader
+a part of what there is, in one round (`share.leases`, `share.rate`, `share.breaker`).
 
 A leader that has share-partitions of such a group reports ten times a second; without a valid lease it hands out
 nothing. Records that a leader took over with a slot count as its own at once.
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from flowshare.client.errors import ClientError
 from flowshare.fleet.directory import NOBODY
 from flowshare.server.runtime.failures import Refused
+from flowshare.server.share.pacing import KeptBreaker
+from flowshare.share.breaker import Breaker, BreakerState, Gate, GateReport, Told
 from flowshare.share.leases import LEASE_MS, Leases, Report
 from flowshare.share.rate import RateLeases, RateReport
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from flowshare.clock import Clock
     from flowshare.fleet.directory import Directory
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from flowshare.share.config import GroupConfig
 
 LEASE: Final = "fleet_lease"
-"""{"group_id", "node", and the fields of `Report` and `RateReport`} -> {"lease", "more"}, as `Granted`."""
+"""{"group_id", "node", and what a `_Report` has} -> {"lease", "more", "gate": [more, fields of `Told`…]}: `Granted`."""
 REPORT_S: Final = 0.1
 """Pause between two reports of a leader that hands records out."""
 ASK_S: Final = 1.0
@@ -42,10 +44,34 @@ logger = logging.getLogger(__name__)
 
 
 class Granted(NamedTuple):
-    """lease: records that a leader may have in flight. more: so many more it may hand out."""
+    """lease: records that a leader may have in flight. more: so many more it may hand out. gate: as its breaker is."""
 
     lease: int
     more: int
+    gate: Gate
+
+
+class _Report(NamedTuple):
+    """What a leader tells of a group."""
+
+    in_flight: Report
+    rate: RateReport
+    gate: GateReport
+
+    def body(self) -> Body:
+        """As it crosses a socket."""
+        rate, gate = self.rate, self.gate
+        told = {"gate_wanting": gate.wanting, "gate_back": gate.back, "told": [str(gate.told.state), *gate.told[1:]]}
+        return {**self.in_flight._asdict(), "held": rate.held, "back": rate.back, "lacking": rate.wanting, **told}
+
+    @classmethod
+    def read(cls, body: Body) -> _Report:
+        """Raises: KeyError, ValueError, TypeError."""
+        return cls(
+            Report(int(body["in_flight"]), bool(body["wanting"]), int(body["leased"])),
+            RateReport(int(body["held"]), int(body["back"]), bool(body["lacking"])),
+            GateReport(bool(body["gate_wanting"]), int(body["gate_back"]), _told(body["told"])),
+        )
 
 
 class _Given(NamedTuple):
@@ -53,6 +79,18 @@ class _Given(NamedTuple):
 
     in_flight: Leases
     rate: RateLeases
+    breaker: Breaker
+
+
+class _Known(NamedTuple):
+    """What a leader was told of a breaker, and when."""
+
+    told: Told
+    at_ms: int
+
+    def at(self, now_ms: int) -> Told:
+        """The same, now."""
+        return self.told._replace(left_ms=max(0, self.told.left_ms - (now_ms - self.at_ms)))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -70,6 +108,7 @@ class FleetLimits:
     service: ShareService = field(init=False)
     _leased: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]], init=False)
     _given: dict[tuple[str, int], _Given] = field(default_factory=dict[tuple[str, int], _Given], init=False)
+    _told: dict[str, _Known] = field(default_factory=dict[str, _Known], init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
 
     def start(self) -> None:
@@ -98,25 +137,28 @@ class FleetLimits:
             limited = [group for group in partitions.groups() if self._is_limited(group) and partitions.owners(group)]
             if limited:
                 await asyncio.gather(*(self._renew(group) for group in limited))
-            for group_id in self._leased.keys() - set(limited):
-                del self._leased[group_id]
+            for known in (self._leased, self._told):
+                for group_id in known.keys() - set(limited):
+                    del known[group_id]
             await self.clock.sleep(REPORT_S)
 
     def _is_limited(self, group_id: str) -> bool:
         config = self.known_groups.config_of(group_id)
-        return config.max_in_flight is not None or config.max_rate is not None
+        return config.max_in_flight is not None or config.max_rate is not None or config.breaker is not None
 
     async def _renew(self, group_id: str) -> None:
         before = self._lease(group_id)
         quota = self.service.partitions.quota(group_id)
-        report, rate = self._report(quota, before)
+        report = self._report(group_id, quota, before)
         asked_s = self.clock.monotonic()
         try:
-            granted = await self._ask(group_id, report, rate)
+            granted = await self._ask(group_id, report)
         except (OSError, ClientError, Refused) as error:
             logger.debug("no lease of the limits of group %s: %s", group_id, error)
         else:
             self._leased[group_id] = granted.lease, asked_s + LEASE_MS / 1000
+            self._told[group_id] = _Known(granted.gate.told, self.clock.steady_ms())
+            self.service.partitions.open_gate(group_id, granted.gate)
             self.service.partitions.let_through(group_id, granted.more)
         if group_id not in self._leased or self.clock.monotonic() >= self._leased[group_id][1]:
             self._hold_back(quota)
@@ -124,56 +166,82 @@ class FleetLimits:
         if acting is not None and self._lease(group_id) != acting:  # one that ran out while this slept, too
             self.service.partitions.configure(group_id)
 
-    def _report(self, quota: Quota | None, leased: int) -> tuple[Report, RateReport]:
+    def _report(self, group_id: str, quota: Quota | None, leased: int) -> _Report:
         if quota is None:
-            return Report(0, False, leased), RateReport(0, 0, False)
-        rate = RateReport(0, 0, False) if quota.permits is None else quota.permits.report()
-        return Report(quota.in_flight, quota.wanting, leased), rate
+            return _Report(Report(0, False, leased), RateReport(0, 0, False), GateReport())
+        in_flight, permits = Report(quota.in_flight, quota.wanting, leased), quota.permits
+        if permits is None:
+            return _Report(in_flight, RateReport(0, 0, False), GateReport())
+        quota.ask_again()
+        known = self._told.get(group_id)
+        gate = permits.report_gate(Told() if known is None else known.at(self.clock.steady_ms()))
+        return _Report(in_flight, permits.report(), gate)
 
     def _hold_back(self, quota: Quota | None) -> None:
         """What was let through is void: its coordinator counts it as spent."""
-        if quota is not None and quota.permits is not None:
-            quota.permits.free = 0
+        permits = None if quota is None else quota.permits
+        if quota is None or permits is None:
+            return
+        permits.free = None if permits.free is None else 0
+        permits.gate = 0 if quota.breaks else None
 
-    async def _ask(self, group_id: str, report: Report, rate: RateReport) -> Granted:
+    async def _ask(self, group_id: str, report: _Report) -> Granted:
         """Raises: OSError, ClientError, Refused."""
         place = self.directory.place
         me = 0 if place is None else place.node_id
         node = self.directory.group_leader(group_id)
         if place is None or node in (NOBODY, me):
-            return self._grant(group_id, me, report, rate)
-        fields = {**report._asdict(), **_fields(rate)}
-        answer = await self.peers.call(node, LEASE, limit_s=ASK_S, group_id=group_id, node=me, **fields)
-        return Granted(int(answer["lease"]), int(answer["more"]))
+            return self._grant(group_id, me, report)
+        answer = await self.peers.call(node, LEASE, limit_s=ASK_S, group_id=group_id, node=me, **report.body())
+        more, *told = answer["gate"]
+        return Granted(int(answer["lease"]), int(answer["more"]), Gate(_told(told), int(more)))
 
     # --- as coordinator -----------------------------------------------------------------------------------------
 
     async def answer(self, body: Body) -> Body:
         """A leader's report. Raises: Refused."""
-        report = Report(int(body["in_flight"]), bool(body["wanting"]), int(body["leased"]))
-        rate = RateReport(int(body["held"]), int(body["back"]), bool(body["lacking"]))
-        return self._grant(str(body["group_id"]), int(body["node"]), report, rate)._asdict()
+        lease, more, gate = self._grant(str(body["group_id"]), int(body["node"]), _Report.read(body))
+        return {"lease": lease, "more": more, "gate": [gate.more, str(gate.told.state), *gate.told[1:]]}
 
-    def _grant(self, group_id: str, node: int, report: Report, rate: RateReport) -> Granted:
+    def breaker(self, group_id: str, /) -> KeptBreaker | None:
+        """A group's breaker, for `server.share.groups`. Raises: Refused."""
+        self.check(group_id)
+        rule = self.service.configs.acting(group_id).breaker
+        return None if rule is None else KeptBreaker(self._given_of(group_id).breaker, rule)
+
+    def _grant(self, group_id: str, node: int, report: _Report) -> Granted:
         """Raises: Refused."""
         self.check(group_id)
         config = self.service.configs.acting(group_id)
-        if config.max_in_flight is None and config.max_rate is None:
-            return Granted(report.in_flight, 0)  # its settings have changed; the leader hears of it
+        lease, more, gate = report.in_flight.in_flight, 0, Gate(Told())
+        if config.max_in_flight is None and config.max_rate is None and config.breaker is None:
+            return Granted(lease, more, gate)  # its settings have changed; the leader hears of it
+        now_ms, given = self._now_ms(), self._given_of(group_id)
+        if config.max_in_flight is not None:
+            lease = given.in_flight.grant(node, report.in_flight, config.max_in_flight, now_ms)
+        if config.max_rate is not None:
+            more = given.rate.grant(node, report.rate, config.max_rate, now_ms)
+        if config.breaker is not None:
+            gate = given.breaker.lease(node, report.gate, config.breaker, self.clock.steady_ms())
+        return Granted(lease, more, gate)
+
+    def _given_of(self, group_id: str) -> _Given:
+        """What this coordinator has leased of a group since it coordinates it."""
         key = group_id, self.directory.group_epoch(group_id)
-        now_ms = int(self.clock.monotonic() * 1000)
         given = self._given.get(key)
         if given is None:
             for old in [one for one in self._given if one[0] == group_id]:
                 del self._given[old]
-            given = self._given[key] = _Given(Leases(begun_ms=now_ms), RateLeases(begun_ms=now_ms))
-        lease, more = report.in_flight, 0
-        if config.max_in_flight is not None:
-            lease = given.in_flight.grant(node, report, config.max_in_flight, now_ms)
-        if config.max_rate is not None:
-            more = given.rate.grant(node, rate, config.max_rate, now_ms)
-        return Granted(lease, more)
+            now_ms = self._now_ms()
+            given = self._given[key] = _Given(
+                Leases(begun_ms=now_ms), RateLeases(begun_ms=now_ms), Breaker(begun_ms=self.clock.steady_ms())
+            )
+        return given
+
+    def _now_ms(self) -> int:
+        return int(self.clock.monotonic() * 1000)
 
 
-def _fields(rate: RateReport) -> Body:
-    return {"held": rate.held, "back": rate.back, "lacking": rate.wanting}
+def _told(fields: Sequence[Any]) -> Told:
+    state, why, left_ms, open_ms = fields
+    return Told(BreakerState(state), str(why), int(left_ms), int(open_ms))

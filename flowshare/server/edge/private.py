@@ -16,11 +16,13 @@ from flowshare.protocol.messages import (
     DescribeShareGroupOffsetsRequest,
     HeldRanges,
     ParkedKeysRequest,
+    ShareBreakerRequest,
     ShareResumeRequest,
     TopicResult,
 )
 from flowshare.protocol.messages.base import Response
 from flowshare.protocol.private import (
+    SHARE_BREAKER,
     SHARE_OFFSETS,
     SHARE_PARKED,
     SHARE_PLACE,
@@ -36,6 +38,7 @@ from flowshare.server.edge.browse import BROWSE
 from flowshare.server.edge.cooperative import COOPERATIVE
 from flowshare.server.edge.forms import may_topic
 from flowshare.server.runtime.failures import Refused
+from flowshare.share.breaker import COUNT_MAX
 
 Body = dict[str, Any]
 Handler = Callable[[SocketCall], Awaitable[Body]]
@@ -51,6 +54,7 @@ def endpoint(more: Mapping[str, Handler] | None = None) -> Endpoint:
         SHARE_PLACE: share_place,
         SHARE_PARKED: share_parked,
         **BROWSE,
+        SHARE_BREAKER: share_breaker,
         **COOPERATIVE,
         **(more or {}),
     }
@@ -169,6 +173,39 @@ async def share_parked(call: SocketCall) -> Body:
             if may_topic(call.peer, Operation.READ, one.topic)
         ],
     }
+
+
+async def share_breaker(call: SocketCall) -> Body:
+    """A group's breaker. Needs DESCRIBE on the group to be told of it, READ for members, ALTER_CONFIGS to close it."""
+    asked = call.request
+    group_id, act, member_id = asked.get("group_id"), asked.get("act"), asked.get("member_id", "")
+    outcomes = asked.get("outcomes", [0, 0, 0, 0])
+    texts = isinstance(group_id, str) and isinstance(act, str) and isinstance(member_id, str)
+    counts = isinstance(outcomes, list) and len(outcomes) == 4 and all(map(_is_count, outcomes))
+    if not texts or act not in _OF_BREAKER or not counts:
+        return refusal(ErrorCode.INVALID_REQUEST, "share_breaker needs a group_id, an act, and four counts in a report")
+    call.peer.need(_OF_BREAKER[act], ResourceType.GROUP, cast("str", group_id))
+    answer = await call.peer.connection.send(
+        ShareBreakerRequest(
+            group_id=cast("str", group_id),
+            act=act,
+            member_id=cast("str", member_id),
+            outcomes=cast("tuple[int, int, int, int]", tuple(outcomes)),
+        )
+    )
+    _check(answer)
+    return {"state": answer.state, "why": answer.why, "left_ms": answer.left_ms, "open_ms": answer.open_ms}
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= COUNT_MAX
+
+
+_OF_BREAKER: Final[Mapping[str, Operation]] = {
+    "tell": Operation.DESCRIBE,
+    "report": Operation.READ,
+    "close": Operation.ALTER_CONFIGS,
+}
 
 
 async def topic_grow(call: SocketCall) -> Body:

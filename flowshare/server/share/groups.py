@@ -1,10 +1,11 @@
-"""The group APIs: ShareGroupHeartbeat, ShareGroupDescribe, ListGroups, DeleteGroups."""
+"""The group APIs: ShareGroupHeartbeat, ShareGroupDescribe, ListGroups, DeleteGroups, and that of a group's breaker."""
 
 from __future__ import annotations
 
 from itertools import compress
 from typing import TYPE_CHECKING
 
+from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -14,6 +15,8 @@ from flowshare.protocol.messages import (
     ListGroupsRequest,
     ListGroupsResponse,
     MemberDescription,
+    ShareBreakerRequest,
+    ShareBreakerResponse,
     ShareGroupDescribeRequest,
     ShareGroupHeartbeatRequest,
     ShareGroupHeartbeatResponse,
@@ -23,7 +26,8 @@ from flowshare.protocol.messages.groups import COOPERATIVE
 from flowshare.protocol.messages.share import AssignedTopic
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.connection import Family, InProcess, handles
-from flowshare.server.runtime.failures import EXPECTED, refusal
+from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
+from flowshare.share.breaker import Outcomes
 
 if TYPE_CHECKING:
     import uuid
@@ -50,6 +54,23 @@ class GroupApis(Family):
         self._classic = classic
         self._clock = service.clock
         self._topics = service.topics
+        self._service = service
+
+    @handles(ShareBreakerRequest, ShareBreakerResponse)
+    async def breaker(self, request: ShareBreakerRequest, _: InProcess) -> ShareBreakerResponse:
+        """Tell of a group's breaker, take a member's outcomes, or close it."""
+        group = self._coordinator.find(request.group_id)
+        kept = None if self._service.breakers is None else self._service.breakers.breaker(request.group_id)
+        if kept is None:
+            return ShareBreakerResponse()
+        now_ms = self._clock.steady_ms()
+        if request.act == "close":
+            kept.breaker.close()
+        elif request.act == "report":
+            if request.member_id not in group.members:
+                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"group {request.group_id} has no such member")
+            kept.breaker.report(request.member_id, Outcomes(*request.outcomes), kept.rule, now_ms)
+        return ShareBreakerResponse(**kept.breaker.told(now_ms)._asdict())
 
     @handles(ShareGroupHeartbeatRequest)
     async def heartbeat(

@@ -1,13 +1,15 @@
-"""`share.max.rate` on a server that leads all its share-partitions: it is leader and coordinator in one (`share.rate`).
+"""`share.max.rate` and breakers on a server that leads all its share-partitions: it is leader and coordinator in one
+(`share.rate`, `share.breaker`).
 
-Every `TICK_S`, or later where nothing comes before, each group that has a rate and something loaded is let through what
-has come since. Nothing ticks where no group has one.
+Every `TICK_S`, or later where nothing comes before, each group that has a rate or a breaker, and something loaded, is
+let through what has come since. Nothing ticks where no group has one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from flowshare.share.breaker import Breaker, BreakerRule, Told
 from flowshare.share.rate import RateLeases, RateReport
 
 if TYPE_CHECKING:
@@ -16,28 +18,49 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock, TimerHandle
     from flowshare.server.share.quotas import Quotas
     from flowshare.share.config import GroupConfig
+    from flowshare.share.rate import Permits
 
 TICK_S: Final = 0.02
 TICK_MAX_S: Final = 0.2
 """So late it is seen that something was handed out; sooner than what may come meanwhile fills the bucket."""
 _HERE: Final = 0
+_NOT_KNOWN: Final = Told()
+
+
+class KeptBreaker(NamedTuple):
+    """A group's breaker and its rule of now."""
+
+    breaker: Breaker
+    rule: BreakerRule
 
 
 class Pacing:
-    """Lets records through by the groups' rates."""
+    """Lets records through by the groups' rates and breakers."""
 
     def __init__(self, config_of: Callable[[str], GroupConfig], clock: Clock) -> None:
         self._config_of = config_of
         self._clock = clock
         self._leases: dict[str, RateLeases] = {}
+        self._breakers: dict[str, Breaker] = {}
         self._quotas: Quotas | None = None
         self._timer: TimerHandle | None = None
 
     def begin(self, quotas: Quotas) -> None:
-        """There is a group with a rate: tick until there is none."""
+        """There is a group with a rate or a breaker: tick until there is none."""
         if self._timer is None:
             self._quotas = quotas
             self._timer = self._clock.call_later(0, self._tick)
+
+    def breaker(self, group_id: str) -> KeptBreaker | None:
+        """A group's breaker; None: it has none."""
+        rule = self._config_of(group_id).breaker
+        if rule is None:
+            self._breakers.pop(group_id, None)
+            return None
+        breaker = self._breakers.get(group_id)
+        if breaker is None:
+            breaker = self._breakers[group_id] = Breaker(self._clock.steady_ms())
+        return KeptBreaker(breaker, rule)
 
     def close(self) -> None:
         """Tick no more."""
@@ -48,20 +71,31 @@ class Pacing:
     def _tick(self) -> None:
         self._timer = None
         assert self._quotas is not None
-        now_ms = self._clock.steady_ms()
+        self._quotas.ask_again()
         paced = self._quotas.paced
-        for group_id in self._leases.keys() - paced.keys():
-            del self._leases[group_id]
+        for known in (self._leases, self._breakers):
+            for group_id in known.keys() - paced.keys():
+                del known[group_id]
         next_s = TICK_MAX_S
         for group_id, permits in paced.items():
-            rate = self._config_of(group_id).max_rate
-            if rate is None:
-                continue  # its share-partitions hear of it at once
+            next_s = min(next_s, self._let_through(self._quotas, group_id, permits))
+        if paced:
+            self._timer = self._clock.call_later(max(TICK_S, next_s), self._tick)
+
+    def _let_through(self, quotas: Quotas, group_id: str, permits: Permits) -> float:
+        """Of one group; seconds until there is more."""
+        now_ms, next_s = self._clock.steady_ms(), TICK_MAX_S
+        kept = self.breaker(group_id)
+        if kept is not None:
+            report = permits.report_gate(_NOT_KNOWN)
+            report = report._replace(wanting=permits.asked() or report.wanting)
+            quotas.open_gate(group_id, kept.breaker.lease(_HERE, report, kept.rule, now_ms))
+        rate = self._config_of(group_id).max_rate
+        if rate is not None:
             leases = self._leases.get(group_id)
             if leases is None:
                 leases = self._leases[group_id] = RateLeases(now_ms)
-            held = permits.free or 0
-            self._quotas.add(group_id, leases.grant(_HERE, RateReport(held, 0, wanting=True), rate, now_ms))
-            next_s = min(next_s, leases.next_s(rate))
-        if paced:
-            self._timer = self._clock.call_later(max(TICK_S, next_s), self._tick)
+            report_rate = RateReport(permits.free or 0, 0, wanting=True)
+            quotas.add(group_id, leases.grant(_HERE, report_rate, rate, now_ms))
+            next_s = leases.next_s(rate)
+        return next_s

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from flowshare.server.share.partition_log import CuttableLog
     from flowshare.server.share.quotas import Quota
     from flowshare.server.share.stats import Stats
+    from flowshare.share.breaker import Gate
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,8 @@ class Partitions:
     """All share-partitions of this server, each loaded with its owner when it is first asked for.
 
     duties: which share-partitions are this server's, and what it has to know of their groups.
-    pacing: lets records of groups with a rate through; None: somebody else does (`let_through`).
+    pacing: lets records of groups with a rate or a breaker through; None: somebody else does (`let_through`,
+    `open_gate`).
     kafka: the log, if it is one that may lose its end.
     """
 
@@ -208,6 +210,10 @@ class Partitions:
     def let_through(self, group_id: str, count: int) -> None:
         """So many records more of a group with a rate may be handed out here."""
         self._quotas.add(group_id, count)
+
+    def open_gate(self, group_id: str, gate: Gate) -> None:
+        """A group's breaker lets through here what it says."""
+        self._quotas.open_gate(group_id, gate)
 
     def _paced(self) -> None:
         if self._pacing is not None and not self._closed:

@@ -1,5 +1,5 @@
 """Limits of a group on this server, over all its share-partitions: how many records may be in flight
-(`share.max.in.flight`), and how many may be handed out at present (`share.max.rate`).
+(`share.max.in.flight`), and how many may be handed out at present (`share.max.rate`, its breaker).
 
 A share-partition counts in its group's limits while it is loaded. When only a limit keeps fetches from records of a
 share-partition, those are held up: they look again when something of the group became free on any share-partition, or
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from flowshare.server.share.owner import PartitionOwner
     from flowshare.server.share.waiters import Waiters
+    from flowshare.share.breaker import Gate
 
 WAKES: Final = 16
 """Share-partitions that look again at once, even if fewer records became free: the first may find nothing by then."""
@@ -33,6 +34,8 @@ class Quota:
     def __init__(self) -> None:
         self.allotment = Allotment()
         self.permits: Permits | None = None
+        self.breaks = False
+        """Whether it has a breaker."""
         self._owners: set[PartitionOwner] = set()
         self._held_up: dict[Waiters, None] = {}
 
@@ -49,7 +52,11 @@ class Quota:
     def hold_up(self, waiting: Waiters) -> None:
         """These wait for a limit."""
         self._held_up.setdefault(waiting)
-        if self.permits is not None and self.permits.used_up:
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """Have the permits know that some are lacked, if somebody waits for them."""
+        if self._held_up and self.permits is not None and self.permits.used_up:
             self.permits.lack()
 
     def pass_on(self) -> None:
@@ -71,10 +78,18 @@ class Quota:
         owner.partition.allowance.quota = self.allotment
         owner.partition.allowance.permits = self.permits
 
-    def pace(self, *, paced: bool) -> None:
-        """From now on only so many are handed out as are let through, or any number."""
-        if paced is (self.permits is None):
-            self.permits = Permits() if paced else None
+    def pace(self, *, paced: bool, broken: bool) -> None:
+        """From now on as many are handed out as a rate, a breaker, or both let through; or any number."""
+        before = self.permits
+        if paced or broken:
+            permits = before or Permits()
+            permits.free = (permits.free or 0) if paced else None
+            permits.gate = (0 if before is None or not self.breaks else permits.gate) if broken else None
+            self.permits = permits
+        else:
+            self.permits = None
+        self.breaks = broken
+        if self.permits is not before:
             for owner in self._owners:
                 owner.partition.allowance.permits = self.permits
 
@@ -88,7 +103,7 @@ class Quota:
 
 
 class Quotas:
-    """The limits of all groups that have one. paced: told of each group that begins to have a rate here."""
+    """The limits of all groups that have one. paced: told of each group that has a rate or a breaker here."""
 
     def __init__(self, paced: Callable[[], object] = lambda: None) -> None:
         self._paced = paced
@@ -100,8 +115,13 @@ class Quotas:
 
     @property
     def paced(self) -> dict[str, Permits]:
-        """What groups that have a rate may be handed here."""
+        """What groups that have a rate or a breaker may be handed here."""
         return {group: quota.permits for group, quota in self._by_group.items() if quota.permits is not None}
+
+    def ask_again(self) -> None:
+        """Have all permits know that some are lacked, where somebody waits for them."""
+        for quota in self._by_group.values():
+            quota.ask_again()
 
     def add(self, group_id: str, count: int) -> None:
         """So many records more may be handed out of a group."""
@@ -110,15 +130,22 @@ class Quotas:
             quota.permits.free += count
             quota.pass_on()
 
+    def open_gate(self, group_id: str, gate: Gate) -> None:
+        """A group's breaker lets through what it says."""
+        quota = self._by_group.get(group_id)
+        if quota is not None and quota.permits is not None and quota.breaks:
+            quota.permits.open_gate(gate)
+            quota.pass_on()
+
     def follow(self, owner: PartitionOwner) -> None:
         """Keep a loaded share-partition to its group's limits as they are now configured."""
         group_id, config = owner.key.group_id, owner.config
-        if config.max_in_flight is None and config.max_rate is None:
+        if config.max_in_flight is None and config.max_rate is None and config.breaker is None:
             self.leave(owner)
             return
         quota = self._by_group.setdefault(group_id, Quota())
         quota.allotment.limit = config.max_in_flight
-        quota.pace(paced=config.max_rate is not None)
+        quota.pace(paced=config.max_rate is not None, broken=config.breaker is not None)
         if owner.waiting.quota is not quota:
             quota.join(owner)
         if quota.permits is not None:

@@ -6,7 +6,7 @@ of it lies in one `Storage`. What of it is this server's, `Duties` say; how the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flowshare.server.runtime.budget import StateBudget
 from flowshare.server.runtime.connection import IN_PROCESS, InProcess
@@ -23,7 +23,7 @@ from flowshare.server.share.group_configs import PREFIX as SETTINGS
 from flowshare.server.share.group_configs import GroupConfigs
 from flowshare.server.share.leaders import LocalLeaders
 from flowshare.server.share.loader import Loader
-from flowshare.server.share.pacing import Pacing
+from flowshare.server.share.pacing import KeptBreaker, Pacing
 from flowshare.server.share.partitions import Partitions
 from flowshare.server.share.resume import ShareResuming
 from flowshare.server.share.sessions import Sessions
@@ -42,6 +42,13 @@ if TYPE_CHECKING:
     from flowshare.server.share.partition_log import CuttableLog
     from flowshare.share.config import ServerConfig
     from flowshare.share.session import ClosedSession
+
+
+class Breakers(Protocol):
+    """Keeps breakers of groups that are coordinated here."""
+
+    def breaker(self, group_id: str, /) -> KeptBreaker | None:
+        """A group's; None: it has none. Raises: Refused."""
 
 
 class ShareService:
@@ -85,6 +92,9 @@ class ShareService:
         self._dead_letters = DeadLetters(
             storage=storage, clock=clock, stats=self.stats, auto_create=config.dead_letter_auto_create
         )
+        self.pacing = Pacing(self.configs.acting, clock) if duties is None else None
+        self.breakers: Breakers | None = self.pacing
+        """Who keeps the groups' breakers; whoever makes a service of a fleet sets it."""
         loader = Loader(storage, clock, updates_max=config.snapshot_updates_max, stats=self.stats, kafka=kafka)
         self.partitions = Partitions(
             storage=storage,
@@ -96,7 +106,7 @@ class ShareService:
             durable_acquire=config.acquire_durable,
             on_archiving=self._dead_letters.start,
             damage=self.damage,
-            pacing=Pacing(self.configs.acting, clock) if duties is None else None,
+            pacing=self.pacing,
             kafka=kafka,
         )
         self.sessions = Sessions(
