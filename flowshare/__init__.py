@@ -22,6 +22,7 @@ _MODULES = {
     "flowshare.agents.faust.models": "Record",
     "flowshare.agents.handler.batch": "Batch BatchRecord Records",
     "flowshare.agents.handler.codec": "Codec register_codec",
+    "flowshare.agents.handler.breaker": "Breaker",
     "flowshare.agents.handler.delivery": "Delivery Fence current_delivery",
     "flowshare.agents.handler.once": "Once",
     "flowshare.agents.handler.order": "Header",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from flowshare.agents.handler.batch import Batch as Batch
     from flowshare.agents.handler.batch import BatchRecord as BatchRecord
     from flowshare.agents.handler.batch import Records as Records
+    from flowshare.agents.handler.breaker import Breaker as Breaker
     from flowshare.agents.handler.codec import Codec as Codec
     from flowshare.agents.handler.codec import register_codec as register_codec
     from flowshare.agents.handler.delivery import Delivery as Delivery

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from flowshare.agents.handler.texts import age
 from flowshare.cli import browse, cooperative
 from flowshare.cli.lag import known, spoken, stuck_lines
 from flowshare.cli.move import forget_move, move
@@ -118,7 +119,7 @@ def pause(group: str, url: str) -> None:
 @click.argument("group")
 @broker_options
 def resume(group: str, url: str) -> None:
-    """Let a paused group go on."""
+    """Let a paused group go on, and one whose breaker is open."""
     _pause(group, url, paused=False)
     say(f"group {group} goes on")
 
@@ -270,7 +271,11 @@ def _pause(group: str, url: str, *, paused: bool) -> None:
                 f"Kafka's brokers cannot pause group {group}: stop its workers, or call `agent.pause()` in each of them"
             )
         await session.admin.describe_group(group)  # a mistyped name would be taken, as groups can be set up beforehand
-        await (session.admin.pause_group(group) if paused else session.admin.resume_group(group))
+        if paused:
+            await session.admin.pause_group(group)
+        else:
+            await session.admin.resume_group(group)
+            await session.admin.close_breaker(group)
 
     run(url, call, groups=True)
 
@@ -278,6 +283,10 @@ def _pause(group: str, url: str, *, paused: bool) -> None:
 def _controls(facts: dict[str, Any]) -> str:
     """What keeps the group from taking all it could, for the line that describes it."""
     texts = [", paused"] if facts["paused"] else []
+    breaker = facts["breaker"]
+    if breaker is not None and breaker["state"] != "closed":
+        tries = f"tries one record in {age(breaker['left_s'])}" if breaker["left_s"] else "tries one record"
+        texts.append(f", breaker {breaker['state']} as {breaker['why']}, {tries}")
     if facts["max_in_flight"]:
         texts.append(f", at most {facts['max_in_flight']} in flight")
     if facts["max_rate"]:
@@ -297,7 +306,7 @@ async def _facts(session: CommandSession, group: str) -> dict[str, Any]:
 
 async def _describe(session: CommandSession, group: str) -> dict[str, Any]:
     from flowshare.agents.scale import lag
-    from flowshare.client.admin.admin import MAX_IN_FLIGHT, MAX_RATE, PAUSED
+    from flowshare.client.admin.admin import BREAKER, MAX_IN_FLIGHT, MAX_RATE, PAUSED
 
     # Kafka's brokers have none of the settings that are shown here, and may ask for a right of its own to tell.
     entries = await session.admin.group_configs(group) if session.backend.capabilities.pausing else []
@@ -305,6 +314,7 @@ async def _describe(session: CommandSession, group: str) -> dict[str, Any]:
     found = await session.admin.describe_group(group)
     offsets = await session.admin.group_offsets(group)
     now_ms = session.clock.now_ms()
+    breaker = None if configs.get(BREAKER, "0") == "0" else await session.admin.breaker(group)
     return {
         "group": group,
         "kind": "share",
@@ -314,6 +324,7 @@ async def _describe(session: CommandSession, group: str) -> dict[str, Any]:
         "assignor": found.assignor,
         "paused": configs.get(PAUSED) == "true",
         "max_in_flight": int(configs.get(MAX_IN_FLIGHT, "0")) or None,
+        "breaker": breaker and {"state": breaker.state, "why": breaker.why, "left_s": breaker.left_ms / 1000},
         "max_rate": None if configs.get(MAX_RATE, "0") == "0" else configs[MAX_RATE],
         "priority": configs.get("share.delivery.priority"),
         "members": [

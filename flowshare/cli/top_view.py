@@ -49,13 +49,16 @@ class GroupRow:
     redelivered: float | None = None
     members: int | None = None
     paused: bool = False
+    breaker: str = "closed"
     why: str | None = None
     seen_s: float | None = None
 
     @property
     def word(self) -> str:
         """Its state in one word."""
-        return "paused" if self.paused else self.state.lower()
+        if self.paused:
+            return "paused"
+        return self.state.lower() if self.breaker == "closed" else "broken"
 
 
 class Detail(NamedTuple):

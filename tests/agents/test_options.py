@@ -79,6 +79,7 @@ def test_an_unknown_option_of_the_app_is_refused_with_the_nearest_name():
         ({"max_rate": 0}, "max_rate takes records a second"),
         ({"max_rate": True}, "max_rate takes records a second"),
         ({"max_rate": 1e9}, "to 1,000,000 a second, not"),
+        ({"breaker": 0.5}, r"breaker takes fs.Breaker\(failures"),
         ({"priority": "old"}, "priority takes 'redeliveries', 'new' or 'mixed'"),
         ({"priority": ["new"]}, "priority takes 'redeliveries', 'new' or 'mixed'"),
         ({"order": "customer"}, r"here order=fs.Header\('customer'\)"),

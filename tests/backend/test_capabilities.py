@@ -24,7 +24,7 @@ ROWS = {
     "own_limits": "any `max_attempts` and `lock_duration` can be had",
     "window_by_count": "finished records behind a slow one do not count against the record locks",
     "pausing": "`flowshare groups pause` and `resume`",
-    "group_limit": "`max_in_flight`, `max_rate`: records that a whole group works on at once, and is handed a second",
+    "group_limit": "`max_in_flight`, `max_rate`, `breaker`: limits of a whole group, and its pause while it fails",
     "priority": "`priority`: new records before redeliveries, or both by turns",
     "key_order": "`order`: records of one key one after the other, on as many workers as there are",
     "settling": "`exactly_once`: outputs in one step with the accept of their record",

@@ -14,6 +14,7 @@ from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
 from flowshare.log.memory import MemoryStorage
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import ShareBreakerResponse
 
 
 class Kept(MemoryStorage):
@@ -201,6 +202,30 @@ def test_a_group_is_paused_and_resumed_and_described_so(shell):
     assert (facts["paused"], facts["max_in_flight"], facts["max_rate"]) == (True, 7, "10/m")
     assert facts["priority"] == "new"
     assert shell.json("groups", "describe", "g1")["paused"] is False
+
+
+def test_resume_closes_a_breaker_and_describe_shows_it(shell, monkeypatch):
+    shell.beside(member_of("g1", "orders"))
+    shell("groups", "config", "g1", "share.breaker.failure.percent=50")
+    closed = []
+
+    async def told(_, group_id):
+        state = "closed" if closed else "open"
+        return ShareBreakerResponse(state=state, why="18 of the last 20 outcomes failed", left_ms=4_000)
+
+    async def close(_, group_id):
+        closed.append(group_id)
+
+    monkeypatch.setattr(ShareAdmin, "breaker", told)
+    monkeypatch.setattr(ShareAdmin, "close_breaker", close)
+    line = shell("groups", "describe", "g1").splitlines()[0]
+    assert line.endswith(", breaker open as 18 of the last 20 outcomes failed, tries one record in 4.0 s")
+    assert "its breaker is open" in shell("top")
+
+    shell("groups", "resume", "g1")
+    assert closed == ["g1"]
+    assert "breaker" not in shell("groups", "describe", "g1").splitlines()[0]
+    assert shell.json("groups", "describe", "g1")["breaker"]["state"] == "closed"
 
 
 def test_a_group_that_is_not_there_is_not_paused(shell):

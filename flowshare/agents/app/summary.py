@@ -37,10 +37,7 @@ def line(agent: ShareAgent) -> str:
         parts.append(f"sink {', '.join(agent.sinks)}")
     if options.rate_limit is not None:
         parts.append(f"at most {options.rate_limit.per_s:g}/s")
-    if options.max_in_flight is not None:
-        parts.append(f"at most {options.max_in_flight} in flight in the group")
-    if options.max_rate is not None:
-        parts.append(f"at most {_per_unit(options.max_rate)} in the group")
+    parts += _group_limits(options)
     if options.priority is not None:
         parts.append("redeliveries and new ones mixed" if options.priority == "mixed" else f"{options.priority} first")
     if options.order is not None:
@@ -166,6 +163,18 @@ def _of_one(agent: ShareAgent) -> list[str]:
         (not options.retry.on, "Retry(on=()) retries nothing: every exception goes to the dead letter"),
     ]
     return [text for wrong, text in checks if wrong]
+
+
+def _group_limits(options: AgentOptions) -> list[str]:
+    """What holds the whole group back."""
+    parts: list[str] = []
+    if options.max_in_flight is not None:
+        parts.append(f"at most {options.max_in_flight} in flight in the group")
+    if options.max_rate is not None:
+        parts.append(f"at most {_per_unit(options.max_rate)} in the group")
+    if options.breaker is not None:
+        parts.append(f"breaker at {options.breaker.failures:.0%} of {options.breaker.of}")
+    return parts
 
 
 def _per_unit(rate: str) -> str:

@@ -22,6 +22,7 @@ REFUSED: Final = {
     "renew": "a worker renews its keys as long as it lives, whatever its handlers do",
     "max_in_flight": "nobody counts what all members hold together: lower concurrency",
     "max_rate": "its members read by themselves, so that nobody counts what all of them read: rate_limit=… is for each",
+    "breaker": "its members read by themselves, so that nobody could hold them back",
     "priority": "each key goes on in the order of the log, so that a retry comes before what is behind it",
     "after_dead_letter": "keys cannot be parked in a cooperative group: a key goes on after a dead letter",
 }

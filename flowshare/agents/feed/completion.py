@@ -5,6 +5,8 @@
     dead                -> dead letter, confirmed        -> REJECT; not confirmed -> RELEASE with a delay
     dead, no topic      -> an error log                  -> REJECT
 
+While the group's breaker is not closed, what failed is released without costing an attempt, whatever it would be else.
+
 With `exactly_once` outputs and dead letters are settled with their records instead (`settler`).
 
 On the service loop. What waits for the producer is bounded by what the agent holds.
@@ -37,6 +39,7 @@ from flowshare.protocol.decoding import DecodedRecord, RawRecord
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
+    from flowshare.agents.feed.outcome_watch import OutcomeWatch
     from flowshare.agents.handler.agent import ShareAgent
     from flowshare.agents.run.stats import AgentStats
     from flowshare.agents.telemetry.settling import SettleSpans
@@ -92,6 +95,8 @@ class Completion:
         """Why dead letters cannot be produced now."""
         self.delays: Delays | None = None
         """What delays releases where the server does not."""
+        self.breaker: OutcomeWatch | None = None
+        """What knows whether what fails is to cost an attempt, with `breaker`."""
         self.settler: Settler | None = None
         """What settles outputs with their records, with `exactly_once`."""
         if agent.options.exactly_once:
@@ -126,6 +131,9 @@ class Completion:
             self._accept(chunk, raw, outcome)
             return
         record = chunk.whole(raw)
+        if self.breaker is not None and self.breaker.spares(chunk, outcome):
+            self._release(chunk, record, outcome.reason, self.breaker.later_s, "unrun", unrun=True)
+            return
         match outcome.kind:
             case OutcomeKind.RELEASE:
                 counter = "unrun" if outcome.unrun else "released"

@@ -19,6 +19,7 @@ from flowshare.agents.feed.delays import RetryTopicReader
 from flowshare.agents.feed.early_accepts import EarlyAccepts
 from flowshare.agents.feed.locks import HeldRecords, LockKeeper
 from flowshare.agents.feed.members import SettlingMember, new_member
+from flowshare.agents.feed.outcome_watch import OutcomeWatch
 from flowshare.agents.feed.prefetch import FEW, FetchSize, GroupSize, KeyFetchSize, KeyPrefetch, Prefetch, Prefetcher
 from flowshare.agents.feed.reader import Reader
 from flowshare.agents.feed.setup import check_order_kept, prepare
@@ -112,6 +113,11 @@ class Feeder:
             telemetry=telemetry,
             spans=self._spans,
         )
+        self._breaker: OutcomeWatch | None = None
+        if options.breaker is not None:
+            self._breaker = self._completion.breaker = OutcomeWatch(
+                agent, clock=clock, admin=environment.admin, on_open=self._give_back
+            )
         self._capabilities = capabilities
         retries = not options.at_most_once
         self._delays = self._completion.own_delays() if retries and not capabilities.delayed_release else None
@@ -212,6 +218,11 @@ class Feeder:
     def _stopping(self) -> bool:
         return self._draining or self._fetch_size.paused
 
+    @property
+    def held_back(self) -> str | None:
+        """Why the group hands nothing out by its breaker; None: it does, as far as is known."""
+        return None if self._breaker is None else self._breaker.trouble
+
     def problems(self) -> list[str]:
         """Why the agent is not healthy."""
         return [
@@ -233,6 +244,8 @@ class Feeder:
         self._locks.start(member)
         self._standstill.start(member)
         self._stall.start(member)
+        if self._breaker is not None:
+            self._breaker.start(member.member_id)
         if not self._draining:
             self._prefetcher.start(member)
 
@@ -310,6 +323,8 @@ class Feeder:
         self._stall.stop()
         await cancelled(self._asking)
         await self._standstill.stop()
+        if self._breaker is not None:
+            await self._breaker.stop()
         await self._locks.stop()
         await self._stop_fetching()
         unrun = self._held.take_unrun()
@@ -361,6 +376,8 @@ class Feeder:
                 continue
             if self._bucket is not None:
                 self._bucket.take(count)
+            if self._breaker is not None:
+                self._breaker.fetched(part)
             found = self._reader.chunks(part, now, left)
             left -= sum(chunk.plain_bytes for chunk in found)
             chunks += found
@@ -447,6 +464,8 @@ class Feeder:
     def _finished(self, handed: FinishedWork) -> None:
         """The pool finished records; called on the service loop, in bulk."""
         self._look_due = True
+        if self._breaker is not None:
+            self._breaker.ended(handed)
         try:
             for chunk, accepted, others in handed:
                 if accepted and chunk.is_accepted:

@@ -50,6 +50,12 @@ def check_asked(agent: ShareAgent, offered: Capabilities) -> None:
             "whole group: let the workers lead (share=workers, or share=auto, which chooses them), or give each worker "
             "its part with rate_limit=…"
         )
+    if options.breaker is not None and not offered.group_limit:
+        raise UsageError(
+            f"agent {agent.name}: breaker={options.breaker!r} cannot be kept, as Kafka's brokers have no way to hold a "
+            "group back: let the workers lead (share=workers, or share=auto, which chooses them), or leave breaker out "
+            "and let retries wait longer"
+        )
     if options.priority not in (None, "redeliveries") and not offered.priority:
         raise UsageError(
             f"agent {agent.name}: priority={options.priority!r} cannot be kept, as Kafka's brokers deliver what was "
@@ -86,6 +92,8 @@ def asked_of(agents: Iterable[ShareAgent]) -> GroupNeeds:
             words.append(f"a limit for the whole group (max_in_flight={agent.options.max_in_flight})")
         if agent.options.max_rate is not None:
             words.append(f"a rate for the whole group (max_rate={agent.options.max_rate!r})")
+        if agent.options.breaker is not None:
+            words.append("a breaker for the whole group (breaker=fs.Breaker(…))")
         if agent.options.priority not in (None, "redeliveries"):
             words.append(f"an order of new records and redeliveries (priority={agent.options.priority!r})")
         if agent.options.order is not None:

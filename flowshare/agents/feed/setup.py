@@ -278,6 +278,8 @@ def group_settings(agent: ShareAgent) -> dict[str, str | None]:
         settings[MAX_IN_FLIGHT] = str(options.max_in_flight)
     if options.max_rate is not None:
         settings[MAX_RATE] = options.max_rate
+    if options.breaker is not None:
+        settings |= options.breaker.settings()
     if options.priority is not None:
         settings["share.delivery.priority"] = options.priority
     if options.key_order is not None:

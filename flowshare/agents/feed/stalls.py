@@ -107,6 +107,8 @@ async def explain(agent: ShareAgent, admin: ShareAdmin, member: Member, feeder: 
     """Why an agent gets no records now."""
     if feeder.paused:
         return Reason("the agent is paused; resume it", normal=True)
+    if feeder.held_back is not None:
+        return Reason(f"{feeder.held_back}; `flowshare groups resume {agent.group}` closes it by hand", normal=False)
     problems = feeder.problems()
     if problems:
         return Reason("; ".join(problems), normal=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypedDict
 
 from flowshare.agents.handler.batch import Batch
+from flowshare.agents.handler.breaker import Breaker
 from flowshare.agents.handler.errors import OptionError, refuse_unknown
 from flowshare.agents.handler.order import CHAIN, PARK, Order, order_setting, parse_order
 from flowshare.agents.handler.rate_limit import RateLimit, group_rate, parse_rate
@@ -40,6 +41,7 @@ class AgentArguments(TypedDict, total=False):
     middleware: Any
     max_in_flight: int | None
     max_rate: Any
+    breaker: Any
     priority: str | None
     order: Any
     after_dead_letter: str
@@ -72,6 +74,8 @@ class AgentOptions:
         ahead; None: as the group is set (no limit).
     max_rate: records that all members of the group together are handed, redeliveries included, as a number a second or
         text such as `"100/s"`, `"10/m"`; None: as the group is set (no limit).
+    breaker: while most outcomes of the whole group fail, nothing is handed out (`fs.Breaker`); None: as the group is
+        set (no breaker).
     priority: what comes first when there is both, `redeliveries`, `new` records, or `mixed`: both by turns. None: as
         the group is set (redeliveries).
     order: `"key"`: records of one key run one after the other, in the log's order, each when the one before is
@@ -106,6 +110,7 @@ class AgentOptions:
     middleware: tuple[Callable[..., Any], ...] = ()
     max_in_flight: int | None = None
     max_rate: str | None = None
+    breaker: Breaker | None = None
     priority: str | None = None
     order: Order = None
     after_dead_letter: str = "continue"
@@ -288,6 +293,9 @@ _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "middleware": several,
     "max_in_flight": lambda value: None if value is None else count(value, "max_in_flight"),
     "max_rate": group_rate,
+    "breaker": _fits(
+        lambda value: isinstance(value, Breaker | None), "breaker takes fs.Breaker(failures, of=…, pause=seconds)"
+    ),
     "priority": _fits(lambda value: value in (None, *PRIORITIES), "priority takes 'redeliveries', 'new' or 'mixed'"),
     "order": parse_order,
     "at_most_once": _fits(lambda value: isinstance(value, bool), "at_most_once takes True or False"),

@@ -50,7 +50,8 @@ class Outcome(NamedTuple):
     """One delivery's outcome, other than a plain accept. Made on the handler's side, settled on the service loop.
 
     told: the log has it already, of another record of its batch. unrun: it was never begun. outputs: what was returned,
-    and sent by this record's delivery. shared: what a batch returned, for all its records together.
+    and sent by this record's delivery. shared: what a batch returned, for all its records together. failed: the handler
+    raised or took too long, and nobody said what that means (a breaker counts it).
     """
 
     kind: OutcomeKind
@@ -61,6 +62,7 @@ class Outcome(NamedTuple):
     told: bool = False
     unrun: bool = False
     shared: SendGroup | None = None
+    failed: bool = False
 
     @property
     def has_outputs(self) -> bool:
@@ -115,10 +117,10 @@ def _of_failure(agent: ShareAgent, error: BaseException, attempt: int) -> Outcom
     retry = agent.options.retry
     text = named(error)
     if isinstance(error, Exception) and not retry.retries(error):
-        return Outcome(OutcomeKind.DEAD, error, f"not to be retried: {text}")
+        return Outcome(OutcomeKind.DEAD, error, f"not to be retried: {text}", failed=True)
     if attempt >= retry.max_attempts:
-        return Outcome(OutcomeKind.DEAD, error, f"attempts used up ({attempt}): {text}")
-    return Outcome(OutcomeKind.RETRY, error, text)
+        return Outcome(OutcomeKind.DEAD, error, f"attempts used up ({attempt}): {text}", failed=True)
+    return Outcome(OutcomeKind.RETRY, error, text, failed=True)
 
 
 def of_result(agent: ShareAgent, result: Any, attempt: int, headers: tuple[tuple[str, bytes], ...]) -> Outcome:

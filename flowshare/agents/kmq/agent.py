@@ -26,6 +26,7 @@ REFUSED: Final = {
     "renew": "KMQ cannot extend the time of a record that is handled: give it a redeliver_after that is long enough",
     "max_in_flight": "nobody counts what all consumers of a KMQ queue hold together: lower concurrency",
     "max_rate": "nobody counts what all consumers of a KMQ queue read together: rate_limit=… is for each",
+    "breaker": "nobody hands out the records of a KMQ queue, so that nobody could hold them back",
     "priority": "redeliveries are new records at the end of the queue's topic, and come in that order",
     "order": "a redelivered record stands behind later ones of its key, so KMQ keeps no order",
     "after_dead_letter": "KMQ keeps no order of keys",

@@ -31,6 +31,8 @@ TRIES_MAX: Final = 5
 PAUSED: Final = "share.paused"
 MAX_IN_FLIGHT: Final = "share.max.in.flight"
 MAX_RATE: Final = "share.max.rate"
+BREAKER: Final = "share.breaker.failure.percent"
+"""Anything but 0: the group has a breaker."""
 KEY_ORDER: Final = "share.key.order"
 TAKEN_UP_S: Final = 10.0
 """How long new settings of a group are waited for; where they are told in another form, that is how long it takes."""

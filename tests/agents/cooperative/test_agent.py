@@ -130,6 +130,7 @@ def test_a_paused_agent_begins_nothing_until_it_is_resumed() -> None:
         ("after_dead_letter", "park"),
         ("max_in_flight", 3),
         ("max_rate", "10/m"),
+        ("breaker", fs.Breaker()),
         ("priority", "new"),
         ("renew", False),
     ],

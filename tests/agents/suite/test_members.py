@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 import flowshare as fs
+from flowshare.agents.feed.outcome_watch import GAP_S, QUIET_S
 from tests.agents.suite.places import LIMIT_S, Place
-from tests.waiting import until
+from tests.waiting import pause, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -85,6 +87,42 @@ async def test_a_rate_is_for_all_members_of_a_group_together(place: Place) -> No
 
     assert took_s >= (60 - 21) / 40, "no machine is too slow for that"
     assert sum(worker.outcomes().count("accepted") for worker in workers) == 60
+
+
+@pytest.mark.slow
+async def test_a_downstream_that_is_broken_for_a_while_costs_no_record_its_attempts(place: Place) -> None:
+    if not place.capabilities.group_limit:
+        pytest.skip("brokers cannot hold a group back")
+    broken, calls, attempts = True, 0, [0]
+
+    async def work(value: bytes, delivery: fs.Delivery) -> None:
+        nonlocal calls
+        calls += 1
+        attempts.append(delivery.attempt)
+        if broken:
+            raise ConnectionError("the downstream does not answer")
+
+    rule = fs.Breaker(0.5, of=10, pause=1, pause_max=2)
+    options: dict[str, Any] = {"breaker": rule, "retry": fs.Retry(max_attempts=3, delay=3), "concurrency": 2}
+    apps = [place.agent(work, **options) for _ in range(3)]
+    async with place.running(*apps) as workers:
+
+        async def state() -> str:
+            return (await workers[0].ask(lambda admin: admin.breaker(place.group))).state
+
+        await workers[0].send(place.topic, *(b"%d" % n for n in range(150)))
+        await until(state, good=lambda found: found != "closed")
+        await pause(2 * GAP_S + QUIET_S, "until all members have heard of it")
+        begun, before = time.monotonic(), calls
+        await until(lambda: calls >= before + 3)
+        assert calls - before <= (time.monotonic() - begun) / 1 + 2, "one try a second, no machine is too slow for that"
+        broken = False
+        await until(lambda: sum(worker.stats()["accepted"] for worker in workers) >= 150)
+        dead = await workers[0].dead()
+
+    assert dead == []
+    assert max(attempts) <= 3
+    assert sum(worker.outcomes().count("accepted") for worker in workers) == 150
 
 
 async def test_a_paused_group_takes_nothing_and_goes_on_when_resumed(place: Place) -> None:

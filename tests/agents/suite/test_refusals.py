@@ -55,6 +55,7 @@ async def test_what_is_beyond_the_brokers_limits_is_refused_where_they_are_not_o
     [
         ({"max_in_flight": 3}, "group_limit", "let concurrency=16 times the number of workers"),
         ({"max_rate": "10/m"}, "group_limit", "or give each worker its part with rate_limit"),
+        ({"breaker": fs.Breaker()}, "group_limit", "or leave breaker out and let retries wait longer"),
         ({"priority": "new"}, "priority", "leave it out"),
     ],
 )

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages import ParkedKeysRequest, ParkedKeysResponse
+from flowshare.protocol.messages import (
+    ParkedKeysRequest,
+    ParkedKeysResponse,
+    ShareBreakerRequest,
+    ShareBreakerResponse,
+)
 from flowshare.protocol.messages.browse import (
     ShareBrowseRequest,
     ShareBrowseResponse,
@@ -20,7 +25,7 @@ from flowshare.protocol.messages.state import ParkedKeyTold
 from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.server.edge.base import SocketCall
 from flowshare.server.edge.browse import BROWSE
-from flowshare.server.edge.private import share_parked, topic_grow
+from flowshare.server.edge.private import share_breaker, share_parked, topic_grow
 from flowshare.server.runtime.failures import Refused
 from flowshare.share.intervene import Intervened
 from flowshare.share.parking import ParkedKey
@@ -67,6 +72,54 @@ async def test_parked_keys_are_listed_of_the_topics_that_may_be_read():
     answer = await share_parked(call(peer, group_id="g", act="list"))
 
     assert [row[0] for row in answer["keys"]] == ["t"]
+
+
+class Told(Who):
+    """One whose group has an open breaker."""
+
+    async def _send(self, request: Any) -> Any:
+        self.sent.append(request)
+        return ShareBreakerResponse(state="open", why="9 of 10", left_ms=5, open_ms=7)
+
+
+@pytest.mark.parametrize(
+    ("act", "needs"),
+    [("tell", Operation.DESCRIBE), ("report", Operation.READ), ("close", Operation.ALTER_CONFIGS)],
+)
+async def test_each_act_on_a_breaker_needs_a_right_of_its_own(act: str, needs: Operation):
+    asked = {"group_id": "g", "act": act, "member_id": "m", "outcomes": [1, 2, 3, 4]}
+    peer = Told((needs, ResourceType.GROUP, "g"))
+
+    assert await share_breaker(call(peer, **asked)) == {"state": "open", "why": "9 of 10", "left_ms": 5, "open_ms": 7}
+    assert peer.sent == [ShareBreakerRequest(group_id="g", act=act, member_id="m", outcomes=(1, 2, 3, 4))]
+    others = {Operation.DESCRIBE, Operation.READ, Operation.ALTER_CONFIGS} - {needs}
+    with pytest.raises(Refused):
+        await share_breaker(call(Told(*((one, ResourceType.GROUP, "g") for one in others)), **asked))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"group_id": None},
+        {"act": "open"},
+        {"act": 3},
+        {"member_id": 7},
+        {"outcomes": [1, 2, 3]},
+        {"outcomes": [1, 2, 3, -1]},
+        {"outcomes": [1, 2, 3, True]},
+        {"outcomes": [1, 2, 3, 2**60]},
+        {"outcomes": "1234"},
+        {"outcomes": None},
+    ],
+)
+async def test_what_a_breaker_is_told_that_makes_no_sense_is_refused(odd: dict[str, Any]):
+    peer = Told((Operation.READ, ResourceType.GROUP, "g"))
+    asked = {"group_id": "g", "act": "report", "member_id": "m", "outcomes": [1, 2, 3, 4], **odd}
+
+    answer = await share_breaker(call(peer, **asked))
+
+    assert answer["error"] == int(ErrorCode.INVALID_REQUEST)
+    assert peer.sent == []
 
 
 @pytest.mark.parametrize("rights", [(), (GROUP,), (TOPIC,)], ids=["none", "group only", "topic only"])

@@ -1,0 +1,152 @@
+"""What a member with a breaker tells its group, and hears from it (`share.breaker`). On the service loop.
+
+It counts its handlers' outcomes and tells them: failures at once, at most every `GAP_S`; else every `QUIET_S`, so that
+the group knows that there is somebody who tells. While the breaker is not closed it asks more often, and
+
+- what no handler has begun goes back, without costing an attempt,
+- what fails goes back so, too, and comes again later than the next try, which is to be of another record,
+- what is fetched is a try: its outcome is counted apart, and decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Final
+
+from flowshare.agents.handler.errors import UndecodableValue
+from flowshare.agents.handler.outcomes import OutcomeKind
+from flowshare.client.errors import ClientError
+from flowshare.share.breaker import BreakerState
+from flowshare.tasks import cancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flowshare.agents.handler.agent import ShareAgent
+    from flowshare.agents.handler.chunk import Chunk
+    from flowshare.agents.handler.outcomes import Outcome
+    from flowshare.agents.run.pool import FinishedWork
+    from flowshare.client.admin.admin import ShareAdmin
+    from flowshare.client.session.member import Fetched
+    from flowshare.clock import Clock
+    from flowshare.protocol.messages import TopicPartition
+
+logger = logging.getLogger("flowshare.agents")
+
+GAP_S: Final = 0.1
+QUIET_S: Final = 1.0
+OPEN_S: Final = 0.25
+"""Time between two reports while the breaker is not closed."""
+TRIES_MAX: Final = 10_000
+"""Records that are remembered as tries: one at a time is handed out, as long as all is well."""
+LATER: Final = 1.25
+"""A try that failed comes again after so many times the time that the breaker is open now."""
+
+
+def _says_something(outcome: Outcome) -> bool:
+    """Whether a handler came to an end with it: not what was put back, and not what it never saw."""
+    put_back = outcome.kind is OutcomeKind.RELEASE or outcome.unrun
+    return not put_back and not isinstance(outcome.error, UndecodableValue)
+
+
+class OutcomeWatch:
+    """Of one agent in one process. on_open: called when the breaker is heard to be open."""
+
+    def __init__(self, agent: ShareAgent, *, clock: Clock, admin: ShareAdmin, on_open: Callable[[], object]) -> None:
+        assert agent.options.breaker is not None
+        self._agent = agent
+        self._rule = agent.options.breaker
+        self._clock = clock
+        self._admin = admin
+        self._on_open = on_open
+        self._state = BreakerState.CLOSED
+        self._why = ""
+        self._open_s = 0.0
+        self._counts = [0, 0, 0, 0]
+        """As `share.breaker.Outcomes`."""
+        self._tries: set[tuple[TopicPartition, int]] = set()
+        self._failed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, member_id: str) -> None:
+        """Begin to tell."""
+        self._task = asyncio.create_task(self._run(member_id), name=f"outcomes of {self._agent.name}")
+
+    async def stop(self) -> None:
+        """End."""
+        task, self._task = self._task, None
+        await cancelled(task)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is handed out; None while the breaker is closed."""
+        return None if self._state is BreakerState.CLOSED else f"the group's breaker is {self._state}: {self._why}"
+
+    def spares(self, chunk: Chunk, outcome: Outcome) -> bool:
+        """Whether what failed goes back without costing an attempt."""
+        return outcome.failed and self._state is not BreakerState.CLOSED and not chunk.is_accepted
+
+    @property
+    def later_s(self) -> float:
+        """How long a record waits that failed while the breaker is not closed: the next try is of another one."""
+        first_s, most_s = self._rule.seconds
+        return LATER * min(2 * max(self._open_s, first_s), most_s)
+
+    def fetched(self, part: Fetched) -> None:
+        """Records came; while the breaker is not closed they are tries."""
+        if self._state is not BreakerState.CLOSED and len(self._tries) < TRIES_MAX:
+            for first, last, _ in part.acquired:
+                self._tries.update((part.tp, offset) for offset in range(first, min(last, first + TRIES_MAX) + 1))
+
+    def ended(self, handed: FinishedWork) -> None:
+        """Handlers have ended."""
+        for chunk, accepted, others in handed:
+            if self._tries:
+                for offset in accepted:
+                    self._count(chunk, offset, failed=False)
+            else:
+                self._counts[0] += len(accepted)
+            for record, outcome in others:
+                if _says_something(outcome):
+                    self._count(chunk, record.offset, failed=outcome.failed)
+
+    def _count(self, chunk: Chunk, offset: int, *, failed: bool) -> None:
+        tried = (chunk.tp, offset) in self._tries
+        self._tries.discard((chunk.tp, offset))
+        self._counts[2 * tried + failed] += 1
+        if failed or tried:
+            self._failed.set()
+
+    async def _run(self, member_id: str) -> None:
+        while True:
+            with contextlib.suppress(ClientError):  # it is told with the next report
+                await self._report(member_id)
+            await self._clock.sleep(GAP_S)
+            pause_s = (QUIET_S if self._state is BreakerState.CLOSED else OPEN_S) - GAP_S
+            with contextlib.suppress(TimeoutError):
+                await self._clock.wait_for(self._failed.wait(), pause_s)
+            self._failed.clear()
+
+    async def _report(self, member_id: str) -> None:
+        succeeded, failed, tried_succeeded, tried_failed = self._counts
+        counted = (succeeded, failed, tried_succeeded, tried_failed)
+        told = await self._admin.report_outcomes(self._agent.group, member_id, counted)
+        before, self._state = self._state, BreakerState(told.state)
+        self._why, self._open_s = told.why, told.open_ms / 1000
+        if before is BreakerState.CLOSED and self._state is not BreakerState.CLOSED:
+            logger.warning(
+                "agent=%s group=%s: the group's breaker is %s, as %s: nothing is handed out, and what fails costs no "
+                "attempt; one record is tried in %.3g s",
+                self._agent.name,
+                self._agent.group,
+                self._state,
+                told.why,
+                told.left_ms / 1000,
+            )
+            self._on_open()
+        elif before is not BreakerState.CLOSED and self._state is BreakerState.CLOSED:
+            logger.warning(
+                "agent=%s group=%s: the group's breaker is closed again", self._agent.name, self._agent.group
+            )
