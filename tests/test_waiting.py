@@ -17,6 +17,7 @@ SLEEPERS = {
     "waiting.py": "the helpers",
     "agents/test_autoscale.py": VIRTUAL,
     "agents/test_batches.py": VIRTUAL,
+    "agents/test_breaker.py": VIRTUAL,
     "agents/test_in_order.py": VIRTUAL,
     "agents/test_load.py": VIRTUAL,
     "agents/test_order_end_to_end.py": VIRTUAL,

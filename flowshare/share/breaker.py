@@ -4,9 +4,9 @@ A broken downstream would use up the attempts of everything that is handed out w
 coordinator decides, by what the members say of their handlers' outcomes (`Breaker.report`), and tells the leaders of
 the group's share-partitions in the round in which it leases limits (`Breaker.lease`).
 
-Invariant: while the breaker is not closed, leaders that hold a lease hand out at most one record each `probe_ms` in the
-whole group, and none before `open_ms` are over. So at most (time open) / open_ms + (time half-open) / probe_ms + 1
-records are begun until it closes.
+Invariant (SG-4.9): while the breaker is not closed, leaders that hold a lease hand out at most one record each
+`probe_ms` in the whole group, and none before `open_ms` are over. So at most (time open) / open_ms + (time half-open) /
+probe_ms + 1 records are begun until it closes.
 
 | state | what happens | then |
 |---|---|---|

@@ -50,6 +50,32 @@ class ShareGroupHeartbeatResponse(Response):
     """None: unchanged."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareBreakerRequest(Request["ShareBreakerResponse"]):
+    """A group's circuit breaker (flowshare's own).
+
+    act: `tell` (its state), `report` (a member's outcomes since it began, in the order of `share.breaker.Outcomes`),
+    `close` (by hand).
+    """
+
+    route = OF_GROUP
+
+    group_id: str
+    act: str = "tell"
+    member_id: str = ""
+    outcomes: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareBreakerResponse(Response):
+    """The fields of `share.breaker.Told`; `closed` too where the group has no breaker."""
+
+    state: str = "closed"
+    why: str = ""
+    left_ms: int = 0
+    open_ms: int = 0
+
+
 class AckBatch(NamedTuple):
     """One AcknowledgementBatch. `delay_ms` (on RELEASE) and `unrun` (on REJECT, too) are flowshare's own.
 
