@@ -21,7 +21,7 @@ way makes it fewer.
 | the machine's clock is set | nothing: time is that of a steady clock |
 
 More than the invariant says is handed out once, by a burst at most: after another worker began to coordinate the group
-(leaders may spend what its predecessor gave them), and when a machine that was suspended wakes up with tokens in hand.
+(leaders may spend what its predecessor gave them), and when a process that stood still goes on with tokens in hand.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 HUNGRY_MS: Final = 500
 """What comes is kept for a leader that wants some, and is not heard of, for so long."""
-FORGET_MS: Final = 3_000
+FORGET_MS: Final = 4_000
 """What a leader has counts here so long after it was heard of: longer than it spends it (`leases.LEASE_MS`)."""
 BURST_S: Final = 0.5
 RATE_MAX: Final = 1_000_000

@@ -132,7 +132,7 @@ class Completion:
             return
         record = chunk.whole(raw)
         if self.breaker is not None and self.breaker.spares(chunk, outcome):
-            self._release(chunk, record, outcome.reason, self.breaker.later_s, "unrun", unrun=True)
+            self._spare(self.breaker, chunk, record, outcome)
             return
         match outcome.kind:
             case OutcomeKind.RELEASE:
@@ -246,13 +246,29 @@ class Completion:
 
     # --- release ------------------------------------------------------------------------------------------------
 
-    def _retry(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
+    def _spare(self, breaker: OutcomeWatch, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
+        """It failed while nothing else is handed out: that says more of what stands behind the handler than of it."""
+        delay_s = max(self._delay_s(chunk, record), breaker.least_s(chunk, record.offset))
+        logger.warning(
+            "%s: failed while %s; it comes again in %.3g s, and has cost no attempt: %s",
+            chunk.where(record.offset),
+            breaker.trouble,
+            delay_s,
+            clip(outcome.reason, REASON_MAX),
+        )
+        self._release(chunk, record, outcome.reason, delay_s, "unrun", unrun=True)
+
+    def _delay_s(self, chunk: Chunk, record: DecodedRecord) -> float:
+        """How long it waits for its next attempt."""
         try:
-            delay_s = self._agent.options.retry.delay_s(record.delivery_count, self._random)
+            return self._agent.options.retry.delay_s(record.delivery_count, self._random)
         except BaseException:  # code of the application, and this loop has to go on whatever it raises
             with about(chunk, record):
                 logger.exception("%s: the retry's delay function failed; 1 s is used", chunk.where(record.offset))
-            delay_s = 1.0
+            return 1.0
+
+    def _retry(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
+        delay_s = self._delay_s(chunk, record)
         if not outcome.told:
             self._log_retry(chunk, record, outcome, delay_s)
         self._release(chunk, record, outcome.reason, delay_s, "retried")

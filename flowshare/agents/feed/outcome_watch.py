@@ -4,8 +4,9 @@ It counts its handlers' outcomes and tells them: failures at once, at most every
 the group knows that there is somebody who tells. While the breaker is not closed it asks more often, and
 
 - what no handler has begun goes back, without costing an attempt,
-- what fails goes back so, too, and comes again later than the next try, which is to be of another record,
-- what is fetched is a try: its outcome is counted apart, and decides.
+- what fails goes back so, too,
+- what is fetched is a try: its outcome is counted apart, and decides; one that failed comes again later than the next
+  try, which is to be of another record.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class OutcomeWatch:
         self._counts = [0, 0, 0, 0]
         """As `share.breaker.Outcomes`."""
         self._tries: set[tuple[TopicPartition, int]] = set()
+        self._in_vain: set[tuple[TopicPartition, int]] = set()
+        """Tries that failed, and are not put back yet."""
         self._failed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -88,9 +91,11 @@ class OutcomeWatch:
         """Whether what failed goes back without costing an attempt."""
         return outcome.failed and self._state is not BreakerState.CLOSED and not chunk.is_accepted
 
-    @property
-    def later_s(self) -> float:
-        """How long a record waits that failed while the breaker is not closed: the next try is of another one."""
+    def least_s(self, chunk: Chunk, offset: int) -> float:
+        """How long a record waits at least that goes back so: a try until there was another one."""
+        if (chunk.tp, offset) not in self._in_vain:
+            return 0.0
+        self._in_vain.discard((chunk.tp, offset))
         first_s, most_s = self._rule.seconds
         return LATER * min(2 * max(self._open_s, first_s), most_s)
 
@@ -113,15 +118,18 @@ class OutcomeWatch:
                     self._count(chunk, record.offset, failed=outcome.failed)
 
     def _count(self, chunk: Chunk, offset: int, *, failed: bool) -> None:
-        tried = (chunk.tp, offset) in self._tries
-        self._tries.discard((chunk.tp, offset))
+        where = chunk.tp, offset
+        tried = where in self._tries
+        self._tries.discard(where)
+        if tried and failed:
+            self._in_vain.add(where)
         self._counts[2 * tried + failed] += 1
         if failed or tried:
             self._failed.set()
 
     async def _run(self, member_id: str) -> None:
         while True:
-            with contextlib.suppress(ClientError):  # it is told with the next report
+            with contextlib.suppress(ClientError, OSError):  # it is told with the next report
                 await self._report(member_id)
             await self._clock.sleep(GAP_S)
             pause_s = (QUIET_S if self._state is BreakerState.CLOSED else OPEN_S) - GAP_S
@@ -135,6 +143,8 @@ class OutcomeWatch:
         told = await self._admin.report_outcomes(self._agent.group, member_id, counted)
         before, self._state = self._state, BreakerState(told.state)
         self._why, self._open_s = told.why, told.open_ms / 1000
+        if self._state is BreakerState.CLOSED:
+            self._in_vain.clear()
         if before is BreakerState.CLOSED and self._state is not BreakerState.CLOSED:
             logger.warning(
                 "agent=%s group=%s: the group's breaker is %s, as %s: nothing is handed out, and what fails costs no "

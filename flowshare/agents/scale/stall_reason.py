@@ -112,7 +112,7 @@ def _told(facts: GroupFacts) -> str | None:
     why = f", as {clip(facts.breaker.why, ERROR_MAX)}" if facts.breaker.why else ""
     if facts.breaker.state == "half-open":
         return f"its breaker lets one record through to try{why}"
-    left = "soon" if facts.breaker.left_s is None else f"in {age(facts.breaker.left_s)}"
+    left = f"in {age(facts.breaker.left_s)}" if facts.breaker.left_s else "soon"
     return f"its breaker is open{why}; it tries one record {left}"
 
 
