@@ -115,9 +115,19 @@ MUTANTS = (
     Mutant(
         "a group's limit is kept to the batch only",
         "partition",
-        "mode if self.allowance.quota is None else AcquireMode.RECORD_LIMIT",
+        "AcquireMode.RECORD_LIMIT if self.allowance.exact else mode",
         "mode",
     ),
+    Mutant(
+        "a rate takes in what leaders have still",
+        "rate",
+        "room = max(0.0, rate.burst - self._held())",
+        "room = rate.burst",
+    ),
+    Mutant("what was spent is not counted", "rate", "self.free = max(0, self.free - count)", "pass"),
+    Mutant("an open breaker lets all of them try", "breaker", "and not self._waiting(rule, now_ms)", ""),
+    Mutant("late outcomes close a breaker", "breaker", "(new.tried_succeeded or new.tried_failed)", "any(new)"),
+    Mutant("a breaker forgets its new coordinator", "breaker", "self._adopt(report.told, rule, now_ms)", "pass"),
     Mutant("a paused group hands out records", "partition", "if self._limits.paused or records_max", "if records_max"),
     Mutant("new records pass the holes of a reload", "partition", " or window.gap_start >= 0 or", " or"),
     Mutant(

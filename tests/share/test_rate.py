@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -11,6 +12,7 @@ from flowshare.share.breaker import BreakerState, Gate, GateReport, Told
 from flowshare.share.config import GroupConfig, ServerConfig
 from flowshare.share.leases import LEASE_MS
 from flowshare.share.rate import FORGET_MS, Permits, Rate, RateLeases, RateReport, parse_rate
+from tests.share.builders import acquire, partition
 
 
 def rate(text: str) -> Rate:
@@ -116,6 +118,34 @@ def test_permits_that_were_not_used_after_all_come_back():
     assert permits.free == 0, "it was reported as spent"
 
 
+def test_a_share_partition_hands_out_what_the_permits_allow_to_the_record():
+    target = partition()
+    assert acquire(target, (0, 9), most=2) == [(0, 9, 1)], "whole batches, without a limit"
+    target = partition()
+    permits = target.allowance.permits = Permits()
+    assert not target.can_acquire()
+    assert acquire(target, (0, 49), most=50) == []
+    permits.free = 3
+    assert target.may_acquire("m1", 50, 0) == 3
+    assert acquire(target, (0, 49), most=50) == [(0, 2, 1)]
+    assert permits.used_up
+    permits.free = None
+    assert acquire(target, (3, 9), most=50) == [(3, 9, 1)]
+    target.allowance.put_back(2)
+    target.allowance.permits = None
+    target.allowance.put_back(2)
+
+
+def test_a_full_bucket_gets_nothing_more_and_another_one_says_when():
+    leases = RateLeases(0)
+    assert leases.next_s(rate("2/s")) == pytest.approx(0.5)
+    leases.grant(1, RateReport(0, 0, False), rate("2/s"), 10_000)
+
+    assert leases.next_s(rate("2/s")) == math.inf
+    leases.grant(1, WANTS, rate("2/s"), 10_000)
+    assert leases.next_s(rate("2/s")) == math.inf, "what was given is not spent, as far as is known"
+
+
 # --- the bucket ------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +205,14 @@ def test_more_cannot_be_given_back_than_was_given():
     leases.grant(1, RateReport(0, 1_000, False), rate("10/s"), 100)
 
     assert leases.outstanding <= 1
+
+
+def test_nothing_comes_while_a_leader_has_a_burst_in_hand_until_it_says_that_it_is_spent():
+    leases = RateLeases(0)
+    assert leases.grant(1, WANTS, rate("10/s"), 10_000) == 6
+
+    assert leases.grant(1, WANTS, rate("10/s"), 12_000) == 0
+    assert leases.grant(1, WANTS, rate("10/s"), 12_100) == 1
 
 
 def test_tokens_of_a_leader_that_is_gone_count_as_spent():
