@@ -69,15 +69,13 @@ def each_key(pressed: Callable[[str], object]) -> Generator[None]:
     try:
         import termios
         import tty
-
-        fd = sys.stdin.fileno()
-        before = termios.tcgetattr(fd)
-    except (ImportError, OSError, ValueError):  # a pipe, nothing at all, or no Unix (termios.error is an OSError there)
+    except ImportError:
         yield
         return
-    except Exception as error:
-        if type(error).__module__ != "termios":
-            raise
+    try:
+        fd = sys.stdin.fileno()
+        before = termios.tcgetattr(fd)
+    except (OSError, ValueError, termios.error):  # a pipe, or nothing at all
         yield
         return
     loop = asyncio.get_running_loop()
