@@ -257,10 +257,10 @@ class Screen:
         headings = " ".join(column.heading.rjust(column.width) for column in columns)
         lines = [Line(f"{'GROUP'.ljust(name_width)} {headings}", "head")]
         order = self.order()
-        blocks = [self._group(row, columns, name_width, now_s) for row in order]
         at = next((at for at, row in enumerate(order) if row.group == self.chosen), 0)
-        self._first = _first_that_shows(self._first, at, [len(block) for block in blocks], room - 1)
-        for block in blocks[self._first :]:
+        self._first = _first_that_shows(self._first, at, [1 + (row.why is not None) for row in order], room - 1)
+        for row in order[self._first :]:
+            block = self._group(row, columns, name_width, now_s)
             if len(lines) + len(block) > room:
                 break
             lines += block
@@ -310,10 +310,11 @@ def _fitting(width: int) -> list[_Column]:
 
 def _first_that_shows(first: int, at: int, heights: Sequence[int], room: int) -> int:
     """The first block to show, so that block `at` is seen, moved as little as may be from `first`."""
-    first = min(first, at)
-    while first < at and sum(heights[first : at + 1]) > room:
-        first += 1
-    return first
+    least, used = at, sum(heights[at : at + 1])
+    while least > 0 and used + heights[least - 1] <= room:
+        least -= 1
+        used += heights[least]
+    return max(min(first, at), least)
 
 
 def _partition_lines(partitions: Sequence[Mapping[str, Any]]) -> list[Line]:

@@ -179,10 +179,9 @@ async def share_breaker(call: SocketCall) -> Body:
     """A group's breaker. Needs DESCRIBE on the group to be told of it, READ for members, ALTER_CONFIGS to close it."""
     asked = call.request
     group_id, act, member_id = asked.get("group_id"), asked.get("act"), asked.get("member_id", "")
-    outcomes = asked.get("outcomes", [0, 0, 0, 0])
+    outcomes = _counts(asked.get("outcomes", [0, 0, 0, 0]))
     texts = isinstance(group_id, str) and isinstance(act, str) and isinstance(member_id, str)
-    counts = isinstance(outcomes, list) and len(outcomes) == 4 and all(map(_is_count, outcomes))
-    if not texts or act not in _OF_BREAKER or not counts:
+    if not texts or act not in _OF_BREAKER or outcomes is None:
         return refusal(ErrorCode.INVALID_REQUEST, "share_breaker needs a group_id, an act, and four counts in a report")
     call.peer.need(_OF_BREAKER[act], ResourceType.GROUP, cast("str", group_id))
     answer = await call.peer.connection.send(
@@ -190,15 +189,21 @@ async def share_breaker(call: SocketCall) -> Body:
             group_id=cast("str", group_id),
             act=act,
             member_id=cast("str", member_id),
-            outcomes=cast("tuple[int, int, int, int]", tuple(outcomes)),
+            outcomes=outcomes,
         )
     )
     _check(answer)
     return {"state": answer.state, "why": answer.why, "left_ms": answer.left_ms, "open_ms": answer.open_ms}
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= COUNT_MAX
+def _counts(value: Any) -> tuple[int, int, int, int] | None:
+    """Four counts; None for anything else."""
+    try:
+        succeeded, failed, tried_succeeded, tried_failed = value
+    except (TypeError, ValueError):
+        return None
+    counts = (succeeded, failed, tried_succeeded, tried_failed)
+    return counts if all(type(one) is int and 0 <= one <= COUNT_MAX for one in counts) else None
 
 
 _OF_BREAKER: Final[Mapping[str, Operation]] = {
