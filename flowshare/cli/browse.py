@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from flowshare.agents.handler.texts import age
 from flowshare.cli.letters import text_of, time_of
 from flowshare.cli.options import facts_options, moment, together
-from flowshare.cli.output import Failure, age, emit_json, headings, say, show
+from flowshare.cli.output import Failure, emit_json, headings, say, show
 from flowshare.cli.session import CommandSession, run
 from flowshare.share.ranges import Range, merged
 

@@ -249,13 +249,14 @@ class Completion:
     def _spare(self, breaker: OutcomeWatch, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
         """It failed while nothing else is handed out: that says more of what stands behind the handler than of it."""
         delay_s = max(self._delay_s(chunk, record), breaker.least_s(chunk, record.offset))
-        logger.warning(
-            "%s: failed while %s; it comes again in %.3g s, and has cost no attempt: %s",
-            chunk.where(record.offset),
-            breaker.trouble,
-            delay_s,
-            clip(outcome.reason, REASON_MAX),
-        )
+        with about(chunk, record):
+            logger.warning(
+                "%s: failed while %s; it comes again in %.3g s, and has cost no attempt: %s",
+                chunk.where(record.offset),
+                breaker.trouble,
+                delay_s,
+                clip(outcome.reason, REASON_MAX),
+            )
         self._release(chunk, record, outcome.reason, delay_s, "unrun", unrun=True)
 
     def _delay_s(self, chunk: Chunk, record: DecodedRecord) -> float:
