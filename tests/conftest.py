@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.browser.fixtures import browser
 from tests.fleet.processes import fleet
 from tests.kafka import fixtures
 from tests.kafka.fixtures import each_kafka, kafka, kafka_pair, mortal_pair, unique
 
-__all__ = ["each_kafka", "fleet", "kafka", "kafka_pair", "mortal_pair", "unique"]
+__all__ = ["browser", "each_kafka", "fleet", "kafka", "kafka_pair", "mortal_pair", "unique"]
 
 settings.register_profile("flowshare", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("flowshare")  # no test fails because the machine is busy

@@ -21,6 +21,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -40,6 +41,8 @@ CORES = frozenset(
     for name in ("share", "groups", "cooperative", "transactions", "slots", "kmq", "protocol", "client/session")
 )
 BROKERS = ("kafka", "kafka_pair", "mortal_pair", "each_kafka")
+REAL = frozenset({*BROKERS, "browser"})
+"""Who asks for one of these fixtures is a test of `make test-real`."""
 OLD_VERSIONS = ("3.9.1", "2.8.2")
 """The last minor version before Kafka 4, and the oldest; neither has share groups."""
 
@@ -63,14 +66,13 @@ _may_start = False
 
 
 def mark(items: list[pytest.Item]) -> None:
-    """Whose coverage is held is `core`. What needs a real broker or Java is `real`; the time that a broker takes to
-    start is bounded by its own limit.
+    """Whose coverage is held is `core`. What needs a real broker, a browser or Java is `real`; the time that a broker
+    takes to start is bounded by its own limit.
 
     A test that asks for a broker by `getfixturevalue` says so itself (`shared` looks).
     """
     for item in items:
-        broker = bool(set(BROKERS) & set(getattr(item, "fixturenames", ())))
-        if broker or item.get_closest_marker("java"):
+        if not REAL.isdisjoint(getattr(item, "fixturenames", ())) or item.get_closest_marker("java"):
             item.add_marker(pytest.mark.real)
         if item.path.parent in CORES:
             item.add_marker(pytest.mark.core)
@@ -109,7 +111,7 @@ def require_java() -> None:
         refuse(str(error))
 
 
-def refuse(why: str) -> None:
+def refuse(why: str) -> NoReturn:
     """What the test needs is missing: it is skipped, but in CI it fails."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"{why} (in CI nothing is skipped)", pytrace=False)
