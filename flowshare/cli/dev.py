@@ -106,15 +106,23 @@ def _where(broker: DevBroker) -> str:
     "--data", type=click.Path(path_type=Path), help="Where to keep the broker's data.  [default: removed at the end]"
 )
 @click.option("--no-spark", is_flag=True, help="Leave the pipeline out, which needs Spark and Java.")
+@click.option("--console", is_flag=True, help="Instead: three workers and a console to look at, until Ctrl-C.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8090, show_default=True, help="Of the console.")
 @debug_option
-def demo(rows: int, data: Path | None, no_spark: bool) -> int:
+def demo(rows: int, data: Path | None, no_spark: bool, console: bool, port: int) -> int:
     """Run 336,776 real flights through share agents, kill -9 included.
 
     A worker is killed half-way and started again; what comes out is compared with the raw table. Then a pipeline on
     Spark sums it up.
+
+    With --console flights keep coming, with a stuck key, retries and dead letters, and a console shows it.
     """
     from flowshare.dev.flights import demo as run
 
     if data is not None and (data / "broker").exists():
         raise click.UsageError(f"{data} holds an earlier demo; remove it or name another directory")
+    if console:
+        from flowshare.dev.console_demo import show
+
+        return show(data, port)
     return run(rows, data, spark=not no_spark)

@@ -130,6 +130,7 @@ class Metrics(Page):
         yield from families(CounterMetricFamily, _COUNTERS, ("agent", "group"), stats)
         yield from families(GaugeMetricFamily, _GAUGES, ("agent", "group"), stats)
         yield self._handler_times()
+        yield self._exceptions()
 
     def _handler_times(self) -> Metric:
         family = HistogramMetricFamily(
@@ -138,6 +139,17 @@ class Metrics(Page):
         for name, runtime in list(self._host.runtimes.items()):
             times = runtime.handler_times
             family.add_metric((name, runtime.agent.group), times.cumulative(), times.sum_s)
+        return family
+
+    def _exceptions(self) -> Metric:
+        family = CounterMetricFamily(
+            "flowshare_handler_exceptions",
+            "Exceptions out of handlers, by type.",
+            labels=("agent", "group", "exception"),
+        )
+        for name, runtime in list(self._host.runtimes.items()):
+            for kind, count in runtime.exceptions.items():
+                family.add_metric((name, runtime.agent.group, kind), count)
         return family
 
     def _share_partitions(self) -> Iterable[Metric]:

@@ -144,6 +144,7 @@ class Runtime:
         self.running = running
         self.agent = Agent()
         self.handler_times = HandlerTimes()
+        self.exceptions = {}
         self.counters = AgentStats(received=9, accepted=5, retried=2, released=1, dead_lettered=1)
 
     def handler_look(self):

@@ -71,6 +71,11 @@ class AgentRuntime:
         return self._pool.times
 
     @property
+    def exceptions(self) -> dict[str, int]:
+        """How often handlers raised what, by type."""
+        return self._pool.exceptions.copy()
+
+    @property
     def paused(self) -> bool:
         """Whether `pause` is in force."""
         return self._feeder.paused

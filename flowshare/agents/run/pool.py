@@ -25,7 +25,7 @@ from flowshare.agents.handler.errors import UndecodableValue
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind, of_exception
 from flowshare.agents.handler.texts import REASON_MAX, clip, of_user, place_of, said
 from flowshare.agents.run.lookups import BACK_S, GivenBack, Lookups
-from flowshare.agents.run.stats import AgentStats, HandlerTimes
+from flowshare.agents.run.stats import AgentStats, ExceptionCounts, HandlerTimes
 from flowshare.protocol.decoding import DecodedRecord, RawRecord
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ class Pool(abc.ABC):
         self.clock = environment.clock
         self.stats = AgentStats()
         self.times = HandlerTimes()
+        self.exceptions = ExceptionCounts()
         self.queue: deque[Chunk] = deque()
         self.runners = [Runner(index) for index in range(agent.options.concurrency)]
         self.finished: Callable[[FinishedWork], None]
@@ -358,6 +359,7 @@ class Pool(abc.ABC):
             self.stats.cancelled += 1
         else:
             self.stats.handler_errors += 1
+            self.exceptions.add(error)
         if outcome.kind is OutcomeKind.DEAD:
             text = clip(outcome.reason, REASON_MAX)
             if isinstance(error, self.agent.options.reject):  # what the app expects, and says with `reject=`

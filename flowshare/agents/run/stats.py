@@ -69,6 +69,31 @@ class AgentStats:
         return {field.name: float(getattr(self, field.name)) for field in fields(self)}
 
 
+EXCEPTIONS_MAX: Final = 32
+"""Types of exceptions that an agent counts; the others are counted together."""
+OTHERS: Final = "others"
+
+
+class ExceptionCounts:
+    """How often handlers raised what, by the exception's type. Written on the handler loop, read from anywhere."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def add(self, error: BaseException) -> None:
+        """One more."""
+        name = type(error).__qualname__
+        if name not in self._counts and len(self._counts) >= EXCEPTIONS_MAX:
+            name = OTHERS
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+    def copy(self) -> dict[str, int]:
+        """By type."""
+        return dict(self._counts)
+
+
 class HandlerTimes:
     """How long handlers took, as a histogram: filled once a call, or once a run of short ones.
 

@@ -61,6 +61,11 @@ class AgentOfWorkers:
         """How long handler calls took."""
         return self._figures.times(self.agent.name)
 
+    @property
+    def exceptions(self) -> dict[str, int]:
+        """Executors do not tell their types."""
+        return {}
+
     def handler_look(self) -> HandlerLook:
         """What handlers have done, for `LoadWatch`."""
         return self._figures.look(self.agent.name, self._clock.monotonic())

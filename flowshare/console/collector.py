@@ -1,0 +1,277 @@
+"""Looks at all groups every second, whoever looks at a page: the table of groups, and figures for the store.
+
+Share-partitions are asked about with each look; members and settings of a group every `SLOW_S`, a few groups a look. A
+look that takes long makes the next one later (`SHARE`), so that the console takes a bounded part of whoever answers.
+When the log does not answer, what was seen last is shown with its age, and the next look comes `AWAY_S` later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.agents.scale import lag
+from flowshare.agents.scale.rates import Rates
+from flowshare.agents.scale.retention import Facts
+from flowshare.agents.scale.stall_reason import GroupFacts, of_group, stall_reason
+from flowshare.client.errors import ServerError
+from flowshare.console.store import GROUPS, Figures
+from flowshare.errors import FlowshareError
+from flowshare.tasks import cancelled
+
+if TYPE_CHECKING:
+    from flowshare.cli.session import CommandSession
+    from flowshare.clock import Clock
+    from flowshare.console.source import Source
+    from flowshare.console.store import Store
+
+logger = logging.getLogger("flowshare.console")
+
+LOOK_S: Final = 1.0
+SHARE: Final = 5
+"""A look may take one of so many parts of the time."""
+SLOW_S: Final = 10.0
+AWAY_S: Final = 5.0
+LOOK_LIMIT_S: Final = 30.0
+SUFFIX: Final = ".dlq"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettings:
+    """What is asked for less often. members, assigned: how many; None: not known."""
+
+    configs: Mapping[str, str] = field(default_factory=dict)
+    members: int | None = None
+    assigned: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLine:
+    """A group as it stands in the table. topics: rows of `lag.by_topic`; partitions: of `lag.rows`."""
+
+    name: str
+    kind: str
+    state: str
+    topics: Sequence[Row] = ()
+    partitions: Sequence[Row] = ()
+    settings: GroupSettings = GroupSettings()
+    letters: int | None = None
+    stall: str | None = None
+
+    def total(self, name: str) -> float | None:
+        """A column's sum over the topics; None as soon as one of them is not known."""
+        found = [row.get(name) for row in self.topics]
+        known = [one for one in found if one is not None and one >= 0]
+        return sum(known) if len(known) == len(found) else None
+
+    def worst(self, name: str) -> float | None:
+        """A column's largest value over the topics."""
+        return max((row[name] for row in self.topics if row.get(name) is not None), default=None)
+
+    def least(self, name: str) -> float | None:
+        """A column's smallest value over the topics."""
+        return min((row[name] for row in self.topics if row.get(name) is not None), default=None)
+
+    @property
+    def paused(self) -> bool:
+        """Whether somebody paused it."""
+        return self.settings.configs.get("share.paused") == "true"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What was seen. at_ms: when, 0: nothing was seen yet. took_s: how long it took. leads: nobody leads the groups,
+    so the console did while it looked. backend: where they live."""
+
+    at_ms: int = 0
+    took_s: float = 0.0
+    groups: Mapping[str, GroupLine] = field(default_factory=dict)
+    leads: bool = False
+    backend: str = ""
+
+
+class Collector:
+    """Everything on one loop. store: where figures are kept."""
+
+    def __init__(self, source: Source, store: Store, clock: Clock) -> None:
+        self._source = source
+        self._store = store
+        self._clock = clock
+        self._rates = Rates()
+        self._facts: Facts | None = None
+        self._facts_of: object = None
+        self._slow: dict[str, tuple[float, GroupSettings]] = {}
+        self._letters: tuple[float, dict[str, int]] = (float("-inf"), {})
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self.look = Look()
+        self.trouble: str | None = None
+        """Why the last look failed."""
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="flowshare-console-collector")
+
+    async def close(self) -> None:
+        """End."""
+        task, self._task = self._task, None
+        await cancelled(task)
+
+    def hurry(self) -> None:
+        """Look at once, and at what is asked for less often too: something was changed."""
+        self._slow.clear()
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            begun_s = self._clock.monotonic()
+            try:
+                await self._one()
+                self.trouble = None
+            except FlowshareError as error:
+                self.trouble = str(error)
+                logger.debug("the groups could not be looked at: %s", error)
+            took_s = self._clock.monotonic() - begun_s
+            rest_s = max(LOOK_S - took_s, took_s * (SHARE - 1))
+            await self._rest(AWAY_S if self.trouble or self.look.leads else rest_s)
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    async def _one(self) -> None:
+        begun_s = self._clock.monotonic()
+        groups, backend, leads = await self._source.ask(self._see, limit_s=LOOK_LIMIT_S)
+        now_ms = self._clock.now_ms()
+        self.look = Look(
+            at_ms=now_ms, took_s=self._clock.monotonic() - begun_s, groups=groups, leads=leads, backend=backend
+        )
+        self._store.keep(GROUPS, now_ms // 1000, {name: figures_of(line) for name, line in groups.items()})
+
+    async def _see(self, session: CommandSession) -> tuple[dict[str, GroupLine], str, bool]:
+        facts = self._facts
+        if facts is None or self._facts_of is not session:
+            facts = self._facts = Facts(session.admin)
+            self._facts_of = session
+        facts.begin()
+        admin, now_s = session.admin, self._clock.monotonic()
+        listed = {one.group_id: ("share", one.state) for one in await admin.list_groups()}
+        if session.backend.capabilities.key_order:
+            listed |= dict.fromkeys(await admin.cooperative.names(), ("cooperative", ""))
+        kinds = {kind: [name for name, (one, _) in listed.items() if one == kind] for kind in ("share", "cooperative")}
+        found = await lag.rows(admin, lag.Groups(kinds["share"], kinds["cooperative"]), self._clock.now_ms(), facts)
+        self._rates.look(found, now_s)
+        await lag.add_retention(found, facts, self._rates, now_s)
+        await self._ask_slowly(session, listed, now_s)
+        letters = await self._count_letters(session, now_s)
+        topics = lag.by_topic(found, self._rates)
+        of_topics = _grouped(topics)
+        of_partitions = _grouped(found)
+        lines = {
+            name: self._line(name, kind, state, of_topics.get(name, ()), of_partitions.get(name, ()), letters)
+            for name, (kind, state) in listed.items()
+        }
+        return lines, session.backend.kind, session.leads
+
+    def _line(
+        self, name: str, kind: str, state: str, topics: Sequence[Row], parts: Sequence[Row], letters: Mapping[str, int]
+    ) -> GroupLine:
+        _, slow = self._slow.get(name, (0.0, GroupSettings()))
+        facts = GroupFacts(
+            group=name,
+            rows=of_group(topics, name),
+            settings=slow.configs,
+            members=slow.members,
+            assigned=slow.assigned,
+        )
+        return GroupLine(
+            name=name,
+            kind=kind,
+            state=state,
+            topics=topics,
+            partitions=parts,
+            settings=slow,
+            letters=letters.get(name + SUFFIX),
+            stall=stall_reason(facts),
+        )
+
+    async def _ask_slowly(self, session: CommandSession, listed: Mapping[str, tuple[str, str]], now_s: float) -> None:
+        """Members and settings of the groups whose turn it is."""
+        for gone in self._slow.keys() - listed.keys():
+            del self._slow[gone]
+        due = [name for name in listed if now_s - self._slow.get(name, (float("-inf"), None))[0] >= SLOW_S]
+        due.sort(key=lambda name: self._slow.get(name, (float("-inf"), None))[0])
+        part = len(due) if len(self._slow) < len(listed) / 2 else -(-len(listed) // int(SLOW_S))
+        for name in due[: max(part, 20)]:
+            self._slow[name] = now_s, await _settings_of(session, name, listed[name][0])
+
+    async def _count_letters(self, session: CommandSession, now_s: float) -> Mapping[str, int]:
+        """Records of the topics of dead letters."""
+        at_s, known = self._letters
+        if now_s - at_s < SLOW_S:
+            return known
+        counts: dict[str, int] = {}
+        for topic in await session.admin.list_topics():
+            if topic.name.endswith(SUFFIX):
+                ends = await asyncio.gather(
+                    *(session.admin.offsets(topic.name, number) for number in range(topic.partitions)),
+                    return_exceptions=True,
+                )
+                counts[topic.name] = sum(
+                    one.high_watermark - one.log_start for one in ends if not isinstance(one, BaseException)
+                )
+        self._letters = now_s, counts
+        return counts
+
+
+async def _settings_of(session: CommandSession, name: str, kind: str) -> GroupSettings:
+    """What is known of it; nothing of what may not be seen."""
+    admin = session.admin
+    members: int | None = None
+    assigned: int | None = None
+    try:
+        found = await (admin.cooperative.describe(name) if kind == "cooperative" else admin.describe_group(name))
+        members, assigned = len(found.members), sum(bool(one.assignment) for one in found.members)
+    except ServerError as error:
+        logger.debug("members of group %s: %s", name, error)
+    configs: dict[str, str] = {}
+    if kind == "share" and session.backend.capabilities.pausing:
+        try:
+            configs = {one.name: one.value or "" for one in await admin.group_configs(name)}
+        except ServerError as error:
+            logger.debug("settings of group %s: %s", name, error)
+    return GroupSettings(configs=configs, members=members, assigned=assigned)
+
+
+def figures_of(line: GroupLine) -> Figures:
+    """What is kept of a look."""
+    return Figures(
+        backlog=line.total("backlog"),
+        in_flight=line.total("in_flight"),
+        delayed=line.total("delayed"),
+        blocked=line.total("blocked"),
+        arriving=_rounded(line.total("arrival_rate")),
+        finished=_rounded(line.total("rate")),
+        redelivered=_rounded(line.total("redelivery_rate")),
+        oldest_s=None if (oldest := line.worst("oldest_age_s")) is None else round(oldest),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    made: dict[str, list[Row]] = {}
+    for row in rows:
+        made.setdefault(row["group"], []).append(row)
+    return made

@@ -1,0 +1,112 @@
+"""Templates (Jinja2, everything escaped unless it is markup already) and how figures stand on a page."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from flowshare.agents.handler.texts import age
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flowshare.clock import Clock
+
+NOTHING: Final = "–"
+
+
+class Markup:
+    """Renders the templates."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._environment = Environment(
+            loader=PackageLoader("flowshare.console"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters |= {
+            "age": lambda seconds: NOTHING if seconds is None else age(seconds),
+            "ago": lambda at_ms: NOTHING if at_ms is None else age(max(0.0, (clock.now_ms() - at_ms) / 1000)),
+            "number": number,
+            "rate": rate,
+            "time": time,
+            "url": url,
+            "hash": lambda text: f"{abs(hash(text)):x}",
+        }
+
+    def render(self, template: str, context: Mapping[str, Any]) -> str:
+        """A whole page."""
+        return self._environment.get_template(template).render(context)
+
+
+def number(value: float | None) -> str:
+    """`12 345`, with narrow spaces that are not broken; a dash for what is not known."""
+    if value is None or value < 0:
+        return NOTHING
+    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def rate(value: float | None) -> str:
+    """A second."""
+    if value is None:
+        return NOTHING
+    return number(value) if value >= 10 or value == 0 else f"{value:.1f}"
+
+
+def time(at_ms: int | None) -> str:
+    """UTC, to the second."""
+    if at_ms is None or at_ms < 0:
+        return NOTHING
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return str(at_ms)
+
+
+def url(path: str, **query: object) -> str:
+    """An address below the console's root; what is None is left out."""
+    given = {name: value for name, value in query.items() if value is not None}
+    return f"/{path}?{urlencode(given)}" if given else f"/{path}"
+
+
+SHOWN_MAX: Final = 4_096
+"""Bytes of a value that a page shows."""
+MASKED: Final = "•••"
+DEPTH_MAX: Final = 64
+
+
+def value_text(raw: bytes | None, form: str, masks: tuple[str, ...] = ()) -> str:
+    """A value for people: as `text`, `json` (indented, text where it is none), `hex`. masks: names of fields that are
+    not shown; with masks a value that is no JSON object or array is not shown at all."""
+    if raw is None:
+        return "null"
+    cut = f" … {len(raw)} bytes" if len(raw) > SHOWN_MAX else ""
+    if form == "hex" and not masks:
+        return raw[:SHOWN_MAX].hex(" ") + cut
+    try:
+        found = json.loads(raw) if form == "json" or masks else None
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, (dict, list)):
+        text = json.dumps(masked(found, frozenset(masks)), indent=2, ensure_ascii=False)
+        return text[:SHOWN_MAX] + (f" … {len(raw)} bytes" if len(text) > SHOWN_MAX else "")
+    if masks:
+        return f"{MASKED} ({len(raw)} bytes)"
+    return raw[:SHOWN_MAX].decode("utf-8", "backslashreplace") + cut
+
+
+def masked(value: Any, masks: frozenset[str], depth: int = 0) -> Any:
+    """The same without what these fields say; what lies deeper than `DEPTH_MAX` is left out."""
+    if depth > DEPTH_MAX:
+        return MASKED
+    if isinstance(value, dict):
+        return {name: MASKED if name in masks else masked(one, masks, depth + 1) for name, one in value.items()}
+    if isinstance(value, list):
+        return [masked(one, masks, depth + 1) for one in value]
+    return value

@@ -1,0 +1,109 @@
+"""Records of a topic, without taking them: by offset, time or key, with state and attempts in a group."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.client.errors import ClientError
+from flowshare.console.markup import value_text
+from flowshare.console.pages.page import Context, Page, Query, View, whole
+
+if TYPE_CHECKING:
+    from flowshare.cli.session import CommandSession
+
+SHOWN: Final = 50
+SEARCHED: Final = 5_000
+"""Records that are read to find a key."""
+FORMS: Final = ("json", "text", "hex")
+
+
+async def _load(view: View, query: Query) -> Context:
+    topics = await view.source.ask(lambda session: session.admin.list_topics())
+    form = query.get("form", "json") if query.get("form") in FORMS else "json"
+    base: Context = {
+        "topics": [topic.name for topic in topics],
+        "groups": sorted(view.collector.look.groups),
+        "query": query,
+        "form": form,
+        "forms": FORMS,
+        "rows": None,
+    }
+    if not query.get("topic"):
+        return base
+    return base | await _records(view, query, form)
+
+
+async def _records(view: View, query: Query, form: str) -> Context:
+    topic, partition = query["topic"], whole(query, "partition", 0)
+    group, key = query.get("group") or None, query.get("key") or None
+    states: dict[int, Any] = {}
+
+    async def ask(session: CommandSession) -> tuple[list[Any], Any, int, str | None]:
+        bounds = await session.admin.offsets(topic, partition)
+        first = await _first(session, query, topic, partition, bounds)
+        limit = SHOWN if key is None else SEARCHED
+        records = (
+            await session.admin.read(topic, partition, first, limit=limit) if first < bounds.high_watermark else []
+        )
+        at = records[-1].offset + 1 if records else first
+        if key is not None:
+            records = [one for one in records if one.key == key.encode()][:SHOWN]
+        why = await _add_states(session, group, topic, partition, records, states) if group else None
+        return records, bounds, at, why
+
+    records, bounds, after, why = await view.source.ask(ask)
+    return {
+        "topic": topic,
+        "partition": partition,
+        "bounds": bounds,
+        "after": after if after < bounds.high_watermark else None,
+        "searched": SEARCHED if key is not None else None,
+        "why": why,
+        "rows": [
+            {
+                "offset": one.offset,
+                "timestamp_ms": one.timestamp_ms,
+                "key": value_text(one.key, "text"),
+                "value": value_text(one.value, form, view.masks),
+                "headers": [(name, value_text(value, "text")) for name, value in one.headers],
+                "run": states.get(one.offset),
+            }
+            for one in records
+        ],
+    }
+
+
+async def _first(session: CommandSession, query: Query, topic: str, partition: int, bounds: Any) -> int:
+    """Where to begin: at an offset, at a time, else at the newest records. Raises: ValueError."""
+    if query.get("from"):
+        return max(bounds.log_start, whole(query, "from"))
+    if query.get("time"):
+        try:
+            at = datetime.fromisoformat(query["time"])
+        except ValueError:
+            raise ValueError(f"{query['time'][:40]!r} is no time such as 2026-11-21T09:00:00 (UTC)") from None
+        return await session.admin.offset_at(topic, partition, at if at.tzinfo else at.replace(tzinfo=UTC))
+    return int(max(bounds.log_start, bounds.high_watermark - (SHOWN if not query.get("key") else SEARCHED)))
+
+
+async def _add_states(
+    session: CommandSession, group: str, topic: str, partition: int, records: list[Any], states: dict[int, Any]
+) -> str | None:
+    """What a group knows of these records; why it is not told, where it is not."""
+    if not records:
+        return None
+    try:
+        page = await session.admin.browse(group, topic, partition, from_offset=records[0].offset)
+    except ClientError as error:
+        return str(error)
+    offsets = [one.offset for one in records]
+    for run in page.runs:
+        states |= {offset: run for offset in offsets if run.first <= offset <= run.last}
+    for offset in offsets:
+        if offset not in states and page.initialised:
+            states[offset] = "finished" if offset < page.start_offset else "not reached"
+    return page.unknown or None
+
+
+PAGE: Final = Page("browse", "Browse", _load)

@@ -1,0 +1,45 @@
+"""Records that wait for the end of a delay: when they are due, as a histogram, and the next ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from flowshare.agents.handler.texts import age
+from flowshare.console import charts
+from flowshare.console.markup import number
+from flowshare.console.pages import held
+from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EDGES_S: Final = (0, 1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600)
+
+
+async def _load(view: View, query: Query) -> Context:
+    group = query.get("group") or None
+    found = await held.find(view, ("delayed",), "delayed", group)
+    now_ms = view.clock.now_ms()
+    runs = sorted(found.runs, key=lambda run: run.due_ms)
+    return {
+        "group": group,
+        "histogram": charts.bars(histogram(runs, now_ms), "due in"),
+        "count": sum(run.count for run in runs),
+        "rows": [{"run": run, "left_s": max(0.0, (run.due_ms - now_ms) / 1000)} for run in runs[:ROWS_MAX]],
+        "more": max(0, len(runs) - ROWS_MAX),
+        "unknown": found.unknown,
+        "left_out": found.left_out,
+    }
+
+
+def histogram(runs: Sequence[held.Held], now_ms: int) -> list[charts.Bar]:
+    """How many records are due within each span of time."""
+    counts = [0] * (len(EDGES_S) + 1)
+    for run in runs:
+        left_s = (run.due_ms - now_ms) / 1000
+        counts[sum(left_s > edge for edge in EDGES_S)] += run.count
+    names = ["now", *(f"≤ {age(edge)}" for edge in EDGES_S[1:]), f"> {age(EDGES_S[-1])}"]
+    return [charts.Bar(name, count, number(count)) for name, count in zip(names, counts, strict=True)]
+
+
+PAGE: Final = Page("delayed", "Delayed", _load)

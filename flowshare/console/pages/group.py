@@ -1,0 +1,93 @@
+"""One group: its figures over time, who its members are and what they hold, its settings and where each comes from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.cli import cooperative
+from flowshare.client.errors import ClientError, ServerError
+from flowshare.console import charts
+from flowshare.console.markup import number, rate
+from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View, named
+from flowshare.console.source import NotAnswering
+from flowshare.console.store import GROUPS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowshare.cli.session import CommandSession
+    from flowshare.console.store import Figures, Point
+
+SPANS: Final = {"10m": 600, "1h": 3600, "24h": 86400}
+
+
+async def _load(view: View, query: Query) -> Context:
+    name = named(query, "name")
+    line = view.line(name)
+    span = query.get("span", "10m") if query.get("span") in SPANS else "10m"
+    now_s = view.clock.now_ms() // 1000
+    since_s = now_s - SPANS[span]
+    drawn = await _drawn(view, name, since_s, now_s, minutes=span == "24h")
+    facts: dict[str, Any] = {"members": None, "settings": None, "unknown": None}
+    try:
+        facts |= await view.source.ask(lambda session: _ask(session, name, line.kind))
+    except (NotAnswering, ClientError) as error:
+        facts["unknown"] = str(error)
+    return {
+        "line": line,
+        "span": span,
+        "spans": list(SPANS),
+        "charts": drawn,
+        "parts": line.partitions[:ROWS_MAX],
+        "more_parts": max(0, len(line.partitions) - ROWS_MAX),
+        **facts,
+    }
+
+
+async def _drawn(view: View, group: str, since_s: int, now_s: int, *, minutes: bool) -> list[Any]:
+    points = await view.store.figures(GROUPS, group, since_s, minutes=minutes)
+
+    def series(title: str, columns: Sequence[tuple[str, str]], show: Any) -> Any:
+        made = [charts.Series(label, at, _column(points, column)) for at, (column, label) in enumerate(columns)]
+        return charts.lines(made, since_s, now_s, show=show, title=title)
+
+    return [
+        series("records", (("backlog", "backlog"), ("in_flight", "in flight"), ("delayed", "delayed")), number),
+        series(
+            "records a second",
+            (("arriving", "arriving"), ("finished", "finished"), ("redelivered", "redelivered")),
+            rate,
+        ),
+    ]
+
+
+def _column(points: Sequence[Point[Figures]], column: str) -> list[tuple[float, float | None]]:
+    return [(point.at_s, getattr(point.figures, column)) for point in points]
+
+
+async def _ask(session: CommandSession, name: str, kind: str) -> dict[str, Any]:
+    admin = session.admin
+    if kind == "cooperative":
+        facts = await cooperative.describe(session, name)
+        return {"state": facts["state"], "members": facts["members"], "settings": None, "epochs": None}
+    found = await admin.describe_group(name)
+    members = [
+        {
+            "member": one.member_id,
+            "client": one.client_id,
+            "host": one.client_host,
+            "epoch": one.member_epoch,
+            "assignment": {topic: list(parts) for topic, parts in sorted(one.assignment.items())},
+        }
+        for one in found.members
+    ]
+    settings: list[Any] | None = None
+    if session.backend.capabilities.group_configs:
+        try:
+            settings = await admin.group_configs(name)
+        except ServerError as error:
+            return {"members": members, "settings": None, "unknown": str(error), "state": found.state}
+    return {"members": members, "settings": settings, "state": found.state}
+
+
+PAGE: Final = Page("group", "Group", _load, listed=False)

@@ -1,0 +1,107 @@
+"""What is held and by whom, of all share-partitions of groups that have something in flight: for several pages."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from flowshare.client.errors import ClientError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowshare.cli.session import CommandSession
+    from flowshare.console.collector import GroupLine
+    from flowshare.console.pages.page import View
+
+PARTITIONS_MAX: Final = 64
+"""Share-partitions that one page asks about; those with the most come first."""
+RUNS_MAX: Final = 1_000
+AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Records side by side in the same state. due_ms: until when the lock holds, or when the delay ends."""
+
+    group: str
+    topic: str
+    partition: int
+    first: int
+    last: int
+    state: str
+    attempt: int
+    member: str
+    due_ms: int
+
+    @property
+    def count(self) -> int:
+        """Records."""
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """runs: what was found. left_out: share-partitions that were not asked. unknown: what is not told, and why."""
+
+    runs: list[Held]
+    left_out: int = 0
+    unknown: tuple[str, ...] = ()
+
+
+async def find(view: View, states: Sequence[str], column: str, group: str | None = None) -> Found:
+    """Runs in these states. column: of `lag.rows`, by which share-partitions have any. group: of this one only."""
+    lines = [line for line in view.collector.look.groups.values() if group in (None, line.name)]
+    places = [(line, row) for line in lines if line.kind == "share" for row in line.partitions if row.get(column)]
+    places.sort(key=lambda pair: -pair[1][column])
+    unknown = [
+        f"{line.name}: Kafka's brokers do not tell who holds what"
+        for line in lines
+        if any(row.get(column) is None for row in line.partitions) and line.kind == "share"
+    ]
+
+    async def ask(session: CommandSession) -> list[list[Held]]:
+        turns = asyncio.Semaphore(AT_ONCE)
+        return await asyncio.gather(
+            *(
+                _of(session, line, row["topic"], row["partition"], states, turns, unknown)
+                for line, row in places[:PARTITIONS_MAX]
+            )
+        )
+
+    runs = [run for found in (await view.source.ask(ask) if places else []) for run in found]
+    return Found(runs, max(0, len(places) - PARTITIONS_MAX), tuple(dict.fromkeys(unknown)))
+
+
+async def _of(
+    session: CommandSession,
+    line: GroupLine,
+    topic: str,
+    partition: int,
+    states: Sequence[str],
+    turns: asyncio.Semaphore,
+    unknown: list[str],
+) -> list[Held]:
+    async with turns:
+        try:
+            page = await session.admin.browse(line.name, topic, partition, states=tuple(states), limit=RUNS_MAX)
+        except ClientError as error:
+            unknown.append(f"{line.name}, {topic}-{partition}: {error}")
+            return []
+    if page.unknown:
+        unknown.append(f"{line.name}: {page.unknown}")
+    return [
+        Held(
+            group=line.name,
+            topic=topic,
+            partition=partition,
+            first=run.first,
+            last=run.last,
+            state=run.state,
+            attempt=run.delivery_count,
+            member=run.member_id,
+            due_ms=run.due_ms,
+        )
+        for run in page.runs
+    ]

@@ -1,0 +1,141 @@
+"""Dead letters: their topics; of one topic grouped by exception and reason; one letter with its trace and record."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.cli.letters import SUFFIX, letter_of, partitions_of, place_of, plain
+from flowshare.console.markup import value_text
+from flowshare.console.pages.page import ROWS_MAX, Context, Missing, Page, Query, View
+
+if TYPE_CHECKING:
+    from flowshare.cli.session import CommandSession
+
+_NUMBERS: Final = re.compile(r"\d+(\.\d+)?")
+NEWEST: Final = 2_000
+"""Letters of a topic that are read to group them: the newest ones."""
+SHOWN: Final = 100
+
+
+async def _load(view: View, query: Query) -> Context:
+    topic, at = query.get("topic") or None, query.get("at") or None
+    if topic is None:
+        return {"topic": None, "letter": None, "topics": await view.source.ask(_topics)}
+    if at is not None:
+        return {"topic": topic, "topics": None, "letter": await _one(view, topic, at, query.get("form", "json"))}
+    wanted = query.get("reason", "").lower(), query.get("exception", "").lower()
+    letters, total = await view.source.ask(lambda session: _newest(session, topic))
+    if letters and not any(letter["is_letter"] for letter in letters):
+        raise Missing(f"the newest records of {topic} are no dead letters; topics of dead letters are named *{SUFFIX}")
+    kind = (query["exception"], query["kind"]) if "kind" in query and "exception" in query else None
+    chosen = [
+        letter
+        for letter in letters
+        if (kind_of(letter) == kind if kind else wanted[0] in letter["reason"].lower())
+        and wanted[1] in letter["exception"].lower()
+    ]
+    return {
+        "topic": topic,
+        "topics": None,
+        "letter": None,
+        "total": total,
+        "read": len(letters),
+        "kinds": _kinds(letters),
+        "letters": [
+            {**plain(one), "place": f"{one['letter_partition']}@{one['letter_offset']}"} for one in chosen[:SHOWN]
+        ],
+        "more": max(0, len(chosen) - SHOWN),
+        "reason": query.get("reason", ""),
+        "exception": query.get("exception", ""),
+        "kind": kind[1] if kind else None,
+    }
+
+
+def kind_of(letter: Mapping[str, Any]) -> tuple[str, str]:
+    """What letters are grouped by: the exception, and the reason's first line without its numbers."""
+    return letter["exception"], _NUMBERS.sub("#", letter["reason"].partition("\n")[0])[:200]
+
+
+def _kinds(letters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Exceptions and reasons, the most frequent first."""
+    counts: Counter[tuple[str, str]] = Counter()
+    newest: dict[tuple[str, str], int] = {}
+    for letter in letters:
+        kind = kind_of(letter)
+        counts[kind] += 1
+        newest[kind] = max(newest.get(kind, 0), letter["died_ms"])
+    return [
+        {"exception": exception, "reason": reason, "count": count, "newest_ms": newest[exception, reason]}
+        for (exception, reason), count in counts.most_common(ROWS_MAX)
+    ]
+
+
+async def _topics(session: CommandSession) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for topic in await session.admin.list_topics():
+        if topic.name.endswith(SUFFIX):
+            count = 0
+            for number in range(topic.partitions):
+                ends = await session.admin.offsets(topic.name, number)
+                count += ends.high_watermark - ends.log_start
+            rows.append({"topic": topic.name, "count": count})
+    return rows
+
+
+async def _newest(session: CommandSession, topic: str) -> tuple[list[dict[str, Any]], int]:
+    """The newest letters, newest first, and how many there are."""
+    partitions = await partitions_of(session, topic)
+    found: list[dict[str, Any]] = []
+    total = 0
+    for number in range(partitions):
+        ends = await session.admin.offsets(topic, number)
+        total += ends.high_watermark - ends.log_start
+        first = max(ends.log_start, ends.high_watermark - NEWEST // partitions)
+        records = await session.admin.read(topic, number, first, limit=NEWEST) if ends.high_watermark > first else []
+        found += [letter_of(topic, number, record) for record in records]
+    return sorted(found, key=lambda letter: -letter["died_ms"]), total
+
+
+async def _one(view: View, topic: str, at: str, form: str) -> Context:
+    partition, offset = place_of(topic, at)
+
+    async def ask(session: CommandSession) -> tuple[dict[str, Any], Any]:
+        found = await session.admin.read(topic, partition, offset, limit=1)
+        if not found or found[0].offset != offset:
+            raise Missing(f"there is no letter at {topic}-{partition}@{offset}")
+        letter = letter_of(topic, partition, found[0])
+        record = None
+        if letter["topic"] and letter["partition"].isdecimal() and letter["offset"].isdecimal():
+            record = await _record(session, letter["topic"], int(letter["partition"]), int(letter["offset"]))
+        return letter, record
+
+    letter, record = await view.source.ask(ask)
+    return {
+        **plain(letter),
+        "place": f"{partition}@{offset}",
+        "form": form,
+        "key_text": value_text(letter["raw_key"], "text"),
+        "value_text": value_text(letter["raw_value"], form, view.masks),
+        "trace": letter["trace"],
+        "left_out": letter["left_out"],
+        "record": None
+        if record is None
+        else {"timestamp_ms": record.timestamp_ms, "value_text": value_text(record.value, form, view.masks)},
+    }
+
+
+async def _record(session: CommandSession, topic: str, partition: int, offset: int) -> Any:
+    """The record that died, where it still is; None: it is not."""
+    from flowshare.client.errors import ClientError
+
+    try:
+        found = await session.admin.read(topic, partition, offset, limit=1)
+    except ClientError:
+        return None
+    return found[0] if found and found[0].offset == offset else None
+
+
+PAGE: Final = Page("letters", "Dead letters", _load)

@@ -1,0 +1,94 @@
+"""What a page is: an address, a template, and a function that finds out what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from flowshare.backend import parse_broker
+from flowshare.errors import FlowshareError
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+    from flowshare.console.agents import AgentWatch
+    from flowshare.console.collector import Collector, GroupLine
+    from flowshare.console.source import Source
+    from flowshare.console.store import Store
+    from flowshare.console.workers import Workers
+
+Query = Mapping[str, str]
+Context = dict[str, Any]
+ROWS_MAX: Final = 500
+"""Rows that a table shows."""
+
+
+class Missing(FlowshareError, LookupError):
+    """What a page is asked about is not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What pages find out with. masks: names of fields of values that are not shown."""
+
+    source: Source
+    workers: Workers
+    collector: Collector
+    store: Store
+    agents: AgentWatch
+    clock: Clock
+    masks: tuple[str, ...] = ()
+
+    @property
+    def broker(self) -> str:
+        """The log's address, without its secrets."""
+        return str(parse_broker(self.source.url))
+
+    def line(self, group: str) -> GroupLine:
+        """What the last look saw of a group. Raises: Missing."""
+        look = self.collector.look
+        found = look.groups.get(group)
+        if found is None:
+            raise Missing(f"there is no group {group!r}" if look.at_ms else "the groups have not been looked at yet")
+        return found
+
+
+Load = Callable[[View, Query], Awaitable[Context]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """path: its address. title: as it stands on the page and, unless `listed` is false, in the list of pages."""
+
+    path: str
+    title: str
+    load: Load
+    listed: bool = True
+
+    @property
+    def template(self) -> str:
+        """The file of its markup."""
+        return f"{self.path}.html"
+
+
+def whole(query: Query, name: str, default: int | None = None) -> int:
+    """A whole number of the address. Raises: ValueError."""
+    text = query.get(name, "").strip()
+    if not text and default is not None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise ValueError(f"{name} has to be a whole number from 0 on, not {text[:40]!r}")
+    return int(text)
+
+
+def named(query: Query, name: str) -> str:
+    """A text of the address. Raises: ValueError."""
+    text = query.get(name, "")
+    if not text:
+        raise ValueError(f"the address has to say which {name}")
+    return text
+
+
+def place(query: Query) -> tuple[str, str, int]:
+    """Group, topic and partition. Raises: ValueError."""
+    return named(query, "group"), named(query, "topic"), whole(query, "partition")

@@ -1,0 +1,41 @@
+"""What has been tried most often or is oldest, with the buttons to end it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flowshare.console.pages import held
+from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
+
+ATTEMPTS: Final = 2
+"""From so many deliveries on, or when its lock is about to end again, a record is worth looking at."""
+
+
+async def _load(view: View, query: Query) -> Context:
+    group = query.get("group") or None
+    in_flight = await held.find(view, ("acquired", "pending"), "in_flight", group)
+    again = await held.find(view, ("delayed",), "delayed", group)
+    runs = [*in_flight.runs, *again.runs]
+    runs.sort(key=lambda run: (-run.attempt, run.first))
+    now_ms = view.clock.now_ms()
+    lines = [line for line in view.collector.look.groups.values() if group in (None, line.name)]
+    return {
+        "group": group,
+        "stalled": [line for line in lines if line.stall],
+        "rows": [{"run": run, "left_s": (run.due_ms - now_ms) / 1000 if run.due_ms > 0 else None} for run in runs][
+            :ROWS_MAX
+        ],
+        "more": max(0, len(runs) - ROWS_MAX),
+        "unknown": tuple(dict.fromkeys((*in_flight.unknown, *again.unknown))),
+        "left_out": in_flight.left_out + again.left_out,
+        "keys": [
+            {"group": line.name, "topic": row["topic"], **key}
+            for line in lines
+            for row in line.topics
+            for key in row.get("stuck") or ()
+            if key["blocked"]
+        ][:ROWS_MAX],
+    }
+
+
+PAGE: Final = Page("stuck", "Stuck", _load)

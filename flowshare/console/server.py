@@ -1,0 +1,441 @@
+"""The console's web server: routes, and who may ask for what.
+
+| who | gets |
+|---|---|
+| without a session | the login page, the script and the style |
+| viewer | every page |
+| operator | actions, too: a form with the session's page token, from one of the console's own pages |
+
+Before that the gate (`agents.pages.gate`) judges `Host` and `Origin`, so that a page of another site and a name that
+was made to lead here get nothing. Without a file of logins there is one operator, whoever has the token that the
+command prints; it is taken from the address at once and becomes a cookie. Cookies are HttpOnly and SameSite=Strict,
+with TLS Secure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+import socket
+import sqlite3
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+from yarl import URL
+
+from flowshare.agents.pages.gate import Gate, Named, Need
+from flowshare.agents.pages.site import Bounds, ConnectionLimiter, Listening, PageConnection, bound, guarded, shown
+from flowshare.cli.output import Failure, explain
+from flowshare.client.errors import ClientError, ServerError
+from flowshare.console import logins
+from flowshare.console.actions import ACTIONS, Action, BadForm, Means
+from flowshare.console.logins import Login, LoginFile, Role
+from flowshare.console.markup import Markup
+from flowshare.console.pages import PAGES
+from flowshare.console.pages.page import Missing, Page, View
+from flowshare.console.sessions import AGE_S, Session, Sessions
+from flowshare.console.source import NotAnswering
+from flowshare.console.store import Deed
+from flowshare.errors import FlowshareError
+from flowshare.protocol.errors import ErrorCode
+from flowshare.server.security.guesses import Guesses, is_loopback
+
+if TYPE_CHECKING:
+    import ssl
+
+logger = logging.getLogger("flowshare.console")
+
+BOUNDS: Final = Bounds(connections=512, by_address=128, request_bytes=0, one_request=False)
+BODY_MAX: Final = 32 * 1024
+"""Bytes of a form."""
+QUERY_MAX: Final = 4_096
+PAGES_AT_ONCE: Final = 16
+"""Pages that are made at the same time; more wait."""
+ACTIONS_AT_ONCE: Final = 4
+STATIC: Final = Path(__file__).parent / "static"
+TYPES: Final[Mapping[str, str]] = {
+    "console.js": "text/javascript",
+    "console.css": "text/css",
+    "icon.svg": "image/svg+xml",
+}
+HEADERS: Final[Mapping[str, str]] = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Server": "flowshare",
+}
+OPERATOR_BY_TOKEN: Final = "operator"  # noqa: S105 - a name
+"""What who came by the printed address is called."""
+
+
+class ConsoleError(FlowshareError):
+    """The console cannot be served; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleSettings:
+    """Where the console is served, and to whom.
+
+    hosts: further hosts that are ours. tls: None: no TLS. logins: None: whoever has the token is the operator.
+    insecure: also elsewhere than on this machine without TLS or without logins.
+    """
+
+    port: int = 0
+    bind: str = "127.0.0.1"
+    hosts: tuple[Named, ...] = ()
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    logins: LoginFile | None = None
+    insecure: bool = False
+
+    def check(self) -> None:
+        """Raises: ConsoleError (it would be open to others)."""
+        if is_loopback(self.bind) or self.insecure:
+            return
+        if self.tls is None:
+            raise ConsoleError(
+                f"on {self.bind} others would read along: give --tls-cert and --tls-key, or put it behind a proxy with "
+                "TLS and say --insecure"
+            )
+        if self.logins is None:
+            raise ConsoleError(
+                f"on {self.bind} others can reach it, so it needs logins: flowshare console-login NAME --role operator "
+                "--file FILE, then --logins FILE"
+            )
+
+
+class ConsoleServer:
+    """Serves the pages, on the loop that calls `start`."""
+
+    def __init__(self, settings: ConsoleSettings, view: View) -> None:
+        """Raises: ConsoleError."""
+        settings.check()
+        self._settings = settings
+        self._view = view
+        self._store = view.store
+        self._collector = view.collector
+        self._clock = clock = view.clock
+        self._means = Means(view.source, view.workers)
+        self._sessions = Sessions(lambda: secrets.token_urlsafe(32))
+        self._guesses = Guesses(clock)
+        self._token = secrets.token_urlsafe(32)
+        self._limiter = ConnectionLimiter(BOUNDS, clock)
+        self._making = asyncio.Semaphore(PAGES_AT_ONCE)
+        self._acting = asyncio.Semaphore(ACTIONS_AT_ONCE)
+        self._runner: web.AppRunner | None = None
+        self._gate: Gate | None = None
+        self._cookie = ""
+        self._static = {name: (STATIC / name).read_bytes() for name in TYPES}
+        self._markup = Markup(clock)
+        self.address = ""
+        """`host:port` once started."""
+
+    @property
+    def url(self) -> str:
+        """Where a browser finds it: with the token, where there are no logins."""
+        scheme = "http" if self._settings.tls is None else "https"
+        token = "" if self._settings.logins is not None else f"?token={self._token}"
+        return f"{scheme}://{self.address}/{token}"
+
+    async def start(self) -> None:
+        """Listen. Raises: ConsoleError when the port is taken."""
+        settings = self._settings
+        scheme = "http" if settings.tls is None else "https"
+        self._gate = Gate(settings.hosts, bind=settings.bind, machine=socket.gethostname(), scheme=scheme)
+        app = web.Application(middlewares=[self._guard], client_max_size=BODY_MAX)
+        app.add_routes(self._routes())
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1, lingering_time=0.0)
+        await runner.setup()
+        self._runner = runner
+        try:
+            sock = await asyncio.to_thread(bound, settings.bind, settings.port)
+        except OSError as error:
+            await self.close()
+            raise ConsoleError(
+                f"the console cannot listen on {settings.bind}:{settings.port}: {error.strerror or error}; choose "
+                "another --port"
+            ) from error
+        self.address = shown(sock)
+        port = sock.getsockname()[1]
+        # A cookie is sent to all ports of a host, so each console has one of its own.
+        self._cookie = f"flowshare-console-{port}" if settings.tls is None else f"__Host-flowshare-console-{port}"
+        await Listening(runner, self._limiter, sock, settings.tls).start()
+
+    async def close(self) -> None:
+        """Stop listening and drop what is open."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    def _routes(self) -> list[web.RouteDef]:
+        pages = [web.get(f"/{page.path}", self._handler(page)) for page in PAGES.values()]
+        return [
+            web.get("/", self._root),
+            web.get("/login", self._login_form),
+            web.post("/login", self._login),
+            web.post("/logout", self._logout),
+            web.get("/do/{action}", self._ask_action),
+            web.post("/do/{action}", self._act),
+            web.get("/static/{name}", self._file),
+            *pages,
+        ]
+
+    # --- before every page ----------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        assert self._gate is not None
+        if len(request.raw_path) > QUERY_MAX:
+            return _dressed(web.Response(status=414, text="the address is too long"))
+        return await guarded(self._gate, request, Need.HOST, handler, _dressed)
+
+    def _session(self, request: web.Request) -> Session | None:
+        cookie = request.cookies.get(self._cookie)
+        session = None if cookie is None else self._sessions.find(cookie, self._clock.monotonic())
+        if session is None or cookie is None or self._settings.logins is None:
+            return session
+        login = self._settings.logins.logins().get(session.name)
+        if login is None or login.hashed != session.proof or login.role is not session.role:
+            self._sessions.end(cookie)
+            return None
+        return session
+
+    async def _root(self, request: web.Request) -> web.StreamResponse:
+        token = request.query.get("token")
+        if token is None or self._settings.logins is not None:
+            return _see_other("/groups")
+        if not hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
+            return self._refuse_login("this address is of a console that has ended; take the one that is printed now")
+        answer = _see_other("/groups")
+        self._begin(answer, OPERATOR_BY_TOKEN, Role.OPERATOR)
+        return answer
+
+    def _begin(self, answer: web.StreamResponse, name: str, role: Role, proof: bytes = b"") -> None:
+        cookie, _ = self._sessions.begin(name, role, self._clock.monotonic(), proof)
+        secure = self._settings.tls is not None
+        answer.set_cookie(
+            self._cookie, cookie, httponly=True, samesite="Strict", secure=secure, path="/", max_age=int(AGE_S)
+        )
+
+    # --- logging in -----------------------------------------------------------------------------------------------
+
+    def _refuse_login(self, why: str, status: int = 403) -> web.Response:
+        return self._html("login.html", {"why": why, "by_token": self._settings.logins is None}, None, status=status)
+
+    async def _login_form(self, request: web.Request) -> web.StreamResponse:
+        return _see_other("/groups") if self._session(request) else self._refuse_login("", 200)
+
+    async def _login(self, request: web.Request) -> web.StreamResponse:
+        form = await _form(request)
+        if self._settings.logins is None:
+            token = form.get("token", "").strip()
+            if hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
+                answer = _see_other("/groups")
+                self._begin(answer, OPERATOR_BY_TOKEN, Role.OPERATOR)
+                return answer
+            return self._refuse_login("this is not the token that flowshare console printed")
+        login = await self._checked(request, form.get("name", "")[:64], form.get("password", ""))
+        if login is None:
+            logger.warning("a login to the console failed: peer=%s", _peer(request))
+            return self._refuse_login("the name or the password is wrong")
+        answer = _see_other("/groups")
+        self._begin(answer, login.name, login.role, login.hashed)
+        return answer
+
+    async def _checked(self, request: web.Request, name: str, password: str) -> Login | None:
+        assert self._settings.logins is not None
+        try:
+            end = await self._guesses.begin(_peer(request), name)
+        except ConnectionError:
+            raise web.HTTPTooManyRequests(text="too many logins have failed from your address; wait a minute") from None
+        login = None
+        try:
+            found = self._settings.logins.logins().get(name)
+            login = found if await asyncio.to_thread(logins.matches, found, password) else None
+        finally:
+            end(failed=login is None)
+        return login
+
+    async def _logout(self, request: web.Request) -> web.StreamResponse:
+        session, form = self._session(request), await _form(request)
+        if session is not None and session.is_page(form.get("page_token", "")):
+            self._sessions.end(request.cookies.get(self._cookie, ""))
+        answer = _see_other("/login")
+        answer.del_cookie(self._cookie)
+        return answer
+
+    # --- pages ----------------------------------------------------------------------------------------------------
+
+    def _handler(self, page: Page) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            session = self._session(request)
+            if session is None:
+                return _see_other("/login")
+            context, status = await self._loaded(page, request)
+            return self._html(page.template, {**context, "page": page}, session, status=status)
+
+        return handler
+
+    async def _loaded(self, page: Page, request: web.Request) -> tuple[dict[str, Any], int]:
+        """What a page shows; or, when it cannot be known, why."""
+        query = dict(request.query)
+        async with self._making:
+            try:
+                return await page.load(self._view, query), 200
+            except (FlowshareError, ClientError, OSError, ValueError) as error:
+                status, text = _problem(error)
+                return {"problem": text, "query": query}, status
+
+    def _html(
+        self, template: str, context: Mapping[str, Any], session: Session | None, *, status: int = 200
+    ) -> web.Response:
+        if "problem" in context:
+            template = "problem.html"
+        look = self._collector.look
+        text = self._markup.render(
+            template,
+            {
+                "session": session,
+                "operator": session is not None and session.role is Role.OPERATOR,
+                "pages": PAGES,
+                "look": look,
+                "trouble": self._collector.trouble,
+                "history_trouble": self._store.trouble,
+                "broker": self._view.broker,
+                "notices": session.take_notices() if session is not None else (),
+                **context,
+            },
+        )
+        return web.Response(text=text, content_type="text/html", status=status)
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if name not in self._static:
+            raise web.HTTPNotFound(text="there is no such file")
+        return web.Response(body=self._static[name], content_type=TYPES[name], charset="utf-8")
+
+    # --- actions --------------------------------------------------------------------------------------------------
+
+    def _operator(self, request: web.Request) -> Session:
+        session = self._session(request)
+        if session is None:
+            raise web.HTTPSeeOther("/login")
+        if session.role is not Role.OPERATOR:
+            raise web.HTTPForbidden(text="a viewer sees everything and changes nothing; ask an operator")
+        return session
+
+    async def _ask_action(self, request: web.Request) -> web.StreamResponse:
+        """The first step: what is to be filled in, then what would happen and which command does the same."""
+        session, action = self._operator(request), _action(request)
+        query = dict(request.query)
+        context: dict[str, Any] = {"action": action, "query": query, "page": None, "back": None}
+        status = 200
+        if any(one.name not in query for one in action.fields if not one.hidden):
+            return self._html("form.html", context, session)
+        try:
+            params = action.read(query)
+            context |= {"params": params, "back": "/" + action.back(params), "command": action.said(params)}
+            context["preview"] = await action.preview(self._means, params)
+        except (FlowshareError, ClientError, OSError) as error:
+            status, context["why"] = _problem(error)
+            return self._html("form.html", context, session, status=status)
+        return self._html("confirm.html", context, session, status=status)
+
+    async def _act(self, request: web.Request) -> web.StreamResponse:
+        """The second step: do it."""
+        session, action, form = self._operator(request), _action(request), await _form(request)
+        if not session.is_page(form.get("page_token", "")):
+            raise web.HTTPForbidden(text="this form is of an earlier login or of another site; open the page again")
+        if self._acting.locked():
+            raise web.HTTPServiceUnavailable(text="too much is being done already; wait until some of it has ended")
+        try:
+            params = action.read(form)
+            back = "/" + action.back(params)
+        except BadForm as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
+        async with self._acting:
+            outcome, done = await self._carry_out(request, session, action, params)
+        session.add_notice(outcome, good=done)
+        self._collector.hurry()
+        return _see_other(back)
+
+    async def _carry_out(
+        self, request: web.Request, session: Session, action: Action, params: Mapping[str, str]
+    ) -> tuple[str, bool]:
+        """Write it down, do it, write down what became of it: to the end, though who asked goes away."""
+        deed = Deed(
+            at_ms=self._clock.now_ms(),
+            who=session.name,
+            role=session.role.value,
+            peer=_peer(request),
+            action=action.name,
+            command=action.said(params),
+            outcome="begun",
+        )
+        try:
+            number = await self._store.note(deed)
+        except sqlite3.Error as error:
+            return f"nothing was done, as it cannot be written down who does it: {error}", False
+        logger.info("%s by %s: %s", action.name, session.name, deed.command)
+        return await asyncio.shield(asyncio.ensure_future(self._finish(action, params, number)))
+
+    async def _finish(self, action: Action, params: Mapping[str, str], number: int) -> tuple[str, bool]:
+        try:
+            outcome, done = await action.act(self._means, params), True
+        except (FlowshareError, ClientError, OSError) as error:
+            outcome, done = _problem(error)[1], False
+        await self._store.end(number, outcome if done else f"failed: {outcome}")
+        return outcome, done
+
+
+_NOT_FOUND: Final = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+
+
+def _problem(error: BaseException) -> tuple[int, str]:
+    """Status and text for what a page cannot show."""
+    text = explain(error)
+    if isinstance(error, Missing) or (isinstance(error, ServerError) and error.code in _NOT_FOUND):
+        return 404, text
+    if isinstance(error, (BadForm, ValueError)) and not isinstance(error, ClientError):
+        return 400, text
+    return (503 if isinstance(error, (NotAnswering, OSError)) else 422 if isinstance(error, Failure) else 502), text
+
+
+def _action(request: web.Request) -> Action:
+    action = ACTIONS.get(request.match_info["action"])
+    if action is None:
+        raise web.HTTPNotFound(text="there is no such action")
+    return action
+
+
+async def _form(request: web.Request) -> dict[str, str]:
+    """The fields of a form, the first of each name. Raises: HTTPException."""
+    if request.content_type != "application/x-www-form-urlencoded":
+        raise web.HTTPUnsupportedMediaType(text="send a form (application/x-www-form-urlencoded)")
+    found = await request.post()
+    return {name: value for name, value in reversed(list(found.items())) if isinstance(value, str)}
+
+
+def _see_other(where: str) -> web.Response:
+    # Not raised: cookies are set on it.
+    return web.Response(status=303, headers={"Location": str(URL(where))})
+
+
+def _peer(request: web.Request) -> str:
+    connection = request.protocol
+    return connection.peer if isinstance(connection, PageConnection) else ""
+
+
+def _dressed(answer: web.StreamResponse) -> web.StreamResponse:
+    answer.headers.update(HEADERS)
+    return answer

@@ -1,0 +1,101 @@
+"""Sessions: who has logged in, by a cookie. No I/O; time and secrets come in.
+
+A cookie is a secret of 32 bytes of which only the hash is kept here. Each session has a page token, which forms carry:
+another site's page can send a form, but has never seen one. A session ends when it was not used for `IDLE_S`, is older
+than `AGE_S`, its login is gone or has another role or password, or when there are more than `SESSIONS_MAX`: then the
+one that was not used for longest ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flowshare.console.logins import Role
+
+IDLE_S: Final = 12 * 3600.0
+AGE_S: Final = 7 * 24 * 3600.0
+SESSIONS_MAX: Final = 1_000
+NOTICES_MAX: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What became of an action."""
+
+    text: str
+    good: bool
+
+
+@dataclass(slots=True)
+class Session:
+    """Somebody who has logged in. proof: of the login that it was made with, so that a changed one ends it."""
+
+    name: str
+    role: Role
+    page_token: str
+    begun_s: float
+    used_s: float
+    proof: bytes = b""
+    notices: list[Notice] = field(default_factory=list)
+
+    def add_notice(self, text: str, *, good: bool) -> None:
+        """Something that the next page tells."""
+        self.notices.append(Notice(text, good))
+        del self.notices[:-NOTICES_MAX]
+
+    def take_notices(self) -> list[Notice]:
+        """What is to be told, once."""
+        taken, self.notices = self.notices, []
+        return taken
+
+    def is_page(self, token: str) -> bool:
+        """Whether a form that carries this token came from a page of this session."""
+        return hmac.compare_digest(token.encode("utf-8", "replace"), self.page_token.encode())
+
+
+class Sessions:
+    """All of them. secret: a new one at each call, as text."""
+
+    def __init__(self, secret: Callable[[], str]) -> None:
+        self._secret = secret
+        self._by_hash: OrderedDict[bytes, Session] = OrderedDict()
+
+    def begin(self, name: str, role: Role, now_s: float, proof: bytes = b"") -> tuple[str, Session]:
+        """A new session and its cookie."""
+        cookie = self._secret()
+        session = Session(name, role, self._secret(), now_s, now_s, proof)
+        self._by_hash[_hash(cookie)] = session
+        while len(self._by_hash) > SESSIONS_MAX:
+            self._by_hash.popitem(last=False)
+        return cookie, session
+
+    def find(self, cookie: str, now_s: float) -> Session | None:
+        """The session of a cookie, which is used by that; None: it has none, or not any more."""
+        key = _hash(cookie)
+        session = self._by_hash.get(key)
+        if session is None:
+            return None
+        if now_s - session.used_s > IDLE_S or now_s - session.begun_s > AGE_S:
+            del self._by_hash[key]
+            return None
+        session.used_s = now_s
+        self._by_hash.move_to_end(key)
+        return session
+
+    def end(self, cookie: str) -> None:
+        """Log out; harmless when there is none."""
+        self._by_hash.pop(_hash(cookie), None)
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+
+def _hash(cookie: str) -> bytes:
+    return hashlib.sha256(cookie.encode("utf-8", "replace")).digest()

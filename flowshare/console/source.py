@@ -1,0 +1,98 @@
+"""The log as the console reaches it: one session for all that is asked, each question with a limit of time.
+
+Where nobody leads the groups (no worker runs), a session leads them itself, as the commands do. A worker that starts
+wants them, so such a session is closed as soon as nothing is asked, and opened again by the next question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from flowshare.backend.base import BackendError
+from flowshare.cli.output import Failure, explain
+from flowshare.cli.session import CommandSession, open_session
+from flowshare.client.errors import ClientError, ServerError
+from flowshare.errors import FlowshareError
+from flowshare.log.base import LogError, StorageHeld
+
+if TYPE_CHECKING:
+    from flowshare.backend.base import Backend
+
+T = TypeVar("T")
+Question = Callable[[CommandSession], Awaitable[T]]
+
+ASK_S: Final = 3.0
+"""How long a page waits."""
+OPEN_S: Final = 10.0
+ACT_S: Final = 60.0
+"""How long an action may take; one that goes on for longer is a job."""
+
+
+class NotAnswering(FlowshareError):
+    """The log does not answer now, or not in time."""
+
+
+class Source:
+    """url: of the log. Everything on one loop."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._stack: contextlib.AsyncExitStack | None = None
+        self._session: CommandSession | None = None
+        self._turn = asyncio.Lock()
+        self._asking = 0
+
+    @property
+    def backend(self) -> Backend | None:
+        """What the last session was opened on; None: none is open."""
+        return None if self._session is None else self._session.backend
+
+    @property
+    def leads(self) -> bool:
+        """Whether no worker leads at the moment, so that this process does while it asks."""
+        return self._session is not None and self._session.leads
+
+    async def ask(self, question: Question[T], *, limit_s: float = ASK_S) -> T:
+        """What a question gives. Raises: NotAnswering, and what the log refuses with (ServerError, Failure)."""
+        self._asking += 1
+        try:
+            session = await self._opened(limit_s)
+            async with asyncio.timeout(limit_s):
+                return await question(session)
+        except TimeoutError:
+            raise NotAnswering(f"the log has not answered within {limit_s:g} s") from None
+        except (ServerError, Failure):
+            raise
+        except (ClientError, OSError, BackendError, LogError) as error:
+            await self._drop()
+            raise NotAnswering(f"the log does not answer: {explain(error)}") from error
+        finally:
+            self._asking -= 1
+            if not self._asking and self.leads:
+                await self._drop()
+
+    async def close(self) -> None:
+        """Close what is open."""
+        await self._drop()
+
+    async def _opened(self, limit_s: float) -> CommandSession:
+        async with asyncio.timeout(max(limit_s, OPEN_S)), self._turn:
+            if self._session is None:
+                stack = contextlib.AsyncExitStack()
+                try:
+                    self._session = await stack.enter_async_context(open_session(self.url, groups=True))
+                except StorageHeld as error:
+                    raise NotAnswering(f"a process is just taking the path or letting go of it: {error}") from error
+                self._stack = stack
+            return self._session
+
+    async def _drop(self) -> None:
+        """Close the session; the next question opens one."""
+        async with self._turn:
+            stack, self._stack, self._session = self._stack, None, None
+        if stack is not None:
+            with contextlib.suppress(ClientError, OSError, BackendError, LogError):
+                await stack.aclose()

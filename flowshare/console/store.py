@@ -1,0 +1,289 @@
+"""What outlives the console's process: figures of each group for a day, and who did what. A small SQLite.
+
+Figures are kept by the second for an hour and by the minute (means, and the largest age) for a day. What has not
+changed is written once a minute, so that 10,000 groups that stand still cost nothing. Bounds: `SUBJECTS_MAX` groups a
+second, the busiest; `AUDIT_MAX` deeds. A disk that takes nothing costs the history and is told of; pages go on.
+
+Everything here runs on one thread; the methods may be called from any loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+
+from flowshare.log.folder import OwnFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+T = TypeVar("T")
+logger = logging.getLogger("flowshare.console")
+
+FILE: Final = "console.sqlite"
+SECONDS_KEPT_S: Final = 3600
+MINUTES_KEPT_S: Final = 24 * 3600
+AGAIN_S: Final = 60
+"""What is unchanged is written again after this time."""
+SUBJECTS_MAX: Final = 500
+AUDIT_MAX: Final = 100_000
+TEXT_MAX: Final = 4_000
+"""Characters of a text of the audit."""
+_QUEUE_MAX: Final = 8
+"""Looks that wait to be written; later ones are dropped."""
+
+
+class Figures(NamedTuple):
+    """Of a group at a moment; None: unknown."""
+
+    backlog: float | None = None
+    in_flight: float | None = None
+    delayed: float | None = None
+    blocked: float | None = None
+    arriving: float | None = None
+    finished: float | None = None
+    redelivered: float | None = None
+    oldest_s: float | None = None
+
+
+class AgentFigures(NamedTuple):
+    """Of an agent's handlers at a moment, all workers together; None: unknown."""
+
+    handled: float | None = None
+    """A second, as are the next two."""
+    failed: float | None = None
+    timed_out: float | None = None
+    mean_s: float | None = None
+    """How long a handler took."""
+
+
+F = TypeVar("F", bound="Figures | AgentFigures")
+
+
+class Point(NamedTuple, Generic[F]):
+    """Figures at a time, seconds since 1970."""
+
+    at_s: int
+    figures: F
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """Somebody did something. outcome: `begun` until it is known."""
+
+    at_ms: int
+    who: str
+    role: str
+    peer: str
+    action: str
+    command: str
+    outcome: str
+    number: int = 0
+
+
+class Kept(Generic[F]):
+    """Figures of many things of one kind: two tables, `<name>_second` and `<name>_minute`.
+
+    means: what a minute says of its seconds, by column; `avg` unless it says something else. mass: what the busiest are
+    chosen by, when there are more than `SUBJECTS_MAX`.
+    """
+
+    def __init__(
+        self, name: str, kind: type[F], mass: Callable[[F], float], means: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.mass = mass
+        columns = kind._fields
+        self.columns = ", ".join(columns)
+        self.marks = ", ".join("?" * len(columns))
+        self.means = ", ".join(f"{(means or {}).get(one, 'avg')}({one})" for one in columns)
+        self._last: dict[str, tuple[int, F]] = {}
+
+    def schema(self) -> str:
+        """Its tables."""
+        return "".join(
+            f"CREATE TABLE IF NOT EXISTS {self.name}_{unit} "
+            f"(subject TEXT, at INTEGER, {self.columns}, PRIMARY KEY (subject, at)) WITHOUT ROWID;\n"
+            f"CREATE INDEX IF NOT EXISTS {self.name}_{unit}_at ON {self.name}_{unit} (at);\n"
+            for unit in ("second", "minute")
+        )
+
+    def changed(self, at_s: int, figures: Mapping[str, F]) -> list[tuple[str, F]]:
+        """What is to be written of a look: what differs from the last one that was, and the rest once a minute."""
+        for gone in self._last.keys() - figures.keys():
+            del self._last[gone]
+        found: list[tuple[str, F]] = []
+        for subject, one in figures.items():
+            last = self._last.get(subject)
+            if last is None or last[1] != one or at_s - last[0] >= AGAIN_S:
+                found.append((subject, one))
+        if len(found) > SUBJECTS_MAX:
+            found.sort(key=lambda pair: -self.mass(pair[1]))
+            del found[SUBJECTS_MAX:]
+        self._last.update((subject, (at_s, one)) for subject, one in found)
+        return found
+
+
+GROUPS: Final = Kept(
+    "groups",
+    Figures,
+    lambda one: (one.finished or 0) + (one.arriving or 0) + (one.backlog or 0),
+    {"oldest_s": "max"},
+)
+AGENTS: Final = Kept("agents", AgentFigures, lambda one: one.handled or 0)
+_DEEDS: Final = """
+CREATE TABLE IF NOT EXISTS deed (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER, who TEXT, role TEXT, peer TEXT, action TEXT, command TEXT,
+  outcome TEXT);
+"""
+
+
+class Store:
+    """The file, opened by `open`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self._folder = folder
+        self._thread = ThreadPoolExecutor(1, "console store")
+        self._db: sqlite3.Connection | None = None
+        self._minutes_s: dict[str, int] = {}
+        self._waiting = 0
+        self.trouble: str | None = None
+        """Why figures are not kept at the moment."""
+
+    async def open(self) -> None:
+        """Raises: OSError, NotPrivate (the folder is another user's), sqlite3.Error."""
+        await self._run(self._open)
+
+    async def close(self) -> None:
+        """Write what is queued and close; harmless twice."""
+        await self._run(self._close)
+        self._thread.shutdown(wait=False)
+
+    # --- figures ----------------------------------------------------------------------------------------------------
+
+    def keep(self, kind: Kept[F], at_s: int, figures: Mapping[str, F]) -> None:
+        """Write what was seen, when there is time; a disk that is slower than the looks loses some of them."""
+        if self._waiting >= _QUEUE_MAX:
+            return
+        changed = kind.changed(at_s, figures)
+        self._waiting += 1
+        self._thread.submit(self._keep, kind, at_s, changed)
+
+    async def figures(self, kind: Kept[F], subject: str, since_s: int, *, minutes: bool = False) -> list[Point[F]]:
+        """What is known from a time on, oldest first, with what held at that time."""
+        table = f"{kind.name}_{'minute' if minutes else 'second'}"
+        select = f"SELECT at, {kind.columns} FROM {table} WHERE subject = ? AND at "  # noqa: S608 - names are the code's
+        before, query = f"{select} < ? ORDER BY at DESC LIMIT 1", f"{select} >= ? ORDER BY at LIMIT 5000"
+
+        def read() -> list[tuple[Any, ...]]:
+            return [*self._rows(before, (subject, since_s)), *self._rows(query, (subject, since_s))]
+
+        return [Point(max(row[0], since_s), kind.kind(*row[1:])) for row in await self._run(read)]
+
+    # --- who did what -------------------------------------------------------------------------------------------------
+
+    async def note(self, deed: Deed) -> int:
+        """Write down what is about to be done; its number. Raises: sqlite3.Error: then it is not to be done."""
+        return await self._run(lambda: self._note(deed))
+
+    async def end(self, number: int, outcome: str) -> None:
+        """Write down what became of it."""
+        await self._run(
+            lambda: self._write("UPDATE deed SET outcome = ? WHERE number = ?", (outcome[:TEXT_MAX], number))
+        )
+
+    async def deeds(self, *, before: int | None = None, limit: int = 100) -> list[Deed]:
+        """The newest ones first. before: only with smaller numbers."""
+        query = (
+            "SELECT at_ms, who, role, peer, action, command, outcome, number FROM deed WHERE number < ? "
+            "ORDER BY number DESC LIMIT ?"
+        )
+        rows = await self._run(lambda: self._rows(query, (2**62 if before is None else before, limit)))
+        return [Deed(*row) for row in rows]
+
+    # --- on the thread ------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        with OwnFolder.own(self._folder):
+            db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            self.path.chmod(0o600)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA busy_timeout = 2000")
+        db.executescript(GROUPS.schema() + AGENTS.schema() + _DEEDS)
+        db.execute("UPDATE deed SET outcome = 'not known: the console ended meanwhile' WHERE outcome = 'begun'")
+        self._db = db
+
+    def _close(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
+
+    def _keep(self, kind: Kept[F], at_s: int, changed: Sequence[tuple[str, F]]) -> None:
+        try:
+            if self._db is not None:
+                self._insert(self._db, kind, at_s, changed)
+            self.trouble = None
+        except sqlite3.Error as error:
+            if self.trouble is None:
+                logger.warning("figures are not kept: %s path=%s", error, self.path)
+            self.trouble = str(error)
+        finally:
+            self._waiting -= 1
+
+    def _insert(self, db: sqlite3.Connection, kind: Kept[F], at_s: int, changed: Sequence[tuple[str, F]]) -> None:
+        minute_s, seconds, minutes = at_s - at_s % 60, f"{kind.name}_second", f"{kind.name}_minute"
+        with _transaction(db):
+            db.executemany(
+                f"INSERT OR REPLACE INTO {seconds} VALUES (?, ?, {kind.marks})",  # noqa: S608
+                [(subject, at_s, *one) for subject, one in changed],
+            )
+            if minute_s > self._minutes_s.get(kind.name, 0):
+                db.execute(
+                    f"INSERT OR REPLACE INTO {minutes} SELECT subject, ?, {kind.means} FROM {seconds} "  # noqa: S608
+                    "WHERE at >= ? AND at < ? GROUP BY subject",
+                    (minute_s - 60, minute_s - 60, minute_s),
+                )
+                db.execute(f"DELETE FROM {seconds} WHERE at < ?", (at_s - SECONDS_KEPT_S,))  # noqa: S608
+                db.execute(f"DELETE FROM {minutes} WHERE at < ?", (at_s - MINUTES_KEPT_S,))  # noqa: S608
+                self._minutes_s[kind.name] = minute_s
+
+    def _note(self, deed: Deed) -> int:
+        values = [one[:TEXT_MAX] if isinstance(one, str) else one for one in astuple(deed)[:-1]]
+        assert self._db is not None
+        with _transaction(self._db) as db:
+            number = db.execute(
+                "INSERT INTO deed (at_ms, who, role, peer, action, command, outcome) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                values,
+            ).lastrowid
+            db.execute("DELETE FROM deed WHERE number <= ?", ((number or 0) - AUDIT_MAX,))
+        return number or 0
+
+    def _write(self, query: str, values: tuple[object, ...]) -> None:
+        assert self._db is not None
+        self._db.execute(query, values)
+
+    def _rows(self, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
+        return [] if self._db is None else self._db.execute(query, values).fetchall()
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+class _transaction:  # noqa: N801 - used as a statement
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> sqlite3.Connection:
+        self._db.execute("BEGIN IMMEDIATE")
+        return self._db
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._db.execute("COMMIT" if kind is None else "ROLLBACK")

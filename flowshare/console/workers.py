@@ -1,0 +1,161 @@
+"""The workers' own pages, for what only they know: handlers in flight and where each of them is, counters of agents.
+
+Those of an embedded path are found by it; others are named (`--web host:port`). They are asked by the way that their
+own user has, else with the operator's token. A worker that does not answer within `ASK_S` is told as silent, and holds
+up nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from flowshare.agents.pages import own_user
+from flowshare.backend.path_workers import running_workers
+from flowshare.cli.session import embedded_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from prometheus_client.metrics_core import Metric
+
+ASK_S: Final = 2.0
+ASKERS: Final = 32
+WORKERS_MAX: Final = 256
+"""Workers that are asked; of more the first ones."""
+KEPT_S: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A running worker. address: `host:port` of its pages. since_ms: when it came. Of one that was named no more is
+    known."""
+
+    name: str
+    address: str
+    host: str | None = None
+    pid: int | None = None
+    since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What workers say. rows: by worker's name. silent: why others said nothing, by name."""
+
+    rows: Mapping[str, Any] = field(default_factory=dict)
+    silent: Mapping[str, str] = field(default_factory=dict)
+
+
+class Workers:
+    """Asks them. url: of the log. addresses: of workers that it does not know."""
+
+    def __init__(self, url: str, addresses: Sequence[str] = (), token: bytes | None = None) -> None:
+        self._path = embedded_path(url)
+        self._addresses = tuple(addresses)
+        self._token = token
+        self._askers = ThreadPoolExecutor(ASKERS, "ask worker")
+        self._kept: dict[str, tuple[float, asyncio.Future[Told]]] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether workers can be found here at all."""
+        return self._path is not None or bool(self._addresses)
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        self._askers.shutdown(wait=False, cancel_futures=True)
+
+    async def running(self) -> list[Worker]:
+        """Those that run, the first to come first."""
+        found = [Worker(name=address, address=address) for address in self._addresses]
+        if self._path is not None:
+            entries = await asyncio.to_thread(running_workers, self._path)
+            found += [
+                Worker(name=str(one.pid), address=one.address, host=one.host, pid=one.pid, since_ms=one.since_ms)
+                for one in entries
+            ]
+        return found[:WORKERS_MAX]
+
+    async def in_flight(self, *, stacks: bool = False) -> Told:
+        """Records that handlers work on, a list a worker."""
+        return await self._all("/inflight?stacks=1" if stacks else "/inflight", json.loads)
+
+    async def topics(self) -> Told:
+        """Backlog and needed workers a group and topic, a list a worker."""
+        return await self._all("/lag?topics=1", json.loads)
+
+    async def scale(self) -> Told:
+        """How many workers the app needs, one answer a worker."""
+        return await self._all("/scale", json.loads)
+
+    async def ready(self) -> Told:
+        """Whether each is ready and why not."""
+        return await self._all("/ready", json.loads, (200, 503))
+
+    async def metrics(self) -> Told:
+        """Its metrics, by name, a mapping a worker."""
+        return await self._all("/metrics", _families)
+
+    async def drain(self, name: str, timeout_s: float) -> bool:
+        """Have a worker finish what it is running and fetch nothing more. Raises: LookupError, OSError, ValueError."""
+        worker = next((one for one in await self.running() if one.name == name), None)
+        if worker is None:
+            raise LookupError(f"no worker {name} runs here any more")
+        loop = asyncio.get_running_loop()
+        answer = await loop.run_in_executor(
+            self._askers,
+            lambda: own_user.ask(worker.address, "/drain", method="POST", timeout_s=timeout_s, token=self._token),
+        )
+        if answer.status != 200:
+            raise OSError(f"worker {name} answered {answer.status}: {_line(answer.body)}")
+        return bool(json.loads(answer.body).get("drained"))
+
+    async def _all(self, page: str, read: Callable[[Any], Any], statuses: Sequence[int] = (200,)) -> Told:
+        """Asked once for all who ask within a second."""
+        now_s = time.monotonic()
+        kept = self._kept.get(page)
+        if kept is None or (kept[1].done() and now_s - kept[0] >= KEPT_S):
+            kept = self._kept[page] = now_s, asyncio.ensure_future(self._ask_all(page, read, statuses))
+        return await asyncio.shield(kept[1])
+
+    async def _ask_all(self, page: str, read: Callable[[Any], Any], statuses: Sequence[int]) -> Told:
+        workers = await self.running()
+        loop = asyncio.get_running_loop()
+        asked = [loop.run_in_executor(self._askers, self._one, one, page, read, statuses) for one in workers]
+        rows: dict[str, Any] = {}
+        silent: dict[str, str] = {}
+        for worker, answer in zip(workers, await asyncio.gather(*asked), strict=True):
+            if isinstance(answer, _Silent):
+                silent[worker.name] = answer.why
+            else:
+                rows[worker.name] = answer
+        return Told(rows, silent)
+
+    def _one(self, worker: Worker, page: str, read: Callable[[Any], Any], statuses: Sequence[int]) -> Any:
+        try:
+            answer = own_user.ask(worker.address, page, timeout_s=ASK_S, token=self._token)
+            if answer.status not in statuses:
+                return _Silent(f"it answered {answer.status}: {_line(answer.body)}")
+            return read(answer.body)
+        except (OSError, HTTPException, ValueError, own_user.OtherUser) as error:
+            return _Silent(str(error) or type(error).__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Silent:
+    why: str
+
+
+def _families(body: bytes) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(body.decode())}
+
+
+def _line(body: bytes) -> str:
+    return " ".join(body[:300].decode(errors="replace").split())
