@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.agents.scale import lag
 from flowshare.agents.scale.rates import Rates
@@ -24,6 +24,7 @@ from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
+    from flowshare.client.admin.watching import ShareWatch
     from flowshare.clock import Clock
     from flowshare.console.source import Source
     from flowshare.console.store import Store
@@ -33,7 +34,9 @@ logger = logging.getLogger("flowshare.console")
 LOOK_S: Final = 1.0
 SHARE: Final = 5
 """A look may take one of so many parts of the time."""
-SLOW_S: Final = 10.0
+SLOW_S: Final = 30.0
+SETTINGS_AT_LEAST: Final = 5
+"""Groups whose members and settings are asked for in one look, if so many are due."""
 AWAY_S: Final = 5.0
 LOOK_LIMIT_S: Final = 30.0
 SUFFIX: Final = ".dlq"
@@ -95,6 +98,14 @@ class Look:
     backend: str = ""
 
 
+class _Asked(NamedTuple):
+    """What is remembered of a session."""
+
+    session: CommandSession
+    facts: Facts
+    watch: ShareWatch
+
+
 class Collector:
     """Everything on one loop. store: where figures are kept."""
 
@@ -103,8 +114,7 @@ class Collector:
         self._store = store
         self._clock = clock
         self._rates = Rates()
-        self._facts: Facts | None = None
-        self._facts_of: object = None
+        self._of: _Asked | None = None
         self._slow: dict[str, tuple[float, GroupSettings]] = {}
         self._letters: tuple[float, dict[str, int]] = (float("-inf"), {})
         self._task: asyncio.Task[None] | None = None
@@ -158,17 +168,18 @@ class Collector:
         self._store.keep(GROUPS, now_ms // 1000, {name: figures_of(line) for name, line in groups.items()})
 
     async def _see(self, session: CommandSession) -> tuple[dict[str, GroupLine], str, bool]:
-        facts = self._facts
-        if facts is None or self._facts_of is not session:
-            facts = self._facts = Facts(session.admin)
-            self._facts_of = session
+        if self._of is None or self._of.session is not session:
+            self._of = _Asked(session, Facts(session.admin), session.admin.watch())
+        facts = self._of.facts
         facts.begin()
         admin, now_s = session.admin, self._clock.monotonic()
         listed = {one.group_id: ("share", one.state) for one in await admin.list_groups()}
         if session.backend.capabilities.key_order:
             listed |= dict.fromkeys(await admin.cooperative.names(), ("cooperative", ""))
-        kinds = {kind: [name for name, (one, _) in listed.items() if one == kind] for kind in ("share", "cooperative")}
-        found = await lag.rows(admin, lag.Groups(kinds["share"], kinds["cooperative"]), self._clock.now_ms(), facts)
+        kinds: dict[str, list[str]] = {"share": [], "cooperative": []}
+        for name, (kind, _) in listed.items():
+            kinds[kind].append(name)
+        found = await _rows(self._of, kinds["share"], kinds["cooperative"], self._clock.now_ms())
         self._rates.look(found, now_s)
         await lag.add_retention(found, facts, self._rates, now_s)
         await self._ask_slowly(session, listed, now_s)
@@ -211,7 +222,7 @@ class Collector:
         due = [name for name in listed if now_s - self._slow.get(name, (float("-inf"), None))[0] >= SLOW_S]
         due.sort(key=lambda name: self._slow.get(name, (float("-inf"), None))[0])
         part = len(due) if len(self._slow) < len(listed) / 2 else -(-len(listed) // int(SLOW_S))
-        for name in due[: max(part, 20)]:
+        for name in due[: max(part, SETTINGS_AT_LEAST)]:
             self._slow[name] = now_s, await _settings_of(session, name, listed[name][0])
 
     async def _count_letters(self, session: CommandSession, now_s: float) -> Mapping[str, int]:
@@ -231,6 +242,14 @@ class Collector:
                 )
         self._letters = now_s, counts
         return counts
+
+
+async def _rows(of: _Asked, share: Sequence[str], cooperative: Sequence[str], now_ms: int) -> list[Row]:
+    """A row a partition: of share groups from what has changed, where flowshare leads them."""
+    admin, rest = of.session.admin, lag.Groups(share, cooperative)
+    if not of.session.backend.capabilities.pausing:
+        return await lag.rows(admin, rest, now_ms, of.facts)
+    return [*await lag.watched(of.watch, now_ms), *await lag.rows(admin, rest._replace(share=()), now_ms, of.facts)]
 
 
 async def _settings_of(session: CommandSession, name: str, kind: str) -> GroupSettings:

@@ -14,6 +14,7 @@ from flowshare.server.cooperative.store import group_ids
 from flowshare.server.cooperative.tools import CooperativeTools
 from flowshare.server.runtime.connection import Table
 from flowshare.server.share.browsing import BrowseApis
+from flowshare.server.share.changes import ChangeApis
 from flowshare.server.share.groups import GroupApis
 from flowshare.server.share.offsets import ShareOffsetApis
 
@@ -74,6 +75,7 @@ class FleetServer:
                 configs,
                 ShareOffsetApis(service, storage, look),
                 BrowseApis(service, look),
+                ChangeApis(service, storage),
                 CooperativeMembers(cooperative),
                 CooperativeSettling(cooperative),
                 CooperativeTools(cooperative),

@@ -8,6 +8,8 @@
                      holes: [[first, last, why], …]}
     share_intervene  {group_id, topic, partition, act, ranges: [[first, last], …], dry_run}
                      -> {found: [[first, last, done, not_held, gone, busy, blocked], …]}
+    share_changes    {node, server, since} -> {server, version, whole, rows: [fields of `Standing`, …],
+                     gone: [[group_id, topic, partition], …]}
 
 Runs travel as columns, as there may be 10,000. A request is a claim of whoever sent it: everything in it is checked
 when it is read. Workers of a fleet ask each other in the same words.
@@ -26,14 +28,18 @@ from flowshare.protocol.messages.browse import (
     RUNS_MAX,
     ShareBrowseRequest,
     ShareBrowseResponse,
+    ShareChangesRequest,
+    ShareChangesResponse,
     ShareInterveneRequest,
     ShareInterveneResponse,
     SharePlacesRequest,
     SharePlacesResponse,
+    Standing,
 )
 from flowshare.share.browse import Hole, SeenRun, wanted_states
 from flowshare.share.intervene import Act, Intervened
 from flowshare.share.ranges import Range
+from flowshare.share.types import BlockedKey
 
 Body = dict[str, Any]
 STATES_MAX: Final = 20
@@ -162,8 +168,42 @@ def _read_intervened(body: Body) -> ShareInterveneResponse:
     return ShareInterveneResponse(found=tuple(Intervened(*one) for one in body["found"]))
 
 
+def _changes(request: ShareChangesRequest) -> Body:
+    return {"node": request.node, "server": request.server, "since": request.since}
+
+
+def _read_changes(body: Mapping[str, Any]) -> ShareChangesRequest:
+    server = body.get("server", "")
+    if not isinstance(server, str) or len(server) > TEXT_MAX:
+        raise Malformed(f"server is no text of at most {TEXT_MAX} characters")
+    return ShareChangesRequest(
+        node=_number(body.get("node", -1), "node", -1), server=server, since=_number(body.get("since", 0), "since")
+    )
+
+
+def _changed(answer: ShareChangesResponse) -> Body:
+    return {
+        "server": answer.server,
+        "version": answer.version,
+        "whole": answer.whole,
+        "rows": [[*row[:-1], [list(key) for key in row.stuck]] for row in answer.rows],
+        "gone": [list(one) for one in answer.gone],
+    }
+
+
+def _read_changed(body: Body) -> ShareChangesResponse:
+    return ShareChangesResponse(
+        server=body["server"],
+        version=body["version"],
+        whole=body["whole"],
+        rows=tuple(Standing._make((*row, tuple(BlockedKey(*key) for key in stuck))) for *row, stuck in body["rows"]),
+        gone=tuple((group_id, topic, partition) for group_id, topic, partition in body["gone"]),
+    )
+
+
 CALLS: Final[Mapping[str, Call]] = {
     str(SharePlacesRequest.call): Call(_places, _read_places, _placed, _read_placed, SharePlacesResponse),
+    str(ShareChangesRequest.call): Call(_changes, _read_changes, _changed, _read_changed, ShareChangesResponse),
     str(ShareBrowseRequest.call): Call(_browse, _read_browse, _browsed, _read_browsed, ShareBrowseResponse),
     str(ShareInterveneRequest.call): Call(
         _intervene, _read_intervene, _intervened, _read_intervened, ShareInterveneResponse

@@ -212,8 +212,9 @@ class Server:
 
     def _browsing(self) -> Iterable[Family]:
         from flowshare.server.share.browsing import BrowseApis
+        from flowshare.server.share.changes import ChangeApis
 
-        return (BrowseApis(self.share),)
+        return (BrowseApis(self.share), ChangeApis(self.share, self._storage))
 
     def _groups(self) -> Iterable[Family]:
         from flowshare.server.groups.consumer import ConsumerMemberApis

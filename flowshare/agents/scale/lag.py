@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.agents.scale.retention import FINISHED, FOREVER, left
 from flowshare.client.errors import ServerError
+from flowshare.protocol.messages import SharePartitionOffsets
 
 if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
     from flowshare.agents.scale.rates import Rates
-    from flowshare.agents.scale.retention import Facts, Keeping
+    from flowshare.agents.scale.retention import Facts
     from flowshare.backend.base import Capabilities
     from flowshare.client.admin.admin import ShareAdmin
-    from flowshare.protocol.messages import SharePartitionOffsets
+    from flowshare.client.admin.watching import ShareWatch
     from flowshare.protocol.messages.cooperative import PartitionOffsets
 
 logger = logging.getLogger("flowshare.host")
@@ -101,6 +102,34 @@ async def rows(admin: ShareAdmin, groups: Groups, now_ms: int, facts: Facts | No
     return found
 
 
+async def watched(watch: ShareWatch, now_ms: int) -> Rows:
+    """As `rows` of all share groups, from what servers say has changed. Raises: as `ShareWatch.look`."""
+    found = await watch.look()
+    return [
+        row(
+            one.group_id,
+            SharePartitionOffsets(
+                topic=one.topic,
+                topic_id=None,
+                partition=one.partition,
+                start_offset=one.start_offset,
+                lag=one.lag,
+                in_flight=one.in_flight,
+                delayed=one.delayed,
+                redeliveries=one.redeliveries,
+                oldest_ms=one.oldest_ms,
+                blocked=one.blocked,
+                stuck=one.stuck,
+                archiving=one.archiving,
+                parked=one.parked,
+            ),
+            now_ms,
+            log_end=one.log_end if one.log_end >= 0 else None,
+        )
+        for one in found.values()
+    ]
+
+
 async def _shared(admin: ShareAdmin, group: str) -> list[tuple[SharePartitionOffsets, Figures]]:
     return [(part, COOPERATIVE) for part in await admin.group_offsets(group)]
 
@@ -112,7 +141,6 @@ async def _cooperative(admin: ShareAdmin, group: str) -> list[tuple[SharePartiti
 def as_shared(part: PartitionOffsets) -> tuple[SharePartitionOffsets, Figures]:
     """A partition of a cooperative group in the words of a share-partition, and what there is besides."""
     from flowshare.client.admin.cooperative import held_share, longest_wait_ms
-    from flowshare.protocol.messages import SharePartitionOffsets
 
     waited_ms = longest_wait_ms(part)
     shared = SharePartitionOffsets(
@@ -189,15 +217,18 @@ async def add_retention(found: Rows, facts: Facts, rates: Rates, now_s: float) -
     for one in found:
         where = (one["group"], one["topic"])
         parts_of[where] = parts_of.get(where, 0) + 1
+    arrivals = {where: rates.of(*where).arrival for where in parts_of}
+    keepings = {topic: await facts.keeping(topic, now_s) for topic in {one["topic"] for one in found}}
     for one in found:
-        keeping = await facts.keeping(one["topic"], now_s)
-        arrival = rates.of(one["group"], one["topic"]).arrival
+        keeping = keepings[one["topic"]]
+        sized = keeping.bytes >= 0 and one["backlog"] > 0
+        arrival = arrivals[one["group"], one["topic"]]
         time = left(
             keeping,
             backlog=one["backlog"],
             oldest_age_s=one["oldest_age_s"],
             behind=None if one["log_end"] is None else max(0, one["log_end"] - one["start_offset"]),
-            record_bytes=await _record_bytes(facts, one, keeping),
+            record_bytes=await _record_bytes(facts, one) if sized else None,
             arrival_per_s=None if arrival is None else arrival / parts_of[one["group"], one["topic"]],
         )
         one["retention_left_s"] = time.seconds if time.seconds is not None and math.isfinite(time.seconds) else None
@@ -230,10 +261,12 @@ def _join(into: dict[str, Any], one: dict[str, Any]) -> None:
         known = into[name] is not None and one[name] is not None and min(into[name], one[name]) >= 0
         unknown = -1 if name == "backlog" else None
         into[name] = into[name] + one[name] if known else unknown
-    stuck = [*into["stuck"], *one.get("stuck", [])]
-    into["stuck"] = sorted(stuck, key=lambda key: -key["blocked"])[:STUCK_MAX]
-    ages = [row["oldest_age_s"] for row in (into, one) if row["oldest_age_s"] is not None]
-    into["oldest_age_s"] = max(ages, default=None)
+    if one.get("stuck"):
+        stuck = [*into["stuck"], *one["stuck"]]
+        into["stuck"] = sorted(stuck, key=lambda key: -key["blocked"])[:STUCK_MAX]
+    age = one["oldest_age_s"]
+    if age is not None and (into["oldest_age_s"] is None or age > into["oldest_age_s"]):
+        into["oldest_age_s"] = age
     if _urgency(one) < _urgency(into):
         into |= {"retention_left_s": one.get("retention_left_s"), "retention": one.get("retention")}
 
@@ -265,9 +298,7 @@ async def _row(
     return made
 
 
-async def _record_bytes(facts: Facts, one: dict[str, Any], keeping: Keeping) -> float | None:
-    if keeping.bytes < 0 or one["backlog"] <= 0:
-        return None
+async def _record_bytes(facts: Facts, one: dict[str, Any]) -> float | None:
     first = await facts.record(one["topic"], one["partition"], one["start_offset"])
     return None if first is None else first.record_bytes
 

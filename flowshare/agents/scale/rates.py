@@ -42,9 +42,12 @@ class Rates:
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
         self._looks: deque[tuple[float, Mapping[GroupTopic, Mapping[int, _Counts]]]] = deque(maxlen=LOOKS_MAX)
+        self._known: dict[GroupTopic, TopicRates] = {}
+        """What was asked for since the last look."""
 
     def look(self, rows: Sequence[Mapping[str, Any]], now_s: float) -> None:
         """Take in what was found at `now_s` (seconds of a monotonic clock)."""
+        self._known.clear()
         seen: dict[GroupTopic, dict[int, _Counts]] = {}
         for row in rows:
             counts = tuple(row[name] for name in _COUNTERS)
@@ -58,23 +61,39 @@ class Rates:
     def of(self, group: str, topic: str) -> TopicRates:
         """Rates of the window; unknown until there were two looks with a partition in common."""
         where = (group, topic)
+        known = self._known.get(where)
+        if known is None:
+            known = self._known[where] = self._of(where)
+        return known
+
+    def _of(self, where: GroupTopic) -> TopicRates:
         with_it = [(at_s, seen[where]) for at_s, seen in self._looks if where in seen]
         if len(with_it) < 2:
             return _UNKNOWN
         (begun_s, before), (end_s, after) = with_it[0], with_it[-1]
         if end_s <= begun_s:
             return _UNKNOWN
-        grown = [_grown(before, after, index) for index in range(len(_COUNTERS))]
+        grown = _grown(before, after)
         return TopicRates(*(None if count is None else count / (end_s - begun_s) for count in grown))
 
 
-def _grown(before: Mapping[int, _Counts], after: Mapping[int, _Counts], index: int) -> int | None:
-    total: int | None = None
+def _grown(before: Mapping[int, _Counts], after: Mapping[int, _Counts]) -> list[int | None]:
+    """By how much each counter grew in the partitions that both know; None: in none of them."""
+    total: list[int | None] = [None] * len(_COUNTERS)
+    still = [False] * len(_COUNTERS)
+    """Whether a counter is known on both sides of a partition where nothing grew."""
     for partition, counts in after.items():
-        now, then = counts[index], before[partition][index] if partition in before else None
-        if now is not None and then is not None:
-            total = (total or 0) + max(0, now - then)
-    return total
+        known = before.get(partition)
+        if known is None:
+            continue
+        if known == counts:
+            if not all(still):
+                still = [one or now is not None for one, now in zip(still, counts, strict=True)]
+            continue
+        for index, (now, then) in enumerate(zip(counts, known, strict=True)):
+            if now is not None and then is not None:
+                total[index] = (total[index] or 0) + (now - then if now > then else 0)
+    return [0 if count is None and known else count for count, known in zip(total, still, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

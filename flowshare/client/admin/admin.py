@@ -24,6 +24,7 @@ from flowshare.protocol.headers import frames
 if TYPE_CHECKING:
     from flowshare.client.admin.browser import Browser
     from flowshare.client.admin.cooperative import CooperativeAdmin
+    from flowshare.client.admin.watching import ShareWatch
     from flowshare.clock import Clock
 
 R = TypeVar("R")
@@ -521,6 +522,15 @@ class ShareAdmin:
         from flowshare.client.admin.browser import Browser
 
         return Browser(self, ask=self._ask, send=self._link.send, clock=self._clock)
+
+    def watch(self) -> ShareWatch:
+        """Where all share-partitions stand, for who asks again and again: of later looks only what changed is sent."""
+        from flowshare.client.admin.watching import ShareWatch
+
+        async def nodes() -> Mapping[int, tuple[str, int]]:
+            return (await self._ask(messages.MetadataRequest(topics=()))).nodes
+
+        return ShareWatch(self._ask, nodes)
 
     @property
     def cooperative(self) -> CooperativeAdmin:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from flowshare.protocol.declaration import OF_GROUP
+from flowshare.protocol.declaration import OF_GROUP, Route, To
 from flowshare.protocol.messages.base import Request, Response
 from flowshare.share.browse import Hole, SeenRun
 from flowshare.share.intervene import Intervened
+from flowshare.share.types import BlockedKey
 
 RUNS_MAX: Final = 10_000
 """Runs and holes in one answer."""
@@ -98,3 +99,58 @@ class ShareInterveneResponse(Response):
     """What became of the records of each range; durable."""
 
     found: tuple[Intervened, ...] = ()
+
+
+class Standing(NamedTuple):
+    """Where a share-partition stands, as `SharePartitionOffsets`, with the log's end; in a few numbers.
+
+    lag: −1: not known. oldest_ms: timestamp of the first unfinished record, −1: none or not known. stuck: as told in
+    `SharePartitionOffsets`.
+    """
+
+    group_id: str
+    topic: str
+    partition: int
+    start_offset: int = -1
+    log_end: int = -1
+    lag: int = -1
+    in_flight: int = 0
+    delayed: int = 0
+    blocked: int = 0
+    archiving: int = 0
+    parked: int = 0
+    redeliveries: int = 0
+    oldest_ms: int = -1
+    stuck: tuple[BlockedKey, ...] = ()
+
+
+def _node(request: ShareChangesRequest) -> int | None:
+    return request.node if request.node >= 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareChangesRequest(Request["ShareChangesResponse"]):
+    """How the share-partitions stand that one server leads, as far as that has changed since an earlier answer.
+
+    node: which server; −1: there is one. server, since: `server` and `version` of its last answer; another server, or
+    one that was started anew, tells all.
+    """
+
+    route = Route(To.BROKER, _node)
+    call = "share_changes"
+
+    node: int = -1
+    server: str = ""
+    since: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareChangesResponse(Response):
+    """whole: `rows` are all there are, and what is not among them is gone. gone: group, topic and partition of what
+    this server leads no more, or has forgotten. Only what the asker may DESCRIBE is told."""
+
+    server: str = ""
+    version: int = 0
+    whole: bool = True
+    rows: tuple[Standing, ...] = ()
+    gone: tuple[tuple[str, str, int], ...] = ()

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.protocol.browse_codec import CALLS
 from flowshare.protocol.cooperative_codec import Call, Malformed
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.messages.browse import ShareInterveneRequest, SharePlacesRequest, SharePlacesResponse
+from flowshare.protocol.messages.browse import (
+    ShareChangesRequest,
+    ShareChangesResponse,
+    ShareInterveneRequest,
+    SharePlacesRequest,
+    SharePlacesResponse,
+)
 from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.server.edge.forms import may_topic
 from flowshare.server.runtime.failures import Refused
@@ -32,6 +38,8 @@ async def _answer(name: str, how: Call, call: SocketCall) -> Body:
         request = how.read_request(call.request)
     except Malformed as error:
         raise Refused(ErrorCode.INVALID_REQUEST, f"{name}: {error}") from None
+    if isinstance(request, ShareChangesRequest):
+        return how.answer(_seen_by(call, await call.peer.connection.send(request)))
     right = Operation.READ if isinstance(request, ShareInterveneRequest) else Operation.DESCRIBE
     call.peer.need(right, ResourceType.GROUP, request.group_id)
     if not isinstance(request, SharePlacesRequest):
@@ -43,6 +51,25 @@ async def _answer(name: str, how: Call, call: SocketCall) -> Body:
         seen = (one for one in answer.places if may_topic(call.peer, Operation.DESCRIBE, one[0]))
         answer = replace(answer, places=tuple(seen))
     return how.answer(answer)
+
+
+def _seen_by(call: SocketCall, answer: ShareChangesResponse) -> ShareChangesResponse:
+    """What the asker may know of it: DESCRIBE on group and topic, each asked about once."""
+    may: dict[tuple[ResourceType, str], bool] = {}
+
+    def known(group_id: str, topic: str) -> bool:
+        for one in ((ResourceType.GROUP, group_id), (ResourceType.TOPIC, topic)):
+            if one not in may:
+                may[one] = call.peer.may(Operation.DESCRIBE, *one)
+            if not may[one]:
+                return False
+        return True
+
+    return replace(
+        answer,
+        rows=tuple(row for row in answer.rows if known(row.group_id, row.topic)),
+        gone=tuple(one for one in answer.gone if known(one[0], one[1])),
+    )
 
 
 BROWSE: Final[Mapping[str, Callable[[SocketCall], Awaitable[Body]]]] = {

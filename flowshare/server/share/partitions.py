@@ -81,6 +81,7 @@ class Partitions:
         self._by_group: dict[str, dict[ShareKey, None]] = {}
         self._loading: dict[ShareKey, asyncio.Task[PartitionOwner]] = {}
         self._held: dict[ShareKey, asyncio.Future[None]] = {}
+        self._renewed: set[ShareKey] = set()
         self._failed: dict[ShareKey, tuple[Exception, float]] = {}
         self._pacing = pacing
         self._quotas = Quotas(self._paced)
@@ -181,7 +182,8 @@ class Partitions:
                 await asyncio.shield(held)
 
     def know(self, key: ShareKey) -> None:
-        """Remember that a share-partition has state."""
+        """Remember that a share-partition has state, which may be another one than before."""
+        self._renewed.add(key)
         self._by_group.setdefault(key.group_id, {})[key] = None
 
     def knows(self, key: ShareKey) -> bool:
@@ -198,6 +200,15 @@ class Partitions:
             return [owner for owner in self._owners.values() if not owner.closed]
         keys = self._by_group.get(group_id, ())  # whoever is loaded is known
         return [owner for key in keys if (owner := self.get(key)) is not None]
+
+    def all_known(self) -> list[ShareKey]:
+        """All share-partitions that have state here."""
+        return [key for keys in self._by_group.values() for key in keys]
+
+    def take_renewed(self) -> set[ShareKey]:
+        """Share-partitions whose state was made or replaced since this was asked last; as many as are known at most."""
+        taken, self._renewed = self._renewed, set()
+        return taken
 
     def groups(self) -> tuple[str, ...]:
         """Groups that have state here."""
@@ -266,6 +277,7 @@ class Partitions:
         await self.drop(keys)
         for key in keys:
             self._failed.pop(key, None)
+            self._renewed.discard(key)
             group = self._by_group.get(key.group_id)
             if group is not None:
                 group.pop(key, None)
@@ -290,6 +302,7 @@ class Partitions:
     def _remove(self, owner: PartitionOwner) -> None:
         if self._owners.get(owner.key) is owner:
             del self._owners[owner.key]
+            self._renewed.add(owner.key)
             self._duties.dropped(owner.key)
         self._quotas.leave(owner)
         at = (owner.log.topic, owner.key.partition)

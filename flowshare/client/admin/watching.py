@@ -1,0 +1,82 @@
+"""Where all share-partitions stand, kept up to date by what servers say has changed: for who shows many of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowshare.client.errors import ClientError, Unsupported, check
+from flowshare.protocol import messages
+from flowshare.protocol.messages.browse import ShareChangesRequest, ShareChangesResponse, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    Ask = Callable[[messages.Request[ShareChangesResponse]], Awaitable[ShareChangesResponse]]
+    Nodes = Callable[[], Awaitable[Mapping[int, tuple[str, int]]]]
+
+Where = tuple[str, str, int]
+"""Group, topic, partition."""
+ALONE = -1
+"""The node of a server that is by itself."""
+
+
+class ShareWatch:
+    """Made by `ShareAdmin.watch`. On one event loop."""
+
+    def __init__(self, ask: Ask, nodes: Nodes) -> None:
+        self._ask = ask
+        self._nodes = nodes
+        self._by_node: dict[int, dict[Where, Standing]] = {}
+        self._seen: dict[int, tuple[str, int]] = {}
+
+    async def look(self) -> dict[Where, Standing]:
+        """Where each share-partition stands that may be described.
+
+        Those of a worker that does not answer are told as they were, as long as it is one of the fleet's; who leads one
+        now tells the newest. Raises: ClientError, where nobody answers; Unsupported (Kafka's brokers have no such call:
+        ask for the offsets of each group).
+        """
+        nodes = sorted(await self._nodes()) or [ALONE]
+        for gone in self._by_node.keys() - set(nodes):
+            del self._by_node[gone]
+            self._seen.pop(gone, None)
+        problem: Exception | None = None
+        answered = 0
+        for node in nodes:
+            try:
+                self._take(node, await self._of(node))
+                answered += 1
+            except Unsupported:
+                raise
+            except (ClientError, OSError) as error:
+                problem = error
+        if problem is not None and not answered:
+            raise problem
+        return self._together()
+
+    async def _of(self, node: int) -> ShareChangesResponse:
+        server, version = self._seen.get(node, ("", 0))
+        answer = await self._ask(ShareChangesRequest(node=node, server=server, since=version))
+        check(answer.error, answer.message, "looking at all share-partitions")
+        return answer
+
+    def _take(self, node: int, answer: ShareChangesResponse) -> None:
+        rows = self._by_node.setdefault(node, {})
+        if answer.whole:
+            rows.clear()
+        for where in answer.gone:
+            rows.pop(where, None)
+        rows.update({(row.group_id, row.topic, row.partition): row for row in answer.rows})
+        self._seen[node] = answer.server, answer.version
+
+    def _together(self) -> dict[Where, Standing]:
+        """Two name the same one while it moves between them: the one that has got on further is right."""
+        if len(self._by_node) == 1:
+            return dict(next(iter(self._by_node.values())))
+        found: dict[Where, Standing] = {}
+        for rows in self._by_node.values():
+            for where, row in rows.items():
+                other = found.get(where)
+                if other is None or (row.start_offset, -row.lag) > (other.start_offset, -other.lag):
+                    found[where] = row
+        return found

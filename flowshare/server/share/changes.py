@@ -1,0 +1,283 @@
+"""How all share-partitions stand that this server leads, told to who watches by what has changed since it last asked.
+
+A console or a terminal that shows two hundred groups asks every second. Asked group by group that is a call for each
+group and one for the end of each log; here it is one call, whose answer is as long as what has changed.
+
+Nothing is counted on the way of records. Who asks has the loaded share-partitions looked through: a few numbers each
+(`_signature`), and only where they differ a row is made anew. That is done at most once in `FRESH_S`, or `SHARE` times
+as long as it takes, however many ask. What is not loaded does not change but by its log's end: what is stored of it is
+read once, without loading it, and the ends every `ENDS_S`.
+
+Invariant: a row carries the version at which it last changed; an answer since version v holds every row, and the name
+of every share-partition that is gone, with a greater one. Names of gone ones are kept as far as `GONE_MAX` of them; who
+is further behind is told everything, as is who asks a server that was started anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from flowshare.core_errors import CoreError
+from flowshare.log.base import LogError
+from flowshare.protocol.batches import DecodeError, batch_headers
+from flowshare.protocol.messages.browse import ShareChangesRequest, ShareChangesResponse, Standing
+from flowshare.server.runtime import answers
+from flowshare.server.runtime.connection import Family, InProcess, handles
+from flowshare.server.runtime.state import ShareKey, stored_in
+
+if TYPE_CHECKING:
+    from flowshare.clock import Clock
+    from flowshare.log.base import LogOffsets, Storage
+    from flowshare.server.runtime.topic_index import TopicIndex
+    from flowshare.server.share.owner import PartitionOwner
+    from flowshare.server.share.partitions import Partitions
+    from flowshare.server.share.service import ShareService
+
+logger = logging.getLogger(__name__)
+
+FRESH_S: Final = 0.5
+SHARE: Final = 50
+"""Looking takes one of so many parts of the time."""
+ENDS_S: Final = 5.0
+GONE_MAX: Final = 10_000
+AGES_MAX: Final = 200
+"""Records whose age is read in one look; of further ones it is read by the next looks."""
+AT_ONCE: Final = 64
+
+Signature = tuple[int, ...]
+
+
+class ChangeApis(Family):
+    """Answers who watches."""
+
+    def __init__(self, service: ShareService, store: Storage) -> None:
+        self._changes = Changes(service.partitions, service.topics, store, service.clock)
+
+    @handles(ShareChangesRequest, ShareChangesResponse)
+    async def changes(self, request: ShareChangesRequest, _: InProcess) -> ShareChangesResponse:
+        """What has changed."""
+        return await self._changes.since(request.server, request.since)
+
+
+class Changes:
+    """Rows of all share-partitions of a server, with versions."""
+
+    def __init__(self, partitions: Partitions, topics: TopicIndex, store: Storage, clock: Clock) -> None:
+        self._partitions = partitions
+        self._topics = topics
+        self._store = store
+        self._clock = clock
+        self._server = str(uuid.uuid4())
+        self._version = 0
+        self._forgotten = 0
+        """Up to this version names of gone ones are forgotten."""
+        self._rows: dict[ShareKey, tuple[int, Standing]] = {}
+        self._signatures: dict[ShareKey, Signature] = {}
+        self._stored: dict[ShareKey, tuple[int, int]] = {}
+        """Start offset and finished records behind it, of those that are not loaded."""
+        self._gone: dict[ShareKey, tuple[int, tuple[str, str, int]]] = {}
+        self._ages: dict[ShareKey, tuple[int, int]] = {}
+        """Offset of the first unfinished record, and its timestamp."""
+        self._looking: asyncio.Task[None] | None = None
+        self._next_s = float("-inf")
+        self._ends_s = float("-inf")
+
+    async def since(self, server: str, version: int) -> ShareChangesResponse:
+        """What has changed since that answer. Raises: LogError."""
+        await self._look()
+        whole = server != self._server or not self._forgotten <= version <= self._version
+        least = 0 if whole else version
+        turns = answers.turns(self._clock)
+        now = self._version
+        rows: list[Standing] = []
+        for changed, row in reversed(list(self._rows.values())):
+            if changed <= least:
+                break
+            rows.append(row)
+            await turns.take()
+        gone = () if whole else tuple(name for changed, name in self._gone.values() if changed > least)
+        return ShareChangesResponse(server=self._server, version=now, whole=whole, rows=tuple(rows), gone=gone)
+
+    async def _look(self) -> None:
+        """Look at all, unless somebody has just done so; who comes meanwhile waits for the same look."""
+        if self._looking is None:
+            if self._clock.monotonic() < self._next_s:
+                return
+            self._looking = asyncio.ensure_future(self._look_at_all())
+            self._looking.add_done_callback(self._looked)
+        await asyncio.shield(self._looking)
+
+    def _looked(self, task: asyncio.Future[None]) -> None:
+        self._looking = None
+        if not task.cancelled():
+            task.exception()  # who waited has it
+
+    async def _look_at_all(self) -> None:
+        begun_s = self._clock.monotonic()
+        worked_s = 0.0
+        ends = begun_s >= self._ends_s
+        if ends:
+            self._ends_s = begun_s + ENDS_S
+        unread: list[ShareKey] = []
+        idle: list[ShareKey] = []
+        turns = answers.turns(self._clock)
+        known = self._partitions.all_known()
+        for key in self._partitions.take_renewed():
+            self._stored.pop(key, None)
+        for key in known:
+            await turns.take()
+            at_s = self._clock.monotonic()
+            owner = self._partitions.get(key)
+            if owner is None:
+                idle.append(key)
+            elif self._see(key, owner):
+                unread.append(key)
+            worked_s += self._clock.monotonic() - at_s
+        self._forget(set(known))
+        for key in unread[:AGES_MAX]:
+            await self._read_age(key)
+        if ends or len(self._stored) < len(idle):
+            for first in range(0, len(idle), AT_ONCE):
+                await asyncio.gather(*(self._see_idle(key, ends=ends) for key in idle[first : first + AT_ONCE]))
+        self._next_s = self._clock.monotonic() + max(FRESH_S, SHARE * worked_s)
+
+    # --- loaded ------------------------------------------------------------------------------------------------------
+
+    def _see(self, key: ShareKey, owner: PartitionOwner) -> bool:
+        """Make its row anew where something differs; whether the age of its first record is to be read."""
+        self._stored.pop(key, None)
+        try:
+            bounds = owner.log.bounds()
+        except (CoreError, LogError):
+            return False  # the topic is being deleted, or its log is looked for
+        signature = _signature(owner, bounds)
+        if self._signatures.get(key) != signature:
+            self._signatures[key] = signature
+            self._put(key, self._row(key, owner, bounds))
+        row = self._rows.get(key)
+        if row is None or row[1].lag <= 0:
+            return False
+        return self._ages.get(key, (-1, 0))[0] != row[1].start_offset
+
+    def _row(self, key: ShareKey, owner: PartitionOwner, bounds: LogOffsets) -> Standing:
+        partition = owner.partition
+        start = max(partition.start_offset, bounds.log_start)
+        lag = max(0, bounds.high_watermark - start - partition.delivery_complete_count)
+        offset, oldest_ms = self._ages.get(key, (-1, -1))
+        return Standing(
+            group_id=key.group_id,
+            topic=owner.log.topic,
+            partition=key.partition,
+            start_offset=start,
+            log_end=bounds.high_watermark,
+            lag=lag,
+            in_flight=partition.acquired_count,
+            delayed=partition.delayed_count,
+            blocked=partition.blocked_count,
+            archiving=partition.archiving_count,
+            parked=0 if owner.parked is None else len(owner.parked),
+            redeliveries=owner.redeliveries,
+            oldest_ms=oldest_ms if lag and offset == start else -1,
+            stuck=owner.stuck() if partition.blocked_count else (),
+        )
+
+    async def _read_age(self, key: ShareKey) -> None:
+        row = self._rows.get(key)
+        if row is None:
+            return
+        start = row[1].start_offset
+        try:
+            read = await self._store.read(row[1].topic, key.partition, start, max_bytes=1)
+            header = next(iter(batch_headers(read.records)), None)
+        except (CoreError, LogError, DecodeError) as error:
+            logger.debug("the age of the oldest record is not known: %s key=%s", error, key)
+            header = None
+        stamp = -1
+        if header is not None:
+            stamp = header.first_timestamp if header.delete_horizon_ms is None else header.max_timestamp
+        self._ages[key] = start, stamp
+        latest = self._rows.get(key)
+        if latest is not None and latest[1].start_offset == start:
+            self._put(key, latest[1]._replace(oldest_ms=stamp))
+
+    # --- not loaded --------------------------------------------------------------------------------------------------
+
+    async def _see_idle(self, key: ShareKey, *, ends: bool) -> None:
+        """What is stored of it, and where its log ends."""
+        known = self._stored.get(key)
+        if known is not None and not ends:
+            return
+        topic = self._topics.by_id(key.topic_id)
+        if topic is None:
+            return
+        try:
+            if known is None:
+                stored = stored_in(await self._store.scan(key.prefix), key)
+                if stored is None or self._partitions.get(key) is not None:
+                    return
+                known = self._stored[key] = stored.state.start_offset, stored.state.delivery_complete_count
+                self._signatures.pop(key, None)
+            bounds = await self._store.bounds(topic.name, key.partition)
+        except (CoreError, LogError) as error:
+            logger.debug("what is stored is not known: %s key=%s", error, key)
+            return
+        start = max(known[0], bounds.log_start) if known[0] >= 0 else -1
+        before = self._rows.get(key)
+        oldest_ms = before[1].oldest_ms if before is not None and before[1].start_offset == start else -1
+        lag = max(0, bounds.high_watermark - start - known[1]) if start >= 0 else -1
+        self._put(
+            key,
+            Standing(
+                group_id=key.group_id,
+                topic=topic.name,
+                partition=key.partition,
+                start_offset=start,
+                log_end=bounds.high_watermark,
+                lag=lag,
+                oldest_ms=oldest_ms if lag > 0 else -1,
+            ),
+        )
+
+    # --- versions ----------------------------------------------------------------------------------------------------
+
+    def _put(self, key: ShareKey, row: Standing) -> None:
+        """Keep a row, the newest ones last."""
+        before = self._rows.get(key)
+        if before is not None and before[1] == row:
+            return
+        self._version += 1
+        self._rows.pop(key, None)
+        self._rows[key] = self._version, row
+        self._gone.pop(key, None)
+
+    def _forget(self, known: set[ShareKey]) -> None:
+        """Let go of those that are not led here any more."""
+        for key in [key for key in self._rows if key not in known]:
+            _, row = self._rows.pop(key)
+            for kept in (self._signatures, self._stored, self._ages):
+                kept.pop(key, None)
+            self._version += 1
+            self._gone[key] = self._version, (row.group_id, row.topic, row.partition)
+        while len(self._gone) > GONE_MAX:
+            key = next(iter(self._gone))
+            self._forgotten = self._gone.pop(key)[0]
+
+
+def _signature(owner: PartitionOwner, bounds: LogOffsets) -> Signature:
+    """A few numbers, of which one differs when something else is to be told."""
+    partition = owner.partition
+    return (
+        partition.start_offset,
+        partition.delivery_complete_count,
+        partition.acquired_count,
+        partition.delayed_count,
+        partition.blocked_count,
+        partition.archiving_count,
+        owner.redeliveries,
+        bounds.high_watermark,
+        bounds.log_start,
+        0 if owner.parked is None else len(owner.parked),
+    )
