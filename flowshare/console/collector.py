@@ -33,7 +33,7 @@ logger = logging.getLogger("flowshare.console")
 
 LOOK_S: Final = 1.0
 SHARE: Final = 5
-"""A look may take one of so many parts of the time."""
+"""A look may take one of so many parts of the time, as long as the next one comes within `AWAY_S`."""
 SLOW_S: Final = 30.0
 SETTINGS_AT_LEAST: Final = 5
 """Groups whose members and settings are asked for in one look, if so many are due."""
@@ -139,15 +139,14 @@ class Collector:
 
     async def _run(self) -> None:
         while True:
-            begun_s = self._clock.monotonic()
             try:
                 await self._one()
                 self.trouble = None
             except FlowshareError as error:
                 self.trouble = str(error)
                 logger.debug("the groups could not be looked at: %s", error)
-            took_s = self._clock.monotonic() - begun_s
-            rest_s = max(LOOK_S - took_s, took_s * (SHARE - 1))
+            took_s = self.look.took_s
+            rest_s = min(max(LOOK_S - took_s, took_s * (SHARE - 1)), AWAY_S)
             await self._rest(AWAY_S if self.trouble or self.look.leads else rest_s)
 
     async def _rest(self, seconds: float) -> None:
@@ -159,15 +158,10 @@ class Collector:
         self._wake.clear()
 
     async def _one(self) -> None:
-        begun_s = self._clock.monotonic()
-        groups, backend, leads = await self._source.ask(self._see, limit_s=LOOK_LIMIT_S)
-        now_ms = self._clock.now_ms()
-        self.look = Look(
-            at_ms=now_ms, took_s=self._clock.monotonic() - begun_s, groups=groups, leads=leads, backend=backend
-        )
-        self._store.keep(GROUPS, now_ms // 1000, {name: figures_of(line) for name, line in groups.items()})
+        look = self.look = await self._source.ask(self._see, limit_s=LOOK_LIMIT_S)
+        self._store.keep(GROUPS, look.at_ms // 1000, {name: figures_of(line) for name, line in look.groups.items()})
 
-    async def _see(self, session: CommandSession) -> tuple[dict[str, GroupLine], str, bool]:
+    async def _see(self, session: CommandSession) -> Look:
         if self._of is None or self._of.session is not session:
             self._of = _Asked(session, Facts(session.admin), session.admin.watch())
         facts = self._of.facts
@@ -191,7 +185,13 @@ class Collector:
             name: self._line(name, kind, state, of_topics.get(name, ()), of_partitions.get(name, ()), letters)
             for name, (kind, state) in listed.items()
         }
-        return lines, session.backend.kind, session.leads
+        return Look(
+            at_ms=self._clock.now_ms(),
+            took_s=self._clock.monotonic() - now_s,
+            groups=lines,
+            leads=session.leads,
+            backend=session.backend.kind,
+        )
 
     def _line(
         self, name: str, kind: str, state: str, topics: Sequence[Row], parts: Sequence[Row], letters: Mapping[str, int]
