@@ -77,7 +77,7 @@ async def _records(view: View, query: Query, form: str) -> Context:
 async def _first(session: CommandSession, query: Query, topic: str, partition: int, bounds: Any) -> int:
     """Where to begin: at an offset, at a time, else at the newest records. Raises: ValueError."""
     if query.get("from"):
-        return max(bounds.log_start, whole(query, "from"))
+        return max(int(bounds.log_start), whole(query, "from"))
     if query.get("time"):
         try:
             at = datetime.fromisoformat(query["time"])
