@@ -89,13 +89,15 @@ class GroupLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """What was seen. at_ms: when, 0: nothing was seen yet. took_s: how long it took. leads: nobody leads the groups,
-    so the console did while it looked. backend: where they live."""
+    so the console did while it looked. backend: where they live. led: how many share-partitions each worker of a fleet
+    leads, by node id."""
 
     at_ms: int = 0
     took_s: float = 0.0
     groups: Mapping[str, GroupLine] = field(default_factory=dict)
     leads: bool = False
     backend: str = ""
+    led: Mapping[int, int] = field(default_factory=dict)
 
 
 class _Asked(NamedTuple):
@@ -191,6 +193,7 @@ class Collector:
             groups=lines,
             leads=session.leads,
             backend=session.backend.kind,
+            led=self._of.watch.led(),
         )
 
     def _line(

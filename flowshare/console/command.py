@@ -95,6 +95,7 @@ async def serve(
     from flowshare.console.collector import Collector
     from flowshare.console.pages.page import View
     from flowshare.console.server import ConsoleServer
+    from flowshare.console.slots import Slots
     from flowshare.console.source import Source
     from flowshare.console.store import Store
     from flowshare.console.workers import Workers
@@ -118,6 +119,7 @@ async def serve(
             collector=collector,
             store=store,
             agents=agents,
+            slots=Slots(url, clock),
             clock=clock,
             masks=masks,
         )

@@ -54,6 +54,10 @@ class ShareWatch:
             raise problem
         return self._together()
 
+    def led(self) -> dict[int, int]:
+        """How many share-partitions each node has told of; by node id, −1 for a server that is by itself."""
+        return {node: len(rows) for node, rows in self._by_node.items()}
+
     async def _of(self, node: int) -> ShareChangesResponse:
         server, version = self._seen.get(node, ("", 0))
         answer = await self._ask(ShareChangesRequest(node=node, server=server, since=version))

@@ -1,10 +1,16 @@
-"""Workers, and what each leads; how many are needed."""
+"""Workers: which run, whether they are ready, what each leads, what has moved; how many are needed."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.console.pages.page import Context, Page, Query, View
+from flowshare.console.source import NotAnswering
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flowshare.console.slots import FleetLook
 
 
 async def _load(view: View, _query: Query) -> Context:
@@ -21,12 +27,35 @@ async def _load(view: View, _query: Query) -> Context:
                 "silent": None if ready is None else ready.silent.get(worker.name),
             }
         )
+    look = view.collector.look
+    slots, why = None, None
+    if look.backend == "workers":
+        try:
+            slots = await view.slots.look()
+        except NotAnswering as error:
+            why = str(error)
     answers = list(scale.rows.values()) if scale else []
     return {
         "rows": rows,
         "known": view.workers.known,
+        "leads": None if slots is None else _leads(slots, look.led),
+        "slots": slots,
+        "why": why,
         "scale": next((one for one in answers if one.get("known")), answers[0] if answers else None),
     }
+
+
+def _leads(slots: FleetLook, led: Mapping[int, int]) -> list[dict[str, Any]]:
+    """A row a worker: where it listens, the slots and how many share-partitions it leads."""
+    return [
+        {
+            "node": node,
+            "address": f"{host}:{port}",
+            "slots": [slot for slot, owner in sorted(slots.owners.items()) if owner == node],
+            "share_partitions": led.get(node),
+        }
+        for node, (host, port) in sorted(slots.nodes.items())
+    ]
 
 
 PAGE: Final = Page("fleet", "Workers", _load)

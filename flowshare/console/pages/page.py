@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.console.agents import AgentWatch
     from flowshare.console.collector import Collector, GroupLine
+    from flowshare.console.slots import Slots
     from flowshare.console.source import Source
     from flowshare.console.store import Store
     from flowshare.console.workers import Workers
@@ -36,6 +37,7 @@ class View:
     collector: Collector
     store: Store
     agents: AgentWatch
+    slots: Slots
     clock: Clock
     masks: tuple[str, ...] = ()
 
