@@ -78,7 +78,9 @@ def inflight(app_path: str | None, broker: str | None, addresses: tuple[str, ...
     prints when it is ready.
     """
     workers = (
-        _named(addresses) if addresses else _workers(app_broker(app_path) if app_path else broker_url(broker, None))
+        named_workers(addresses)
+        if addresses
+        else _workers(app_broker(app_path) if app_path else broker_url(broker, None))
     )
     rows, silent = _ask_all(workers, "/inflight?stacks=1" if stacks else "/inflight")
     if silent and len(silent) == len(workers):
@@ -93,8 +95,8 @@ def inflight(app_path: str | None, broker: str | None, addresses: tuple[str, ...
         _print_table(rows, several=len(workers) > 1)
 
 
-def _named(addresses: tuple[str, ...]) -> dict[str, str]:
-    """Address of each worker by what it is called."""
+def named_workers(addresses: tuple[str, ...]) -> dict[str, str]:
+    """Address of each worker by what it is called. Raises: BadParameter (it is not HOST:PORT)."""
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():

@@ -112,26 +112,33 @@ def _typed(name: str, label: str, hint: str = "", choices: tuple[str, ...] = (),
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
+async def _check_pausing(session: CommandSession, group: str) -> None:
+    """Raises: Failure (it cannot be paused), ServerError (there is no such group)."""
+    await cooperative.refuse(session, group, "stop its workers, or call `agent.pause()` in each of them")
+    if not session.backend.capabilities.pausing:
+        raise Failure(f"Kafka's brokers cannot pause group {group}: stop its workers")
+    await session.admin.describe_group(group)
+
+
 async def _pause(means: Means, params: Params, *, paused: bool) -> str:
     group = params["group"]
 
     async def call(session: CommandSession) -> None:
-        await cooperative.refuse(session, group, "stop its workers, or call `agent.pause()` in each of them")
-        if not session.backend.capabilities.pausing:
-            raise Failure(f"Kafka's brokers cannot pause group {group}: stop its workers")
-        await session.admin.describe_group(group)
+        await _check_pausing(session, group)
         await (session.admin.pause_group(group) if paused else session.admin.resume_group(group))
 
     await means.source.ask(call)
     return f"group {group} is paused" if paused else f"group {group} goes on"
 
 
-async def _about_pausing(_: Means, params: Params) -> Preview:
-    return Preview((f"No member of {params['group']} gets another record until it is resumed, restarts included.",
-                    "What members hold they finish as ever."))  # fmt: skip
+async def _about_pausing(means: Means, params: Params) -> Preview:
+    await means.source.ask(lambda session: _check_pausing(session, params["group"]))
+    text = f"No member of {params['group']} gets another record until it is resumed, restarts included."
+    return Preview((text, "What members hold they finish as ever."))
 
 
-async def _about_resuming(_: Means, params: Params) -> Preview:
+async def _about_resuming(means: Means, params: Params) -> Preview:
+    await means.source.ask(lambda session: _check_pausing(session, params["group"]))
     return Preview((f"Members of {params['group']} get records again at once.",))
 
 

@@ -38,6 +38,8 @@ SLOW_S: Final = 30.0
 SETTINGS_AT_LEAST: Final = 5
 """Groups whose members and settings are asked for in one look, if so many are due."""
 AWAY_S: Final = 5.0
+LEADING_S: Final = 30.0
+"""Between two looks at a fleet of which no worker runs: each claims all its slots."""
 LOOK_LIMIT_S: Final = 30.0
 SUFFIX: Final = ".dlq"
 
@@ -90,13 +92,14 @@ class GroupLine:
 class Look:
     """What was seen. at_ms: when, 0: nothing was seen yet. took_s: how long it took. leads: nobody leads the groups,
     so the console did while it looked. backend: where they live. led: how many share-partitions each worker of a fleet
-    leads, by node id."""
+    leads, by node id. controls: groups can be paused and limited there."""
 
     at_ms: int = 0
     took_s: float = 0.0
     groups: Mapping[str, GroupLine] = field(default_factory=dict)
     leads: bool = False
     backend: str = ""
+    controls: bool = True
     led: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -149,7 +152,9 @@ class Collector:
                 logger.debug("the groups could not be looked at: %s", error)
             took_s = self.look.took_s
             rest_s = min(max(LOOK_S - took_s, took_s * (SHARE - 1)), AWAY_S)
-            await self._rest(AWAY_S if self.trouble or self.look.leads else rest_s)
+            if self.look.leads:
+                rest_s = LEADING_S if self.look.backend == "workers" else AWAY_S
+            await self._rest(AWAY_S if self.trouble else rest_s)
 
     async def _rest(self, seconds: float) -> None:
         try:
@@ -193,6 +198,7 @@ class Collector:
             groups=lines,
             leads=session.leads,
             backend=session.backend.kind,
+            controls=session.backend.capabilities.pausing,
             led=self._of.watch.led(),
         )
 

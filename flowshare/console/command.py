@@ -14,6 +14,7 @@ import click
 
 from flowshare.cli.options import broker_options, debug_option
 from flowshare.cli.output import Failure, say
+from flowshare.cli.pages import named_workers
 from flowshare.cli.session import embedded_path
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def console(
     from flowshare.console.server import ConsoleSettings
     from flowshare.server.security.tls import ServerTls
 
+    named_workers(addresses)
     if tls_key is not None and tls_cert is None:
         raise click.UsageError("--tls-key goes with --tls-cert")
     settings = ConsoleSettings(

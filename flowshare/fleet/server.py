@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.fleet.directory import OF_WORKERS
+from flowshare.fleet.directory import NOBODY, OF_WORKERS
 from flowshare.fleet.groups.metadata import NoRecords
 from flowshare.protocol.kafka import ApiKey
 from flowshare.server.cooperative.members import CooperativeMembers
@@ -75,7 +75,7 @@ class FleetServer:
                 configs,
                 ShareOffsetApis(service, storage, look),
                 BrowseApis(service, look),
-                ChangeApis(service, storage),
+                ChangeApis(service, storage, self._nodes),
                 CooperativeMembers(cooperative),
                 CooperativeSettling(cooperative),
                 CooperativeTools(cooperative),
@@ -83,6 +83,10 @@ class FleetServer:
                 NoRecords(),
             )
         )
+
+    def _nodes(self) -> tuple[int, Collection[int]]:
+        place = self._directory.place
+        return NOBODY if place is None else place.node_id, tuple(self._directory.nodes)
 
     def stats(self) -> Mapping[str, Any]:
         """Counters and gauges, see `Server.stats`."""

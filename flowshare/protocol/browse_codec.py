@@ -9,7 +9,7 @@
     share_intervene  {group_id, topic, partition, act, ranges: [[first, last], …], dry_run}
                      -> {found: [[first, last, done, not_held, gone, busy, blocked], …]}
     share_changes    {node, server, since} -> {server, version, whole, rows: [fields of `Standing`, …],
-                     gone: [[group_id, topic, partition], …]}
+                     gone: [[group_id, topic, partition], …], node, nodes: [node, …]}
 
 Runs travel as columns, as there may be 10,000. A request is a claim of whoever sent it: everything in it is checked
 when it is read. Workers of a fleet ask each other in the same words.
@@ -188,6 +188,8 @@ def _changed(answer: ShareChangesResponse) -> Body:
         "whole": answer.whole,
         "rows": [[*row[:-1], [list(key) for key in row.stuck]] for row in answer.rows],
         "gone": [list(one) for one in answer.gone],
+        "node": answer.node,
+        "nodes": list(answer.nodes),
     }
 
 
@@ -198,6 +200,8 @@ def _read_changed(body: Body) -> ShareChangesResponse:
         whole=body["whole"],
         rows=tuple(Standing._make((*row, tuple(BlockedKey(*key) for key in stuck))) for *row, stuck in body["rows"]),
         gone=tuple((group_id, topic, partition) for group_id, topic, partition in body["gone"]),
+        node=body["node"],
+        nodes=tuple(body["nodes"]),
     )
 
 

@@ -527,10 +527,7 @@ class ShareAdmin:
         """Where all share-partitions stand, for who asks again and again: of later looks only what changed is sent."""
         from flowshare.client.admin.watching import ShareWatch
 
-        async def nodes() -> Mapping[int, tuple[str, int]]:
-            return (await self._ask(messages.MetadataRequest(topics=()))).nodes
-
-        return ShareWatch(self._ask, nodes)
+        return ShareWatch(self._ask)
 
     @property
     def cooperative(self) -> CooperativeAdmin:

@@ -9,23 +9,22 @@ from flowshare.protocol import messages
 from flowshare.protocol.messages.browse import ShareChangesRequest, ShareChangesResponse, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     Ask = Callable[[messages.Request[ShareChangesResponse]], Awaitable[ShareChangesResponse]]
-    Nodes = Callable[[], Awaitable[Mapping[int, tuple[str, int]]]]
 
 Where = tuple[str, str, int]
 """Group, topic, partition."""
-ALONE = -1
-"""The node of a server that is by itself."""
+ANY = -1
+"""Whoever answers: a server that is by itself, or one of a fleet's workers."""
 
 
 class ShareWatch:
     """Made by `ShareAdmin.watch`. On one event loop."""
 
-    def __init__(self, ask: Ask, nodes: Nodes) -> None:
+    def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        self._nodes = nodes
+        self._nodes: tuple[int, ...] = ()
         self._by_node: dict[int, dict[Where, Standing]] = {}
         self._seen: dict[int, tuple[str, int]] = {}
 
@@ -33,25 +32,32 @@ class ShareWatch:
         """Where each share-partition stands that may be described.
 
         Those of a worker that does not answer are told as they were, as long as it is one of the fleet's; who leads one
-        now tells the newest. Raises: ClientError, where nobody answers; Unsupported (Kafka's brokers have no such call:
-        ask for the offsets of each group).
+        now tells the newest. Raises: ClientError, OSError, where nobody answers; Unsupported (Kafka's brokers have no
+        such call: ask for the offsets of each group).
         """
-        nodes = sorted(await self._nodes()) or [ALONE]
-        for gone in self._by_node.keys() - set(nodes):
-            del self._by_node[gone]
-            self._seen.pop(gone, None)
         problem: Exception | None = None
-        answered = 0
-        for node in nodes:
+        left = list(self._nodes) or [ANY]
+        answered: set[int] = set()
+        while left:
+            node = left.pop(0)
             try:
-                self._take(node, await self._of(node))
-                answered += 1
+                answer = await self._of(node)
             except Unsupported:
                 raise
             except (ClientError, OSError) as error:
                 problem = error
-        if problem is not None and not answered:
+                continue
+            self._take(answer)
+            answered.add(answer.node)
+            self._nodes = answer.nodes
+            left += [one for one in answer.nodes if one not in answered and one not in left and one != node]
+        if not answered:
+            self._nodes = ()  # whoever there is now
+            assert problem is not None
             raise problem
+        for gone in self._by_node.keys() - {*self._nodes, *answered}:
+            del self._by_node[gone]
+            self._seen.pop(gone, None)
         return self._together()
 
     def led(self) -> dict[int, int]:
@@ -64,14 +70,14 @@ class ShareWatch:
         check(answer.error, answer.message, "looking at all share-partitions")
         return answer
 
-    def _take(self, node: int, answer: ShareChangesResponse) -> None:
-        rows = self._by_node.setdefault(node, {})
+    def _take(self, answer: ShareChangesResponse) -> None:
+        rows = self._by_node.setdefault(answer.node, {})
         if answer.whole:
             rows.clear()
         for where in answer.gone:
             rows.pop(where, None)
         rows.update({(row.group_id, row.topic, row.partition): row for row in answer.rows})
-        self._seen[node] = answer.server, answer.version
+        self._seen[answer.node] = answer.server, answer.version
 
     def _together(self) -> dict[Where, Standing]:
         """Two name the same one while it moves between them: the one that has got on further is right."""

@@ -24,7 +24,7 @@ async def _load(view: View, query: Query) -> Context:
     page = await view.source.ask(
         lambda session: session.admin.browse(group, topic, partition, from_offset=first, limit=LIMIT)
     )
-    strip, begin, end = _strip(page)
+    strip, begin, end = _strip(page, first)
     return {
         "group": group,
         "topic": topic,
@@ -53,8 +53,8 @@ def _states(page: BrowsePage) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda pair: -pair[1])
 
 
-def _strip(page: BrowsePage) -> tuple[Any, int, int]:
-    begin = max(page.start_offset, page.runs[0].first if page.runs else page.start_offset, 0)
+def _strip(page: BrowsePage, first: int | None) -> tuple[Any, int, int]:
+    begin = max(page.start_offset, first or 0, 0)
     end = page.next if page.next is not None else max(page.end_offset, begin)
     end = min(end, begin + SPAN_MAX)
     holder = blocker(page)

@@ -132,8 +132,8 @@ def _node(request: ShareChangesRequest) -> int | None:
 class ShareChangesRequest(Request["ShareChangesResponse"]):
     """How the share-partitions stand that one server leads, as far as that has changed since an earlier answer.
 
-    node: which server; −1: there is one. server, since: `server` and `version` of its last answer; another server, or
-    one that was started anew, tells all.
+    node: which one of a fleet's workers; −1: any, it says who else there is. server, since: `server` and `version` of
+    its last answer; another server, or one that was started anew, tells all.
     """
 
     route = Route(To.BROKER, _node)
@@ -147,10 +147,13 @@ class ShareChangesRequest(Request["ShareChangesResponse"]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareChangesResponse(Response):
     """whole: `rows` are all there are, and what is not among them is gone. gone: group, topic and partition of what
-    this server leads no more, or has forgotten. Only what the asker may DESCRIBE is told."""
+    this server leads no more, or has forgotten. Only what the asker may DESCRIBE is told. node: this worker's id,
+    nodes: of all of its fleet; −1 and none: it is by itself."""
 
     server: str = ""
     version: int = 0
     whole: bool = True
     rows: tuple[Standing, ...] = ()
     gone: tuple[tuple[str, str, int], ...] = ()
+    node: int = -1
+    nodes: tuple[int, ...] = ()

@@ -18,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from flowshare.core_errors import CoreError
@@ -48,18 +50,22 @@ AGES_MAX: Final = 200
 AT_ONCE: Final = 64
 
 Signature = tuple[int, ...]
+Nodes = Callable[[], tuple[int, Collection[int]]]
 
 
 class ChangeApis(Family):
     """Answers who watches."""
 
-    def __init__(self, service: ShareService, store: Storage) -> None:
+    def __init__(self, service: ShareService, store: Storage, nodes: Nodes = lambda: (-1, ())) -> None:
+        """nodes: this worker's id and those of all of its fleet."""
         self._changes = Changes(service.partitions, service.topics, store, service.clock)
+        self._nodes = nodes
 
     @handles(ShareChangesRequest, ShareChangesResponse)
     async def changes(self, request: ShareChangesRequest, _: InProcess) -> ShareChangesResponse:
         """What has changed."""
-        return await self._changes.since(request.server, request.since)
+        node, nodes = self._nodes()
+        return replace(await self._changes.since(request.server, request.since), node=node, nodes=tuple(nodes))
 
 
 class Changes:
