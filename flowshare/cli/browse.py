@@ -356,8 +356,25 @@ def dead_letter(**given: Any) -> None:
 @click.command("now")
 @act_options
 def now(**given: Any) -> None:
-    """Let delayed records come at once."""
+    """Let delayed records come at once; `end-delays` has all of a group's come."""
     _act("now", **given)
+
+
+@click.command("end-delays")
+@click.argument("group")
+@click.option(
+    "--rate", type=click.FloatRange(0, min_open=True), default=100.0, show_default=True, help="Records a second."
+)
+@click.option("--dry-run", is_flag=True, help="Only say how many there are.")
+@facts_options
+def end_delays(group: str, rate: float, dry_run: bool, as_json: bool, url: str) -> None:
+    """Let all of a group's delayed records come, so many a second: what they waited for is well again."""
+
+    count = run(url, lambda session: session.admin.end_delays(group, per_s=rate, dry_run=dry_run), groups=True)
+    if as_json:
+        emit_json({"group": group, "records": count, "dry_run": dry_run})
+        return
+    say(f"{count} delayed records {'would come' if dry_run else 'come'} now")
 
 
 def _act(
@@ -393,4 +410,4 @@ def _act(
         say("nothing was changed; leave out --dry-run to do it", err=True)
 
 
-COMMANDS: Final = (browse, release, reject, dead_letter, now)
+COMMANDS: Final = (browse, release, reject, dead_letter, now, end_delays)

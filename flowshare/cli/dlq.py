@@ -122,6 +122,7 @@ def show_letters(
     "--delete", is_flag=True, help="Then delete them here: all up to the last one, or the first of a parked key."
 )
 @click.option("--again", is_flag=True, help="Those too that were replayed before.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Letters a second at most.")
 @click.option("--dry-run", is_flag=True, help="Only say how many, and where to.")
 @filter_options
 @facts_options
@@ -132,6 +133,7 @@ def replay(
     limit: int | None,
     delete: bool,
     again: bool,
+    rate: float | None,
     dry_run: bool,
     as_json: bool,
     url: str,
@@ -154,7 +156,7 @@ def replay(
         await partitions_of(session, topic)
         if target is not None:
             await partitions_of(session, target)  # a mistyped name would make a topic that nobody reads
-        job = Replay(session, topic, target, dry_run=dry_run, again=again)
+        job = Replay(session, topic, target, dry_run=dry_run, again=again, per_s=rate)
         await job.before.load()
         if not dry_run:
             await job.before.check()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from flowshare.cli.letters import ROUND, is_own, letter_of, place_text, read_letters
@@ -37,6 +38,8 @@ REPLAYED: Final = ".replayed"
 KEYS_AT_ONCE: Final = 1_000
 """Parked keys that are replayed at once, for which the letters are read through once."""
 ASKED_AT_ONCE: Final = 50
+STEPS_A_SECOND: Final = 10
+"""How finely a replay at a rate is divided."""
 METADATA_MAX: Final = 4000
 """Characters of metadata: brokers take 4,096 bytes (offset.metadata.max.bytes)."""
 
@@ -53,8 +56,22 @@ class ParkedReplay(NamedTuple):
 class Replay:
     """Sends letters again in rounds, and remembers how far it came."""
 
-    def __init__(self, session: CommandSession, topic: str, target: str | None, *, dry_run: bool, again: bool) -> None:
+    def __init__(
+        self,
+        session: CommandSession,
+        topic: str,
+        target: str | None,
+        *,
+        dry_run: bool,
+        again: bool,
+        per_s: float | None = None,
+        quiet: bool = False,
+    ) -> None:
+        """target: where to; None: where each came from. again: those too that were replayed before. per_s: letters a
+        second at most; None: as fast as it goes. quiet: nothing is printed on the way."""
         self._session = session
+        self._per_s = per_s
+        self._quiet = quiet
         self._again = again
         self.before = Replayed(session.admin, topic)
         self.left_out = 0
@@ -90,11 +107,19 @@ class Replay:
                 await self.run(wanted, limit)
             await self.run_parked()
         except asyncio.CancelledError:
-            say(f"{self.done} letters were replayed; another replay goes on with the rest", err=True)
+            if not self._quiet:
+                say(f"{self.done} letters were replayed; another replay goes on with the rest", err=True)
             raise
 
+    def _progress(self, title: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
+        return nullcontext(lambda _: None) if self._quiet else progress(title, total)
+
+    def _at_once(self, most: int) -> int:
+        """How many are sent before it may be interrupted again: what takes about a second."""
+        return most if self._per_s is None else max(1, min(most, int(self._per_s)))
+
     async def run(self, wanted: Callable[[Mapping[str, Any]], bool], limit: int | None) -> None:
-        with progress(f"replaying {self._topic}", limit) as step:
+        with self._progress(f"replaying {self._topic}", limit) as step:
             async for letter in read_letters(self._session, self._topic):
                 if limit is not None and self._taken() >= limit:
                     break
@@ -163,9 +188,10 @@ class Replay:
     async def run_parked(self) -> None:
         """Replay the parked keys of which a letter was wanted. Raises: Failure."""
         wanted = sorted(self._parked_wanted)
-        with progress("replaying parked keys", len(wanted)) as step:
-            for first in range(0, len(wanted), KEYS_AT_ONCE):
-                some = wanted[first : first + KEYS_AT_ONCE]
+        with self._progress("replaying parked keys", len(wanted)) as step:
+            at_once = self._at_once(KEYS_AT_ONCE)
+            for first in range(0, len(wanted), at_once):
+                some = wanted[first : first + at_once]
                 await self._replay_keys(await self._begun(some))
                 step(len(some))
 
@@ -225,9 +251,13 @@ class Replay:
 
     async def _send(self, topic: str, messages: Sequence[tuple[K, Message]]) -> dict[K, ClientError]:
         """Send what belongs to something; the first error of each that was not sent whole."""
-        outcomes = await self._session.producer.send_many(
-            topic, [message for _, message in messages], return_exceptions=True
-        )
+        outcomes: list[Any] = []
+        step = len(messages) if self._per_s is None else max(1, int(self._per_s / STEPS_A_SECOND))
+        for first in range(0, len(messages), step):
+            some = [message for _, message in messages[first : first + step]]
+            outcomes += await self._session.producer.send_many(topic, some, return_exceptions=True)
+            if self._per_s is not None:
+                await self._session.clock.sleep(len(some) / self._per_s)
         failed: dict[K, ClientError] = {}
         for (whose, _), outcome in zip(messages, outcomes, strict=True):
             if isinstance(outcome, ClientError):
@@ -246,7 +276,7 @@ class Replay:
             self._count(letter)
             return
         self._pending.append(letter)
-        if len(self._pending) >= ROUND:
+        if len(self._pending) >= self._at_once(ROUND):
             await self._flush()
 
     def _count(self, letter: Mapping[str, Any]) -> str:

@@ -77,8 +77,6 @@ class Action:
     preview: Callable[[Means, Params], Awaitable[Preview]]
     act: Callable[[Means, Params], Awaitable[str]]
     danger: bool = False
-    long: bool = False
-    """It may take minutes."""
     back: Callable[[Params], str] = field(
         default=lambda params: f"group?{urlencode({'name': params.get('group', '')})}"
     )
@@ -259,17 +257,18 @@ def _replay_words(params: Params) -> list[str]:
     words = ["dlq", "replay", params["topic"]]
     for partition, offset in sorted(_places(params)):
         words += ["--at", f"{partition}@{offset}"]
-    for name in ("reason", "exception", "limit"):
+    for name in ("reason", "exception", "limit", "rate"):
         words += [f"--{name}", params[name]] if params.get(name) else []
     return words
 
 
 async def _replayed(means: Means, params: Params, *, dry_run: bool) -> Replay:
     limit = _number(params, "limit") if params.get("limit") else None
+    rate = float(_number(params, "rate") or 1) if params.get("rate") else None
     reason, exception = params.get("reason", "").lower(), params.get("exception", "").lower()
 
     async def call(session: CommandSession) -> Replay:
-        job = Replay(session, params["topic"], None, dry_run=dry_run, again=False)
+        job = Replay(session, params["topic"], None, dry_run=dry_run, again=False, per_s=rate, quiet=True)
         await job.before.load()
         if not dry_run:
             await job.before.check()
@@ -373,6 +372,28 @@ def _intervention(act: str) -> Action:
         danger=act in ("reject", "dead_letter"),
         back=lambda params: f"stuck?{urlencode({'group': params['group']})}",
     )
+
+
+def _rate(params: Params) -> float:
+    rate = _number(params, "rate")
+    if not rate:
+        raise BadForm("a rate is at least 1 a second")
+    return float(rate)
+
+
+async def _about_ending_delays(means: Means, params: Params) -> Preview:
+    rate = _rate(params)
+    count = await means.source.ask(
+        lambda session: session.admin.end_delays(params["group"], dry_run=True), limit_s=ACT_LIMIT_S
+    )
+    return Preview((f"{count} records come, {rate:.0f} a second; it takes about {count / rate:.0f} s.",))
+
+
+async def _end_delays(means: Means, params: Params) -> str:
+    count = await means.source.ask(
+        lambda session: session.admin.end_delays(params["group"], per_s=_rate(params)), limit_s=REPLAY_LIMIT_S
+    )
+    return f"{count} delayed records of {params['group']} came"
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
@@ -485,11 +506,11 @@ _ALL: Final = (
             _typed("reason", "reason contains", optional=True),
             _typed("exception", "exception contains", optional=True),
             _typed("limit", "at most", optional=True),
+            _typed("rate", "letters a second at most", "empty: as fast as it goes", optional=True),
         ),
         command=_replay_words,
         preview=_about_replay,
         act=_replay,
-        long=True,
         back=lambda params: f"letters?{urlencode({'topic': params['topic']})}",
     ),
     Action(
@@ -499,10 +520,18 @@ _ALL: Final = (
         command=lambda params: ["drain", "--web", params["worker"]],
         preview=_about_drain,
         act=_drain,
-        long=True,
         back=lambda _: "fleet",
     ),
     *(_intervention(act) for act in INTERVENE),
+    Action(
+        name="end_delays",
+        title="Let all come",
+        fields=(GROUP, _typed("rate", "records a second")),
+        command=lambda params: ["groups", "end-delays", params["group"], "--rate", params["rate"]],
+        preview=_about_ending_delays,
+        act=_end_delays,
+        back=lambda params: f"delayed?{urlencode({'group': params['group']})}",
+    ),
 )
 ACTIONS: Final[Mapping[str, Action]] = {one.name: one for one in _ALL}
 """By name."""

@@ -44,6 +44,7 @@ from flowshare.console.store import Deed
 from flowshare.errors import FlowshareError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.security.guesses import Guesses, is_loopback
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     import ssl
@@ -57,6 +58,8 @@ QUERY_MAX: Final = 4_096
 PAGES_AT_ONCE: Final = 16
 """Pages that are made at the same time; more wait."""
 ACTIONS_AT_ONCE: Final = 4
+ANSWER_S: Final = 5.0
+"""How long who asked for an action waits; then it goes on by itself."""
 STATIC: Final = Path(__file__).parent / "static"
 TYPES: Final[Mapping[str, str]] = {
     "console.js": "text/javascript",
@@ -129,7 +132,7 @@ class ConsoleServer:
         self._token = secrets.token_urlsafe(32)
         self._limiter = ConnectionLimiter(BOUNDS, clock)
         self._making = asyncio.Semaphore(PAGES_AT_ONCE)
-        self._acting = asyncio.Semaphore(ACTIONS_AT_ONCE)
+        self._deeds: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
         self._gate: Gate | None = None
         self._cookie = ""
@@ -170,7 +173,8 @@ class ConsoleServer:
         await Listening(runner, self._limiter, sock, settings.tls).start()
 
     async def close(self) -> None:
-        """Stop listening and drop what is open."""
+        """Stop listening and drop what is open; what is being done is cut off."""
+        await cancelled(*self._deeds)
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -356,23 +360,25 @@ class ConsoleServer:
         session, action, form = self._operator(request), _action(request), await _form(request)
         if not session.is_page(form.get("page_token", "")):
             raise web.HTTPForbidden(text="this form is of an earlier login or of another site; open the page again")
-        if self._acting.locked():
+        if len(self._deeds) >= ACTIONS_AT_ONCE:
             raise web.HTTPServiceUnavailable(text="too much is being done already; wait until some of it has ended")
         try:
             params = action.read(form)
             back = "/" + action.back(params)
         except BadForm as error:
             raise web.HTTPBadRequest(text=str(error)) from None
-        async with self._acting:
-            outcome, done = await self._carry_out(request, session, action, params)
-        session.add_notice(outcome, good=done)
-        self._collector.hurry()
+        task = asyncio.create_task(self._carry_out(request, session, action, params))
+        self._deeds.add(task)
+        task.add_done_callback(self._deeds.discard)
+        await asyncio.wait([task], timeout=ANSWER_S)
+        if not task.done():
+            session.add_notice(f"{action.title} goes on; the audit says how it ends", good=True)
         return _see_other(back)
 
     async def _carry_out(
         self, request: web.Request, session: Session, action: Action, params: Mapping[str, str]
-    ) -> tuple[str, bool]:
-        """Write it down, do it, write down what became of it: to the end, though who asked goes away."""
+    ) -> None:
+        """Write it down, do it, write down what became of it, and tell who asked; also when nobody waits any more."""
         deed = Deed(
             at_ms=self._clock.now_ms(),
             who=session.name,
@@ -385,17 +391,16 @@ class ConsoleServer:
         try:
             number = await self._store.note(deed)
         except sqlite3.Error as error:
-            return f"nothing was done, as it cannot be written down who does it: {error}", False
+            session.add_notice(f"nothing was done, as it cannot be written down who does it: {error}", good=False)
+            return
         logger.info("%s by %s: %s", action.name, session.name, deed.command)
-        return await asyncio.shield(asyncio.ensure_future(self._finish(action, params, number)))
-
-    async def _finish(self, action: Action, params: Mapping[str, str], number: int) -> tuple[str, bool]:
         try:
             outcome, done = await action.act(self._means, params), True
         except (FlowshareError, ClientError, OSError) as error:
             outcome, done = _problem(error)[1], False
+        session.add_notice(outcome, good=done)
+        self._collector.hurry()
         await self._store.end(number, outcome if done else f"failed: {outcome}")
-        return outcome, done
 
 
 _NOT_FOUND: Final = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)

@@ -103,18 +103,21 @@ class Workers:
         """Its metrics, by name, a mapping a worker."""
         return await self._all("/metrics", _families)
 
-    async def drain(self, name: str, timeout_s: float) -> bool:
-        """Have a worker finish what it is running and fetch nothing more. Raises: LookupError, OSError, ValueError."""
-        worker = next((one for one in await self.running() if one.name == name), None)
+    async def drain(self, address: str, timeout_s: float) -> bool:
+        """Have the worker with these pages finish what it is running and fetch nothing more.
+
+        Raises: LookupError, OSError, ValueError.
+        """
+        worker = next((one for one in await self.running() if one.address == address), None)
         if worker is None:
-            raise LookupError(f"no worker {name} runs here any more")
+            raise LookupError(f"no worker with pages at {address} runs here any more")
         loop = asyncio.get_running_loop()
         answer = await loop.run_in_executor(
             self._askers,
             lambda: own_user.ask(worker.address, "/drain", method="POST", timeout_s=timeout_s, token=self._token),
         )
         if answer.status != 200:
-            raise OSError(f"worker {name} answered {answer.status}: {_line(answer.body)}")
+            raise OSError(f"the worker at {address} answered {answer.status}: {_line(answer.body)}")
         return bool(json.loads(answer.body).get("drained"))
 
     async def _all(self, page: str, read: Callable[[Any], Any], statuses: Sequence[int] = (200,)) -> Told:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import PartitionOffsets
 
 Ask = Callable[[Any], Awaitable[Any]]
+HURRIED_AT_ONCE: Final = 1_000
+STEPS_A_SECOND: Final = 10
+"""How finely records that are to come at a rate are divided."""
+PAGES_MAX: Final = 1_000
 
 COOPERATIVE_STATES: Final = frozenset({"committed", "claimed", "free"})
 NOT_TOLD: Final = frozenset({ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED})
@@ -150,6 +154,28 @@ class Browser:
             )
         check(answer.error, answer.message, f"{act} in group {group_id}, {topic}-{partition}")
         return list(answer.found)
+
+    async def end_delays(self, group_id: str, per_s: float, *, dry_run: bool) -> int:
+        """See `ShareAdmin.end_delays`."""
+        if not per_s > 0:
+            raise ValueError(f"records come at a rate above 0 a second, not at {per_s}")
+        most = max(1, min(HURRIED_AT_ONCE, int(per_s / STEPS_A_SECOND)))
+        total = 0
+        for topic, partition in await self.places(group_id):
+            found = await self._delayed(group_id, topic, partition)
+            for ranges in _in_parts(found, most):
+                done = await self.intervene(group_id, topic, partition, ranges, "now", dry_run=dry_run)
+                total += sum(one.done for one in done)
+                if not dry_run:
+                    await self._clock.sleep(sum(last - first + 1 for first, last in ranges) / per_s)
+        return total
+
+    async def _delayed(self, group_id: str, topic: str, partition: int) -> list[Range]:
+        """The offsets that are delayed now."""
+        found: list[Range] = []
+        async for page in self.pages(group_id, topic, partition, None, RUNS_MAX, ("delayed",), PAGES_MAX):
+            found += [(run.first, run.last) for run in page.runs]
+        return found
 
     # --- where somebody else leads -----------------------------------------------------------------------------------
 
@@ -407,3 +433,20 @@ def _check_ranges(ranges: Sequence[Range]) -> None:
     """Raises: ValueError (not ascending, not disjoint, the wrong way round)."""
     if any(not 0 <= first <= last for first, last in ranges) or any(b[0] <= a[1] for a, b in pairwise(ranges)):
         raise ValueError("ranges are to be ascending and disjoint, each from its first to its last offset")
+
+
+def _in_parts(ranges: Sequence[Range], most: int) -> Iterator[list[Range]]:
+    """The same offsets in lists of at most so many, in order."""
+    part: list[Range] = []
+    room = most
+    for first, last in ranges:
+        while first <= last:
+            end = min(last, first + room - 1)
+            part.append((first, end))
+            room -= end - first + 1
+            first = end + 1
+            if not room:
+                yield part
+                part, room = [], most
+    if part:
+        yield part
