@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "kmq": ("flowshare.cli.kmq", "kmq", "Run a tracker of a KMQ queue, or move a queue to a share group."),
     "lag": ("flowshare.cli.lag", "lag", "Show backlog, oldest age, rates, needed workers and retention a group."),
     "pipeline": ("flowshare.cli.pipeline", "pipeline", "Run an app's pipelines on Spark."),
+    "resize": ("flowshare.cli.pages", "resize", "Have a supervisor keep more or fewer workers."),
     "scale": ("flowshare.cli.worker", "scale", "Run as many workers as an app needs at the moment."),
     "send": ("flowshare.cli.send", "send", "Send records to a topic."),
     "serve": ("flowshare.cli.serve", "serve", "Serve a log to Kafka clients: a broker for development."),

@@ -1,4 +1,4 @@
-"""Running workers, asked by their health pages: `flowshare inflight`, `flowshare drain`, and `ask` for other commands.
+"""Running workers, asked by their health pages: `flowshare inflight`, `drain`, `resize`, and `ask` for other commands.
 
 A page is asked for by the way that the worker's own user has, else over TCP with the operator's token.
 """
@@ -175,3 +175,13 @@ def drain(address: str, timeout: float) -> None:
     if not answer.get("drained"):
         raise Failure("handlers were cut off at the drain deadline; their records run again")
     say("drained: everything that was begun is finished")
+
+
+@click.command("resize")
+@click.argument("workers", type=click.IntRange(1, 256))
+@click.option("--web", "address", metavar="HOST:PORT", required=True, help="The supervisor's health pages.")
+@debug_option
+def resize(workers: int, address: str) -> None:
+    """Have a supervisor (flowshare worker --procs) keep so many workers from now on; those that go drain first."""
+    answer = ask(address, f"/resize?workers={workers}", method="POST")
+    say(f"the supervisor keeps {answer['workers']} workers")

@@ -183,7 +183,9 @@ def supervise(
         )
 
     def pages(supervisor: Supervisor) -> SupervisorPages:
-        return SupervisorPages(supervisor, backend, settings, drain_timeout_s=options.drain_timeout_s)
+        return SupervisorPages(
+            supervisor, backend, settings, drain_timeout_s=options.drain_timeout_s, fixed=beside is None
+        )
 
     return run_supervisor(backend, options, beside, pages)
 

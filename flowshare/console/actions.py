@@ -31,6 +31,7 @@ TEXT_MAX: Final = 1_000
 """Characters of what is typed into a form."""
 ROWS_MAX: Final = 200
 DRAIN_S: Final = 300.0
+ASK_LIMIT_S: Final = 5.0
 
 
 class BadForm(FlowshareError, ValueError):
@@ -414,6 +415,23 @@ async def _drain(means: Means, params: Params) -> str:
     return f"handlers of worker {params['worker']} were cut off at its drain deadline; their records run again"
 
 
+async def _about_resizing(_: Means, params: Params) -> Preview:
+    return Preview(
+        (
+            f"The supervisor at {params['worker']} keeps {_number(params, 'count')} workers from now on.",
+            "More start at once; those that go drain first.",
+        )
+    )
+
+
+async def _resize(means: Means, params: Params) -> str:
+    try:
+        told = await means.workers.order(params["worker"], f"/resize?workers={_number(params, 'count')}", ASK_LIMIT_S)
+    except (LookupError, OSError, ValueError) as error:
+        raise Failure(str(error)) from None
+    return f"the supervisor at {params['worker']} keeps {told['workers']} workers"
+
+
 def _number(params: Params, name: str) -> int:
     text = params[name]
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
@@ -520,6 +538,15 @@ _ALL: Final = (
         command=lambda params: ["drain", "--web", params["worker"]],
         preview=_about_drain,
         act=_drain,
+        back=lambda _: "fleet",
+    ),
+    Action(
+        name="resize",
+        title="Scale",
+        fields=(Field("worker"), _typed("count", "workers")),
+        command=lambda params: ["resize", params["count"], "--web", params["worker"]],
+        preview=_about_resizing,
+        act=_resize,
         back=lambda _: "fleet",
     ),
     *(_intervention(act) for act in INTERVENE),

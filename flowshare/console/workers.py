@@ -31,6 +31,8 @@ ASKERS: Final = 32
 WORKERS_MAX: Final = 256
 """Workers that are asked; of more the first ones."""
 KEPT_S: Final = 0.9
+OF_EACH: Final = ("/ready", "/workers")
+"""Pages that each is asked for, whoever else speaks for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,22 +105,29 @@ class Workers:
         """Its metrics, by name, a mapping a worker."""
         return await self._all("/metrics", _families)
 
+    async def supervised(self) -> Told:
+        """Of each supervisor that was named its workers: number, process, address, state."""
+        return await self._all("/workers", json.loads)
+
+    async def order(self, address: str, page: str, timeout_s: float) -> Any:
+        """What a worker or supervisor answers to an order (POST). Raises: LookupError, OSError, ValueError."""
+        if all(one.address != address for one in await self.running()):
+            raise LookupError(f"nobody with pages at {address} runs here any more")
+        loop = asyncio.get_running_loop()
+        answer = await loop.run_in_executor(
+            self._askers,
+            lambda: own_user.ask(address, page, method="POST", timeout_s=timeout_s, token=self._token),
+        )
+        if answer.status != 200:
+            raise OSError(f"{address} answered {answer.status}: {_line(answer.body)}")
+        return json.loads(answer.body)
+
     async def drain(self, address: str, timeout_s: float) -> bool:
         """Have the worker with these pages finish what it is running and fetch nothing more.
 
         Raises: LookupError, OSError, ValueError.
         """
-        worker = next((one for one in await self.running() if one.address == address), None)
-        if worker is None:
-            raise LookupError(f"no worker with pages at {address} runs here any more")
-        loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(
-            self._askers,
-            lambda: own_user.ask(worker.address, "/drain", method="POST", timeout_s=timeout_s, token=self._token),
-        )
-        if answer.status != 200:
-            raise OSError(f"the worker at {address} answered {answer.status}: {_line(answer.body)}")
-        return bool(json.loads(answer.body).get("drained"))
+        return bool((await self.order(address, "/drain", timeout_s)).get("drained"))
 
     async def _all(self, page: str, read: Callable[[Any], Any], statuses: Sequence[int] = (200,)) -> Told:
         """Asked once for all who ask within a second."""
@@ -130,6 +139,9 @@ class Workers:
 
     async def _ask_all(self, page: str, read: Callable[[Any], Any], statuses: Sequence[int]) -> Told:
         workers = await self.running()
+        if page not in OF_EACH and self._addresses:
+            covered = await self._covered()
+            workers = [one for one in workers if one.address not in covered]
         loop = asyncio.get_running_loop()
         asked = [loop.run_in_executor(self._askers, self._one, one, page, read, statuses) for one in workers]
         rows: dict[str, Any] = {}
@@ -140,6 +152,11 @@ class Workers:
             else:
                 rows[worker.name] = answer
         return Told(rows, silent)
+
+    async def _covered(self) -> frozenset[str]:
+        """Pages of workers for whom a supervisor that was named speaks."""
+        told = await self.supervised()
+        return frozenset(row["address"] for rows in told.rows.values() for row in rows if row.get("address"))
 
     def _one(self, worker: Worker, page: str, read: Callable[[Any], Any], statuses: Sequence[int]) -> Any:
         try:

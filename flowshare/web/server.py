@@ -38,7 +38,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Handler = Callable[["web.Request"], Awaitable["web.Response"]]
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
-NEEDS: Final[Mapping[str, Need]] = {"/live": Need.NOTHING, "/ready": Need.NOTHING, "/drain": Need.OPERATOR}
+NEEDS: Final[Mapping[str, Need]] = {
+    "/live": Need.NOTHING,
+    "/ready": Need.NOTHING,
+    "/drain": Need.OPERATOR,
+    "/resize": Need.OPERATOR,
+}
 KEPT_S: Final = 1.0
 STATE: Final = frozenset({"state"})
 """Texts of a page's rows that are no names."""

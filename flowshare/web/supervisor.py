@@ -8,6 +8,7 @@
     /inflight  JSON: the records that handlers work on, with the worker's number
     /lag       as a worker's; /scale too
     /drain     POST: all workers fetch no more and finish what is running
+    /resize    POST, `?workers=N`: keep N workers from now on; those that go drain first. Not of `flowshare scale`
 
 Who gets what is decided as for a worker. The workers are asked by the way that their own user has
 (`agents.pages.own_user`). A worker that does not answer within `ASK_S` is left out, and told of by /ready.
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from flowshare.backend.base import Backend
 
 ASK_S: Final = 3.0
-ASKERS: Final = 256
+WORKERS_MAX: Final = 256
+ASKERS: Final = WORKERS_MAX
 """Threads at most: as many as there may be workers, each of which may stand still."""
 LATER_S: Final = 10.0
 """How much longer than its drain time a worker's answer to /drain is waited for."""
@@ -46,6 +48,7 @@ class SupervisorPages(Pages):
     """Serves them.
 
     backend: what the supervisor leads, None: nothing. settings: where, and to whom. drain_timeout_s: of its workers.
+    fixed: how many there are is nobody's decision but the operator's.
     """
 
     def __init__(
@@ -55,7 +58,9 @@ class SupervisorPages(Pages):
         settings: PageSettings | None = None,
         *,
         drain_timeout_s: float,
+        fixed: bool = True,
     ) -> None:
+        self._fixed = fixed
         self._clock = LoopClock()
         super().__init__(settings, self._clock)
         self._askers = ThreadPoolExecutor(ASKERS, "ask worker")
@@ -80,7 +85,7 @@ class SupervisorPages(Pages):
         }
 
     def _orders(self) -> dict[str, Handler]:
-        return {"/drain": self._drain}
+        return {"/drain": self._drain, "/resize": self._resize}
 
     async def _reasons(self) -> list[str]:
         return await self._kept.get("ready", self._find_reasons)
@@ -140,6 +145,17 @@ class SupervisorPages(Pages):
         limit_s = self._drain_timeout_s + LATER_S
         told = await self._ask_all("/drain", method="POST", limit_s=limit_s)
         return json_answer({"drained": all(one is not None and one["drained"] for one in told.values())})
+
+    async def _resize(self, request: web.Request) -> web.Response:
+        text = request.query.get("workers", "")
+        if not self._fixed:
+            return json_answer(
+                {"error": "flowshare scale decides how many workers there are (--min, --max)"}, status=409
+            )
+        if not (text.isascii() and text.isdecimal() and 1 <= int(text[:4]) <= WORKERS_MAX):
+            return json_answer({"error": f"workers is a number from 1 to {WORKERS_MAX}"}, status=400)
+        self._supervisor.resize(int(text))
+        return json_answer({"workers": self._supervisor.size})
 
     # --- asking the workers -------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 async def _load(view: View, _query: Query) -> Context:
     workers = await view.workers.running()
     ready, scale = (await view.workers.ready(), await view.workers.scale()) if workers else (None, None)
+    supervised = (await view.workers.supervised()).rows if workers else {}
     rows: list[dict[str, Any]] = []
     for worker in workers:
         told = ready.rows.get(worker.name) if ready else None
@@ -24,6 +25,7 @@ async def _load(view: View, _query: Query) -> Context:
                 "worker": worker,
                 "ready": None if told is None else bool(told.get("ok")),
                 "reasons": [] if told is None else told.get("reasons", []),
+                "workers": supervised.get(worker.name),
                 "silent": None if ready is None else ready.silent.get(worker.name),
             }
         )
