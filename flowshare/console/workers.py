@@ -31,7 +31,7 @@ ASKERS: Final = 32
 WORKERS_MAX: Final = 256
 """Workers that are asked; of more the first ones."""
 KEPT_S: Final = 0.9
-OF_EACH: Final = ("/ready", "/workers")
+OF_EACH: Final = ("/ready", "/workers", "/pipelines")
 """Pages that each is asked for, whoever else speaks for it."""
 
 
@@ -108,6 +108,10 @@ class Workers:
     async def supervised(self) -> Told:
         """Of each supervisor that was named its workers: number, process, address, state."""
         return await self._all("/workers", json.loads)
+
+    async def pipelines(self) -> Told:
+        """Of each process that was named and runs pipelines on Spark: state, rate, batch time and backlog of each."""
+        return await self._all("/pipelines", json.loads)
 
     async def order(self, address: str, page: str, timeout_s: float) -> Any:
         """What a worker or supervisor answers to an order (POST). Raises: LookupError, OSError, ValueError."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 async def _load(view: View, _query: Query) -> Context:
     workers = await view.workers.running()
     ready, scale = (await view.workers.ready(), await view.workers.scale()) if workers else (None, None)
+    pipelines = (await view.workers.pipelines()).rows if workers else {}
     supervised = (await view.workers.supervised()).rows if workers else {}
     rows: list[dict[str, Any]] = []
     for worker in workers:
@@ -39,6 +40,7 @@ async def _load(view: View, _query: Query) -> Context:
     answers = list(scale.rows.values()) if scale else []
     return {
         "rows": rows,
+        "pipelines": [{"process": name, **row} for name, rows in pipelines.items() for row in rows if "name" in row],
         "known": view.workers.known,
         "leads": None if slots is None else _leads(slots, look.led),
         "slots": slots,
