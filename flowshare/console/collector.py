@@ -48,11 +48,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettings:
-    """What is asked for less often. members, assigned: how many; None: not known."""
+    """What is asked for less often. members, assigned: how many; None: not known. state: of a cooperative group."""
 
     configs: Mapping[str, str] = field(default_factory=dict)
     members: int | None = None
     assigned: int | None = None
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +217,7 @@ class Collector:
         return GroupLine(
             name=name,
             kind=kind,
-            state=state,
+            state=state or slow.state,
             topics=topics,
             partitions=parts,
             settings=slow,
@@ -269,15 +270,17 @@ async def _settings_of(session: CommandSession, name: str, kind: str) -> GroupSe
     try:
         found = await (admin.cooperative.describe(name) if kind == "cooperative" else admin.describe_group(name))
         members, assigned = len(found.members), sum(bool(one.assignment) for one in found.members)
+        state = found.state
     except ServerError as error:
         logger.debug("members of group %s: %s", name, error)
+        state = ""
     configs: dict[str, str] = {}
     if kind == "share" and session.backend.capabilities.pausing:
         try:
             configs = {one.name: one.value or "" for one in await admin.group_configs(name)}
         except ServerError as error:
             logger.debug("settings of group %s: %s", name, error)
-    return GroupSettings(configs=configs, members=members, assigned=assigned)
+    return GroupSettings(configs=configs, members=members, assigned=assigned, state=state)
 
 
 def figures_of(line: GroupLine) -> Figures:
