@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.agents.scale.retention import FINISHED, FOREVER, left
 from flowshare.client.errors import ServerError
-from flowshare.protocol.messages import SharePartitionOffsets
 
 if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from flowshare.backend.base import Capabilities
     from flowshare.client.admin.admin import ShareAdmin
     from flowshare.client.admin.watching import ShareWatch
+    from flowshare.protocol.messages import SharePartitionOffsets
     from flowshare.protocol.messages.cooperative import PartitionOffsets
 
 logger = logging.getLogger("flowshare.host")
@@ -104,6 +104,8 @@ async def rows(admin: ShareAdmin, groups: Groups, now_ms: int, facts: Facts | No
 
 async def watched(watch: ShareWatch, now_ms: int) -> Rows:
     """As `rows` of all share groups, from what servers say has changed. Raises: as `ShareWatch.look`."""
+    from flowshare.protocol.messages import SharePartitionOffsets
+
     found = await watch.look()
     return [
         row(
@@ -141,6 +143,7 @@ async def _cooperative(admin: ShareAdmin, group: str) -> list[tuple[SharePartiti
 def as_shared(part: PartitionOffsets) -> tuple[SharePartitionOffsets, Figures]:
     """A partition of a cooperative group in the words of a share-partition, and what there is besides."""
     from flowshare.client.admin.cooperative import held_share, longest_wait_ms
+    from flowshare.protocol.messages import SharePartitionOffsets
 
     waited_ms = longest_wait_ms(part)
     shared = SharePartitionOffsets(
