@@ -311,6 +311,7 @@ class ConsoleServer:
             {
                 "session": session,
                 "operator": session is not None and session.role is Role.OPERATOR,
+                "page": None,
                 "pages": PAGES,
                 "look": look,
                 "trouble": self._collector.trouble,
