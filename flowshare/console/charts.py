@@ -175,19 +175,26 @@ def cells(runs: Sequence[Run], first: int, end: int, *, cells_max: int = CELLS_M
     return made
 
 
+def _each(found: Sequence[Cell]) -> str:
+    count = found[0].last - found[0].first + 1 if found else 1
+    return "a cell is an offset" if count == 1 else f"a cell is {count} offsets"
+
+
 def strip(found: Sequence[Cell], link: Callable[[Cell], str]) -> Markup:
-    """Cells in rows; each says its offsets and leads to its records."""
+    """Cells in rows; each says its offsets and leads to its records, for who points at it: Tab passes them by, as there
+    may be a thousand, and goes through the list of runs."""
     rows = -(-len(found) // CELLS_A_ROW)
     parts = [
-        Markup('<svg class="strip" viewBox="0 0 {} {}" role="img" aria-label="window, a cell is {} offsets">').format(
-            CELLS_A_ROW * CELL, max(1, rows) * CELL, 1 if not found else found[0].last - found[0].first + 1
+        Markup('<svg class="strip" viewBox="0 0 {} {}" role="group" aria-label="{}">').format(
+            CELLS_A_ROW * CELL, max(1, rows) * CELL, _each(found)
         )
     ]
     for number, cell in enumerate(found):
         text = f"{cell.first}" if cell.first == cell.last else f"{cell.first} to {cell.last}"
         parts.append(
             Markup(
-                '<a href="{}"><rect class="{}{}" x="{}" y="{}" width="9" height="9"><title>{}</title></rect></a>'
+                '<a href="{}" tabindex="-1">'
+                '<rect class="{}{}" x="{}" y="{}" width="9" height="9"><title>{}</title></rect></a>'
             ).format(
                 link(cell),
                 f"s-{cell.state}",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup as Safe
+from markupsafe import escape
 
 from flowshare.agents.handler.texts import age
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
 
 NOTHING: Final = "–"
+_CODE: Final = re.compile(r"`([^`\n]+)`")
+_STATES: Final = {"HELD": "acquired", "FREE": "available"}
+"""What the head of a key is called elsewhere."""
 
 
 class Markup:
@@ -34,7 +40,10 @@ class Markup:
             "age": lambda seconds: NOTHING if seconds is None else age(seconds),
             "ago": lambda at_ms: NOTHING if at_ms is None else age(max(0.0, (clock.now_ms() - at_ms) / 1000)),
             "number": number,
+            "prose": prose,
             "rate": rate,
+            "seconds": seconds,
+            "state": lambda name: _STATES.get(name, name.lower()),
             "time": time,
             "url": url,
             "hash": lambda text: f"{abs(hash(text)):x}",
@@ -50,6 +59,19 @@ def number(value: float | None) -> str:
     if value is None or value < 0:
         return NOTHING
     return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def seconds(value: float | None) -> str:
+    """A time that passes while it is looked at: below a minute without fractions, which would flicker."""
+    if value is None:
+        return NOTHING
+    return f"{int(value)} s" if 0 <= value < 60 else age(value)
+
+
+def prose(text: str) -> Safe:
+    """A sentence; what stands in backticks is set as code."""
+    parts = _CODE.split(text)  # every second one is code
+    return Safe("").join(Safe("<code>{}</code>").format(one) if at % 2 else escape(one) for at, one in enumerate(parts))
 
 
 def rate(value: float | None) -> str:

@@ -30,10 +30,11 @@ from yarl import URL
 
 from flowshare.agents.pages.gate import Gate, Named, Need
 from flowshare.agents.pages.site import Bounds, ConnectionLimiter, Listening, PageConnection, bound, guarded, shown
-from flowshare.cli.output import Failure, explain
+from flowshare.cli.output import explain
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.console import logins
 from flowshare.console.actions import ACTIONS, Action, BadForm, Means
+from flowshare.console.collector import AWAY_S, Look
 from flowshare.console.logins import Login, LoginFile, Role
 from flowshare.console.markup import Markup
 from flowshare.console.pages import PAGES
@@ -55,6 +56,8 @@ BOUNDS: Final = Bounds(connections=512, by_address=128, request_bytes=0, one_req
 BODY_MAX: Final = 32 * 1024
 """Bytes of a form."""
 QUERY_MAX: Final = 4_096
+LATE_S: Final = 8.0
+"""A look that is older than this is told of, unless looks take that long."""
 PAGES_AT_ONCE: Final = 16
 """Pages that are made at the same time; more wait."""
 ACTIONS_AT_ONCE: Final = 4
@@ -299,7 +302,7 @@ class ConsoleServer:
                 return await page.load(self._view, query), 200
             except (FlowshareError, ClientError, OSError, ValueError) as error:
                 status, text = _problem(error)
-                return {"problem": text, "query": query}, status
+                return {"problem": text, "passing": status == 503, "query": query}, status
 
     def _html(
         self, template: str, context: Mapping[str, Any], session: Session | None, *, status: int = 200
@@ -307,6 +310,7 @@ class ConsoleServer:
         if "problem" in context:
             template = "problem.html"
         look = self._collector.look
+        seen_s = max(0.0, (self._clock.now_ms() - look.at_ms) / 1000)
         text = self._markup.render(
             template,
             {
@@ -315,7 +319,8 @@ class ConsoleServer:
                 "page": None,
                 "pages": PAGES,
                 "look": look,
-                "trouble": self._collector.trouble,
+                "seen_s": seen_s,
+                "trouble": self._collector.trouble or _late(look, seen_s),
                 "history_trouble": self._store.trouble,
                 "broker": self._view.broker,
                 "notices": session.take_notices() if session is not None else (),
@@ -408,6 +413,13 @@ class ConsoleServer:
 _NOT_FOUND: Final = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
+def _late(look: Look, seen_s: float) -> str | None:
+    """That the next look takes much longer than the last one did."""
+    if not look.at_ms or seen_s < max(LATE_S, AWAY_S + 3 * look.took_s):
+        return None
+    return "the log does not answer at the moment"
+
+
 def _problem(error: BaseException) -> tuple[int, str]:
     """Status and text for what a page cannot show."""
     text = explain(error)
@@ -415,7 +427,7 @@ def _problem(error: BaseException) -> tuple[int, str]:
         return 404, text
     if isinstance(error, (BadForm, ValueError)) and not isinstance(error, ClientError):
         return 400, text
-    return (503 if isinstance(error, (NotAnswering, OSError)) else 422 if isinstance(error, Failure) else 502), text
+    return (503 if isinstance(error, (NotAnswering, OSError)) else 422), text
 
 
 def _action(request: web.Request) -> Action:

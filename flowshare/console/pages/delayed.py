@@ -23,7 +23,7 @@ async def _load(view: View, query: Query) -> Context:
     runs = sorted(found.runs, key=lambda run: run.due_ms)
     return {
         "group": group,
-        "histogram": charts.bars(histogram(runs, now_ms), "due in"),
+        "histogram": charts.bars(_without_end(histogram(runs, now_ms)), "due in"),
         "count": sum(run.count for run in runs),
         "rows": [{"run": run, "left_s": max(0.0, (run.due_ms - now_ms) / 1000)} for run in runs[:ROWS_MAX]],
         "more": max(0, len(runs) - ROWS_MAX),
@@ -38,8 +38,18 @@ def histogram(runs: Sequence[held.Held], now_ms: int) -> list[charts.Bar]:
     for run in runs:
         left_s = (run.due_ms - now_ms) / 1000
         counts[sum(left_s > edge for edge in EDGES_S)] += run.count
-    names = ["now", *(f"≤ {age(edge)}" for edge in EDGES_S[1:]), f"> {age(EDGES_S[-1])}"]
+    names = ["now", *(f"≤ {_round(edge)}" for edge in EDGES_S[1:]), f"> {_round(EDGES_S[-1])}"]
     return [charts.Bar(name, count, number(count)) for name, count in zip(names, counts, strict=True)]
+
+
+def _round(edge_s: float) -> str:
+    """`15 m` instead of `15 m 0 s`."""
+    return age(edge_s).replace(".0 s", " s").removesuffix(" 0 s").removesuffix(" 0 m").removesuffix(" 0 h")
+
+
+def _without_end(bars: list[charts.Bar]) -> list[charts.Bar]:
+    """Up to the last span in which something is due."""
+    return bars[: max((at for at, bar in enumerate(bars) if bar.value), default=0) + 1]
 
 
 PAGE: Final = Page("delayed", "Delayed", _load)

@@ -38,7 +38,7 @@ async def _load(view: View, query: Query) -> Context:
         "span": span,
         "spans": list(SPANS),
         "charts": drawn,
-        "parts": line.partitions[:ROWS_MAX],
+        "parts": sorted(line.partitions, key=lambda row: (row["topic"], row["partition"]))[:ROWS_MAX],
         "more_parts": max(0, len(line.partitions) - ROWS_MAX),
         **facts,
     }

@@ -13,6 +13,13 @@ from flowshare.console.store import AGENTS
 if TYPE_CHECKING:
     from flowshare.console.agents import AgentCounts
 
+_NAMES: Final = {
+    "records redelivered": "redelivered",
+    "handler errors": "errors",
+    "handler timeouts": "timeouts",
+    "records undecodable": "undecodable",
+    "dead letter queue records": "dead letters",
+}
 SPANS: Final = {"10m": 600, "1h": 3600, "24h": 86400}
 
 
@@ -41,7 +48,7 @@ def _shown(found: AgentCounts) -> dict[str, Any]:
             bars.append(charts.Bar(name, total - before, number(total - before)))
         before = max(before, total)
     return {
-        "counts": list(found.counts.items()),
+        "counts": [(_NAMES.get(name, name), value) for name, value in found.counts.items()],
         "exceptions": sorted(found.exceptions.items(), key=lambda pair: -pair[1]),
         "histogram": charts.bars(bars, "time of the handler") if bars else None,
         "mean_s": found.seconds / found.handled if found.handled else None,

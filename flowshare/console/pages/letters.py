@@ -45,7 +45,8 @@ async def _load(view: View, query: Query) -> Context:
         "read": len(letters),
         "kinds": _kinds(letters),
         "letters": [
-            {**plain(one), "place": f"{one['letter_partition']}@{one['letter_offset']}"} for one in chosen[:SHOWN]
+            {**plain(one), "died_ms": one["died_ms"], "place": f"{one['letter_partition']}@{one['letter_offset']}"}
+            for one in chosen[:SHOWN]
         ],
         "more": max(0, len(chosen) - SHOWN),
         "reason": query.get("reason", ""),
@@ -115,6 +116,7 @@ async def _one(view: View, topic: str, at: str, form: str) -> Context:
     letter, record = await view.source.ask(ask)
     return {
         **plain(letter),
+        "died_ms": letter["died_ms"],
         "place": f"{partition}@{offset}",
         "form": form,
         "key_text": value_text(letter["raw_key"], "text"),

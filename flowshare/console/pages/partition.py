@@ -25,6 +25,7 @@ async def _load(view: View, query: Query) -> Context:
         lambda session: session.admin.browse(group, topic, partition, from_offset=first, limit=LIMIT)
     )
     strip, begin, end = _strip(page, first)
+    runs = [run for run in page.runs if run.state not in ("available", "free")]
     return {
         "group": group,
         "topic": topic,
@@ -34,8 +35,8 @@ async def _load(view: View, query: Query) -> Context:
         "begin": begin,
         "end": end,
         "states": _states(page),
-        "runs": [run for run in page.runs if run.state not in ("available", "free")][:RUNS_SHOWN],
-        "more": max(0, len(page.runs) - RUNS_SHOWN),
+        "runs": runs[:RUNS_SHOWN],
+        "more": max(0, len(runs) - RUNS_SHOWN),
         "blocker": blocker(page),
     }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from flowshare.console.pages import held
 from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
 
 ATTEMPTS: Final = 2
-"""From so many deliveries on, or when its lock is about to end again, a record is worth looking at."""
+"""From so many deliveries on a record is worth looking at."""
 
 
 async def _load(view: View, query: Query) -> Context:
@@ -16,7 +17,8 @@ async def _load(view: View, query: Query) -> Context:
     in_flight = await held.find(view, ("acquired", "pending"), "in_flight", group)
     again = await held.find(view, ("delayed",), "delayed", group)
     runs = [*in_flight.runs, *again.runs]
-    runs.sort(key=lambda run: (-run.attempt, run.first))
+    once = sum(run.count for run in runs if run.attempt < ATTEMPTS)
+    runs = sorted((run for run in runs if run.attempt >= ATTEMPTS), key=lambda run: (-run.attempt, run.first))
     now_ms = view.clock.now_ms()
     lines = [line for line in view.collector.look.groups.values() if group in (None, line.name)]
     return {
@@ -25,16 +27,28 @@ async def _load(view: View, query: Query) -> Context:
         "rows": [{"run": run, "left_s": (run.due_ms - now_ms) / 1000 if run.due_ms > 0 else None} for run in runs][
             :ROWS_MAX
         ],
+        "once": once,
         "more": max(0, len(runs) - ROWS_MAX),
         "unknown": tuple(dict.fromkeys((*in_flight.unknown, *again.unknown))),
         "left_out": in_flight.left_out + again.left_out,
         "keys": [
-            {"group": line.name, "topic": row["topic"], **key}
+            {"group": line.name, "topic": row["topic"], **key, "run": _run(line.name, row["topic"], key)}
             for line in lines
             for row in line.topics
             for key in row.get("stuck") or ()
             if key["blocked"]
         ][:ROWS_MAX],
+    }
+
+
+def _run(group: str, topic: str, key: Mapping[str, Any]) -> dict[str, Any]:
+    """What the buttons of a record act on."""
+    return {
+        "group": group,
+        "topic": topic,
+        "partition": key["partition"],
+        "first": key["offset"],
+        "last": key["offset"],
     }
 
 
