@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.backend import parse_broker
+from flowshare.console.source import NotAnswering
 from flowshare.errors import FlowshareError
 
 if TYPE_CHECKING:
@@ -47,11 +48,13 @@ class View:
         return str(parse_broker(self.source.url))
 
     def line(self, group: str) -> GroupLine:
-        """What the last look saw of a group. Raises: Missing."""
+        """What the last look saw of a group. Raises: Missing, NotAnswering (nothing was looked at yet)."""
         look = self.collector.look
         found = look.groups.get(group)
+        if found is None and not look.at_ms:
+            raise NotAnswering("the groups have not been looked at yet")
         if found is None:
-            raise Missing(f"there is no group {group!r}" if look.at_ms else "the groups have not been looked at yet")
+            raise Missing(f"there is no group {group!r}")
         return found
 
 

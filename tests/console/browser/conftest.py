@@ -15,6 +15,8 @@ from tests.console.browser.world import World, running
 async def shop(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     """A shop with a worker and a console. What a test changes it puts back."""
     async with running(tmp_path_factory.mktemp("shop"), browser) as world:
+        async with world.page("groups") as page:
+            await page.wait_for_selector("tbody tr")  # the console has looked at them
         async with world.page("do/limit?group=shop.archive&setting=share.max.in.flight&value=9") as page:
             await page.click("main button.main")  # so that there is a deed
         yield world

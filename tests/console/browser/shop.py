@@ -1,6 +1,7 @@
 """The application whose groups tests look at in the console: what stands still stays so until somebody acts.
 
-bill     in the order of keys: the handler of the order "stuck" does not end, so that its key stands still
+bill     in the order of keys: handlers of orders with "stuck" do not end, so that their keys stand still: "always", or
+         "once", until somebody releases the order
 mail     fails: some are tried again in an hour, some become dead letters
 ledger   in the order of keys, and parks a key after a dead letter
 archive  paused
@@ -21,7 +22,7 @@ mails = app.topic("mails", value_type=dict)
 @app.share_agent(orders, order="key", concurrency=4)
 async def bill(order: dict, delivery: fs.Delivery) -> None:
     """Bill an order."""
-    if order.get("stuck") and delivery.attempt == 1:
+    if order.get("stuck") == "always" or (order.get("stuck") == "once" and delivery.attempt == 1):
         await asyncio.Event().wait()
 
 

@@ -157,7 +157,7 @@ class World:
             await admin.alter_group_configs("shop.archive", {"share.paused": "true"})
 
         await self.ask(make)
-        stuck = [order(0, key="stuck", stuck=True, partition=0)]
+        stuck = [order(0, key="stuck", stuck="always", partition=0)]
         bad = [order(n, key="bad", bad=n == 4, partition=1) for n in range(4, 7)]
         good = [order(n, key=f"k{n}", partition=n % 2) for n in range(7, 40)]
         await self.send("orders", stuck + bad + good)
@@ -165,9 +165,9 @@ class World:
         await self.send("mails", mails)
 
     async def stick(self, key: str, partition: int, count: int) -> int:
-        """Orders of a key wait behind the first one, whose handler does not end; its offset."""
+        """Orders of a key wait behind the first one, until it is released; its offset."""
         at = await self.ask(lambda admin: admin.log_end("orders", partition))
-        await self.send("orders", [order(1000, key=key, stuck=True, partition=partition)])
+        await self.send("orders", [order(1000, key=key, stuck="once", partition=partition)])
         await until(lambda: self.holds(partition, at), "nobody has taken it", look_s=0.1)
         await self.send("orders", [order(1001 + n, key=key, partition=partition) for n in range(count)])
         return int(at)
