@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from flowshare.console.pages import held
@@ -10,6 +10,8 @@ from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
 
 ATTEMPTS: Final = 2
 """From so many deliveries on a record is worth looking at."""
+LONG_S: Final = 30.0
+"""From so long on a handler is, whose lock has been renewed by then."""
 
 
 async def _load(view: View, query: Query) -> Context:
@@ -28,6 +30,7 @@ async def _load(view: View, query: Query) -> Context:
             :ROWS_MAX
         ],
         "once": once,
+        "hanging": await _hanging(view, in_flight.runs),
         "more": max(0, len(runs) - ROWS_MAX),
         "unknown": tuple(dict.fromkeys((*in_flight.unknown, *again.unknown))),
         "left_out": in_flight.left_out + again.left_out,
@@ -39,6 +42,24 @@ async def _load(view: View, query: Query) -> Context:
             if key["blocked"]
         ][:ROWS_MAX],
     }
+
+
+async def _hanging(view: View, runs: Sequence[held.Held]) -> list[dict[str, Any]]:
+    """Records whose handlers run for long, the longest first; with whose they are, where that is plain."""
+    if not view.workers.known:
+        return []
+    told = await view.workers.in_flight()
+    rows = [{"worker": name, **row} for name, found in told.rows.items() for row in found if row.get("topic")]
+    rows = [row for row in rows if row["age_s"] >= LONG_S]
+    for row in rows:
+        groups = {
+            run.group
+            for run in runs
+            if (run.topic, run.partition) == (row["topic"], row["partition"]) and run.first <= row["offset"] <= run.last
+        }
+        named = {one for one in groups if one.endswith(f".{row['agent']}")} or groups
+        row["run"] = _run(named.pop(), row["topic"], row) if len(named) == 1 else None
+    return sorted(rows, key=lambda row: -row["age_s"])[:ROWS_MAX]
 
 
 def _run(group: str, topic: str, key: Mapping[str, Any]) -> dict[str, Any]:
