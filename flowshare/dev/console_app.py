@@ -35,7 +35,7 @@ async def bill(flight: Flight, delivery: fs.Delivery) -> None:
     if flight["dep_time"] is None:
         raise fs.Reject("cancelled: no departure time")
     if number % FAILS_EVERY == 7 and (delivery.attempt == 1 or number % RECOVERS_EVERY):
-        raise LookupError(f"no tariff for {flight['carrier']} to {flight['dest']}")
+        raise LookupError(f"no tariff for flight {flight['flight']}")
     await asyncio.sleep(0.02)
 
 
