@@ -19,6 +19,7 @@ from flowshare.protocol.messages import (
     ShareResumeRequest,
     TopicPartition,
 )
+from flowshare.protocol.messages.browse import ShareChangesRequest
 from flowshare.server.share.loader import Loader
 from flowshare.server.share.opened_log import OPENED_BYTES, OpenedBatches, OpenedLog, Thinned
 from flowshare.server.share.partitions import Partitions
@@ -387,6 +388,22 @@ async def test_the_offsets_of_a_group_tell_of_what_waits_and_for_what() -> None:
 
     assert (told.in_flight, told.blocked) == (2, 3)
     assert [tuple(one) for one in told.stuck] == [(0, 3, "HELD", 1, m.member_id)]
+
+
+async def test_who_watches_learns_which_keys_are_stuck_though_nothing_else_changes_any_more() -> None:
+    """Which they are is found out every two seconds only, so that it is known later than how many records wait."""
+    async with world(configs=BY_KEY) as w:
+        at, m = await w.held(keyed("aab"), joined=True)
+        first = await w.admin.send(ShareChangesRequest())
+        await w.produce(keyed("aaa"))
+        await m.fetch(at)
+        await w.clock.advance(1.0)
+        soon = await w.admin.send(ShareChangesRequest(server=first.server, since=first.version))
+        await w.clock.advance(2.0)
+        later = await w.admin.send(ShareChangesRequest(server=first.server, since=soon.version))
+
+    assert [row.blocked for row in soon.rows] == [4]
+    assert [[(one.offset, one.blocked) for one in row.stuck] for row in later.rows] == [[(0, 4)]]
 
 
 async def test_a_window_that_is_nearly_full_is_told_with_the_offsets_that_hold_it_open(caplog) -> None:

@@ -160,7 +160,10 @@ class Changes:
         except (CoreError, LogError):
             return False  # the topic is being deleted, or its log is looked for
         signature = _signature(owner, bounds)
-        if self._signatures.get(key) != signature:
+        before = self._rows.get(key)
+        # Which keys are stuck is found out seldom, so that it is known later than how many records wait.
+        late = before is not None and owner.partition.blocked_count > 0 and before[1].stuck != owner.stuck()
+        if self._signatures.get(key) != signature or late:
             self._signatures[key] = signature
             self._put(key, self._row(key, owner, bounds))
         row = self._rows.get(key)
