@@ -121,7 +121,9 @@ class AgentWatch:
                 if name in self.agents
             }
             self._store.keep(AGENTS, self._clock.now_ms() // 1000, made)
-        self.agents, self.silent, self.answered, self._at_s = found, dict(told.silent), len(told.rows), now_s
+        self.silent, self._at_s = dict(told.silent), now_s
+        if told.rows or not told.silent:  # else what was seen last is shown, beside who is silent
+            self.agents, self.answered = found, len(told.rows)
 
     async def _run(self) -> None:
         while True:
