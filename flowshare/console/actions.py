@@ -285,7 +285,9 @@ async def _replayed(means: Means, params: Params, *, dry_run: bool) -> Replay:
 
 async def _about_replay(means: Means, params: Params) -> Preview:
     job = await _replayed(means, params, dry_run=True)
-    lines = [f"{count} letters would be sent to {topic}, as they were." for topic, count in sorted(job.sent.items())]
+    lines = [
+        f"{counted(count, 'letter')} would be sent to {topic}, unchanged." for topic, count in sorted(job.sent.items())
+    ]
     lines += [f"{job.left_out} were replayed before, and are left out."] if job.left_out else []
     lines += [f"{len(job.parked)} parked keys are replayed whole, in order."] if job.parked else []
     lines += [f"{job.bare} have no record, which was too large for this topic."] if job.bare else []
@@ -341,6 +343,11 @@ async def _intervened(means: Means, params: Params, act: Any, *, dry_run: bool) 
     return await means.source.ask(call, limit_s=ACT_LIMIT_S)
 
 
+def counted(count: int, what: str) -> str:
+    """`1 record`, `2 records`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def _told(found: list[Any]) -> str:
     others = {
         "are not held or not delayed": sum(one.not_held for one in found),
@@ -357,11 +364,11 @@ def _intervention(act: str) -> Action:
     async def preview(means: Means, params: Params) -> Preview:
         found = await _intervened(means, params, act, dry_run=True)
         done = sum(one.done for one in found)
-        return Preview((f"{done} records of {params['topic']}-{params['partition']}{_told(found)}.", about))
+        return Preview((f"{counted(done, 'record')} of {params['topic']}-{params['partition']}{_told(found)}.", about))
 
     async def do(means: Means, params: Params) -> str:
         found = await _intervened(means, params, act, dry_run=False)
-        return f"{title.lower()}: {sum(one.done for one in found)} records{_told(found)}"
+        return f"{title.lower()}: {counted(sum(one.done for one in found), 'record')}{_told(found)}"
 
     return Action(
         name=act,

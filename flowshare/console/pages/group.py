@@ -31,7 +31,9 @@ async def _load(view: View, query: Query) -> Context:
     facts: dict[str, Any] = {"members": None, "settings": None, "unknown": None}
     try:
         facts |= await view.source.ask(lambda session: _ask(session, name, line.kind))
-    except (NotAnswering, ClientError) as error:
+    except NotAnswering as error:
+        facts["away"] = str(error)
+    except ClientError as error:
         facts["unknown"] = str(error)
     return {
         "line": line,

@@ -7,8 +7,9 @@ import signal
 import pytest
 from playwright.async_api import Page
 
-from tests.browser.pages import on_its_loop, shot
-from tests.console.browser.world import World, order
+from tests.browser.access import assert_usable
+from tests.browser.pages import LOOKS, on_its_loop, shot
+from tests.console.browser.world import PAGES, World, each_look_of, order
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(180)
@@ -158,27 +159,23 @@ async def test_pages_and_forms_work_without_a_script(shop: World):
 
 @on_its_loop
 async def test_a_worker_that_does_not_answer_leaves_what_was_seen_and_comes_back(shop: World):
-    names = {
-        "groups": "#g-shop\\.bill",
-        "stuck": "#k-shop\\.bill-orders-0-0",
-        "partition": ".strip",
-        "delayed": ".bars",
-    }
-    paths = {"partition": "partition?group=shop.bill&topic=orders&partition=0"}
+    shown_of_it = "main :is(tbody tr, pre)"
     async with shop.page("groups", expect=["status of 503"]) as first:
         pages = {"groups": first}
-        for name in list(names)[1:]:
+        for name in PAGES.keys() - pages.keys():
             pages[name] = await first.context.new_page()
-            await pages[name].goto(f"{shop.url}/{paths.get(name, name)}")
-            await pages[name].wait_for_selector(names[name])
+            await pages[name].goto(f"{shop.url}/{PAGES[name]}")
+        for page in pages.values():
+            await page.wait_for_selector(shown_of_it)
         shop.runs["worker"].tell(signal.SIGSTOP)
         try:
             for name, page in pages.items():
-                await shown(page, "#trouble", "What is shown")
-                assert await page.locator("[role=alert]").count() == 1
-                assert await page.locator(names[name]).count() == 1, f"{name} does not show what was seen"
-                await shot(page, f"silent-{name}")
-            await shown(pages["groups"], "#age.bad", "seen")
+                await page.wait_for_selector("#age.bad")
+                await page.wait_for_selector("main [role=alert]")
+                assert await page.locator("main [role=alert]").count() == 1, name
+                assert await page.locator(shown_of_it).count(), f"{name} does not show what was seen"
+                async for _ in each_look_of(page, f"silent-{name}", LOOKS[::3]):
+                    await assert_usable(page)
             late = await first.context.new_page()
             await late.goto(f"{shop.url}/letters")
             await shown(late, "#problem", "the log has not answered within 3 s")
@@ -187,7 +184,7 @@ async def test_a_worker_that_does_not_answer_leaves_what_was_seen_and_comes_back
         finally:
             shop.runs["worker"].tell(signal.SIGCONT)
         for page in pages.values():
-            await page.wait_for_selector("#trouble", state="detached")
+            await page.wait_for_selector("main [role=alert]", state="detached")
             await shown(page, "#age:not(.bad)", "up to date")
         await late.wait_for_selector("text=shop.mail.dlq")  # by itself
 

@@ -12,7 +12,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -216,9 +216,9 @@ class World:
         return self._states[who]
 
 
-async def each_look_of(page: Page, name: str) -> AsyncIterator[Look]:
+async def each_look_of(page: Page, name: str, looks: Sequence[Look] = LOOKS) -> AsyncIterator[Look]:
     """The same page at both widths, light and dark, with a picture of each."""
-    for look in LOOKS:
+    for look in looks:
         await page.set_viewport_size({"width": look.width, "height": look.height})
         await page.emulate_media(color_scheme="dark" if look.scheme == "dark" else "light")
         yield look
