@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: setup demo console-demo test coverage test-real check check-mypy check-pyright check-format check-lint check-layers bench bench-peers bench-modes bench-scale bench-spark scenarios mutants chaos attack fuzz lock clean
+.PHONY: setup demo console-demo console-shots test coverage test-real check check-mypy check-pyright check-format check-lint check-layers bench bench-peers bench-modes bench-scale bench-spark scenarios mutants chaos attack fuzz lock clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,9 @@ demo: setup  ## the main job on real data, with a killed worker, ending in a tab
 
 console-demo: setup  ## flights with a stuck key, retries and dead letters, three workers, and the console to look at them
 	@$(BIN)/flowshare demo --console
+
+console-shots: setup  ## the pictures of docs/console.md, of what that demo shows, in the browser of the tests; a minute
+	@$(BIN)/python -m tests.console.browser.pictures docs/console
 
 # Two at a time, because many slow tests wait for processes of theirs; by file, because files share what they set up;
 # in our order, because pytest-xdist puts files with one test last, which are the longest.
