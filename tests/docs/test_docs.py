@@ -260,7 +260,7 @@ def test_every_make_target_that_a_page_names_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
 
     for page in DOCS:
-        for target in re.findall(r"(?:^    |`)make ([a-z]+)", page.read_text(), re.MULTILINE):
+        for target in re.findall(r"(?:^    |`)make ([a-z-]+)", page.read_text(), re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name} names make {target}"
 
 

@@ -23,6 +23,8 @@ NO_MODULES = {
     "agents.run": {"concurrency", "def"},
     "backend": {"open_backend"},
     "cli": {"flowshare"},
+    "console": {"audit", "templates"},
+    "console.pages": {"templates"},
     "share": {"now_ms"},
     "testing": {"flowshare"},
 }
