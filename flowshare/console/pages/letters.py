@@ -97,7 +97,7 @@ async def _newest(session: CommandSession, topic: str) -> tuple[list[dict[str, A
         first = max(ends.log_start, ends.high_watermark - NEWEST // partitions)
         records = await session.admin.read(topic, number, first, limit=NEWEST) if ends.high_watermark > first else []
         found += [letter_of(topic, number, record) for record in records]
-    return sorted(found, key=lambda letter: -letter["died_ms"]), total
+    return sorted(found, key=lambda letter: (-letter["died_ms"], -letter["letter_offset"])), total
 
 
 async def _one(view: View, topic: str, at: str, form: str) -> Context:

@@ -176,17 +176,17 @@ async def test_a_worker_that_does_not_answer_leaves_what_was_seen_and_comes_back
                 assert await page.locator(shown_of_it).count(), f"{name} does not show what was seen"
                 async for _ in each_look_of(page, f"silent-{name}", LOOKS[::3]):
                     await assert_usable(page)
-            late = await first.context.new_page()
-            await late.goto(f"{shop.url}/letters")
-            await shown(late, "#problem", "the log has not answered within 3 s")
-            assert await late.locator("[role=alert]").count() == 1
-            await shot(late, "silent-first")
+            async with shop.page("letters", expect=["status of 503"]) as late:  # not behind what the others ask
+                await shown(late, "#problem", "the log has not answered within 3 s")
+                assert await late.locator("[role=alert]").count() == 1
+                await shot(late, "silent-first")
+                shop.runs["worker"].tell(signal.SIGCONT)
+                await late.wait_for_selector("text=shop.mail.dlq")  # by itself
         finally:
             shop.runs["worker"].tell(signal.SIGCONT)
         for page in pages.values():
             await page.wait_for_selector("main [role=alert]", state="detached")
             await shown(page, "#age:not(.bad)", "up to date")
-        await late.wait_for_selector("text=shop.mail.dlq")  # by itself
 
 
 @on_its_loop
