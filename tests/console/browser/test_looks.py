@@ -1,4 +1,4 @@
-"""Every page at both widths, light and dark; where nothing is, or what it is about is gone, wide light and narrow dark."""
+"""Every page at both widths, light and dark; where nothing is, or what it is about is gone, one of each."""
 
 from __future__ import annotations
 
