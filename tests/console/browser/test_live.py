@@ -159,7 +159,7 @@ async def test_pages_and_forms_work_without_a_script(shop: World):
 
 @on_its_loop
 async def test_a_worker_that_does_not_answer_leaves_what_was_seen_and_comes_back(shop: World):
-    shown_of_it = "main :is(tbody tr, pre)"
+    shown_of_it = "main :is(tbody tr, pre, section)"
     async with shop.page("groups", expect=["status of 503"]) as first:
         pages = {"groups": first}
         for name in PAGES.keys() - pages.keys():
