@@ -2,7 +2,8 @@
 
 Figures are kept by the second for an hour and by the minute (means, and the largest age) for a day. What has not
 changed is written once a minute, so that 10,000 groups that stand still cost nothing. Bounds: `SUBJECTS_MAX` groups a
-second, the busiest; `AUDIT_MAX` deeds. A disk that takes nothing costs the history and is told of; pages go on.
+second, the busiest; `AUDIT_MAX` deeds. A disk that takes nothing, or a folder that cannot be written, costs the history
+and is told of; pages go on. A file that is no database any more is set aside, and a new one begun.
 
 Everything here runs on one thread; the methods may be called from any loop.
 """
@@ -10,7 +11,10 @@ Everything here runs on one thread; the methods may be called from any loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import secrets
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
@@ -19,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from flowshare.log.folder import OwnFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
@@ -89,20 +93,21 @@ class Deed:
 class Kept(Generic[F]):
     """Figures of many things of one kind: two tables, `<name>_second` and `<name>_minute`.
 
-    means: what a minute says of its seconds, by column; `avg` unless it says something else. mass: what the busiest are
-    chosen by, when there are more than `SUBJECTS_MAX`.
+    largest: columns of which a minute says the largest figure; of others the mean of what held in it. mass: what the
+    busiest are chosen by, when there are more than `SUBJECTS_MAX`.
     """
 
-    def __init__(
-        self, name: str, kind: type[F], mass: Callable[[F], float], means: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, name: str, kind: type[F], mass: Callable[[F], float], largest: Collection[str] = ()) -> None:
         self.name = name
         self.kind = kind
         self.mass = mass
         columns = kind._fields
         self.columns = ", ".join(columns)
         self.marks = ", ".join("?" * len(columns))
-        self.means = ", ".join(f"{(means or {}).get(one, 'avg')}({one})" for one in columns)
+        self.means = ", ".join(
+            f"max({one})" if one in largest else f"1.0 * sum({one} * held) / sum(held) FILTER (WHERE {one} IS NOT NULL)"
+            for one in columns
+        )
         self._last: dict[str, tuple[int, F]] = {}
 
     def schema(self) -> str:
@@ -121,7 +126,7 @@ class Kept(Generic[F]):
         found: list[tuple[str, F]] = []
         for subject, one in figures.items():
             last = self._last.get(subject)
-            if last is None or last[1] != one or at_s - last[0] >= AGAIN_S:
+            if last is None or last[1] != one or not 0 <= at_s - last[0] < AGAIN_S:
                 found.append((subject, one))
         if len(found) > SUBJECTS_MAX:
             found.sort(key=lambda pair: -self.mass(pair[1]))
@@ -134,7 +139,7 @@ GROUPS: Final = Kept(
     "groups",
     Figures,
     lambda one: (one.finished or 0) + (one.arriving or 0) + (one.backlog or 0),
-    {"oldest_s": "max"},
+    ("oldest_s",),
 )
 AGENTS: Final = Kept("agents", AgentFigures, lambda one: one.handled or 0)
 _DEEDS: Final = """
@@ -154,17 +159,20 @@ class Store:
         self._db: sqlite3.Connection | None = None
         self._minutes_s: dict[str, int] = {}
         self._waiting = 0
+        self._closed = False
         self.trouble: str | None = None
         """Why figures are not kept at the moment."""
 
     async def open(self) -> None:
-        """Raises: OSError, NotPrivate (the folder is another user's), sqlite3.Error."""
+        """Raises: NotPrivate (the folder is another user's)."""
         await self._run(self._open)
 
     async def close(self) -> None:
         """Write what is queued and close; harmless twice."""
-        await self._run(self._close)
-        self._thread.shutdown(wait=False)
+        if not self._closed:
+            self._closed = True
+            await self._run(self._close)
+            self._thread.shutdown(wait=False)
 
     # --- figures ----------------------------------------------------------------------------------------------------
 
@@ -194,10 +202,13 @@ class Store:
         return await self._run(lambda: self._note(deed))
 
     async def end(self, number: int, outcome: str) -> None:
-        """Write down what became of it."""
-        await self._run(
-            lambda: self._write("UPDATE deed SET outcome = ? WHERE number = ?", (outcome[:TEXT_MAX], number))
-        )
+        """Write down what became of it; where that cannot be written, the next console says that it is not known."""
+        try:
+            await self._run(
+                lambda: self._write("UPDATE deed SET outcome = ? WHERE number = ?", (outcome[:TEXT_MAX], number))
+            )
+        except sqlite3.Error as error:
+            logger.warning("what became of deed %s is not written down: %s path=%s", number, error, self.path)
 
     async def deeds(self, *, before: int | None = None, limit: int = 100) -> list[Deed]:
         """The newest ones first. before: only with smaller numbers."""
@@ -211,15 +222,19 @@ class Store:
     # --- on the thread ------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        with OwnFolder.own(self._folder):
-            db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-            self.path.chmod(0o600)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute("PRAGMA busy_timeout = 2000")
-        db.executescript(GROUPS.schema() + AGENTS.schema() + _DEEDS)
-        db.execute("UPDATE deed SET outcome = 'not known: the console ended meanwhile' WHERE outcome = 'begun'")
-        self._db = db
+        try:
+            with OwnFolder.own(self._folder) as folder:
+                self.path = folder.path / FILE
+                try:
+                    self._db = _opened(self.path)
+                except sqlite3.DatabaseError as error:
+                    if error.sqlite_errorcode not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                        raise
+                    aside = _set_aside(self.path)
+                    logger.warning("history and audit are damaged and begin anew: %s; they are in %s", error, aside)
+                    self._db = _opened(self.path)
+        except (OSError, sqlite3.Error) as error:
+            self._fail(error)
 
     def _close(self) -> None:
         db, self._db = self._db, None
@@ -230,34 +245,44 @@ class Store:
         try:
             if self._db is not None:
                 self._insert(self._db, kind, at_s, changed)
-            self.trouble = None
+                self.trouble = None
         except sqlite3.Error as error:
-            if self.trouble is None:
-                logger.warning("figures are not kept: %s path=%s", error, self.path)
-            self.trouble = str(error)
+            self._fail(error)
         finally:
             self._waiting -= 1
 
     def _insert(self, db: sqlite3.Connection, kind: Kept[F], at_s: int, changed: Sequence[tuple[str, F]]) -> None:
-        minute_s, seconds, minutes = at_s - at_s % 60, f"{kind.name}_second", f"{kind.name}_minute"
+        minute_s, seconds = at_s - at_s % 60, f"{kind.name}_second"
         with _transaction(db):
             db.executemany(
                 f"INSERT OR REPLACE INTO {seconds} VALUES (?, ?, {kind.marks})",  # noqa: S608
                 [(subject, at_s, *one) for subject, one in changed],
             )
-            if minute_s > self._minutes_s.get(kind.name, 0):
-                db.execute(
-                    f"INSERT OR REPLACE INTO {minutes} SELECT subject, ?, {kind.means} FROM {seconds} "  # noqa: S608
-                    "WHERE at >= ? AND at < ? GROUP BY subject",
-                    (minute_s - 60, minute_s - 60, minute_s),
-                )
-                db.execute(f"DELETE FROM {seconds} WHERE at < ?", (at_s - SECONDS_KEPT_S,))  # noqa: S608
-                db.execute(f"DELETE FROM {minutes} WHERE at < ?", (at_s - MINUTES_KEPT_S,))  # noqa: S608
+            if minute_s != self._minutes_s.get(kind.name):
+                self._add_minutes(db, kind, minute_s, at_s)
                 self._minutes_s[kind.name] = minute_s
+
+    def _add_minutes(self, db: sqlite3.Connection, kind: Kept[F], minute_s: int, at_s: int) -> None:
+        """Of the minutes that have ended since the last one that is there; and drop what is old, or of a time to come:
+        the clock was set back since."""
+        seconds, minutes = f"{kind.name}_second", f"{kind.name}_minute"
+        for table in (seconds, minutes):
+            db.execute(f"DELETE FROM {table} WHERE at > ?", (at_s,))  # noqa: S608 - names are the code's
+        ((last_s,),) = db.execute(f"SELECT max(at) FROM {minutes}").fetchall()  # noqa: S608
+        for begun_s in range(max(minute_s - SECONDS_KEPT_S, -1 if last_s is None else last_s) + 60, minute_s, 60):
+            db.execute(
+                f"INSERT OR REPLACE INTO {minutes} SELECT subject, :begun, {kind.means} FROM ("  # noqa: S608
+                "SELECT *, lead(at, 1, :end) OVER (PARTITION BY subject ORDER BY at) - max(at, :begun) AS held "
+                f"FROM {seconds} WHERE at > :before AND at < :end) WHERE held > 0 GROUP BY subject",
+                {"begun": begun_s, "end": begun_s + 60, "before": begun_s - AGAIN_S},
+            )
+        db.execute(f"DELETE FROM {seconds} WHERE at < ?", (at_s - SECONDS_KEPT_S,))  # noqa: S608
+        db.execute(f"DELETE FROM {minutes} WHERE at < ?", (at_s - MINUTES_KEPT_S,))  # noqa: S608
 
     def _note(self, deed: Deed) -> int:
         values = [one[:TEXT_MAX] if isinstance(one, str) else one for one in astuple(deed)[:-1]]
-        assert self._db is not None
+        if self._db is None:
+            raise sqlite3.OperationalError(self.trouble or "it is closed")
         with _transaction(self._db) as db:
             number = db.execute(
                 "INSERT INTO deed (at_ms, who, role, peer, action, command, outcome) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -267,11 +292,21 @@ class Store:
         return number or 0
 
     def _write(self, query: str, values: tuple[object, ...]) -> None:
-        assert self._db is not None
-        self._db.execute(query, values)
+        if self._db is not None:
+            self._db.execute(query, values)
 
     def _rows(self, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
-        return [] if self._db is None else self._db.execute(query, values).fetchall()
+        try:
+            return [] if self._db is None else self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            self._fail(error)
+            return []
+
+    def _fail(self, error: Exception) -> None:
+        """Have the pages say that nothing is kept; the log says it once."""
+        if self.trouble is None:
+            logger.warning("history and audit cannot be used: %s path=%s", error, self.path)
+        self.trouble = str(error)
 
     async def _run(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
@@ -286,4 +321,34 @@ class _transaction:  # noqa: N801 - used as a statement
         return self._db
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+        try:
+            if kind is None:
+                self._db.execute("COMMIT")
+        finally:
+            if self._db.in_transaction:  # what failed for want of room has rolled back by itself
+                self._db.execute("ROLLBACK")
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """Raises: sqlite3.Error, OSError."""
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        path.chmod(0o600)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA busy_timeout = 2000")
+        db.executescript(GROUPS.schema() + AGENTS.schema() + _DEEDS)
+        db.execute("UPDATE deed SET outcome = 'not known: the console ended meanwhile' WHERE outcome = 'begun'")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _set_aside(path: Path) -> Path:
+    """Give the file, and what belongs to it, another name. Raises: OSError."""
+    aside = path.with_name(f"{path.name}.damaged-{secrets.token_hex(4)}")
+    for end in ("-wal", "-shm", ""):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{path}{end}", f"{aside}{end}")
+    return aside
