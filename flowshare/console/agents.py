@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,7 +84,17 @@ def figures(before: AgentCounts, after: AgentCounts, seconds: float) -> AgentFig
 def _samples(families: Mapping[str, Any], name: str) -> list[Any]:
     family = families.get(name)
     samples = [] if family is None else family.samples
-    return [one for one in samples if "agent" in one.labels and not one.name.endswith("_created")]
+    return [one for one in samples if "agent" in one.labels and not one.name.endswith("_created") and _is_known(one)]
+
+
+def _is_known(sample: Any) -> bool:
+    """Whether it can be counted: what a worker says is a claim."""
+    if not sample.name.endswith("_bucket"):
+        return math.isfinite(sample.value)
+    try:
+        return math.isfinite(sample.value) and not math.isnan(float(sample.labels.get("le", "")))
+    except ValueError:
+        return False
 
 
 class AgentWatch:

@@ -1,14 +1,15 @@
 """The workers' own pages, for what only they know: handlers in flight and where each of them is, counters of agents.
 
 Those of an embedded path are found by it; others are named (`--web host:port`). They are asked by the way that their
-own user has, else with the operator's token. A worker that does not answer within `ASK_S` is told as silent, and holds
-up nobody.
+own user has, else with the operator's token. A worker that does not answer within `ASK_S`, or says what no worker says,
+is told as silent; it holds up nobody, and is not asked again before it is done with the last question.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 ASK_S: Final = 2.0
+LIMIT_S: Final = 2 * ASK_S
+"""How long all of them may take together: one that answers in pieces, or so many that they are asked in turns."""
 ASKERS: Final = 32
 WORKERS_MAX: Final = 256
 """Workers that are asked; of more the first ones."""
@@ -64,6 +67,10 @@ class Workers:
         self._token = token
         self._askers = ThreadPoolExecutor(ASKERS, "ask worker")
         self._kept: dict[str, tuple[float, asyncio.Future[Told]]] = {}
+        self._late: set[str] = set()
+        """Addresses of those who have not answered in time and are still waited for."""
+        self._silent: frozenset[str] = frozenset()
+        """Names of those who said nothing last time: they are asked last."""
 
     @property
     def known(self) -> bool:
@@ -87,19 +94,19 @@ class Workers:
 
     async def in_flight(self, *, stacks: bool = False) -> Told:
         """Records that handlers work on, a list a worker."""
-        return await self._all("/inflight?stacks=1" if stacks else "/inflight", json.loads)
+        return await self._all("/inflight?stacks=1" if stacks else "/inflight", _handlers)
 
     async def topics(self) -> Told:
         """Backlog and needed workers a group and topic, a list a worker."""
-        return await self._all("/lag?topics=1", json.loads)
+        return await self._all("/lag?topics=1", _needs)
 
     async def scale(self) -> Told:
         """How many workers the app needs, one answer a worker."""
-        return await self._all("/scale", json.loads)
+        return await self._all("/scale", _scale)
 
     async def ready(self) -> Told:
         """Whether each is ready and why not."""
-        return await self._all("/ready", json.loads, (200, 503))
+        return await self._all("/ready", _readiness, (200, 503))
 
     async def metrics(self) -> Told:
         """Its metrics, by name, a mapping a worker."""
@@ -107,11 +114,11 @@ class Workers:
 
     async def supervised(self) -> Told:
         """Of each supervisor that was named its workers: number, process, address, state."""
-        return await self._all("/workers", json.loads)
+        return await self._all("/workers", _supervised)
 
     async def pipelines(self) -> Told:
         """Of each process that was named and runs pipelines on Spark: state, rate, batch time and backlog of each."""
-        return await self._all("/pipelines", json.loads)
+        return await self._all("/pipelines", _pipelines)
 
     async def order(self, address: str, page: str, timeout_s: float) -> Any:
         """What a worker or supervisor answers to an order (POST). Raises: LookupError, OSError, ValueError."""
@@ -142,12 +149,11 @@ class Workers:
         return await asyncio.shield(kept[1])
 
     async def _ask_all(self, page: str, read: Callable[[Any], Any], statuses: Sequence[int]) -> Told:
-        workers = await self.running()
+        workers = sorted(await self.running(), key=lambda one: one.name in self._silent)
         if page not in OF_EACH and self._addresses:
             covered = await self._covered()
             workers = [one for one in workers if one.address not in covered]
-        loop = asyncio.get_running_loop()
-        asked = [loop.run_in_executor(self._askers, self._one, one, page, read, statuses) for one in workers]
+        asked = [self._asked(one, page, read, statuses) for one in workers]
         rows: dict[str, Any] = {}
         silent: dict[str, str] = {}
         for worker, answer in zip(workers, await asyncio.gather(*asked), strict=True):
@@ -155,6 +161,8 @@ class Workers:
                 silent[worker.name] = answer.why
             else:
                 rows[worker.name] = answer
+        if page not in ("/workers", "/pipelines"):  # few have these
+            self._silent = frozenset(silent)
         return Told(rows, silent)
 
     async def _covered(self) -> frozenset[str]:
@@ -162,13 +170,26 @@ class Workers:
         told = await self.supervised()
         return frozenset(row["address"] for rows in told.rows.values() for row in rows if row.get("address"))
 
+    async def _asked(self, worker: Worker, page: str, read: Callable[[Any], Any], statuses: Sequence[int]) -> Any:
+        where = worker.address
+        if where in self._late:
+            return _Silent("it has not answered the last question yet")
+        asking = self._askers.submit(self._one, worker, page, read, statuses)
+        done, _ = await asyncio.wait([asyncio.wrap_future(asking)], timeout=LIMIT_S)
+        if done:
+            return asking.result()
+        if not asking.cancel():
+            self._late.add(where)
+            asking.add_done_callback(lambda _: self._late.discard(where))
+        return _Silent(f"it has not answered within {LIMIT_S:g} s")
+
     def _one(self, worker: Worker, page: str, read: Callable[[Any], Any], statuses: Sequence[int]) -> Any:
         try:
             answer = own_user.ask(worker.address, page, timeout_s=ASK_S, token=self._token)
             if answer.status not in statuses:
                 return _Silent(f"it answered {answer.status}: {_line(answer.body)}")
             return read(answer.body)
-        except (OSError, HTTPException, ValueError, own_user.OtherUser) as error:
+        except (OSError, HTTPException, ValueError, RecursionError, own_user.OtherUser) as error:
             return _Silent(str(error) or type(error).__name__)
 
 
@@ -178,7 +199,67 @@ class _Silent:
 
 
 def _families(body: bytes) -> dict[str, Metric]:
-    return {family.name: family for family in text_string_to_metric_families(body.decode())}
+    try:
+        return {family.name: family for family in text_string_to_metric_families(body.decode())}
+    except (IndexError, KeyError, TypeError, AttributeError) as error:  # the parser's, by what it reads
+        raise _other("/metrics") from error
+
+
+def _handlers(body: bytes) -> list[dict[str, Any]]:
+    return _rows(body, "/inflight", lambda row: _is_number(row.get("age_s")) and _is_number(row.get("lock_left_s")))
+
+
+def _needs(body: bytes) -> list[dict[str, Any]]:
+    def known(row: dict[str, Any]) -> bool:
+        names = isinstance(row.get("group"), str | None) and isinstance(row.get("topic"), str | None)
+        return names and (row.get("needed_workers") is None or _is_number(row["needed_workers"]))
+
+    return _rows(body, "/lag", known)
+
+
+def _supervised(body: bytes) -> list[dict[str, Any]]:
+    return _rows(body, "/workers", lambda row: isinstance(row.get("address"), str | None))
+
+
+def _pipelines(body: bytes) -> list[dict[str, Any]]:
+    texts, numbers = ("name", "group", "state"), ("batches", "records", "rate", "batch_s", "backlog", "failures")
+
+    def known(row: dict[str, Any]) -> bool:
+        if "name" not in row:
+            return True  # names were kept from us
+        figures = all(one in row and (row[one] is None or _is_number(row[one])) for one in numbers)
+        return figures and all(isinstance(row.get(one), str) for one in texts)
+
+    return [{"last_error": None, **row} for row in _rows(body, "/pipelines", known)]
+
+
+def _scale(body: bytes) -> dict[str, Any]:
+    found = json.loads(body)
+    if not isinstance(found, dict) or not all(_is_number(found.get(name)) for name in ("workers", "members", "known")):
+        raise _other("/scale")
+    return found
+
+
+def _readiness(body: bytes) -> dict[str, Any]:
+    found = json.loads(body)
+    if not isinstance(found, dict) or not isinstance(reasons := found.get("reasons", []), list):
+        raise _other("/ready")
+    return {**found, "reasons": [str(one) for one in reasons]}
+
+
+def _rows(body: bytes, page: str, known: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    found = json.loads(body)
+    if not isinstance(found, list) or not all(isinstance(row, dict) and known(row) for row in found):
+        raise _other(page)
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _other(page: str) -> ValueError:
+    return ValueError(f"what it answers at {page} is not what a worker of flowshare says: see who listens there")
 
 
 def _line(body: bytes) -> str:

@@ -247,6 +247,7 @@ class Pages:
         self.heads: list[bytes] = []
         self.address = ""
         self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self.trickle: Callable[[asyncio.StreamWriter], Any] | None = None
         """Called instead of an answer."""
 
@@ -257,25 +258,34 @@ class Pages:
         return self
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            self.heads.append(head)
-            path = head.split(b" ")[1].decode()
-            self.asked.append(path)
-            if self.trickle is not None:
-                await self.trickle(writer)
-                return
-            status, body = self.answers.get(path.partition("?")[0], (404, b"there is no such page"))
-            writer.write(
-                b"HTTP/1.1 %d X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(body)) + body
-            )
-            await writer.drain()
-        writer.close()
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                await self._answer(await reader.readuntil(b"\r\n\r\n"), writer)
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:
+        self.heads.append(head)
+        path = head.split(b" ")[1].decode()
+        self.asked.append(path)
+        if self.trickle is not None:
+            await self.trickle(writer)
+            return
+        status, body = self.answers.get(path.partition("?")[0], (404, b"there is no such page"))
+        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(body)) + body)
+        await writer.drain()
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and wait until all connections are closed."""
         if self._server is not None:
             self._server.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
