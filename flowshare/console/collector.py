@@ -17,6 +17,7 @@ from flowshare.agents.scale import lag
 from flowshare.agents.scale.rates import Rates
 from flowshare.agents.scale.retention import Facts
 from flowshare.agents.scale.stall_reason import GroupFacts, of_group, stall_reason
+from flowshare.cli.output import Failure, explain
 from flowshare.client.errors import ServerError
 from flowshare.console.store import GROUPS, Figures
 from flowshare.errors import FlowshareError
@@ -37,6 +38,8 @@ SHARE: Final = 5
 SLOW_S: Final = 30.0
 SETTINGS_AT_LEAST: Final = 5
 """Groups whose members and settings are asked for in one look, if so many are due."""
+SLOW_PART_S: Final = 2.0
+"""How long one look may take for members and settings; of very many groups the others come with the next looks."""
 AWAY_S: Final = 5.0
 LEADING_S: Final = 30.0
 """Between two looks at a fleet of which no worker runs: each claims all its slots."""
@@ -148,9 +151,12 @@ class Collector:
             try:
                 await self._one()
                 self.trouble = None
-            except FlowshareError as error:
-                self.trouble = str(error)
+            except (FlowshareError, Failure, OSError) as error:
+                self.trouble = explain(error)
                 logger.debug("the groups could not be looked at: %s", error)
+            except Exception as error:  # a fault of the console: it is told, and the next look may go well
+                self.trouble = explain(error)
+                logger.exception("the groups could not be looked at")
             took_s = self.look.took_s
             rest_s = min(max(LOOK_S - took_s, took_s * (SHARE - 1)), AWAY_S)
             if self.look.leads:
@@ -232,7 +238,10 @@ class Collector:
         due = [name for name in listed if now_s - self._slow.get(name, (float("-inf"), None))[0] >= SLOW_S]
         due.sort(key=lambda name: self._slow.get(name, (float("-inf"), None))[0])
         part = len(due) if len(self._slow) < len(listed) / 2 else -(-len(listed) // int(SLOW_S))
+        until_s = self._clock.monotonic() + SLOW_PART_S
         for name in due[: max(part, SETTINGS_AT_LEAST)]:
+            if self._clock.monotonic() > until_s:
+                break
             self._slow[name] = now_s, await _settings_of(session, name, listed[name][0])
 
     async def _count_letters(self, session: CommandSession, now_s: float) -> Mapping[str, int]:

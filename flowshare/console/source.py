@@ -17,6 +17,7 @@ from flowshare.cli.session import CommandSession, open_session
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.errors import FlowshareError
 from flowshare.log.base import LogError, StorageHeld
+from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
     from flowshare.backend.base import Backend
@@ -26,7 +27,8 @@ Question = Callable[[CommandSession], Awaitable[T]]
 
 ASK_S: Final = 3.0
 """How long a page waits."""
-OPEN_S: Final = 10.0
+OPEN_S: Final = 60.0
+"""How long a session may take to be opened; who asks meanwhile waits as long as for an answer."""
 ACT_S: Final = 60.0
 """How long an action may take; one that goes on for longer is a job."""
 
@@ -42,7 +44,7 @@ class Source:
         self.url = url
         self._stack: contextlib.AsyncExitStack | None = None
         self._session: CommandSession | None = None
-        self._turn = asyncio.Lock()
+        self._opening: asyncio.Task[CommandSession] | None = None
         self._asking = 0
 
     @property
@@ -58,8 +60,10 @@ class Source:
     async def ask(self, question: Question[T], *, limit_s: float = ASK_S) -> T:
         """What a question gives. Raises: NotAnswering, and what the log refuses with (ServerError, Failure)."""
         self._asking += 1
+        session: CommandSession | None = None
         try:
-            session = await self._opened(limit_s)
+            async with asyncio.timeout(limit_s):
+                session = await self._opened()
             async with asyncio.timeout(limit_s):
                 return await question(session)
         except TimeoutError:
@@ -67,32 +71,54 @@ class Source:
         except (ServerError, Failure):
             raise
         except (ClientError, OSError, BackendError, LogError) as error:
-            await self._drop()
+            if session is self._session:
+                await self._drop()
             raise NotAnswering(f"the log does not answer: {explain(error)}") from error
         finally:
             self._asking -= 1
-            if not self._asking and self.leads:
-                await self._drop()
+            await self._let_go()
 
     async def close(self) -> None:
-        """Close what is open."""
+        """Close what is open, and open nothing more for those who still ask."""
+        opening, self._opening = self._opening, None
+        await cancelled(opening)
         await self._drop()
 
-    async def _opened(self, limit_s: float) -> CommandSession:
-        async with asyncio.timeout(max(limit_s, OPEN_S)), self._turn:
-            if self._session is None:
-                stack = contextlib.AsyncExitStack()
-                try:
-                    self._session = await stack.enter_async_context(open_session(self.url, groups=True))
-                except StorageHeld as error:
-                    raise NotAnswering(f"a process is just taking the path or letting go of it: {error}") from error
-                self._stack = stack
+    async def _opened(self) -> CommandSession:
+        if self._session is not None:
             return self._session
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._open(), name="flowshare-console-open")
+            self._opening.add_done_callback(_heard)
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> CommandSession:
+        stack = contextlib.AsyncExitStack()
+        try:
+            async with asyncio.timeout(OPEN_S):
+                session = await stack.enter_async_context(open_session(self.url, groups=True))
+            self._session, self._stack = session, stack
+        except StorageHeld as error:
+            raise NotAnswering(f"a process is just taking the path or letting go of it: {error}") from error
+        finally:
+            self._opening = None
+        await self._let_go()
+        return session
+
+    async def _let_go(self) -> None:
+        """Of what a worker may want, as soon as nobody asks."""
+        if not self._asking and self.leads:
+            await self._drop()
 
     async def _drop(self) -> None:
         """Close the session; the next question opens one."""
-        async with self._turn:
-            stack, self._stack, self._session = self._stack, None, None
+        stack, self._stack, self._session = self._stack, None, None
         if stack is not None:
             with contextlib.suppress(ClientError, OSError, BackendError, LogError):
                 await stack.aclose()
+
+
+def _heard(task: asyncio.Task[CommandSession]) -> None:
+    """Whoever waited has heard of it; nobody may have."""
+    if not task.cancelled():
+        task.exception()

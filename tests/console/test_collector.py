@@ -1,0 +1,415 @@
+"""The looks at all groups: how often, what is kept when the log is away, and one session for all who ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from flowshare.cli.output import Failure
+from flowshare.client.errors import ClientError, ConnectionLost, ServerError
+from flowshare.console import collector as collector_module
+from flowshare.console import source as source_module
+from flowshare.console.collector import AWAY_S, LOOK_S, Collector, GroupLine, Look, figures_of
+from flowshare.console.source import NotAnswering, Source
+from flowshare.console.store import GROUPS, Figures
+from flowshare.log.base import StorageHeld
+from flowshare.protocol.errors import ErrorCode
+from flowshare.testing.clock import LoopTimeClock, ManualClock, settle
+from flowshare.testing.virtual import run
+from tests.console.world import Console
+
+ROW = {"group": "g", "topic": "t", "backlog": 5, "in_flight": 1, "oldest_age_s": 2.4, "rate": 1.234}
+
+
+class Kept:
+    """A store that remembers what it is given."""
+
+    def __init__(self):
+        self.looks = []
+
+    def keep(self, kind, at_s, figures):
+        assert kind is GROUPS
+        self.looks.append((at_s, dict(figures)))
+
+
+class Asked(Source):
+    """A source whose answers are looks, or errors, each after some seconds."""
+
+    def __init__(self, clock, *answers):
+        super().__init__("memory://")
+        self.clock, self.answers, self.begun = clock, list(answers), []
+
+    async def ask(self, question, *, limit_s=3.0):
+        self.begun.append(self.clock.monotonic())
+        took_s, answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        await asyncio.sleep(min(took_s, limit_s))
+        if took_s > limit_s:
+            raise NotAnswering("the log has not answered")
+        if isinstance(answer, Exception):
+            raise answer
+        return Look(at_ms=self.clock.now_ms(), took_s=took_s, groups=answer, leads=answer is LED)
+
+
+LED: dict[str, GroupLine] = {}
+G = {"g": GroupLine(name="g", kind="share", state="Stable", topics=(ROW,))}
+
+
+def looked(*answers, seconds=60.0):
+    """What a collector does on virtual time: it, its source and its store."""
+
+    async def scenario(clock):
+        source, store = Asked(clock, *answers), Kept()
+        made = Collector(source, store, clock)
+        made.start()
+        await asyncio.sleep(seconds)
+        await made.close()
+        return made, source, store
+
+    return virtually(scenario)
+
+
+def virtually(scenario):
+    return run(scenario(LoopTimeClock()))
+
+
+def gaps(source):
+    return [round(b - a, 6) for a, b in zip(source.begun, source.begun[1:], strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("took_s", "gap_s"), [(0.0, LOOK_S), (0.1, LOOK_S), (0.5, 2.5), (1.0, 5.0), (2.0, 2 + AWAY_S), (20.0, 20 + AWAY_S)]
+)
+def test_a_look_that_takes_long_makes_the_next_one_later(took_s, gap_s):
+    _, source, _ = looked((took_s, G))
+
+    assert set(gaps(source)) == {gap_s}
+
+
+def test_who_leads_meanwhile_looks_every_few_seconds():
+    _, source, _ = looked((0.1, LED))
+
+    assert set(gaps(source)) == {0.1 + AWAY_S}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotAnswering("the log does not answer"),
+        Failure("nothing is stored at /x yet"),
+        ServerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+        OSError("no route"),
+        KeyError("a row without a group"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_fails_is_told_with_the_last_look_and_looked_at_again(error):
+    made, source, store = looked((0.0, G), (0.0, error), seconds=30.0)
+
+    assert made.trouble
+    assert str(error).strip("'") in made.trouble
+    assert made.look.groups == G
+    assert len(source.begun) > 4
+    assert set(gaps(source)[1:]) == {AWAY_S}
+    assert len(store.looks) == 1
+
+
+def test_what_failed_once_is_told_no_more_after_the_next_look():
+    made, _, _ = looked((0.0, NotAnswering("away")), (0.0, G), seconds=20.0)
+
+    assert made.trouble is None
+    assert made.look.groups == G
+
+
+def test_a_log_that_never_answers_is_asked_within_bounds():
+    made, source, _ = looked((1e9, G), seconds=200.0)
+
+    assert made.trouble == "the log has not answered"
+    assert set(gaps(source)) == {collector_module.LOOK_LIMIT_S + AWAY_S}
+
+
+def test_what_was_changed_is_looked_at_at_once():
+    async def scenario(clock):
+        source = Asked(clock, (0.0, LED))
+        made = Collector(source, Kept(), clock)
+        made._slow["g"] = 0.0, collector_module.GroupSettings()
+        made.start()
+        await asyncio.sleep(1.0)
+        made.hurry()
+        await asyncio.sleep(0.1)
+        await made.close()
+        return source.begun, made._slow
+
+    begun, slow = virtually(scenario)
+    assert (begun[1] - begun[0], slow) == (1.0, {})
+
+
+def test_figures_are_sums_over_topics_and_unknown_where_one_is():
+    other = {**ROW, "topic": "u", "backlog": 7, "in_flight": None, "oldest_age_s": None}
+    line = GroupLine(name="g", kind="share", state="", topics=(ROW, other))
+
+    assert figures_of(line) == Figures(backlog=12, oldest_s=2, finished=2.47)
+    assert figures_of(GroupLine(name="g", kind="share", state="")).backlog == 0
+    assert line.total("backlog") == 12
+    assert GroupLine(name="g", kind="share", state="", topics=({**ROW, "backlog": -1},)).total("backlog") is None
+
+
+# --- on a log in memory ----------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def unserved(tmp_path):
+    made = Console(tmp_path / "c")
+    await made.store.open()
+    try:
+        yield made
+    finally:
+        await made.close()
+        await settle()
+
+
+@pytest.mark.asyncio
+async def test_all_groups_are_seen_with_what_they_do(tmp_path):
+    async with unserved(tmp_path) as console:
+        await console.topic()
+        await console.held()
+        await console.ask(lambda admin: admin.alter_group_configs("empty", {"share.max.in.flight": "5"}))
+        await console.look()
+
+        line = console.collector.look.groups["g"]
+        assert (line.kind, line.state, line.settings.members, line.settings.assigned) == ("share", "Stable", 1, 1)
+        assert [line.total(name) for name in ("backlog", "in_flight", "delayed")] == [4, 3, 1]
+        assert not line.paused
+        ((_, kept),) = await console.store.figures(GROUPS, "g", 0)
+        assert kept.backlog == 4
+
+
+@pytest.mark.asyncio
+async def test_a_group_that_vanishes_is_gone_with_the_next_look(tmp_path):
+    async with unserved(tmp_path) as console:
+        await console.topic()
+        member = await console.group()
+        await console.look()
+        assert "g" in console.collector.look.groups
+        await member.close(timeout_s=0.1)
+        await console.ask(lambda admin: admin.delete_group("g"))
+        await console.look()
+
+        assert "g" not in console.collector.look.groups
+        assert console.collector._slow == {}
+
+
+@pytest.mark.asyncio
+async def test_letters_of_a_group_are_counted(tmp_path):
+    async with unserved(tmp_path) as console:
+        await console.topic()
+        await console.group()
+        await console.topic("g.dlq", values=3)
+        await console.look()
+
+        assert console.collector.look.groups["g"].letters == 3
+
+
+@pytest.mark.asyncio
+async def test_members_and_settings_of_very_many_groups_take_a_bounded_part_of_a_look(tmp_path, monkeypatch):
+    async with unserved(tmp_path) as console:
+        clock = console.collector._clock = ManualClock()
+        listed = {f"g{number}": ("share", "Stable") for number in range(30)}
+
+        async def slowly(_session, _name, _kind):
+            await clock.advance(0.25)
+            return collector_module.GroupSettings()
+
+        monkeypatch.setattr(collector_module, "_settings_of", slowly)
+        seen = []
+        for _ in range(5):
+            await console.collector._ask_slowly(None, listed, clock.monotonic())
+            seen.append(len(console.collector._slow))
+
+        assert seen[0] == 9
+        assert seen[-1] == 30
+
+
+# --- the session -----------------------------------------------------------------------------------------------------
+
+
+class Session:
+    def __init__(self, number, leads):
+        self.number, self.leads, self.closed = number, leads, False
+
+
+class Sessions:
+    """Stands for `open_session`: counts what is opened, and what is closed again."""
+
+    def __init__(self, monkeypatch, *, leads=False):
+        self.leads, self.made, self.error, self.turn = leads, [], None, None
+        monkeypatch.setattr(source_module, "open_session", self)
+
+    @contextlib.asynccontextmanager
+    async def __call__(self, _url, *, groups):
+        assert groups
+        if self.turn is not None:
+            await self.turn.wait()
+        if self.error is not None:
+            raise self.error
+        session = Session(len(self.made), self.leads)
+        self.made.append(session)
+        try:
+            yield session
+        finally:
+            session.closed = True
+
+
+async def number(session):
+    return session.number
+
+
+@pytest.mark.asyncio
+async def test_one_session_serves_all_who_ask(monkeypatch):
+    sessions, source = Sessions(monkeypatch), Source("memory://")
+
+    assert await asyncio.gather(*(source.ask(number) for _ in range(20))) == [0] * 20
+    assert await source.ask(number) == 0
+    await source.close()
+    assert [one.closed for one in sessions.made] == [True]
+
+
+@pytest.mark.asyncio
+async def test_one_that_leads_is_let_go_of_as_soon_as_nobody_asks(monkeypatch):
+    sessions, source = Sessions(monkeypatch, leads=True), Source("memory://")
+    go = asyncio.Event()
+
+    async def waits(session):
+        await go.wait()
+        return session.closed
+
+    first = asyncio.ensure_future(source.ask(waits))
+    await settle()
+    await source.ask(number)
+    assert not sessions.made[0].closed
+    go.set()
+    assert not await first
+    assert sessions.made[0].closed
+    assert await source.ask(number) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_lost_session_is_opened_anew_and_not_closed_a_second_time_by_who_asked_the_old_one(monkeypatch):
+    sessions, source = Sessions(monkeypatch), Source("memory://")
+    go = asyncio.Event()
+
+    async def fails(_session):
+        raise ConnectionLost("gone")
+
+    async def fails_late(_session):
+        await go.wait()
+        raise ConnectionLost("gone, too")
+
+    late = asyncio.ensure_future(source.ask(fails_late))
+    await settle()
+    with pytest.raises(NotAnswering, match="does not answer: gone"):
+        await source.ask(fails)
+    assert await source.ask(number) == 1
+    go.set()
+    with pytest.raises(NotAnswering):
+        await late
+
+    assert await source.ask(number) == 1
+    assert [one.closed for one in sessions.made] == [True, False]
+    await source.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("error", [ServerError(ErrorCode.GROUP_ID_NOT_FOUND), Failure("it cannot")])
+async def test_what_the_log_refuses_is_told_and_closes_nothing(monkeypatch, error):
+    sessions, source = Sessions(monkeypatch), Source("memory://")
+
+    async def refused(_session):
+        raise error
+
+    with pytest.raises(type(error)):
+        await source.ask(refused)
+    assert not sessions.made[0].closed
+    await source.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("error", [OSError("refused"), ClientError("no"), StorageHeld("held")])
+async def test_a_log_that_cannot_be_opened_is_tried_again_with_the_next_question(monkeypatch, error):
+    sessions, source = Sessions(monkeypatch), Source("memory://")
+    sessions.error = error
+
+    with pytest.raises(NotAnswering):
+        await source.ask(number)
+    sessions.error = None
+    assert await source.ask(number) == 0
+    await source.close()
+
+
+def test_a_broker_that_accepts_and_never_answers_costs_a_page_its_limit_and_no_more(monkeypatch):
+    sessions = Sessions(monkeypatch)
+
+    async def scenario(clock):
+        sessions.turn = asyncio.Event()
+        source = Source("memory://")
+        waits = []
+        for limit_s in (3.0, 30.0, 3.0):
+            begun_s = clock.monotonic()
+            with pytest.raises(NotAnswering, match=f"within {limit_s:g} s"):
+                await source.ask(number, limit_s=limit_s)
+            waits.append(clock.monotonic() - begun_s)
+        await asyncio.sleep(source_module.OPEN_S)  # it is given up, and the next question tries again
+        sessions.turn.set()
+        assert await source.ask(number) == 0
+        await source.close()
+        return waits
+
+    assert virtually(scenario) == [3.0, 30.0, 3.0]
+
+
+def test_a_session_that_takes_longer_to_open_than_a_page_waits_is_there_for_the_next_one(monkeypatch):
+    sessions = Sessions(monkeypatch)
+
+    async def scenario(_clock):
+        sessions.turn = asyncio.Event()
+        source = Source("memory://")
+        with pytest.raises(NotAnswering):
+            await source.ask(number)
+        sessions.turn.set()
+        await asyncio.sleep(0.1)
+        opened = [one.closed for one in sessions.made]
+        await source.close()
+        return opened
+
+    assert virtually(scenario) == [False]
+
+
+def test_one_that_leads_and_comes_too_late_is_let_go_of(monkeypatch):
+    sessions = Sessions(monkeypatch, leads=True)
+
+    async def scenario(_clock):
+        sessions.turn = asyncio.Event()
+        source = Source("memory://")
+        with pytest.raises(NotAnswering):
+            await source.ask(number)
+        sessions.turn.set()
+        await asyncio.sleep(0.1)
+        return [one.closed for one in sessions.made]
+
+    assert virtually(scenario) == [True]
+
+
+def test_what_is_being_opened_when_the_console_ends_is_given_up(monkeypatch):
+    sessions = Sessions(monkeypatch)
+
+    async def scenario(_clock):
+        sessions.turn = asyncio.Event()
+        source = Source("memory://")
+        asking = asyncio.ensure_future(source.ask(number))
+        await asyncio.sleep(0.1)
+        await source.close()
+        await asyncio.gather(asking, return_exceptions=True)
+        return asking.cancelled() or isinstance(asking.exception(), NotAnswering), sessions.made
+
+    assert virtually(scenario) == (True, [])
