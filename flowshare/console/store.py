@@ -171,7 +171,7 @@ class Store:
         """Write what is queued and close; harmless twice."""
         if not self._closed:
             self._closed = True
-            await self._run(self._close)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
             self._thread.shutdown(wait=False)
 
     # --- figures ----------------------------------------------------------------------------------------------------
@@ -309,6 +309,8 @@ class Store:
         self.trouble = str(error)
 
     async def _run(self, call: Callable[[], T]) -> T:
+        if self._closed:
+            raise sqlite3.OperationalError("the console has ended")
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
 

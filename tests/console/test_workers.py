@@ -72,7 +72,7 @@ async def test_who_asks_within_a_second_gets_the_same_answer():
         first, second = await asyncio.gather(workers.scale(), workers.scale())
 
     assert first is second
-    assert one.asked == ["/scale"]
+    assert one.asked == ["/workers", "/scale"]
 
 
 async def test_the_operators_token_is_shown_to_the_workers_and_in_no_word_of_theirs():
@@ -80,7 +80,7 @@ async def test_the_operators_token_is_shown_to_the_workers_and_in_no_word_of_the
     async with pages(inflight=(403, b"not you")) as one, asked(one.address, token=secret) as workers:
         told = await workers.in_flight()
 
-    assert b"Authorization: Bearer " + secret in one.heads[0]
+    assert b"Authorization: Bearer " + secret in one.heads[-1]
     assert told.silent == {one.address: "it answered 403: not you"}
 
 
@@ -141,11 +141,11 @@ async def test_one_that_answers_in_pieces_holds_up_nobody_and_is_asked_again_whe
         await until(lambda: not workers._late, "the slow worker's answer is there")
         third = await workers.in_flight()
 
-    assert first.silent == {slow.address: "it has not answered within 0.2 s"}
+    assert first.silent == {slow.address: "it has not answered the last question yet"}
     assert second.silent == {slow.address: "it has not answered the last question yet"}
     assert [list(told.rows) for told in (first, second)] == [[good.address], [good.address]]
     assert third.silent == {}
-    assert len(slow.asked) == 2
+    assert slow.asked == ["/workers", "/workers", "/inflight"]
 
 
 async def test_those_who_said_nothing_last_time_are_asked_last(monkeypatch):
@@ -153,6 +153,7 @@ async def test_those_who_said_nothing_last_time_are_asked_last(monkeypatch):
     order = []
     async with asked("bad:1", "good:1") as workers:
         monkeypatch.setattr(workers, "_asked", lambda one, *_: order.append(one.address) or _none())
+        monkeypatch.setattr(workers, "_covered", _none)
         await workers.in_flight()
         workers._silent = frozenset({"bad:1"})
         await workers.in_flight()
@@ -172,7 +173,7 @@ async def test_of_very_many_workers_the_first_ones_are_asked():
 async def test_a_worker_is_drained_by_the_address_of_its_pages():
     async with pages(drain=body({"drained": True})) as one, asked(one.address) as workers:
         assert await workers.drain(one.address, 1.0)
-        with pytest.raises(LookupError, match="nobody with pages at 127.0.0.1:1 runs here any more"):
+        with pytest.raises(LookupError, match=r"nobody with pages at .* runs here any more"):
             await workers.drain("127.0.0.1:1", 1.0)
         one.answers["/drain"] = 403, b"this is for\nthe operator"
         with pytest.raises(OSError, match="answered 403: this is for the operator"):

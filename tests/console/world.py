@@ -20,6 +20,7 @@ from flowshare.console.logins import Login, LoginFile, Role, write
 from flowshare.console.logins import _hash as hashed  # a login without its random salt
 from flowshare.console.pages.page import View
 from flowshare.console.server import ConsoleServer, ConsoleSettings
+from flowshare.console.slots import Slots
 from flowshare.console.source import Source
 from flowshare.console.store import Store
 from flowshare.console.workers import Workers
@@ -130,6 +131,7 @@ class Console:
             source=self.source,
             workers=self.workers,
             collector=self.collector,
+            slots=Slots(self.source.url, self.clock),
             store=self.store,
             agents=self.agents,
             clock=self.clock,
