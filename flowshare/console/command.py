@@ -157,6 +157,6 @@ def console_login(name: str, role: str, path: Path, password: str) -> None:
     from flowshare.console import logins
 
     login = logins.make(name, logins.Role(role), password)
-    known = logins.LoginFile(path).logins() if path.exists() and path.stat().st_size else {}
+    known = logins.LoginFile(path, empty=True).logins() if path.exists() else {}
     logins.write(path, {**known, name: login})
     say(f"{name} is {role} now; whoever is logged in under this name logs in again")

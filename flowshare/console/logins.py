@@ -98,12 +98,12 @@ def parse(text: str, where: str) -> dict[str, Login]:
 class LoginFile:
     """The file, read again when it has changed. Blocks."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises: BadLogins."""
+    def __init__(self, path: Path, *, empty: bool = False) -> None:
+        """empty: it may have no login yet. Raises: BadLogins."""
         self.path = path
         self._stamp: tuple[int, int, int] | None = None
         self._logins: Mapping[str, Login] = {}
-        if not self.logins():
+        if not self.logins() and not empty:
             raise BadLogins(f"{path} has no login: flowshare console-login NAME --role operator --file {path}")
 
     def logins(self) -> Mapping[str, Login]:
@@ -111,10 +111,10 @@ class LoginFile:
         try:
             with self.path.open(encoding="utf-8") as file:
                 facts = os.fstat(file.fileno())
+                if stat.S_IMODE(facts.st_mode) & 0o077:
+                    raise BadLogins(f"others may read {self.path}: chmod 600 it")
                 stamp = facts.st_mtime_ns, facts.st_size, facts.st_ino
                 if stamp != self._stamp:
-                    if stat.S_IMODE(facts.st_mode) & 0o077:
-                        raise BadLogins(f"others may read {self.path}: chmod 600 it")
                     self._logins, self._stamp = parse(file.read(), str(self.path)), stamp
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
@@ -125,7 +125,8 @@ class LoginFile:
 def write(path: Path, logins: Mapping[str, Login]) -> None:
     """Write the file. Raises: OSError."""
     draft = path.with_name(f"{path.name}.new")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+    draft.unlink(missing_ok=True)  # left behind, or prepared by somebody else
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.writelines(login.line() for login in logins.values())
         file.flush()
         os.fsync(file.fileno())
