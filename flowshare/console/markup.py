@@ -99,20 +99,22 @@ def url(path: str, **query: object) -> str:
 
 SHOWN_MAX: Final = 4_096
 """Bytes of a value that a page shows."""
+PARSED_MAX: Final = 256 * 1024
+"""Bytes of a value that is read as JSON: 50 of 10 MB each would hold up all pages for seconds."""
 MASKED: Final = "•••"
 DEPTH_MAX: Final = 64
 
 
 def value_text(raw: bytes | None, form: str, masks: tuple[str, ...] = ()) -> str:
     """A value for people: as `text`, `json` (indented, text where it is none), `hex`. masks: names of fields that are
-    not shown; with masks a value that is no JSON object or array is not shown at all."""
+    not shown; with masks a value that is no JSON object or array, or longer than `PARSED_MAX`, is not shown at all."""
     if raw is None:
         return "null"
     cut = f" … {len(raw)} bytes" if len(raw) > SHOWN_MAX else ""
     if form == "hex" and not masks:
         return raw[:SHOWN_MAX].hex(" ") + cut
     try:
-        found = json.loads(raw) if form == "json" or masks else None
+        found = json.loads(raw) if (form == "json" or masks) and len(raw) <= PARSED_MAX else None
     except (ValueError, RecursionError):
         found = None
     if isinstance(found, (dict, list)):
