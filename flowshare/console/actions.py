@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from flowshare.cli import cooperative
+from flowshare.cli.letters import partitions_of
 from flowshare.cli.output import Failure
 from flowshare.cli.replay import Replay, parked_count, parked_text
 from flowshare.errors import FlowshareError
+from flowshare.share.ranges import merged
 from flowshare.share.types import Priority
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ Params = Mapping[str, str]
 TEXT_MAX: Final = 1_000
 """Characters of what is typed into a form."""
 ROWS_MAX: Final = 200
+PARTITION_MAX: Final = 2**31 - 1
 DRAIN_S: Final = 300.0
 ASK_LIMIT_S: Final = 5.0
 
@@ -78,6 +81,8 @@ class Action:
     preview: Callable[[Means, Params], Awaitable[Preview]]
     act: Callable[[Means, Params], Awaitable[str]]
     danger: bool = False
+    long: bool = False
+    """It may take minutes; the others do not wait for room behind it."""
     back: Callable[[Params], str] = field(
         default=lambda params: f"group?{urlencode({'name': params.get('group', '')})}"
     )
@@ -98,7 +103,16 @@ class Action:
 
     def said(self, params: Params) -> str:
         """The command as it is typed."""
-        return shlex.join(["flowshare", *self.command(params)])
+        return shlex.join(["flowshare", *_no_option(self.command(params))])
+
+
+def _no_option(words: list[str]) -> list[str]:
+    """The same command with a name that begins with a dash behind `--`, where it is no option."""
+    group, name, rest = words[0] in ("groups", "dlq"), words[2], words[3:]
+    if not (group and name.startswith("-")):
+        return words
+    options = bool(rest) and rest[0].startswith("-")
+    return [*words[:2], *rest, "--", name] if options else [*words[:2], "--", name, *rest]
 
 
 GROUP: Final = Field("group", "the group")
@@ -173,9 +187,7 @@ def _target(params: Params) -> ResetTarget:
     if to == "latest":
         return "latest"
     if to == "offset":
-        if not (at.isascii() and at.isdecimal()):
-            raise BadForm(f"an offset is a number from 0 on, not {at!r}")
-        return int(at)
+        return _number(params, "at", "an offset")
     try:
         found = datetime.fromisoformat(at)
     except ValueError:
@@ -231,6 +243,7 @@ def _key(params: Params) -> bytes:
 
 
 async def _about_unpark(_: Means, params: Params) -> Preview:
+    _key(params), _number(params, "partition")
     text = f"The key goes on in {params['topic']}-{params['partition']}."
     return Preview((text, "Its letters stay in the dead letters, and are out of order if they are replayed later."))
 
@@ -248,7 +261,7 @@ def _places(params: Params) -> frozenset[tuple[int, int]]:
     places = set[tuple[int, int]]()
     for text in params.get("at", "").replace(",", " ").split():
         partition, _, offset = text.partition("@")
-        if not (partition.isdecimal() and offset.isdecimal()):
+        if not (_is_number(partition, PARTITION_MAX) and _is_number(offset)):
             raise BadForm(f"{text!r} is no place of a letter, such as 0@17")
         places.add((int(partition), int(offset)))
     return frozenset(places)
@@ -264,11 +277,12 @@ def _replay_words(params: Params) -> list[str]:
 
 
 async def _replayed(means: Means, params: Params, *, dry_run: bool) -> Replay:
-    limit = _number(params, "limit") if params.get("limit") else None
+    limit = _number(params, "limit", least=1) if params.get("limit") else None
     rate = float(_number(params, "rate") or 1) if params.get("rate") else None
     reason, exception = params.get("reason", "").lower(), params.get("exception", "").lower()
 
     async def call(session: CommandSession) -> Replay:
+        await partitions_of(session, params["topic"])
         job = Replay(session, params["topic"], None, dry_run=dry_run, again=False, per_s=rate, quiet=True)
         await job.before.load()
         if not dry_run:
@@ -318,11 +332,14 @@ def _ranges(params: Params) -> list[tuple[int, int]]:
     """`5-9, 12`. Raises: BadForm."""
     found: list[tuple[int, int]] = []
     for text in params["ranges"].replace(",", " ").split():
-        first, _, last = text.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()) or len(text) > 40 or int(last or first) < int(first):
+        first, dash, last = text.partition("-")
+        last = last if dash else first
+        if not (_is_number(first) and _is_number(last)) or int(last) < int(first):
             raise BadForm(f"{text!r} is no offset and no range of offsets such as 5-9")
-        found.append((int(first), int(last or first)))
-    return sorted(found)
+        found.append((int(first), int(last)))
+    if not found:
+        raise BadForm("say which offsets, such as 5-9, 12")
+    return merged(found)
 
 
 def _intervene_words(act: str, params: Params) -> list[str]:
@@ -439,10 +456,14 @@ async def _resize(means: Means, params: Params) -> str:
     return f"the supervisor at {params['worker']} keeps {told['workers']} workers"
 
 
-def _number(params: Params, name: str) -> int:
+def _is_number(text: str, most: int = 10**18) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most
+
+
+def _number(params: Params, name: str, about: str = "", *, least: int = 0) -> int:
     text = params[name]
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise BadForm(f"{name} is a number from 0 on, not {text!r}")
+    if not _is_number(text, PARTITION_MAX if name == "partition" else 10**18) or int(text) < least:
+        raise BadForm(f"{about or name} is a number from {least} on, not {text!r}")
     return int(text)
 
 
@@ -536,6 +557,7 @@ _ALL: Final = (
         command=_replay_words,
         preview=_about_replay,
         act=_replay,
+        long=True,
         back=lambda params: f"letters?{urlencode({'topic': params['topic']})}",
     ),
     Action(
@@ -545,6 +567,7 @@ _ALL: Final = (
         command=lambda params: ["drain", "--web", params["worker"]],
         preview=_about_drain,
         act=_drain,
+        long=True,
         back=lambda _: "fleet",
     ),
     Action(

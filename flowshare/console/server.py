@@ -15,16 +15,18 @@ with TLS Secure.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import secrets
 import socket
 import sqlite3
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import click
 from aiohttp import web
 from yarl import URL
 
@@ -35,7 +37,7 @@ from flowshare.client.errors import ClientError, ServerError
 from flowshare.console import logins
 from flowshare.console.actions import ACTIONS, Action, BadForm, Means
 from flowshare.console.collector import AWAY_S, Look
-from flowshare.console.logins import Login, LoginFile, Role
+from flowshare.console.logins import BadLogins, Login, LoginFile, Role
 from flowshare.console.markup import Markup
 from flowshare.console.pages import PAGES
 from flowshare.console.pages.page import Missing, Page, View
@@ -61,6 +63,7 @@ LATE_S: Final = 8.0
 PAGES_AT_ONCE: Final = 16
 """Pages that are made at the same time; more wait."""
 ACTIONS_AT_ONCE: Final = 4
+"""Of those that are soon done, of those that may take minutes, and of previews, each."""
 ANSWER_S: Final = 5.0
 """How long who asked for an action waits; then it goes on by itself."""
 STATIC: Final = Path(__file__).parent / "static"
@@ -136,7 +139,9 @@ class ConsoleServer:
         self._token = secrets.token_urlsafe(32)
         self._limiter = ConnectionLimiter(BOUNDS, clock)
         self._making = asyncio.Semaphore(PAGES_AT_ONCE)
-        self._deeds: set[asyncio.Task[None]] = set()
+        self._deeds: dict[asyncio.Task[None], bool] = {}
+        """Those that go on, and whether each may take minutes."""
+        self._previewing = asyncio.Semaphore(ACTIONS_AT_ONCE)
         self._runner: web.AppRunner | None = None
         self._gate: Gate | None = None
         self._cookie = ""
@@ -205,7 +210,10 @@ class ConsoleServer:
         assert self._gate is not None
         if len(request.raw_path) > QUERY_MAX:
             return _dressed(web.Response(status=414, text="the address is too long"))
-        return await guarded(self._gate, request, Need.HOST, handler, _dressed)
+        try:
+            return await guarded(self._gate, request, Need.HOST, handler, _dressed)
+        except BadLogins as error:  # the file was changed meanwhile
+            return _dressed(web.Response(status=503, text=str(error)))
 
     def _session(self, request: web.Request) -> Session | None:
         cookie = request.cookies.get(self._cookie)
@@ -279,7 +287,7 @@ class ConsoleServer:
         if session is not None and session.is_page(form.get("page_token", "")):
             self._sessions.end(request.cookies.get(self._cookie, ""))
         answer = _see_other("/login")
-        answer.del_cookie(self._cookie)
+        answer.del_cookie(self._cookie, secure=self._settings.tls is not None, httponly=True, samesite="Strict")
         return answer
 
     # --- pages ----------------------------------------------------------------------------------------------------
@@ -300,7 +308,7 @@ class ConsoleServer:
         async with self._making:
             try:
                 return await page.load(self._view, query), 200
-            except (FlowshareError, ClientError, OSError, ValueError) as error:
+            except PROBLEMS as error:
                 status, text = _problem(error)
                 return {"problem": text, "passing": status == 503, "query": query}, status
 
@@ -327,7 +335,9 @@ class ConsoleServer:
                 **context,
             },
         )
-        return web.Response(text=text, content_type="text/html", status=status)
+        # Half surrogates are in what JSON of others says, and no text that can be sent.
+        body = text.encode("utf-8", "backslashreplace")
+        return web.Response(body=body, content_type="text/html", charset="utf-8", status=status)
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -356,8 +366,9 @@ class ConsoleServer:
         try:
             params = action.read(query)
             context |= {"params": params, "back": "/" + action.back(params), "command": action.said(params)}
-            context["preview"] = await action.preview(self._means, params)
-        except (FlowshareError, ClientError, OSError) as error:
+            async with _room(self._previewing):
+                context["preview"] = await action.preview(self._means, params)
+        except PROBLEMS as error:
             status, context["why"] = _problem(error)
             return self._html("form.html", context, session, status=status)
         return self._html("confirm.html", context, session, status=status)
@@ -367,7 +378,7 @@ class ConsoleServer:
         session, action, form = self._operator(request), _action(request), await _form(request)
         if not session.is_page(form.get("page_token", "")):
             raise web.HTTPForbidden(text="this form is of an earlier login or of another site; open the page again")
-        if len(self._deeds) >= ACTIONS_AT_ONCE:
+        if sum(long is action.long for long in self._deeds.values()) >= ACTIONS_AT_ONCE:
             raise web.HTTPServiceUnavailable(text="too much is being done already; wait until some of it has ended")
         try:
             params = action.read(form)
@@ -375,8 +386,8 @@ class ConsoleServer:
         except BadForm as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         task = asyncio.create_task(self._carry_out(request, session, action, params))
-        self._deeds.add(task)
-        task.add_done_callback(self._deeds.discard)
+        self._deeds[task] = action.long
+        task.add_done_callback(self._deeds.pop)
         await asyncio.wait([task], timeout=ANSWER_S)
         if not task.done():
             session.add_notice(f"{action.title} goes on; the audit says how it ends", good=True)
@@ -401,15 +412,20 @@ class ConsoleServer:
             session.add_notice(f"nothing was done, as it cannot be written down who does it: {error}", good=False)
             return
         logger.info("%s by %s: %s", action.name, session.name, deed.command)
+        outcome, done = "the log says why", False
         try:
             outcome, done = await action.act(self._means, params), True
-        except (FlowshareError, ClientError, OSError) as error:
-            outcome, done = _problem(error)[1], False
+        except PROBLEMS as error:
+            outcome = _problem(error)[1]
+        except Exception:  # a fault of the console
+            logger.exception("an action failed: %s", deed.command)
         session.add_notice(outcome, good=done)
         self._collector.hurry()
         await self._store.end(number, outcome if done else f"failed: {outcome}")
 
 
+PROBLEMS: Final = (FlowshareError, Failure, click.ClickException, OSError, ValueError)
+"""What pages and actions tell in a sentence; anything else is a fault of the console."""
 _NOT_FOUND: Final = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
@@ -422,7 +438,9 @@ def _late(look: Look, seen_s: float) -> str | None:
 
 def _problem(error: BaseException) -> tuple[int, str]:
     """Status and text for what a page cannot show."""
-    text = explain(error)
+    if isinstance(error, click.ClickException):
+        return 400, error.format_message()
+    text = str(error) if isinstance(error, ValueError) else explain(error)
     if isinstance(error, Missing) or (isinstance(error, ServerError) and error.code in _NOT_FOUND):
         return 404, text
     if isinstance(error, (BadForm, ValueError)) and not isinstance(error, ClientError):
@@ -441,8 +459,20 @@ async def _form(request: web.Request) -> dict[str, str]:
     """The fields of a form, the first of each name. Raises: HTTPException."""
     if request.content_type != "application/x-www-form-urlencoded":
         raise web.HTTPUnsupportedMediaType(text="send a form (application/x-www-form-urlencoded)")
-    found = await request.post()
+    try:
+        found = await request.post()
+    except (LookupError, ValueError):
+        raise web.HTTPBadRequest(text="this is no form that can be read: send it as UTF-8") from None
     return {name: value for name, value in reversed(list(found.items())) if isinstance(value, str)}
+
+
+@contextlib.asynccontextmanager
+async def _room(turns: asyncio.Semaphore) -> AsyncIterator[None]:
+    """One of a few at once. Raises: HTTPServiceUnavailable at once, when all are taken."""
+    if turns.locked():
+        raise web.HTTPServiceUnavailable(text="too much is being done already; wait until some of it has ended")
+    async with turns:
+        yield
 
 
 def _see_other(where: str) -> web.Response:

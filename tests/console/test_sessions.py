@@ -171,7 +171,7 @@ def test_a_file_without_a_login_is_refused_with_what_to_do(tmp_path, content):
     path.write_bytes(content)
     path.chmod(0o600)
 
-    with pytest.raises(BadLogins, match="console-login|UTF-8"):
+    with pytest.raises(BadLogins, match=r"console-login|UTF-8"):
         LoginFile(path)
 
 

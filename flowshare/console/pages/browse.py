@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
 from flowshare.console.markup import value_text
-from flowshare.console.pages.page import Context, Page, Query, View, whole
+from flowshare.console.pages.page import PARTITION_MAX, Context, Page, Query, View, whole
 
 if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
@@ -35,7 +35,7 @@ async def _load(view: View, query: Query) -> Context:
 
 
 async def _records(view: View, query: Query, form: str) -> Context:
-    topic, partition = query["topic"], whole(query, "partition", 0)
+    topic, partition = query["topic"], whole(query, "partition", 0, most=PARTITION_MAX)
     group, key = query.get("group") or None, query.get("key") or None
     states: dict[int, Any] = {}
 

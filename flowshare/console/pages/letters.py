@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.cli.letters import SUFFIX, letter_of, partitions_of, place_of, plain
 from flowshare.console.markup import value_text
-from flowshare.console.pages.page import ROWS_MAX, Context, Missing, Page, Query, View
+from flowshare.console.pages.page import PARTITION_MAX, ROWS_MAX, Context, Missing, Page, Query, View
 
 if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
@@ -101,7 +101,9 @@ async def _newest(session: CommandSession, topic: str) -> tuple[list[dict[str, A
 
 
 async def _one(view: View, topic: str, at: str, form: str) -> Context:
-    partition, offset = place_of(topic, at)
+    partition, offset = place_of(topic, at[:60])
+    if partition > PARTITION_MAX or offset >= 2**63:
+        raise Missing(f"there is no letter at {topic}-{at}")
 
     async def ask(session: CommandSession) -> tuple[dict[str, Any], Any]:
         found = await session.admin.read(topic, partition, offset, limit=1)
@@ -109,8 +111,8 @@ async def _one(view: View, topic: str, at: str, form: str) -> Context:
             raise Missing(f"there is no letter at {topic}-{partition}@{offset}")
         letter = letter_of(topic, partition, found[0])
         record = None
-        if letter["topic"] and letter["partition"].isdecimal() and letter["offset"].isdecimal():
-            record = await _record(session, letter["topic"], int(letter["partition"]), int(letter["offset"]))
+        if (place := _place(letter)) is not None:
+            record = await _record(session, *place)
         return letter, record
 
     letter, record = await view.source.ask(ask)
@@ -127,6 +129,14 @@ async def _one(view: View, topic: str, at: str, form: str) -> Context:
         if record is None
         else {"timestamp_ms": record.timestamp_ms, "value_text": value_text(record.value, form, view.masks)},
     }
+
+
+def _place(letter: Mapping[str, Any]) -> tuple[str, int, int] | None:
+    """Where its record was, by what the letter says of itself; None: it says nothing that could be."""
+    partition, offset = letter["partition"], letter["offset"]
+    if not letter["topic"] or not all(text.isdecimal() and len(text) < 19 for text in (partition, offset)):
+        return None
+    return (letter["topic"], int(partition), int(offset)) if int(partition) <= PARTITION_MAX else None
 
 
 async def _record(session: CommandSession, topic: str, partition: int, offset: int) -> Any:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Query = Mapping[str, str]
 Context = dict[str, Any]
+PARTITION_MAX: Final = 2**31 - 1
 ROWS_MAX: Final = 500
 """Rows that a table shows."""
 
@@ -76,12 +77,12 @@ class Page:
         return f"{self.path}.html"
 
 
-def whole(query: Query, name: str, default: int | None = None) -> int:
+def whole(query: Query, name: str, default: int | None = None, *, most: int = 10**18) -> int:
     """A whole number of the address. Raises: ValueError."""
     text = query.get(name, "").strip()
     if not text and default is not None:
         return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most):
         raise ValueError(f"{name} has to be a whole number from 0 on, not {text[:40]!r}")
     return int(text)
 
@@ -96,4 +97,4 @@ def named(query: Query, name: str) -> str:
 
 def place(query: Query) -> tuple[str, str, int]:
     """Group, topic and partition. Raises: ValueError."""
-    return named(query, "group"), named(query, "topic"), whole(query, "partition")
+    return named(query, "group"), named(query, "topic"), whole(query, "partition", most=PARTITION_MAX)

@@ -24,7 +24,8 @@ async def _load(view: View, query: Query) -> Context:
     page = await view.source.ask(
         lambda session: session.admin.browse(group, topic, partition, from_offset=first, limit=LIMIT)
     )
-    strip, begin, end = _strip(page, first)
+    holder = blocker(page) if first is None or first <= page.start_offset else None
+    strip, begin, end = _strip(page, first, holder)
     runs = [run for run in page.runs if run.state not in ("available", "free")]
     return {
         "group": group,
@@ -37,12 +38,12 @@ async def _load(view: View, query: Query) -> Context:
         "states": _states(page),
         "runs": runs[:RUNS_SHOWN],
         "more": max(0, len(runs) - RUNS_SHOWN),
-        "blocker": blocker(page),
+        "blocker": holder,
     }
 
 
 def blocker(page: BrowsePage) -> BrowsedRun | None:
-    """The run that keeps the start offset where it is: the first one that is not finished."""
+    """The run that keeps the start offset where it is: the first one that is not finished, of a page from there on."""
     done = ("acknowledged", "archived", "committed")
     return next((run for run in page.runs if run.state not in done and run.first >= page.start_offset), None)
 
@@ -54,11 +55,10 @@ def _states(page: BrowsePage) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda pair: -pair[1])
 
 
-def _strip(page: BrowsePage, first: int | None) -> tuple[Any, int, int]:
+def _strip(page: BrowsePage, first: int | None, holder: BrowsedRun | None) -> tuple[Any, int, int]:
     begin = max(page.start_offset, first or 0, 0)
     end = page.next if page.next is not None else max(page.end_offset, begin)
     end = min(end, begin + SPAN_MAX)
-    holder = blocker(page)
     runs = [charts.Run(run.first, run.last, run.state, run is holder or run.head == -2) for run in page.runs]
     runs += [charts.Run(hole.first, hole.last, "hole") for hole in page.holes]
 
