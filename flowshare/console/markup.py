@@ -125,6 +125,16 @@ def value_text(raw: bytes | None, form: str, masks: tuple[str, ...] = ()) -> str
     return raw[:SHOWN_MAX].decode("utf-8", "backslashreplace") + cut
 
 
+def aside_text(raw: bytes | None, masks: tuple[str, ...] = (), name: str = "") -> str:
+    """A key, or a header of this name: as text; of a JSON object or array without what is masked."""
+    if raw is None or not masks:
+        return value_text(raw, "text")
+    if name in masks:
+        return MASKED
+    shown = value_text(raw, "json", masks)
+    return value_text(raw, "text") if shown.startswith(MASKED) else " ".join(shown.split())
+
+
 def masked(value: Any, masks: frozenset[str], depth: int = 0) -> Any:
     """The same without what these fields say; what lies deeper than `DEPTH_MAX` is left out."""
     if depth > DEPTH_MAX:

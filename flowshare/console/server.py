@@ -57,6 +57,8 @@ logger = logging.getLogger("flowshare.console")
 BOUNDS: Final = Bounds(connections=512, by_address=128, request_bytes=0, one_request=False)
 BODY_MAX: Final = 32 * 1024
 """Bytes of a form."""
+BODY_S: Final = 10.0
+"""How long a form may take to come."""
 QUERY_MAX: Final = 4_096
 LATE_S: Final = 8.0
 """A look that is older than this is told of, unless looks take that long."""
@@ -460,7 +462,10 @@ async def _form(request: web.Request) -> dict[str, str]:
     if request.content_type != "application/x-www-form-urlencoded":
         raise web.HTTPUnsupportedMediaType(text="send a form (application/x-www-form-urlencoded)")
     try:
-        found = await request.post()
+        async with asyncio.timeout(BODY_S):
+            found = await request.post()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the form has not come within {BODY_S:g} s") from None
     except (LookupError, ValueError):
         raise web.HTTPBadRequest(text="this is no form that can be read: send it as UTF-8") from None
     return {name: value for name, value in reversed(list(found.items())) if isinstance(value, str)}

@@ -13,6 +13,7 @@ from flowshare.console.markup import (
     NOTHING,
     SHOWN_MAX,
     Markup,
+    aside_text,
     masked,
     number,
     rate,
@@ -138,3 +139,17 @@ class Look:
 
 class Notice:
     text, good = EVIL, True
+
+
+@pytest.mark.parametrize(
+    ("raw", "name", "shown"),
+    [
+        (None, "", "null"),
+        (b"k1", "", "k1"),
+        (b'{"ssn": "SECRET", "a": 1}', "", f'{{ "ssn": "{MASKED}", "a": 1 }}'),
+        (b"SECRET", "ssn", MASKED),
+        (b"open", "trace", "open"),
+    ],
+)
+def test_keys_and_headers_are_shown_without_what_is_masked(raw, name, shown):
+    assert aside_text(raw, MASKS, name) == shown

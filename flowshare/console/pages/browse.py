@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
-from flowshare.console.markup import value_text
+from flowshare.console.markup import aside_text, value_text
 from flowshare.console.pages.page import PARTITION_MAX, Context, Page, Query, View, whole
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ async def _records(view: View, query: Query, form: str) -> Context:
             {
                 "offset": one.offset,
                 "timestamp_ms": one.timestamp_ms,
-                "key": value_text(one.key, "text"),
+                "key": aside_text(one.key, view.masks),
                 "value": value_text(one.value, form, view.masks),
-                "headers": [(name, value_text(value, "text")) for name, value in one.headers],
+                "headers": [(name, aside_text(value, view.masks, name)) for name, value in one.headers],
                 "run": states.get(one.offset),
             }
             for one in records

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ServerError, Unsupported
-from flowshare.console.markup import value_text
+from flowshare.console.markup import aside_text
 from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
 from flowshare.share.parking import OVER
 
@@ -31,7 +31,7 @@ async def _load(view: View, query: Query) -> Context:
     ordered = [line.name for line in lines if line.settings.configs.get("share.key.order")]
 
     async def ask(session: CommandSession) -> list[dict[str, Any]]:
-        return [row for name in with_parked for row in await _parked(session, name)]
+        return [row for name in with_parked for row in await _parked(session, name, view.masks)]
 
     return {
         "group": only,
@@ -41,7 +41,7 @@ async def _load(view: View, query: Query) -> Context:
     }
 
 
-async def _parked(session: CommandSession, group: str) -> list[dict[str, Any]]:
+async def _parked(session: CommandSession, group: str, masks: tuple[str, ...]) -> list[dict[str, Any]]:
     try:
         told = await session.admin.parked_keys(group)
     except (ServerError, Unsupported):
@@ -51,7 +51,7 @@ async def _parked(session: CommandSession, group: str) -> list[dict[str, Any]]:
             "group": group,
             "topic": one.topic,
             "partition": one.partition,
-            "key": value_text(one.key, "text"),
+            "key": aside_text(one.key, masks),
             "key_hex": one.key.hex(),
             "since": one.parked.first,
             "last": one.parked.last,

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.cli.letters import SUFFIX, letter_of, partitions_of, place_of, plain
-from flowshare.console.markup import value_text
+from flowshare.cli.letters import SUFFIX, is_own, letter_of, partitions_of, place_of, plain
+from flowshare.console.markup import aside_text, value_text
 from flowshare.console.pages.page import PARTITION_MAX, ROWS_MAX, Context, Missing, Page, Query, View
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ async def _one(view: View, topic: str, at: str, form: str) -> Context:
         "died_ms": letter["died_ms"],
         "place": f"{partition}@{offset}",
         "form": form,
-        "key_text": value_text(letter["raw_key"], "text"),
+        "key_text": aside_text(letter["raw_key"], view.masks),
+        "headers": {name: aside_text(value, view.masks, name) for name, value in letter["headers"] if not is_own(name)},
         "value_text": value_text(letter["raw_value"], form, view.masks),
         "trace": letter["trace"],
         "left_out": letter["left_out"],
