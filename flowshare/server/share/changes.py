@@ -5,8 +5,8 @@ group and one for the end of each log; here it is one call, whose answer is as l
 
 Nothing is counted on the way of records. Who asks has the loaded share-partitions looked through: a few numbers each
 (`_signature`), and only where they differ a row is made anew. That is done at most once in `FRESH_S`, or `SHARE` times
-as long as it takes, however many ask. What is not loaded does not change but by its log's end: what is stored of it is
-read once, without loading it, and the ends every `ENDS_S`.
+as long as it takes, however many ask. What is not loaded does not change but by its log's end, and by the ends of
+delays: what is stored of it is read once, without loading it, and the ends every `ENDS_S`.
 
 Invariant: a row carries the version at which it last changed; an answer since version v holds every row, and the name
 of every share-partition that is gone, with a greater one. Names of gone ones are kept as far as `GONE_MAX` of them; who
@@ -20,7 +20,7 @@ import logging
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.core_errors import CoreError
 from flowshare.log.base import LogError
@@ -29,10 +29,12 @@ from flowshare.protocol.messages.browse import ShareChangesRequest, ShareChanges
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.state import ShareKey, stored_in
+from flowshare.share.types import RecordState
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.log.base import LogOffsets, Storage
+    from flowshare.server.runtime.state import StoredState
     from flowshare.server.runtime.topic_index import TopicIndex
     from flowshare.server.share.owner import PartitionOwner
     from flowshare.server.share.partitions import Partitions
@@ -50,6 +52,8 @@ AGES_MAX: Final = 200
 AT_ONCE: Final = 64
 
 Signature = tuple[int, ...]
+Where = tuple[str, str, int]
+"""Group, topic and partition."""
 Nodes = Callable[[], tuple[int, Collection[int]]]
 
 
@@ -82,11 +86,13 @@ class Changes:
         """Up to this version names of gone ones are forgotten."""
         self._rows: dict[ShareKey, tuple[int, Standing]] = {}
         self._signatures: dict[ShareKey, Signature] = {}
-        self._stored: dict[ShareKey, tuple[int, int]] = {}
-        """Start offset and finished records behind it, of those that are not loaded."""
-        self._gone: dict[ShareKey, tuple[int, tuple[str, str, int]]] = {}
+        self._stored: dict[ShareKey, _Idle] = {}
+        """What is told of those that are not loaded."""
+        self._gone: dict[ShareKey, tuple[int, Where]] = {}
         self._ages: dict[ShareKey, tuple[int, int]] = {}
         """Offset of the first unfinished record, and its timestamp."""
+        self._unread: set[ShareKey] = set()
+        """Of whom that could not be read: tried again with the ends."""
         self._looking: asyncio.Task[None] | None = None
         self._next_s = float("-inf")
         self._ends_s = float("-inf")
@@ -104,8 +110,17 @@ class Changes:
                 break
             rows.append(row)
             await turns.take()
-        gone = () if whole else tuple(name for changed, name in self._gone.values() if changed > least)
+        rows.reverse()  # of two by one name, as when a topic was made anew, the newest one counts
+        gone = () if whole else self._names_gone(least)
         return ShareChangesResponse(server=self._server, version=now, whole=whole, rows=tuple(rows), gone=gone)
+
+    def _names_gone(self, least: int) -> tuple[Where, ...]:
+        """Names of those that are gone since that version; not those that others go by now."""
+        gone = [name for changed, name in self._gone.values() if changed > least]
+        if not gone:
+            return ()
+        there = {(row.group_id, row.topic, row.partition) for _, row in self._rows.values()}
+        return tuple(name for name in gone if name not in there)
 
     async def _look(self) -> None:
         """Look at all, unless somebody has just done so; who comes meanwhile waits for the same look."""
@@ -127,6 +142,9 @@ class Changes:
         ends = begun_s >= self._ends_s
         if ends:
             self._ends_s = begun_s + ENDS_S
+            for key in self._unread:
+                self._ages.pop(key, None)
+            self._unread.clear()
         unread: list[ShareKey] = []
         idle: list[ShareKey] = []
         turns = answers.turns(self._clock)
@@ -143,11 +161,13 @@ class Changes:
                 unread.append(key)
             worked_s += self._clock.monotonic() - at_s
         self._forget(set(known))
-        for key in unread[:AGES_MAX]:
-            await self._read_age(key)
         if ends or len(self._stored) < len(idle):
             for first in range(0, len(idle), AT_ONCE):
-                await asyncio.gather(*(self._see_idle(key, ends=ends) for key in idle[first : first + AT_ONCE]))
+                part = idle[first : first + AT_ONCE]
+                found = await asyncio.gather(*(self._see_idle(key, ends=ends) for key in part))
+                unread += [key for key, wanted in zip(part, found, strict=True) if wanted]
+        for key in unread[:AGES_MAX]:
+            await self._read_age(key)
         self._next_s = self._clock.monotonic() + max(FRESH_S, SHARE * worked_s)
 
     # --- loaded ------------------------------------------------------------------------------------------------------
@@ -166,6 +186,9 @@ class Changes:
         if self._signatures.get(key) != signature or late:
             self._signatures[key] = signature
             self._put(key, self._row(key, owner, bounds))
+        return self._wants_age(key)
+
+    def _wants_age(self, key: ShareKey) -> bool:
         row = self._rows.get(key)
         if row is None or row[1].lag <= 0:
             return False
@@ -204,6 +227,7 @@ class Changes:
         except (CoreError, LogError, DecodeError) as error:
             logger.debug("the age of the oldest record is not known: %s key=%s", error, key)
             header = None
+            self._unread.add(key)
         stamp = -1
         if header is not None:
             stamp = header.first_timestamp if header.delete_horizon_ms is None else header.max_timestamp
@@ -214,29 +238,29 @@ class Changes:
 
     # --- not loaded --------------------------------------------------------------------------------------------------
 
-    async def _see_idle(self, key: ShareKey, *, ends: bool) -> None:
-        """What is stored of it, and where its log ends."""
+    async def _see_idle(self, key: ShareKey, *, ends: bool) -> bool:
+        """What is stored of it, and where its log ends; whether the age of its first record is to be read."""
         known = self._stored.get(key)
         if known is not None and not ends:
-            return
+            return False
         topic = self._topics.by_id(key.topic_id)
         if topic is None:
-            return
+            return False
         try:
             if known is None:
                 stored = stored_in(await self._store.scan(key.prefix), key)
                 if stored is None or self._partitions.get(key) is not None:
-                    return
-                known = self._stored[key] = stored.state.start_offset, stored.state.delivery_complete_count
+                    return False
+                known = self._stored[key] = _idle(stored)
                 self._signatures.pop(key, None)
             bounds = await self._store.bounds(topic.name, key.partition)
         except (CoreError, LogError) as error:
             logger.debug("what is stored is not known: %s key=%s", error, key)
-            return
-        start = max(known[0], bounds.log_start) if known[0] >= 0 else -1
-        before = self._rows.get(key)
-        oldest_ms = before[1].oldest_ms if before is not None and before[1].start_offset == start else -1
-        lag = max(0, bounds.high_watermark - start - known[1]) if start >= 0 else -1
+            return False
+        start = max(known.start_offset, bounds.log_start) if known.start_offset >= 0 else -1
+        offset, oldest_ms = self._ages.get(key, (-1, -1))
+        lag = max(0, bounds.high_watermark - start - known.finished) if start >= 0 else -1
+        now_ms = self._clock.steady_ms()
         self._put(
             key,
             Standing(
@@ -246,9 +270,16 @@ class Changes:
                 start_offset=start,
                 log_end=bounds.high_watermark,
                 lag=lag,
-                oldest_ms=oldest_ms if lag > 0 else -1,
+                delayed=sum(
+                    last - max(first, start) + 1
+                    for first, last, due_ms in known.delayed
+                    if last >= start and due_ms > now_ms
+                ),
+                parked=known.parked,
+                oldest_ms=oldest_ms if lag > 0 and offset == start else -1,
             ),
         )
+        return self._wants_age(key)
 
     # --- versions ----------------------------------------------------------------------------------------------------
 
@@ -268,11 +299,28 @@ class Changes:
             _, row = self._rows.pop(key)
             for kept in (self._signatures, self._stored, self._ages):
                 kept.pop(key, None)
+            self._unread.discard(key)
             self._version += 1
             self._gone[key] = self._version, (row.group_id, row.topic, row.partition)
         while len(self._gone) > GONE_MAX:
             key = next(iter(self._gone))
             self._forgotten = self._gone.pop(key)[0]
+
+
+class _Idle(NamedTuple):
+    """What is stored of a share-partition, as far as it is told. delayed: first, last and when they are due."""
+
+    start_offset: int
+    finished: int
+    delayed: tuple[tuple[int, int, int], ...]
+    parked: int
+
+
+def _idle(stored: StoredState) -> _Idle:
+    state = stored.state
+    waiting = (run for run in state.runs if run.state is RecordState.AVAILABLE and run.not_before_ms > 0)
+    delayed = tuple((run.first, run.last, run.not_before_ms) for run in waiting)
+    return _Idle(state.start_offset, state.delivery_complete_count, delayed, len(stored.parked))
 
 
 def _signature(owner: PartitionOwner, bounds: LogOffsets) -> Signature:
