@@ -143,3 +143,36 @@ def test_a_refusal_of_the_leader_is_told_at_once():
             await admin.close()
 
     virtually(scenario)
+
+
+def test_who_watches_a_fleet_sees_all_share_partitions_also_while_they_move_and_as_one_asked_alone():
+    async def scenario(clock):
+        async with Fleet(clock, workers=2) as fleet:
+            member, found = await held(fleet)
+            admin = fleet.admin()
+            watch = admin.watch()
+
+            async def seen(who):
+                return {where[2]: (row.start_offset, row.lag) for where, row in (await who.look()).items()}
+
+            assert await seen(watch) == dict.fromkeys(range(4), (0, 5))
+            assert sum(watch.led().values()) == 4
+            await member.acknowledge({found[1].tp: [AckBatch(0, 2, ACCEPT)]}, generation=found[1].generation)
+            await clock.sleep(1.0)
+            assert (await seen(watch))[1] == (3, 2)
+
+            await fleet.add()
+            await fleet.settled()
+            await clock.sleep(6.0)
+            assert await seen(watch) == {0: (0, 5), 1: (3, 2), 2: (0, 5), 3: (0, 5)}
+            assert await seen(admin.watch()) == await seen(watch)
+            gone = fleet.leader("orders", 1)
+            await gone.kill()
+            await fleet.settled()
+            await clock.sleep(6.0)
+            assert await seen(watch) == {0: (0, 5), 1: (3, 2), 2: (0, 5), 3: (0, 5)}
+            offsets = {one.partition: (one.start_offset, one.lag) for one in await admin.group_offsets("g")}
+            assert await seen(watch) == offsets
+            await admin.close()
+
+    virtually(scenario)

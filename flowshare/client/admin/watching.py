@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Final
 
 from flowshare.client.errors import ClientError, Unsupported, check
 from flowshare.protocol import messages
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 Where = tuple[str, str, int]
 """Group, topic, partition."""
+NODE_S: Final = 2.0
+"""How long a worker may take; all are asked at the same time."""
 ANY = -1
 """Whoever answers: a server that is by itself, or one of a fleet's workers."""
 
@@ -36,21 +39,17 @@ class ShareWatch:
         such call: ask for the offsets of each group).
         """
         problem: Exception | None = None
-        left = list(self._nodes) or [ANY]
-        answered: set[int] = set()
+        left, asked, answered = set(self._nodes) or {ANY}, set[int](), set[int]()
         while left:
-            node = left.pop(0)
-            try:
-                answer = await self._of(node)
-            except Unsupported:
-                raise
-            except (ClientError, OSError) as error:
-                problem = error
-                continue
-            self._take(answer)
-            answered.add(answer.node)
-            self._nodes = answer.nodes
-            left += [one for one in answer.nodes if one not in answered and one not in left and one != node]
+            asked |= left
+            for answer in await asyncio.gather(*map(self._asked, sorted(left))):
+                if isinstance(answer, Exception):
+                    problem = answer
+                    continue
+                self._take(answer)
+                answered.add(answer.node)
+                self._nodes = answer.nodes
+            left = set(self._nodes) - answered - asked
         if not answered:
             self._nodes = ()  # whoever there is now
             assert problem is not None
@@ -63,6 +62,18 @@ class ShareWatch:
     def led(self) -> dict[int, int]:
         """How many share-partitions each node has told of; by node id, −1 for a server that is by itself."""
         return {node: len(rows) for node, rows in self._by_node.items()}
+
+    async def _asked(self, node: int) -> ShareChangesResponse | Exception:
+        """Its answer, or why it has none in time. Raises: Unsupported."""
+        try:
+            async with asyncio.timeout(NODE_S):
+                return await self._of(node)
+        except Unsupported:
+            raise
+        except TimeoutError:
+            return TimeoutError(f"{'it' if node == ANY else f'worker {node}'} has not answered within {NODE_S:g} s")
+        except (ClientError, OSError) as error:
+            return error
 
     async def _of(self, node: int) -> ShareChangesResponse:
         server, version = self._seen.get(node, ("", 0))
