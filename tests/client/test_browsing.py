@@ -301,6 +301,8 @@ async def test_it_crosses_a_socket():
         (found,) = await admin.intervene("g", topic, 0, [(0, 2)], "release")
         assert tuple(found) == (0, 2, 2, 0, 0, 0, 1)
         assert await admin.places("g") == [(topic, 0)]
+        (row,) = (await admin.watch().look()).values()
+        assert (row.group_id, row.topic, row.start_offset, row.log_end, row.lag) == ("g", topic, 0, 3, 3)
         with pytest.raises(ServerError) as refused:
             await admin.browse("none", topic, 0)
         assert refused.value.code is ErrorCode.GROUP_ID_NOT_FOUND
@@ -322,6 +324,13 @@ async def test_it_crosses_a_socket():
         ("share_browse", {"group_id": "g", "topic": "t", "partition": 0, "states": "acquired"}, "states is no list"),
         ("share_browse", {"group_id": "g", "topic": "t", "partition": 0, "states": [1]}, "states holds"),
         ("share_browse", {"group_id": "g", "topic": "t", "partition": 0, "states": ["x"]}, "there is no state"),
+        ("share_changes", {"node": "1"}, "node is no number"),
+        ("share_changes", {"node": -2}, "node is no number"),
+        ("share_changes", {"server": 7}, "server is no text"),
+        ("share_changes", {"server": "x" * 40_000}, "server is no text"),
+        ("share_changes", {"since": -1}, "since is no number"),
+        ("share_changes", {"since": True}, "since is no number"),
+        ("share_changes", {"since": 1 << 63}, "since is no number"),
         ("share_intervene", {"group_id": "g", "topic": "t", "partition": 0}, "act is none of"),
         ("share_intervene", {"group_id": "g", "topic": "t", "partition": 0, "act": ["now"]}, "act is none of"),
         ("share_intervene", {"group_id": "g", "topic": "t", "partition": 0, "act": "now"}, "ranges is no list"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import json
 import random
 import struct
 import types
@@ -107,13 +108,41 @@ def cooperative(rng: random.Random) -> CooperativeSettleRequest:
     )
 
 
+def private(rng: random.Random) -> bytes:
+    """A call that browses or acts, with fields that are right, wrong, or of another kind."""
+    odd: list[Any] = [
+        None,
+        -1,
+        0,
+        1,
+        True,
+        1 << 63,
+        1.5,
+        "",
+        TOPIC,
+        "g",
+        [],
+        [[0, 3]],
+        [[3, 1]],
+        ["acquired"],
+        {},
+        "\ud800",
+    ]
+    names = tuple(["group_id", "topic", "partition", "offset", "limit", "states", "act", "ranges", "dry_run", "node", "server", "since"])
+    good = {"group_id": "g", "topic": TOPIC, "partition": 0, "act": "release", "ranges": [[0, 3]]}
+    call = rng.choice(("share_places", "share_browse", "share_intervene", "share_changes"))
+    wrong = {name: rng.choice(odd) for name in rng.sample(names, rng.choice((0, 0, 1, 2, 5)))}
+    return json.dumps({"call": call, **good, **wrong}).encode()
+
+
 def valid(api: Endpoint, version: int, rng: random.Random) -> bytes:
     """A request that can be read, without its length."""
     client_id = rng.choice((None, "", "fuzz"))
     if api.key is ApiKey.FLOWSHARE:
         name = (client_id or "").encode()
         head = struct.pack(f">hhih{len(name)}sB", api.key, version, 1, len(name), name, 0)
-        return head + rng.choice((b"{}", b"[]", b'{"call":"x"}', b'{"call":"offsets","group_id":"g","topics":{}}', b""))
+        return head + rng.choice((b"{}", b"[]", b'{"call":"x"}', b'{"call":"offsets","group_id":"g","topics":{}}', b"",
+                                  private(rng), private(rng)))  # fmt: skip
     if api.key is ApiKey.FLOWSHARE_SETTLE:
         return encode_settle(rng.getrandbits(31), client_id or "", settle(rng), version)[4:]
     if api.key is ApiKey.FLOWSHARE_FETCH:

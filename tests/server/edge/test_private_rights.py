@@ -18,8 +18,11 @@ from flowshare.protocol.messages import (
 from flowshare.protocol.messages.browse import (
     ShareBrowseRequest,
     ShareBrowseResponse,
+    ShareChangesRequest,
+    ShareChangesResponse,
     ShareInterveneResponse,
     SharePlacesResponse,
+    Standing,
 )
 from flowshare.protocol.messages.state import ParkedKeyTold
 from flowshare.protocol.rights import Operation, ResourceType
@@ -202,3 +205,35 @@ async def test_partitions_of_topics_that_may_not_be_described_are_not_named():
     }
     with pytest.raises(Refused):
         await BROWSE["share_places"](call(Who(DESCRIBED_TOPIC, answer=places), group_id="g"))
+
+
+PLACES = (("g", "t", 0), ("g", "u", 0), ("h", "t", 0), ("h", "u", 1))
+
+
+@pytest.mark.parametrize(
+    ("rights", "seen"),
+    [((), []), ((DESCRIBED,), []), ((DESCRIBED_TOPIC,), []), ((DESCRIBED, DESCRIBED_TOPIC), [("g", "t", 0)])],
+)
+async def test_of_what_has_changed_only_that_is_told_whose_group_and_topic_may_be_described(rights, seen):
+    rows = tuple(Standing(*place, lag=5) for place in PLACES)
+    peer = Who(*rights, answer=ShareChangesResponse(server="s", version=7, whole=False, rows=rows, gone=PLACES))
+
+    answer = await BROWSE["share_changes"](call(peer, node=-1, server="s", since=3))
+
+    assert peer.sent == [ShareChangesRequest(node=-1, server="s", since=3)]
+    assert [tuple(row[:3]) for row in answer["rows"]] == seen
+    assert [tuple(one) for one in answer["gone"]] == seen
+    assert (answer["server"], answer["version"], answer["whole"]) == ("s", 7, False)
+
+
+async def test_each_right_is_asked_about_once_however_many_share_partitions_there_are():
+    asked = []
+    rows = tuple(Standing("g", "t", number) for number in range(1_000))
+    peer = Who(DESCRIBED, DESCRIBED_TOPIC, answer=ShareChangesResponse(rows=rows))
+    may = peer.may
+    peer.may = lambda *right: asked.append(right) or may(*right)  # type: ignore[method-assign]
+
+    answer = await BROWSE["share_changes"](call(peer))
+
+    assert len(answer["rows"]) == 1_000
+    assert len(asked) == 2
