@@ -128,7 +128,10 @@ def private(rng: random.Random) -> bytes:
         {},
         "\ud800",
     ]
-    names = tuple(["group_id", "topic", "partition", "offset", "limit", "states", "act", "ranges", "dry_run", "node", "server", "since"])
+    names = (
+        "group_id", "topic", "partition", "offset", "limit", "states", "act", "ranges", "dry_run", "node", "server",
+        "since",
+    )  # fmt: skip
     good = {"group_id": "g", "topic": TOPIC, "partition": 0, "act": "release", "ranges": [[0, 3]]}
     call = rng.choice(("share_places", "share_browse", "share_intervene", "share_changes"))
     wrong = {name: rng.choice(odd) for name in rng.sample(names, rng.choice((0, 0, 1, 2, 5)))}

@@ -84,7 +84,10 @@ def test_requests_of_any_kind_are_read_or_refused(seed):
         [None],
         [[]],
     ]
-    names = tuple(["group_id", "topic", "partition", "offset", "limit", "states", "act", "ranges", "dry_run", "node", "server", "since"])
+    names = (
+        "group_id", "topic", "partition", "offset", "limit", "states", "act", "ranges", "dry_run", "node", "server",
+        "since",
+    )  # fmt: skip
     for _ in range(300):
         body = {name: rng.choice(odd) for name in rng.sample(names, rng.randrange(len(names)))}
         for name, how in CALLS.items():
