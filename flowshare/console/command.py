@@ -138,10 +138,14 @@ async def serve(
 
 
 def data_folder(url: str) -> Path:
-    """Where history and audit lie: with an embedded path, else in the user's own state folder, by the log's address."""
+    """Where history and audit lie: with an embedded path that is there, else in the user's own state folder, by the
+    log's address. (A path with nothing but that in it would be no storage, and no empty directory to make one in.)"""
+    from flowshare.log.folder import place_of
+    from flowshare.log.owner import STORE_DIRECTORY
+
     path = embedded_path(url)
-    if path is not None:
-        return path / FOLDER
+    if path is not None and (place_of(path) / STORE_DIRECTORY).is_dir():
+        return place_of(path) / FOLDER
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return base / "flowshare" / FOLDER / hashlib.sha256(url.encode()).hexdigest()[:16]
 
