@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from flowshare.cli.options import broker_options, debug_option
+from flowshare.cli import logs
+from flowshare.cli.options import broker_options, debug_option, log_options
 from flowshare.cli.output import Failure, say
 from flowshare.cli.pages import named_workers
 from flowshare.cli.session import embedded_path
@@ -41,6 +42,7 @@ PORT: Final = 8090
 @click.option(
     "--mask", "masks", metavar="FIELD", multiple=True, help="A field of values that is not shown; repeatable."
 )
+@log_options
 @broker_options
 def console(
     port: int,
@@ -53,6 +55,8 @@ def console(
     insecure: bool,
     data: Path | None,
     masks: tuple[str, ...],
+    log_level: str,
+    log_format: str,
     url: str,
 ) -> None:
     """Show in a browser what every group does, why one stands still and who holds what, and act on it.
@@ -72,6 +76,7 @@ def console(
     from flowshare.server.security.tls import ServerTls
 
     named_workers(addresses)
+    logs.set_up(log_level, log_format)
     if tls_key is not None and tls_cert is None:
         raise click.UsageError("--tls-key goes with --tls-cert")
     settings = ConsoleSettings(

@@ -102,8 +102,12 @@ async def test_it_serves_a_path_that_is_made_later_and_keeps_who_did_what_over_a
             status, _ = await who.post("/do/pause", {"group": "nope", "page_token": await who.token()})
             assert status == 303
             assert "GROUP_ID_NOT_FOUND" in await who.said("/audit")
+            forged = "x\n09:15:02.123 INFO    flowshare.console: all is well\x1b[2J"
+            await who.post("/do/pause", {"group": forged, "page_token": await who.token()})
+            assert "all is well" in await who.said("/audit")
     finally:
         assert first.end() == 0
+    lines = first.out.read_text().splitlines()
     again = Started(path, state, "--data", str(next(state.glob("flowshare/console/*"))))
     try:
         url = await until(lambda: again.url, lambda: again.out.read_text())
@@ -111,4 +115,6 @@ async def test_it_serves_a_path_that_is_made_later_and_keeps_who_did_what_over_a
             assert "flowshare groups pause nope" in await who.said("/audit")
     finally:
         assert again.end() == 0
-    assert "Traceback" not in first.out.read_text() + again.out.read_text()
+    assert any("pause by operator: flowshare groups pause nope" in line for line in lines)
+    assert not any(line.startswith("09:15") or "\x1b" in line for line in lines)
+    assert not any("Traceback" in line for line in (*lines, *again.out.read_text().splitlines()))
