@@ -27,6 +27,7 @@ SLEEPERS = {
     "agents/test_own_delays.py": VIRTUAL,
     "agents/test_pool.py": VIRTUAL,
     "agents/test_standstill.py": VIRTUAL,
+    "console/test_collector.py": VIRTUAL,
     "agents/cooperative/once_worker.py": "a program: its handlers play slow",
     "agents/cooperative/test_agent.py": VIRTUAL,
     "agents/cooperative/test_at_most_once.py": VIRTUAL,
