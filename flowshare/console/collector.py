@@ -232,7 +232,10 @@ class Collector:
         )
 
     async def _ask_slowly(self, session: CommandSession, listed: Mapping[str, tuple[str, str]], now_s: float) -> None:
-        """Members and settings of the groups whose turn it is."""
+        """Members and settings of the groups whose turn it is, or whose state has changed: somebody came or went."""
+        for name, line in self.look.groups.items():
+            if name in listed and listed[name][1] != line.state:
+                self._slow.pop(name, None)
         for gone in self._slow.keys() - listed.keys():
             del self._slow[gone]
         due = [name for name in listed if now_s - self._slow.get(name, (float("-inf"), None))[0] >= SLOW_S]

@@ -201,6 +201,20 @@ async def test_a_group_that_vanishes_is_gone_with_the_next_look(tmp_path):
 
 
 @pytest.mark.asyncio
+async def test_members_are_asked_for_at_once_when_the_groups_state_has_changed(tmp_path):
+    async with unserved(tmp_path) as console:
+        await console.topic()
+        member = await console.group()
+        await console.collector._one()
+        assert console.collector.look.groups["g"].settings.members == 1
+        await member.close(timeout_s=0.1)
+        await console.collector._one()
+
+        line = console.collector.look.groups["g"]
+        assert (line.state, line.settings.members) == ("Empty", 0)
+
+
+@pytest.mark.asyncio
 async def test_letters_of_a_group_are_counted(tmp_path):
     async with unserved(tmp_path) as console:
         await console.topic()

@@ -10,6 +10,7 @@ import sqlite3
 import pytest
 
 from flowshare.agents.feed.dead_letter import PREFIX
+from flowshare.client.cooperative.consumer import CooperativeConsumer
 from flowshare.client.producer.producer import Message
 from flowshare.console import server as server_module
 from flowshare.console.actions import ACTIONS
@@ -18,7 +19,7 @@ from flowshare.console.pages import PAGES
 from flowshare.console.server import ConsoleError, ConsoleServer, ConsoleSettings
 from flowshare.console.source import NotAnswering
 from tests.console.test_workers import HANDLER, METRICS, body
-from tests.console.world import Browser, browser, console, logins_at, pages
+from tests.console.world import Browser, browser, console, logins_at, pages, words
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -318,6 +319,30 @@ async def test_runs_that_are_left_out_are_counted(tmp_path):
 
         text = await who.said("/partition?group=g&topic=orders&partition=0")
         assert f"and {len(told) - 100} more runs" in text
+
+
+async def test_a_cooperative_group_is_shown_with_what_it_has_and_no_button_that_it_has_not(tmp_path):
+    async with console(tmp_path / "c") as made, browser(made) as who:
+        await made.topic()
+        consumer = CooperativeConsumer(made.connect, group_id="coop", clock=made.clock)
+        consumer.subscribe(["orders"])
+        try:
+            await until(lambda: consumer.poll(3), "it has records")
+            await made.look()
+
+            assert "coop cooperative" in await who.said("/groups")
+            group = await who.page("/group?name=coop")
+            assert "/do/pause" not in group
+            assert "orders-0" in words(group)
+            assert "orders-0 of coop" in words(await who.page("/partition?group=coop&topic=orders&partition=0"))
+            assert "<th>state</th>" in await who.page("/browse?topic=orders&group=coop")
+            for path in ("in-flight", "stuck", "delayed", "keys"):
+                await who.page(f"/{path}?group=coop")
+            for action, form in (("pause", {}), ("limit", {"setting": "share.max.in.flight", "value": "1"})):
+                status, text = await who.get(f"/do/{action}", params={"group": "coop", **form})
+                assert (status, "cooperative" in text) == (422, True)
+        finally:
+            await consumer.close()
 
 
 # --- workers ---------------------------------------------------------------------------------------------------------
