@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from flowshare.client.admin.watching import NODE_S, ShareWatch
+from flowshare.client.admin.watching import NODE_S, WHOLE_EVERY, ShareWatch
 from flowshare.client.errors import ConnectionLost, ServerError, Unsupported
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.browse import ShareChangesResponse, Standing
@@ -32,9 +32,8 @@ class Fleet:
             raise error
         whole = request.server != f"s{node}"
         rows = tuple(Standing("g", name, 0, start_offset=start, lag=1) for name, start in self.rows[node].items())
-        nodes = tuple(self.rows) if len(self.rows) > 1 else ()
         return ShareChangesResponse(
-            server=f"s{node}", version=self.version[node], whole=whole, rows=rows, node=node, nodes=nodes
+            server=f"s{node}", version=self.version[node], whole=whole, rows=rows, node=node, nodes=tuple(self.rows)
         )
 
     def watch(self):
@@ -143,3 +142,17 @@ def test_of_two_that_tell_of_one_the_one_that_has_got_on_further_is_right():
         return await seen(fleet.watch())
 
     assert run(scenario()) == {"a": 9}
+
+
+def test_rights_that_change_show_within_a_minute_of_looks():
+    async def scenario():
+        fleet = Fleet(n1={"a": 1, "b": 2})
+        watch = fleet.watch()
+        await watch.look()
+        del fleet.rows[1]["a"]  # it may not be described any more, and has not changed
+        fleet.rows[1]["c"] = 3
+        return [await seen(watch) for _ in range(WHOLE_EVERY)][-1], fleet.asked
+
+    found, asked = run(scenario())
+    assert found == {"b": 2, "c": 3}
+    assert [server for _, server, _ in asked].count("") == 2

@@ -18,6 +18,9 @@ Where = tuple[str, str, int]
 """Group, topic, partition."""
 NODE_S: Final = 2.0
 """How long a worker may take; all are asked at the same time."""
+WHOLE_EVERY: Final = 60
+"""Of so many looks one asks for all: what may be described is asked about when a row is told, so that rights which were
+given or taken since would show with its next change only."""
 ANY = -1
 """Whoever answers: a server that is by itself, or one of a fleet's workers."""
 
@@ -30,6 +33,7 @@ class ShareWatch:
         self._nodes: tuple[int, ...] = ()
         self._by_node: dict[int, dict[Where, Standing]] = {}
         self._seen: dict[int, tuple[str, int]] = {}
+        self._looks = 0
 
     async def look(self) -> dict[Where, Standing]:
         """Where each share-partition stands that may be described.
@@ -38,6 +42,9 @@ class ShareWatch:
         now tells the newest. Raises: ClientError, OSError, where nobody answers; Unsupported (Kafka's brokers have no
         such call: ask for the offsets of each group).
         """
+        if self._looks % WHOLE_EVERY == 0:
+            self._seen.clear()
+        self._looks += 1
         problem: Exception | None = None
         left, asked, answered = set(self._nodes) or {ANY}, set[int](), set[int]()
         while left:
