@@ -214,10 +214,16 @@ class ShareAdmin:
         check(answer.error, answer.message, f"deleting records of {topic}-{partition}")
         return answer.log_start
 
-    async def read(self, topic: str, partition: int, offset: int = 0, *, limit: int = 100) -> list[DecodedRecord]:
-        """Up to `limit` records from `offset` on, without any group; what the log no longer has is skipped."""
+    async def read(
+        self, topic: str, partition: int, offset: int = 0, *, limit: int = 100, bytes_max: int | None = None
+    ) -> list[DecodedRecord]:
+        """Up to `limit` records from `offset` on, without any group; what the log no longer has is skipped.
+
+        bytes_max: no more is fetched when so many bytes of the log were; then there may be fewer.
+        """
         found: list[DecodedRecord] = []
-        while len(found) < limit:
+        taken = 0
+        while len(found) < limit and (bytes_max is None or taken < bytes_max):
             answer = await self._fetch(topic, partition, offset)
             if answer.error is ErrorCode.OFFSET_OUT_OF_RANGE:
                 log_start = await self._offset(topic, partition, messages.EARLIEST)
@@ -231,6 +237,7 @@ class ShareAdmin:
                 break
             found += [record for record in decode_all(answer.records) if record.offset >= offset]
             offset = headers[-1].last_offset + 1
+            taken += len(answer.records)
         return found[:limit]
 
     # --- groups -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
 from flowshare.console.markup import aside_text, value_text
-from flowshare.console.pages.page import PARTITION_MAX, Context, Page, Query, View, whole
+from flowshare.console.pages.page import BYTES_MAX, PARTITION_MAX, ROWS_MAX, Context, Page, Query, View, whole
 
 if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
@@ -22,8 +22,8 @@ async def _load(view: View, query: Query) -> Context:
     topics = await view.source.ask(lambda session: session.admin.list_topics())
     form = query.get("form", "json") if query.get("form") in FORMS else "json"
     base: Context = {
-        "topics": [topic.name for topic in topics],
-        "groups": sorted(view.collector.look.groups),
+        "topics": [topic.name for topic in topics[:ROWS_MAX]],
+        "groups": sorted(view.collector.look.groups)[:ROWS_MAX],
         "query": query,
         "form": form,
         "forms": FORMS,
@@ -44,7 +44,9 @@ async def _records(view: View, query: Query, form: str) -> Context:
         first = await _first(session, query, topic, partition, bounds)
         limit = SHOWN if key is None else SEARCHED
         records = (
-            await session.admin.read(topic, partition, first, limit=limit) if first < bounds.high_watermark else []
+            await session.admin.read(topic, partition, first, limit=limit, bytes_max=BYTES_MAX)
+            if first < bounds.high_watermark
+            else []
         )
         at = records[-1].offset + 1 if records else first
         if key is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.cli.letters import SUFFIX, is_own, letter_of, partitions_of, place_of, plain
 from flowshare.console.markup import aside_text, value_text
-from flowshare.console.pages.page import PARTITION_MAX, ROWS_MAX, Context, Missing, Page, Query, View
+from flowshare.console.pages.page import BYTES_MAX, PARTITION_MAX, ROWS_MAX, Context, Missing, Page, Query, View
 
 if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
@@ -78,10 +79,8 @@ async def _topics(session: CommandSession) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for topic in await session.admin.list_topics():
         if topic.name.endswith(SUFFIX):
-            count = 0
-            for number in range(topic.partitions):
-                ends = await session.admin.offsets(topic.name, number)
-                count += ends.high_watermark - ends.log_start
+            parts = [session.admin.offsets(topic.name, number) for number in range(topic.partitions)]
+            count = sum(ends.high_watermark - ends.log_start for ends in await asyncio.gather(*parts))
             rows.append({"topic": topic.name, "count": count})
     return rows
 
@@ -95,8 +94,9 @@ async def _newest(session: CommandSession, topic: str) -> tuple[list[dict[str, A
         ends = await session.admin.offsets(topic, number)
         total += ends.high_watermark - ends.log_start
         first = max(ends.log_start, ends.high_watermark - NEWEST // partitions)
-        records = await session.admin.read(topic, number, first, limit=NEWEST) if ends.high_watermark > first else []
-        found += [letter_of(topic, number, record) for record in records]
+        if ends.high_watermark > first:
+            records = await session.admin.read(topic, number, first, limit=NEWEST, bytes_max=BYTES_MAX // partitions)
+            found += [letter_of(topic, number, record) for record in records]
     return sorted(found, key=lambda letter: (-letter["died_ms"], -letter["letter_offset"])), total
 
 

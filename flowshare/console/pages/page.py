@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Query = Mapping[str, str]
 Context = dict[str, Any]
 PARTITION_MAX: Final = 2**31 - 1
+BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes of the log that one page reads: of large records it shows fewer."""
 ROWS_MAX: Final = 500
 """Rows that a table shows."""
 
