@@ -8,6 +8,8 @@ from typing import Any, Final
 from flowshare.console.pages import held
 from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
 
+STALLED_MAX: Final = 100
+"""Groups that stand still which are named; the page of all groups has them, too."""
 ATTEMPTS: Final = 2
 """From so many deliveries on a record is worth looking at."""
 LONG_S: Final = 30.0
@@ -23,9 +25,11 @@ async def _load(view: View, query: Query) -> Context:
     runs = sorted((run for run in runs if run.attempt >= ATTEMPTS), key=lambda run: (-run.attempt, run.first))
     now_ms = view.clock.now_ms()
     lines = [line for line in view.collector.look.groups.values() if group in (None, line.name)]
+    stalled = [line for line in lines if line.stall]
     return {
         "group": group,
-        "stalled": [line for line in lines if line.stall],
+        "stalled": stalled[:STALLED_MAX],
+        "more_stalled": max(0, len(stalled) - STALLED_MAX),
         "rows": [{"run": run, "left_s": (run.due_ms - now_ms) / 1000 if run.due_ms > 0 else None} for run in runs][
             :ROWS_MAX
         ],
