@@ -142,4 +142,6 @@ class AgentWatch:
                 await self.look()
             except OSError as error:
                 logger.debug("the workers could not be asked: %s", error)
+            except Exception:  # a fault of the console: the next look may go well
+                logger.exception("the workers could not be asked")
             await self._clock.sleep(LOOK_S)

@@ -7,6 +7,7 @@ import contextlib
 
 import pytest
 
+from flowshare.agents.scale import lag
 from flowshare.cli.output import Failure
 from flowshare.client.errors import ClientError, ConnectionLost, ServerError
 from flowshare.console import collector as collector_module
@@ -198,6 +199,27 @@ async def test_a_group_that_vanishes_is_gone_with_the_next_look(tmp_path):
 
         assert "g" not in console.collector.look.groups
         assert console.collector._slow == {}
+
+
+@pytest.mark.asyncio
+async def test_what_is_watched_is_what_each_group_says_when_it_is_asked(tmp_path):
+    async with unserved(tmp_path) as console:
+        await console.topic(partitions=2)
+        await console.topic("bills", values=3)
+        await console.held()
+        await console.held("h", "orders")
+        member = await console.group("i", "bills")
+        await member.fetch(records_max=2)
+        now_ms = console.clock.now_ms() + 10_000
+
+        watched = await console.ask(lambda admin: lag.watched(admin.watch(), now_ms))
+        asked = await console.ask(lambda admin: lag.rows(admin, lag.Groups(None, ()), now_ms))
+
+        def named(rows):
+            return {(row["group"], row["topic"], row["partition"]): row for row in rows}
+
+        assert named(watched) == named(asked)
+        assert len(watched) >= 3
 
 
 @pytest.mark.asyncio

@@ -18,8 +18,9 @@ from flowshare.console.logins import Role
 from flowshare.console.pages import PAGES
 from flowshare.console.server import ConsoleError, ConsoleServer, ConsoleSettings
 from flowshare.console.source import NotAnswering
+from flowshare.protocol.messages import AckBatch
 from tests.console.test_workers import HANDLER, METRICS, body
-from tests.console.world import Browser, browser, console, logins_at, pages, words
+from tests.console.world import ACCEPT, RELEASE, Browser, browser, console, logins_at, pages, words
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -309,9 +310,6 @@ async def test_runs_that_are_left_out_are_counted(tmp_path):
         await made.topic(values=450)
         member = await made.group()
         (fetched,) = await member.fetch(records_max=500)
-        from flowshare.protocol.messages import AckBatch
-        from tests.console.world import ACCEPT, RELEASE
-
         acks = [AckBatch(at, at, RELEASE if at % 2 else ACCEPT, 60_000 if at % 4 == 1 else 0) for at in range(1, 449)]
         await member.acknowledge({fetched.tp: acks}, generation=fetched.generation)
         page = await made.ask(lambda admin: admin.browse("g", "orders", 0))
@@ -454,6 +452,23 @@ async def test_each_deed_does_what_its_command_does_and_is_written_down(tmp_path
         assert deeds[0].command == "flowshare groups reset-offsets g --to-offset 3 --execute"
         assert deeds[0].outcome == "1 start offsets of g were moved"
         assert "flowshare groups reset-offsets g --to-offset 3 --execute" in await who.said("/audit")
+
+
+async def test_all_delays_of_a_group_are_ended_at_a_rate(tmp_path):
+    async with console(tmp_path / "c") as made, browser(made) as who:
+        await made.topic()
+        member = await made.group()
+        (fetched,) = await member.fetch(records_max=100)
+        acks = [AckBatch(0, 3, RELEASE * 4, 60_000)]
+        await member.acknowledge({fetched.tp: acks}, generation=fetched.generation)
+
+        said = await who.do("end_delays", group="g", rate="1000")
+
+        assert said.startswith("good: "), said
+        page = await made.ask(lambda admin: admin.browse("g", "orders", 0))
+        assert "delayed" not in {run.state for run in page.runs}
+        (deed,) = await made.store.deeds()
+        assert deed.command == "flowshare groups end-delays g --rate 1000"
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_notices_are_told_once_and_bounded(sessions):
 # --- logins ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_password_is_kept_as_scrypt_and_matched(tmp_path):
     login = make("ann", Role.OPERATOR, PASSWORD)
     write(tmp_path / "logins", {"ann": login})
@@ -118,6 +119,7 @@ def test_a_hash_is_that_of_rfc_7914_with_32_mb():
     assert make("ann", Role.VIEWER, "p" * 8, salt=SALT).hashed == wanted
 
 
+@pytest.mark.slow
 def test_passwords_of_any_characters_match():
     for password in ("größe漢字 ✓", "\ud800\x00 \n" * 3, "x" * PASSWORD_MAX):
         assert matches(make("ann", Role.VIEWER, password), password)
@@ -224,6 +226,7 @@ def console_login(*args):
     return CliRunner().invoke(command, [*args, "--password", PASSWORD])
 
 
+@pytest.mark.slow
 def test_people_are_added_and_changed_by_a_command(tmp_path):
     path = tmp_path / "logins"
     assert console_login("ann", "--role", "operator", "--file", str(path)).exit_code == 0

@@ -13,7 +13,7 @@ from flowshare.console import workers as workers_module
 from flowshare.console.agents import AgentWatch, counted, figures
 from flowshare.console.store import AgentFigures
 from flowshare.console.workers import WORKERS_MAX, Workers
-from flowshare.testing.clock import ManualClock
+from flowshare.testing.clock import ManualClock, settle
 from tests.console.world import pages
 from tests.waiting import until
 
@@ -259,3 +259,24 @@ async def test_agents_are_looked_at_again_and_again_and_those_that_vanish_are_le
     assert written.looks == [{"bill": AgentFigures(2.0, 0.0, 0.0, 0.0)}]
     assert (watch.agents, watch.answered) == ({}, 0)
     assert list(watch.silent) == [one.address]
+
+
+async def test_agents_are_looked_at_again_after_a_look_that_failed(caplog):
+    clock, asked_at = ManualClock(), []
+
+    class Odd:
+        known = True
+
+        async def metrics(self):
+            asked_at.append(clock.monotonic())
+            raise (OSError("gone"), KeyError("odd"))[len(asked_at) % 2]
+
+    watch = AgentWatch(Odd(), Written(), clock)
+    watch.start()
+    for _ in range(4):
+        await settle()
+        await clock.advance(5.0)
+    await watch.close()
+
+    assert asked_at[:4] == [0.0, 5.0, 10.0, 15.0]
+    assert "KeyError" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from html import unescape
@@ -16,8 +17,7 @@ from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
 from flowshare.console.agents import AgentWatch
 from flowshare.console.collector import Collector
-from flowshare.console.logins import Login, LoginFile, Role, write
-from flowshare.console.logins import _hash as hashed  # a login without its random salt
+from flowshare.console.logins import Login, LoginFile, Role, _hash, write
 from flowshare.console.pages.page import View
 from flowshare.console.server import ConsoleServer, ConsoleSettings
 from flowshare.console.slots import Slots
@@ -30,6 +30,8 @@ from flowshare.testing.clock import settle
 ACCEPT, RELEASE, REJECT = b"\x01", b"\x02", b"\x03"
 PASSWORD = "correct horse"
 SALT = bytes(16)
+HASHED = functools.cache(lambda: _hash(PASSWORD, SALT))
+"""Of `PASSWORD`: takes a while, and is the same each time."""
 _TOKEN = re.compile(r'name="page_token" value="([^"]+)"')
 
 
@@ -236,7 +238,7 @@ async def browser(made: Console, name: str | None = "") -> AsyncIterator[Browser
 
 def logins_at(path: Path, **roles: Role) -> LoginFile:
     """A file of logins who all have `PASSWORD`."""
-    write(path, {name: Login(name, role, SALT, hashed(PASSWORD, SALT)) for name, role in roles.items()})
+    write(path, {name: Login(name, role, SALT, HASHED()) for name, role in roles.items()})
     return LoginFile(path)
 
 
