@@ -21,7 +21,7 @@ import logging
 import secrets
 import socket
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -472,7 +472,7 @@ async def _form(request: web.Request) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def _room(turns: asyncio.Semaphore) -> AsyncIterator[None]:
+async def _room(turns: asyncio.Semaphore) -> AsyncGenerator[None]:
     """One of a few at once. Raises: HTTPServiceUnavailable at once, when all are taken."""
     if turns.locked():
         raise web.HTTPServiceUnavailable(text="too much is being done already; wait until some of it has ended")

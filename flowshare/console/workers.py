@@ -14,7 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -234,24 +234,34 @@ def _pipelines(body: bytes) -> list[dict[str, Any]]:
 
 
 def _scale(body: bytes) -> dict[str, Any]:
-    found = json.loads(body)
-    if not isinstance(found, dict) or not all(_is_number(found.get(name)) for name in ("workers", "members", "known")):
+    found = _mapping(json.loads(body), "/scale")
+    if not all(_is_number(found.get(name)) for name in ("workers", "members", "known")):
         raise _other("/scale")
     return found
 
 
 def _readiness(body: bytes) -> dict[str, Any]:
-    found = json.loads(body)
-    if not isinstance(found, dict) or not isinstance(reasons := found.get("reasons", []), list):
-        raise _other("/ready")
-    return {**found, "reasons": [str(one) for one in reasons]}
+    found = _mapping(json.loads(body), "/ready")
+    return {**found, "reasons": [str(one) for one in _list(found.get("reasons", []), "/ready")]}
 
 
 def _rows(body: bytes, page: str, known: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    found = json.loads(body)
-    if not isinstance(found, list) or not all(isinstance(row, dict) and known(row) for row in found):
+    rows = [_mapping(row, page) for row in _list(json.loads(body), page)]
+    if not all(known(row) for row in rows):
         raise _other(page)
-    return found
+    return rows
+
+
+def _mapping(found: object, page: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise _other(page)
+    return cast("dict[str, Any]", found)
+
+
+def _list(found: object, page: str) -> Sequence[object]:
+    if not isinstance(found, list):
+        raise _other(page)
+    return cast("list[object]", found)
 
 
 def _is_number(value: object) -> bool:
