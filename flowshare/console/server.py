@@ -32,7 +32,7 @@ from yarl import URL
 
 from flowshare.agents.pages.gate import Gate, Named, Need
 from flowshare.agents.pages.site import Bounds, ConnectionLimiter, Listening, PageConnection, bound, guarded, shown
-from flowshare.cli.output import explain
+from flowshare.cli.output import Failure, explain
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.console import logins
 from flowshare.console.actions import ACTIONS, Action, BadForm, Means

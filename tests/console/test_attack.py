@@ -236,7 +236,7 @@ async def test_other_sites_can_neither_frame_it_nor_read_along_and_nothing_is_ke
                 headers = answer.headers
             assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
             assert "unsafe" not in headers["Content-Security-Policy"]
-            assert headers["Referrer-Policy"] == "no-referrer"
+            assert headers["Referrer-Policy"] == "same-origin"
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
             assert headers["Cache-Control"] == "no-store"

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from flowshare.console import markup
+from flowshare.console.logins import Role
 from flowshare.console.markup import (
     DEPTH_MAX,
     MASKED,
@@ -21,6 +22,7 @@ from flowshare.console.markup import (
     url,
     value_text,
 )
+from flowshare.console.sessions import Session
 from flowshare.testing.clock import ManualClock
 
 EVIL = '<script>alert("1")</script>&\'"'
@@ -123,13 +125,14 @@ def test_everything_is_escaped_unless_it_is_markup_already():
     text = page.render(
         "problem.html",
         {
-            "problem": EVIL, "page": None, "session": None, "pages": {}, "look": Look(), "trouble": EVIL,
+            "problem": EVIL, "page": None, "session": Session(EVIL, Role.VIEWER, "t", 0.0, 0.0), "pages": {},
+            "look": Look(), "trouble": EVIL,
             "history_trouble": EVIL, "broker": EVIL, "notices": [Notice()],
         },
     )  # fmt: skip
 
     assert "<script>" not in text.replace('<script src="/static/console.js" defer></script>', "")
-    assert text.count("&lt;script&gt;") == 6
+    assert text.count("&lt;script&gt;") == 5
     assert 'title="the log">&lt;script&gt;' in text
 
 

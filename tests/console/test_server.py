@@ -26,7 +26,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.asyncio
 REPLAY = {"topic": "g.dlq", "at": "", "reason": "", "exception": "", "limit": "", "rate": ""}
 PLACE = {"group": "g", "topic": "orders", "partition": "0"}
-ONE_SENTENCE = re.compile(r'<p class="notice bad" role="alert">([^<]+)</p>')
+ONE_SENTENCE = re.compile(r'<p class="notice bad" role="alert"[^>]*>([^<]+)</p>')
 
 
 def letter(value: bytes = b'{"n": 1}', **facts: str) -> Message:
@@ -78,7 +78,7 @@ async def test_all_pages_are_shown_before_the_first_look(tmp_path):
         for page in PAGES.values():
             if page.listed:
                 assert "not seen yet" in await who.page(f"/{page.path}")
-        assert await problem(who, "/group?name=g", 404) == "the groups have not been looked at yet"
+        assert await problem(who, "/group?name=g", 503) == "the groups have not been looked at yet"
 
 
 async def test_each_page_shows_what_the_log_has(tmp_path):
@@ -89,16 +89,16 @@ async def test_each_page_shows_what_the_log_has(tmp_path):
         member, _ = await made.held()
         await made.look()
 
-        assert "1 of 1 groups" in await who.said("/groups")
+        assert " 1 group " in await who.said("/groups")
         group = await who.said("/group?name=g")
         assert member.member_id in group
         assert "share.auto.offset.reset earliest this group" in group
         partition = await who.said("/partition?group=g&topic=orders&partition=0")
-        assert "the start offset waits for 1 , which is acquired (attempt 1)" in partition
+        assert "the start offset waits for 1 , which is acquired (delivery count 1)" in partition
         assert "acquired 3 acknowledged 1 delayed 1" in partition
         assert "orders-0 1 – 2 1 " + member.member_id in await who.said("/in-flight?group=g")
-        assert "orders-0 4 delayed 1" in await who.said("/stuck")
-        assert "1 records wait for their time" in await who.said("/delayed")
+        assert "4 records that are acquired or delayed were delivered once so far" in await who.said("/stuck")
+        assert "1 record waits for the end of a delay" in await who.said("/delayed")
         assert "g.dlq 1" in await who.said("/letters")
         assert "ValueError ValueError: no # 1" in await who.said("/letters?topic=g.dlq")
         one = await who.said("/letters?topic=g.dlq&at=0@0")
@@ -176,8 +176,10 @@ async def test_while_the_log_is_away_the_last_look_is_shown_with_its_age_and_the
         made.collector.start()
         await until(lambda: made.collector.trouble, "the log is away")
 
-        assert "the log does not answer: refused. What is shown of groups was seen" in await who.said("/groups")
-        assert "the log does not answer: refused." in await who.said("/group?name=g")
+        assert "the log does not answer: refused. What is shown of groups is what was seen last" in await who.said(
+            "/groups"
+        )
+        assert "the log does not answer: refused" in await who.said("/group?name=g")
         for path in ("/audit", "/handlers", "/fleet"):
             await who.page(path)
         for path in (
@@ -208,7 +210,7 @@ async def test_a_log_that_never_answers_costs_its_pages_their_limit_and_the_othe
         monkeypatch.setattr(session.admin, "_ask", never)
         monkeypatch.setattr(made.source.ask.__func__, "__kwdefaults__", {"limit_s": 0.05})
         hung = [asyncio.ensure_future(who.get("/browse")) for _ in range(5)]
-        assert "1 of 1 groups" in await who.said("/groups")
+        assert " 1 group " in await who.said("/groups")
         await who.page("/audit")
         for status, text in await asyncio.gather(*hung):
             assert status == 503
@@ -365,14 +367,14 @@ async def test_what_workers_say_is_shown_and_who_says_nothing_is_named(tmp_path)
         await made.look()
         await made.agents.look()
 
-        assert "bill orders-0@7 1 1.5 s 2.0 s 2 File x" in await who.said("/in-flight?stacks=1")
+        assert "bill orders-0@7 1 1 s 2 s 2 File x" in await who.said("/in-flight?stacks=1")
         assert f"worker {odd.address} does not answer" in await who.said("/in-flight")
         assert " 1.5 " in await who.said("/groups")
         fleet = await who.said("/fleet")
         assert "needed: 2" in fleet
         assert "not ready the loop is blocked" in fleet
         handlers = await who.said("/handlers")
-        assert "bill 5 handled, 500 ms each" in handlers or "bill 5 handled, 0.5 s each" in handlers
+        assert "bill 5 handled" in handlers
         assert "ValueError 2" in handlers
 
 
@@ -428,13 +430,13 @@ async def test_each_deed_does_what_its_command_does_and_is_written_down(tmp_path
         await who.do("set", group="g", setting="share.max.in.flight", value="")
         assert await setting("share.max.in.flight") == "0"
 
-        assert (await who.do("release", **PLACE, ranges="1")).startswith("good: release: 1 records")
+        assert (await who.do("release", **PLACE, ranges="1")).startswith("good: release: 1 record")
         assert (1, 1, "available") in await runs()
-        assert (await who.do("now", **PLACE, ranges="4")).startswith("good: deliver now: 1 records")
+        assert (await who.do("now", **PLACE, ranges="4")).startswith("good: deliver now: 1 record")
         assert (4, 4, "available") in await runs()
-        assert (await who.do("reject", **PLACE, ranges="2")).startswith("good: reject: 1 records")
+        assert (await who.do("reject", **PLACE, ranges="2")).startswith("good: reject: 1 record")
         assert (2, 2, "archived") in await runs()
-        assert (await who.do("dead_letter", **PLACE, ranges="5")).startswith("good: make a dead letter: 1 records")
+        assert (await who.do("dead_letter", **PLACE, ranges="5")).startswith("good: make a dead letter: 1 record")
         said = await who.do("replay", topic="g.dlq", at="0@0", reason="", exception="", limit="", rate="")
         assert said == "good: replayed 1 to orders"
         assert (await made.ask(lambda admin: admin.offsets("orders", 0))).high_watermark == 7

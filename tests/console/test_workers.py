@@ -243,7 +243,7 @@ class Written:
         self.looks.append(figures)
 
 
-async def test_agents_are_looked_at_again_and_again_and_those_that_vanish_are_left_out():
+async def test_agents_are_looked_at_again_and_again_and_stay_as_they_were_while_all_are_silent():
     clock, written = ManualClock(), Written()
     async with pages(metrics=(200, METRICS)) as one, asked(one.address) as workers:
         watch = AgentWatch(workers, written, clock)
@@ -257,7 +257,7 @@ async def test_agents_are_looked_at_again_and_again_and_those_that_vanish_are_le
         await watch.look()
 
     assert written.looks == [{"bill": AgentFigures(2.0, 0.0, 0.0, 0.0)}]
-    assert (watch.agents, watch.answered) == ({}, 0)
+    assert (list(watch.agents), watch.answered) == (["bill"], 1)
     assert list(watch.silent) == [one.address]
 
 

@@ -53,8 +53,8 @@ def endpoint(more: Mapping[str, Handler] | None = None) -> Endpoint:
         SHARE_RESUME: share_resume,
         SHARE_PLACE: share_place,
         SHARE_PARKED: share_parked,
-        **BROWSE,
         SHARE_BREAKER: share_breaker,
+        **BROWSE,
         **COOPERATIVE,
         **(more or {}),
     }
