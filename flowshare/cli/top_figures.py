@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.agents.scale import lag
 from flowshare.agents.scale.rates import Rates
-from flowshare.agents.scale.stall_reason import BreakerFacts, GroupFacts, stall_reason
+from flowshare.agents.scale.stall_reason import GroupFacts, stall_reason
 from flowshare.cli.top_view import GROUPS_MAX, Detail, GroupRow
-from flowshare.client.admin.admin import BREAKER, PAUSED
+from flowshare.client.admin.admin import PAUSED
 from flowshare.client.errors import ServerError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Figures:
             settings=settings,
             members=None if members is None else len(members),
             assigned=None if members is None else sum(one["partitions"] > 0 for one in members),
-            breaker=await _breaker(session, name, settings),
+            breaker=await lag.breaker(session.admin, name, settings),
         )
         self._seen_s[name] = now_s
         return _row(told, kind, state, now_s)
@@ -132,16 +132,6 @@ async def _settings(session: CommandSession, group: str) -> Mapping[str, str]:
         return {one.name: one.value for one in await session.admin.group_configs(group)}
     except ServerError:
         return {}
-
-
-async def _breaker(session: CommandSession, group: str, settings: Mapping[str, str]) -> BreakerFacts:
-    if settings.get(BREAKER, "0") == "0":
-        return BreakerFacts()
-    try:
-        told = await session.admin.breaker(group)
-    except ServerError:
-        return BreakerFacts()
-    return BreakerFacts(state=told.state, why=told.why, left_s=told.left_ms / 1000)
 
 
 async def _members(session: CommandSession, group: str, *, share: bool) -> list[dict[str, Any]] | None:

@@ -138,7 +138,11 @@ async def _pause(means: Means, params: Params, *, paused: bool) -> str:
 
     async def call(session: CommandSession) -> None:
         await _check_pausing(session, group)
-        await (session.admin.pause_group(group) if paused else session.admin.resume_group(group))
+        if paused:
+            await session.admin.pause_group(group)
+        else:
+            await session.admin.resume_group(group)
+            await session.admin.close_breaker(group)
 
     await means.source.ask(call)
     return f"group {group} is paused" if paused else f"group {group} goes on"
@@ -502,6 +506,18 @@ _ALL: Final = (
             GROUP,
             Field("setting", choices=("share.max.in.flight",)),
             _typed("value", "records in flight", "of the whole group; empty: no limit", optional=True),
+        ),
+        command=lambda params: ["groups", "config", params["group"], f"{params['setting']}={params['value']}"],
+        preview=_about_setting,
+        act=_set,
+    ),
+    Action(
+        name="rate",
+        title="Limit the rate",
+        fields=(
+            GROUP,
+            Field("setting", choices=("share.max.rate",)),
+            _typed("value", "records", "of the whole group: 100/s, 10/m, 2/h; empty: no limit", optional=True),
         ),
         command=lambda params: ["groups", "config", params["group"], f"{params['setting']}={params['value']}"],
         preview=_about_setting,

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from flowshare.agents.scale import lag
 from flowshare.agents.scale.rates import Rates
 from flowshare.agents.scale.retention import Facts
-from flowshare.agents.scale.stall_reason import GroupFacts, of_group, stall_reason
+from flowshare.agents.scale.stall_reason import BreakerFacts, GroupFacts, of_group, stall_reason
 from flowshare.cli.output import Failure, explain
+from flowshare.client.admin.admin import BREAKER, PAUSED
 from flowshare.client.errors import ServerError
 from flowshare.console.store import GROUPS, Figures
 from flowshare.errors import FlowshareError
@@ -40,6 +41,8 @@ SETTINGS_AT_LEAST: Final = 5
 """Groups whose members and settings are asked for in one look, if so many are due."""
 SLOW_PART_S: Final = 2.0
 """How long one look may take for members and settings; of very many groups the others come with the next looks."""
+BREAKERS_MAX: Final = 100
+"""Groups whose breaker is asked for in one look."""
 AWAY_S: Final = 5.0
 LEADING_S: Final = 30.0
 """Between two looks at a fleet of which no worker runs: each claims all its slots."""
@@ -70,6 +73,7 @@ class GroupLine:
     partitions: Sequence[Row] = ()
     settings: GroupSettings = GroupSettings()
     letters: int | None = None
+    breaker: BreakerFacts = field(default_factory=BreakerFacts)
     stall: str | None = None
 
     def total(self, name: str) -> float | None:
@@ -89,7 +93,19 @@ class GroupLine:
     @property
     def paused(self) -> bool:
         """Whether somebody paused it."""
-        return self.settings.configs.get("share.paused") == "true"
+        return self.settings.configs.get(PAUSED) == "true"
+
+    @property
+    def held_back(self) -> bool:
+        """Whether it is paused, by somebody or by its breaker."""
+        return self.paused or self.breaker.state != "closed"
+
+    @property
+    def shown_state(self) -> str:
+        """In a word or two."""
+        if self.paused:
+            return "paused"
+        return self.state if self.breaker.state == "closed" else f"breaker {self.breaker.state}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,10 +209,19 @@ class Collector:
         await self._ask_slowly(session, listed, now_s)
         letters = await self._count_letters(session, now_s)
         topics = lag.by_topic(found, self._rates)
+        breakers = await self._breakers(session)
         of_topics = _grouped(topics)
         of_partitions = _grouped(found)
         lines = {
-            name: self._line(name, kind, state, of_topics.get(name, ()), of_partitions.get(name, ()), letters)
+            name: self._line(
+                name,
+                kind,
+                state,
+                of_topics.get(name, ()),
+                of_partitions.get(name, ()),
+                letters=letters,
+                breaker=breakers.get(name, BreakerFacts()),
+            )
             for name, (kind, state) in listed.items()
         }
         return Look(
@@ -210,7 +235,15 @@ class Collector:
         )
 
     def _line(
-        self, name: str, kind: str, state: str, topics: Sequence[Row], parts: Sequence[Row], letters: Mapping[str, int]
+        self,
+        name: str,
+        kind: str,
+        state: str,
+        topics: Sequence[Row],
+        parts: Sequence[Row],
+        *,
+        letters: Mapping[str, int],
+        breaker: BreakerFacts,
     ) -> GroupLine:
         _, slow = self._slow.get(name, (0.0, GroupSettings()))
         facts = GroupFacts(
@@ -219,6 +252,7 @@ class Collector:
             settings=slow.configs,
             members=slow.members,
             assigned=slow.assigned,
+            breaker=breaker,
         )
         return GroupLine(
             name=name,
@@ -228,13 +262,21 @@ class Collector:
             partitions=parts,
             settings=slow,
             letters=letters.get(name + SUFFIX),
+            breaker=breaker,
             stall=stall_reason(facts),
         )
+
+    async def _breakers(self, session: CommandSession) -> dict[str, BreakerFacts]:
+        """Of the groups that have one."""
+        having = [name for name, (_, slow) in self._slow.items() if slow.configs.get(BREAKER, "0") != "0"]
+        return {
+            name: await lag.breaker(session.admin, name, self._slow[name][1].configs) for name in having[:BREAKERS_MAX]
+        }
 
     async def _ask_slowly(self, session: CommandSession, listed: Mapping[str, tuple[str, str]], now_s: float) -> None:
         """Members and settings of the groups whose turn it is, or whose state has changed: somebody came or went."""
         for name, line in self.look.groups.items():
-            if name in listed and listed[name][1] != line.state:
+            if name in listed and listed[name][1] not in ("", line.state):
                 self._slow.pop(name, None)
         for gone in self._slow.keys() - listed.keys():
             del self._slow[gone]

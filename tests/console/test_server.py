@@ -105,7 +105,7 @@ async def test_each_page_shows_what_the_log_has(tmp_path):
         assert "orders-0@1" in one
         assert "The record now" in one
         assert '"n": 1' in one
-        assert "delayed, attempt 1" in await who.said("/browse?topic=orders&group=g")
+        assert "delayed, delivery count 1" in await who.said("/browse?topic=orders&group=g")
 
 
 async def test_records_are_found_by_offset_time_and_key(tmp_path):

@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.agents.scale.retention import FINISHED, FOREVER, left
+from flowshare.agents.scale.stall_reason import BreakerFacts
+from flowshare.client.admin.admin import BREAKER
 from flowshare.client.errors import ServerError
 
 if TYPE_CHECKING:
@@ -179,6 +181,18 @@ async def members(admin: ShareAdmin, group: str, *, cooperative: bool = False) -
     except ServerError as error:
         logger.debug("members of group %s: %s", group, error)
         return None
+
+
+async def breaker(admin: ShareAdmin, group: str, settings: Mapping[str, str]) -> BreakerFacts:
+    """What is told of a group's circuit breaker; closed where its settings have none, or nobody can say."""
+    if settings.get(BREAKER, "0") == "0":
+        return BreakerFacts()
+    try:
+        told = await admin.breaker(group)
+    except ServerError as error:
+        logger.debug("breaker of group %s: %s", group, error)
+        return BreakerFacts()
+    return BreakerFacts(state=told.state, why=told.why, left_s=told.left_ms / 1000)
 
 
 def row(
