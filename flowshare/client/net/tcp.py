@@ -246,12 +246,10 @@ class TcpConnection:
         return TopicResult(topic=request.name)
 
     async def _private(self, request: Any) -> Any:
-        if request.call.startswith("cooperative"):
-            from flowshare.protocol.cooperative_codec import CALLS
-        else:
-            from flowshare.protocol.browse_codec import CALLS
+        from flowshare.protocol import browse_codec, cooperative_codec
 
-        call = CALLS[request.call]
+        codec = cooperative_codec if request.call.startswith("cooperative") else browse_codec
+        call = codec.CALLS[request.call]
         try:
             return call.read_answer(await self.call(request.call, **call.request(request)))
         except ServerError as error:
