@@ -18,7 +18,10 @@ from flowshare import errors
 from tests.kafka.fixtures import refuse
 
 OF_SPARK = {name for name, module in errors._WHERE.items() if module.startswith("flowshare.spark.")}
-OF_COMMANDS = {"BadAclFile", "BadMaster", "BadTls", "BadUsersFile", "ListenerError", "NotShipped", "StandaloneError"}
+OF_COMMANDS = {
+    *("BadAclFile", "BadMaster", "BadTls", "BadUsersFile", "ListenerError", "NotShipped", "StandaloneError"),
+    *("BadForm", "BadLogins", "ConsoleError", "Missing", "NotAnswering"),
+}
 """What only a command meets, as one line; a backend says it as a BackendError."""
 TAKEN_UP = {
     *("CorruptBatches", "InvalidRecord", "InvalidTimestamp", "InvalidTopic", "InvalidTopicConfig", "NotLed"),

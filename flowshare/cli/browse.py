@@ -370,7 +370,7 @@ def now(**given: Any) -> None:
 def end_delays(group: str, rate: float, dry_run: bool, as_json: bool, url: str) -> None:
     """Let all of a group's delayed records come, so many a second: what they waited for is well again."""
 
-    count = run(url, lambda session: session.admin.end_delays(group, per_s=rate, dry_run=dry_run), groups=True)
+    count = run(url, lambda session: session.admin.end_delays(group, rate=rate, dry_run=dry_run), groups=True)
     if as_json:
         emit_json({"group": group, "records": count, "dry_run": dry_run})
         return

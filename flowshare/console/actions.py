@@ -420,7 +420,7 @@ async def _about_ending_delays(means: Means, params: Params) -> Preview:
 
 async def _end_delays(means: Means, params: Params) -> str:
     count = await means.source.ask(
-        lambda session: session.admin.end_delays(params["group"], per_s=_rate(params)), limit_s=REPLAY_LIMIT_S
+        lambda session: session.admin.end_delays(params["group"], rate=_rate(params)), limit_s=REPLAY_LIMIT_S
     )
     return f"{count} delayed records of {params['group']} came"
 

@@ -524,12 +524,12 @@ class ShareAdmin:
         """
         return await self._browser.intervene(group_id, topic, partition, ranges, act, dry_run=dry_run)
 
-    async def end_delays(self, group_id: str, *, per_s: float = 100.0, dry_run: bool = False) -> int:
-        """Let all records of a share group come that wait for the end of a delay, `per_s` a second; how many it were.
+    async def end_delays(self, group_id: str, *, rate: float = 100.0, dry_run: bool = False) -> int:
+        """Let all records of a share group come that wait for the end of a delay, `rate` a second; how many it were.
 
         What is delayed anew meanwhile stays so. Raises: as `browse` and `intervene`.
         """
-        return await self._browser.end_delays(group_id, per_s, dry_run=dry_run)
+        return await self._browser.end_delays(group_id, rate, dry_run=dry_run)
 
     @property
     def _browser(self) -> Browser:

@@ -14,11 +14,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from flowshare.client.errors import NO_COORDINATOR, ClientError, ConnectionLost, NotConnected
+from flowshare.client.errors import NO_COORDINATOR, ClientError, ConnectionLost, NotConnected, Unsupported
 from flowshare.client.net.topology import NOBODY
 from flowshare.protocol import messages
 from flowshare.protocol.declaration import ANY, To
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages.browse import ShareChangesRequest, ShareChangesResponse
 
 if TYPE_CHECKING:
     from flowshare.client.net.cluster import Cluster
@@ -180,6 +181,8 @@ class ClusterConnection:
             case To.ALL:
                 return await self._to_all(request)
             case To.BROKER if key is not None:
+                if isinstance(request, ShareChangesRequest):
+                    return await self._told_by(request, key)
                 return await self._to_node(request, key)
             case To.SESSION:
                 raise AssertionError("share sessions are with one broker: client.session sends their requests")
@@ -188,6 +191,15 @@ class ClusterConnection:
                 if isinstance(answer, messages.MetadataResponse):
                     self.cluster.topology.apply(answer)
                 return answer
+
+    async def _told_by(self, request: ShareChangesRequest, node: int) -> ShareChangesResponse:
+        """What one of many says of itself. That it is not reached is no loss of this connection, nor of the others'."""
+        try:
+            return cast("ShareChangesResponse", await self._to_node(request, node))
+        except Unsupported:
+            raise
+        except (OSError, ClientError) as error:
+            return ShareChangesResponse(error=ErrorCode.BROKER_NOT_AVAILABLE, message=str(error))
 
     async def _to_leader(self, request: Any, topic: str, partition: int) -> Any:
         find, wrong = partial(self.cluster.leader, topic, partition), partial(self.cluster.look_for, (topic,))
