@@ -107,8 +107,8 @@ class Visitor:
         begun = time.perf_counter()
         text = self._opener.open(f"{self.root}/groups").read().decode()
         took = time.perf_counter() - begun
-        found = re.search(r"seen ([0-9.]+) (ms|s) ago", text)
-        return took, None if found is None else float(found[1]) / (1000 if found[2] == "ms" else 1)
+        found = re.search(r'data-seconds="([0-9.]+)"', text)
+        return took, None if found is None or "not seen yet" in text else float(found[1])
 
 
 async def feed(url: str, per_s: int, seconds: float) -> None:
