@@ -127,7 +127,7 @@ def test_everything_is_escaped_unless_it_is_markup_already():
         {
             "problem": EVIL, "page": None, "session": Session(EVIL, Role.VIEWER, "t", 0.0, 0.0), "pages": {},
             "look": Look(), "trouble": EVIL,
-            "history_trouble": EVIL, "broker": EVIL, "notices": [Notice()],
+            "history_trouble": EVIL, "seen_s": 0.0, "broker": EVIL, "notices": [Notice()],
         },
     )  # fmt: skip
 

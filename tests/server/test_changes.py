@@ -219,8 +219,11 @@ class Stand:
     async def scan(self, prefix):
         return [(prefix + SNAPSHOT, encode_state(PartitionState(start_offset=0)))]
 
-    async def bounds(self, name, _partition):
+    def offsets(self, name, _partition):
         return LogOffsets(log_start=0, high_watermark=self.ends.get(name, 5), last_stable=5)
+
+    async def bounds(self, name, partition):
+        return self.offsets(name, partition)
 
     async def read(self, *_, **__):
         if self.failing:

@@ -32,6 +32,8 @@ from flowshare.server.runtime.state import ShareKey, stored_in
 from flowshare.share.types import RecordState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flowshare.clock import Clock
     from flowshare.log.base import LogOffsets, Storage
     from flowshare.server.runtime.state import StoredState
@@ -91,6 +93,8 @@ class Changes:
         self._gone: dict[ShareKey, tuple[int, Where]] = {}
         self._ages: dict[ShareKey, tuple[int, int]] = {}
         """Offset of the first unfinished record, and its timestamp."""
+        self._tried: set[ShareKey] = set()
+        """Those of which nothing is stored that can be read: they are tried again with the ends."""
         self._unread: set[ShareKey] = set()
         """Of whom that could not be read: tried again with the ends."""
         self._looking: asyncio.Task[None] | None = None
@@ -138,37 +142,49 @@ class Changes:
 
     async def _look_at_all(self) -> None:
         begun_s = self._clock.monotonic()
-        worked_s = 0.0
         ends = begun_s >= self._ends_s
         if ends:
-            self._ends_s = begun_s + ENDS_S
-            for key in self._unread:
-                self._ages.pop(key, None)
-            self._unread.clear()
-        unread: list[ShareKey] = []
-        idle: list[ShareKey] = []
-        turns = answers.turns(self._clock)
-        known = self._partitions.all_known()
+            self._begin_ends(begun_s)
         for key in self._partitions.take_renewed():
+            self._tried.discard(key)
             self._stored.pop(key, None)
+        known = self._partitions.all_known()
+        unread, due, worked_s = await self._see_all(known, ends=ends)
+        self._forget(set(known))
+        for first in range(0, len(due), AT_ONCE):
+            part = due[first : first + AT_ONCE]
+            found = await asyncio.gather(*(self._see_idle(key, ends=ends) for key in part))
+            unread += [key for key, wanted in zip(part, found, strict=True) if wanted]
+        for key in unread[:AGES_MAX]:
+            await self._read_age(key)
+        self._next_s = self._clock.monotonic() + max(FRESH_S, SHARE * worked_s)
+
+    def _begin_ends(self, now_s: float) -> None:
+        """Ends of logs are asked for in this look, and what could not be read is tried again."""
+        self._ends_s = now_s + ENDS_S
+        self._tried.clear()
+        for key in self._unread:
+            self._ages.pop(key, None)
+        self._unread.clear()
+
+    async def _see_all(self, known: Sequence[ShareKey], *, ends: bool) -> tuple[list[ShareKey], list[ShareKey], float]:
+        """Those whose first record's age is to be read, those that are not loaded and have to be read, and how many
+        seconds that took."""
+        unread: list[ShareKey] = []
+        due: list[ShareKey] = []
+        worked_s = 0.0
+        turns = answers.turns(self._clock)
         for key in known:
             await turns.take()
             at_s = self._clock.monotonic()
             owner = self._partitions.get(key)
-            if owner is None:
-                idle.append(key)
-            elif self._see(key, owner):
-                unread.append(key)
+            if owner is not None:
+                if self._see(key, owner):
+                    unread.append(key)
+            elif self._is_due(key, ends=ends):
+                due.append(key)
             worked_s += self._clock.monotonic() - at_s
-        self._forget(set(known))
-        if ends or len(self._stored) < len(idle):
-            for first in range(0, len(idle), AT_ONCE):
-                part = idle[first : first + AT_ONCE]
-                found = await asyncio.gather(*(self._see_idle(key, ends=ends) for key in part))
-                unread += [key for key, wanted in zip(part, found, strict=True) if wanted]
-        for key in unread[:AGES_MAX]:
-            await self._read_age(key)
-        self._next_s = self._clock.monotonic() + max(FRESH_S, SHARE * worked_s)
+        return unread, due, worked_s
 
     # --- loaded ------------------------------------------------------------------------------------------------------
 
@@ -238,11 +254,27 @@ class Changes:
 
     # --- not loaded --------------------------------------------------------------------------------------------------
 
+    def _is_due(self, key: ShareKey, *, ends: bool) -> bool:
+        """Whether what is stored has to be read, or its log's end to be asked for: it is not known here, or differs."""
+        known, before = self._stored.get(key), self._rows.get(key)
+        if known is None or before is None:
+            return key not in self._tried
+        if not ends:
+            return False
+        if known.delayed or self._wants_age(key):
+            return True
+        try:
+            bounds = self._store.offsets(before[1].topic, key.partition)
+        except (CoreError, LogError):
+            return True
+        return before[1].log_end != bounds.high_watermark or 0 <= before[1].start_offset < bounds.log_start
+
     async def _see_idle(self, key: ShareKey, *, ends: bool) -> bool:
         """What is stored of it, and where its log ends; whether the age of its first record is to be read."""
         known = self._stored.get(key)
-        if known is not None and not ends:
+        if known is not None and not ends and key in self._rows:
             return False
+        self._tried.add(key)
         topic = self._topics.by_id(key.topic_id)
         if topic is None:
             return False
@@ -300,6 +332,7 @@ class Changes:
             for kept in (self._signatures, self._stored, self._ages):
                 kept.pop(key, None)
             self._unread.discard(key)
+            self._tried.discard(key)
             self._version += 1
             self._gone[key] = self._version, (row.group_id, row.topic, row.partition)
         while len(self._gone) > GONE_MAX:
