@@ -30,7 +30,7 @@ import click
 from aiohttp import web
 from yarl import URL
 
-from flowshare.agents.pages.gate import Gate, Named, Need
+from flowshare.agents.pages.gate import Gate, Named, Need, read_host
 from flowshare.agents.pages.site import Bounds, ConnectionLimiter, Listening, PageConnection, bound, guarded, shown
 from flowshare.cli.output import Failure, explain
 from flowshare.client.errors import ClientError, ServerError
@@ -235,15 +235,25 @@ class ConsoleServer:
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
             return self._refuse_login("this address is of a console that has ended; take the one that is printed now")
         answer = _see_other("/groups")
-        self._begin(answer, OPERATOR_BY_TOKEN, Role.OPERATOR)
+        self._begin(request, answer, OPERATOR_BY_TOKEN, Role.OPERATOR)
         return answer
 
-    def _begin(self, answer: web.StreamResponse, name: str, role: Role, proof: bytes = b"") -> None:
+    def _begin(
+        self, request: web.Request, answer: web.StreamResponse, name: str, role: Role, proof: bytes = b""
+    ) -> None:
         cookie, _ = self._sessions.begin(name, role, self._clock.monotonic(), proof)
-        secure = self._settings.tls is not None
+        secure = self._is_secure(request)
         answer.set_cookie(
             self._cookie, cookie, httponly=True, samesite="Strict", secure=secure, path="/", max_age=int(AGE_S)
         )
+
+    def _is_secure(self, request: web.Request) -> bool:
+        """Whether the browser came by TLS: to here, or to a proxy whose `https://` address was listed."""
+        host = read_host(request.headers.get("Host", ""))
+        behind = host is not None and any(
+            one.scheme == "https" and one.name == host.name for one in self._settings.hosts
+        )
+        return self._settings.tls is not None or behind
 
     # --- logging in -----------------------------------------------------------------------------------------------
 
@@ -259,7 +269,7 @@ class ConsoleServer:
             token = form.get("token", "").strip()
             if hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
                 answer = _see_other("/groups")
-                self._begin(answer, OPERATOR_BY_TOKEN, Role.OPERATOR)
+                self._begin(request, answer, OPERATOR_BY_TOKEN, Role.OPERATOR)
                 return answer
             return self._refuse_login("this is not the token that flowshare console printed")
         login = await self._checked(request, form.get("name", "")[:64], form.get("password", ""))
@@ -267,7 +277,7 @@ class ConsoleServer:
             logger.warning("a login to the console failed: peer=%s", _peer(request))
             return self._refuse_login("the name or the password is wrong")
         answer = _see_other("/groups")
-        self._begin(answer, login.name, login.role, login.hashed)
+        self._begin(request, answer, login.name, login.role, login.hashed)
         return answer
 
     async def _checked(self, request: web.Request, name: str, password: str) -> Login | None:
@@ -289,7 +299,7 @@ class ConsoleServer:
         if session is not None and session.is_page(form.get("page_token", "")):
             self._sessions.end(request.cookies.get(self._cookie, ""))
         answer = _see_other("/login")
-        answer.del_cookie(self._cookie, secure=self._settings.tls is not None, httponly=True, samesite="Strict")
+        answer.del_cookie(self._cookie, secure=self._is_secure(request), httponly=True, samesite="Strict")
         return answer
 
     # --- pages ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import trustme
 
+from flowshare.agents.pages.gate import read_hosts
 from flowshare.client.producer.producer import Message
 from flowshare.console import logins as logins_module
 from flowshare.console.actions import ACTIONS
@@ -675,6 +676,21 @@ async def test_the_command_refuses_it_too(tmp_path):
 
     assert isinstance(done.exception, ConsoleError)
     assert done.exit_code == 1
+
+
+@pytest.mark.parametrize(("listed", "secure"), [("https://pages.example.com", True), ("pages.example.com", False)])
+async def test_behind_a_proxy_with_tls_cookies_are_secure(tmp_path, listed, secure):
+    file = logins_at(tmp_path / "logins", ann=Role.OPERATOR)
+    async with console(tmp_path / "c", ConsoleSettings(logins=file, hosts=read_hosts((listed,), {}))) as made:
+        host = {"Host": "pages.example.com"}
+        form = {"name": "ann", "password": PASSWORD}
+        url = f"http://{made.server.address}/login"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url, data=form, headers=host, allow_redirects=False) as answer,
+        ):
+            assert answer.status == 303
+            assert ("Secure" in answer.headers["Set-Cookie"]) is secure
 
 
 async def test_with_tls_cookies_are_secure_and_nothing_is_answered_without(tmp_path, tls):
