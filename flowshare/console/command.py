@@ -19,7 +19,9 @@ from flowshare.cli.pages import named_workers
 from flowshare.cli.session import embedded_path
 
 if TYPE_CHECKING:
+    from flowshare.console.schemas import Schemas
     from flowshare.console.server import ConsoleSettings
+    from flowshare.console.values import Values
 
 FOLDER: Final = "console"
 PORT: Final = 8090
@@ -42,6 +44,13 @@ PORT: Final = 8090
 @click.option(
     "--mask", "masks", metavar="FIELD", multiple=True, help="A field of values that is not shown; repeatable."
 )
+@click.option(
+    "--registry",
+    "registry_url",
+    metavar="URL",
+    help="Schema registry, to show values by their schemas; its login is in FLOWSHARE_REGISTRY_AUTH.",
+)
+@click.option("--registry-ca", type=click.Path(path_type=Path), help="CA that its certificate is checked with, PEM.")
 @log_options
 @broker_options
 def console(
@@ -55,6 +64,8 @@ def console(
     insecure: bool,
     data: Path | None,
     masks: tuple[str, ...],
+    registry_url: str | None,
+    registry_ca: Path | None,
     log_level: str,
     log_format: str,
     url: str,
@@ -73,6 +84,7 @@ def console(
     from flowshare.agents.pages.gate import read_hosts
     from flowshare.console.logins import LoginFile
     from flowshare.console.server import ConsoleSettings
+    from flowshare.console.values import Values
     from flowshare.server.security.tls import ServerTls
 
     named_workers(addresses)
@@ -88,12 +100,16 @@ def console(
         insecure=insecure,
     )
     settings.check()
+    schemas = None if registry_url is None else schemas_of(registry_url, registry_ca)
+    values = Values(masks, schemas)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(url, settings, addresses=addresses, folder=data or data_folder(url), masks=masks))
+        asyncio.run(serve(url, settings, addresses=addresses, folder=data or data_folder(url), values=values))
+    if schemas is not None:
+        schemas.close()
 
 
 async def serve(
-    url: str, settings: ConsoleSettings, *, addresses: tuple[str, ...] = (), folder: Path, masks: tuple[str, ...] = ()
+    url: str, settings: ConsoleSettings, *, addresses: tuple[str, ...] = (), folder: Path, values: Values
 ) -> None:
     """Serve the console until SIGTERM or Ctrl-C. Raises: ConsoleError, OSError, NotPrivate."""
     from flowshare.agents.pages.gate import read_token
@@ -128,7 +144,7 @@ async def serve(
             agents=agents,
             slots=Slots(url, clock),
             clock=clock,
-            masks=masks,
+            values=values,
         )
         server = ConsoleServer(settings, view)
         stack.push_async_callback(server.close)
@@ -140,6 +156,20 @@ async def serve(
             loop.add_signal_handler(number, ended.set)
         say(f"console: {server.url}")
         await ended.wait()
+
+
+def schemas_of(registry_url: str, ca: Path | None) -> Schemas:
+    """The schemas of a registry. Raises: Failure: there is no such address, or its client is not installed."""
+    from flowshare.agents.codecs.registry import Registry
+    from flowshare.agents.handler.errors import OptionError
+
+    try:
+        registry = Registry(registry_url, tls=ca, timeout=2)
+        from flowshare.console.schemas import Schemas
+
+        return Schemas(registry)
+    except OptionError as error:
+        raise Failure(f"--registry: {error}") from None
 
 
 def data_folder(url: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -95,52 +94,3 @@ def url(path: str, **query: object) -> str:
     """An address below the console's root; what is None is left out."""
     given = {name: value for name, value in query.items() if value is not None}
     return f"/{path}?{urlencode(given)}" if given else f"/{path}"
-
-
-SHOWN_MAX: Final = 4_096
-"""Bytes of a value that a page shows."""
-PARSED_MAX: Final = 256 * 1024
-"""Bytes of a value that is read as JSON: 50 of 10 MB each would hold up all pages for seconds."""
-MASKED: Final = "•••"
-DEPTH_MAX: Final = 64
-
-
-def value_text(raw: bytes | None, form: str, masks: tuple[str, ...] = ()) -> str:
-    """A value for people: as `text`, `json` (indented, text where it is none), `hex`. masks: names of fields that are
-    not shown; with masks a value that is no JSON object or array, or longer than `PARSED_MAX`, is not shown at all."""
-    if raw is None:
-        return "null"
-    cut = f" … {len(raw)} bytes" if len(raw) > SHOWN_MAX else ""
-    if form == "hex" and not masks:
-        return raw[:SHOWN_MAX].hex(" ") + cut
-    try:
-        found = json.loads(raw) if (form == "json" or masks) and len(raw) <= PARSED_MAX else None
-    except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, (dict, list)):
-        text = json.dumps(masked(found, frozenset(masks)), indent=2, ensure_ascii=False)
-        return text[:SHOWN_MAX] + (f" … {len(raw)} bytes" if len(text) > SHOWN_MAX else "")
-    if masks:
-        return f"{MASKED} ({len(raw)} bytes)"
-    return raw[:SHOWN_MAX].decode("utf-8", "backslashreplace") + cut
-
-
-def aside_text(raw: bytes | None, masks: tuple[str, ...] = (), name: str = "") -> str:
-    """A key, or a header of this name: as text; of a JSON object or array without what is masked."""
-    if raw is None or not masks:
-        return value_text(raw, "text")
-    if name in masks:
-        return MASKED
-    shown = value_text(raw, "json", masks)
-    return value_text(raw, "text") if shown.startswith(MASKED) else " ".join(shown.split())
-
-
-def masked(value: Any, masks: frozenset[str], depth: int = 0) -> Any:
-    """The same without what these fields say; what lies deeper than `DEPTH_MAX` is left out."""
-    if depth > DEPTH_MAX:
-        return MASKED
-    if isinstance(value, dict):
-        return {name: MASKED if name in masks else masked(one, masks, depth + 1) for name, one in value.items()}
-    if isinstance(value, list):
-        return [masked(one, masks, depth + 1) for one in value]
-    return value

@@ -118,3 +118,12 @@ async def test_it_serves_a_path_that_is_made_later_and_keeps_who_did_what_over_a
     assert any("pause by operator: flowshare groups pause nope" in line for line in lines)
     assert not any(line.startswith("09:15") or "\x1b" in line for line in lines)
     assert not any("Traceback" in line for line in (*lines, *again.out.read_text().splitlines()))
+
+
+async def test_a_registry_that_is_no_address_is_refused_with_what_it_has_to_be():
+    from flowshare.cli.output import Failure
+    from flowshare.console.command import schemas_of
+
+    with pytest.raises(Failure, match="--registry: Registry takes an address such as"):
+        schemas_of("registry:8081", None)
+    schemas_of("http://127.0.0.1:1", None).close()

@@ -9,6 +9,7 @@ import sqlite3
 
 import pytest
 
+from flowshare.agents.codecs.avro import Avro
 from flowshare.agents.feed.dead_letter import PREFIX
 from flowshare.client.cooperative.consumer import CooperativeConsumer
 from flowshare.client.producer.producer import Message
@@ -16,9 +17,11 @@ from flowshare.console import server as server_module
 from flowshare.console.actions import ACTIONS
 from flowshare.console.logins import Role
 from flowshare.console.pages import PAGES
+from flowshare.console.schemas import Schemas
 from flowshare.console.server import ConsoleError, ConsoleServer, ConsoleSettings
 from flowshare.console.source import NotAnswering
 from flowshare.protocol.messages import AckBatch
+from tests.agents.registry_codecs.fake import FakeClient, registry_of
 from tests.console.test_workers import HANDLER, METRICS, body
 from tests.console.world import ACCEPT, RELEASE, Browser, browser, console, logins_at, pages, words
 from tests.waiting import until
@@ -123,6 +126,29 @@ async def test_records_are_found_by_offset_time_and_key(tmp_path):
         assert await offsets("from=999") == []
         page = await who.page("/browse?topic=orders&from=3")
         assert 'href="/browse?topic=orders&amp;partition=0&amp;form=json&amp;from=53"' in page
+
+
+async def test_values_are_shown_by_their_schema_where_a_registry_is_named(tmp_path):
+    client = FakeClient()
+    schemas = Schemas(registry_of(client))
+    codec = Avro(registry=registry_of(client), schema={"type": "record", "name": "R", "fields": [
+        {"name": "city", "type": "string"},
+    ]}).bind("orders", "value")  # fmt: skip
+    async with console(tmp_path / "c", schemas=schemas) as made, browser(made) as who:
+        await made.topic(values=[codec.encode({"city": "Oslo"}), b'{"n": 1}'])
+        await made.topic("g.dlq", values=0)
+        await made.send("g.dlq", letter(codec.encode({"city": "Rome"}), reason="no"))
+
+        said = await who.said("/browse?topic=orders")
+        assert '"city": "Oslo"' in said
+        assert '"n": 1' in said
+        assert "00 00 00 00 01" in await who.said("/browse?topic=orders&form=hex")
+        assert '"city": "Rome"' in await who.said("/letters?topic=g.dlq&at=0@0")
+        assert "00 00 00 00 01" in await who.said("/letters?topic=g.dlq&at=0@0&form=hex")
+        client.down = 1
+        schemas.registry._begin()
+        assert "the registry does not answer" in await who.said("/browse?topic=orders")
+    schemas.close()
 
 
 @pytest.mark.parametrize(

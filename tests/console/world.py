@@ -19,10 +19,12 @@ from flowshare.console.agents import AgentWatch
 from flowshare.console.collector import Collector
 from flowshare.console.logins import Login, LoginFile, Role, _hash, write
 from flowshare.console.pages.page import View
+from flowshare.console.schemas import Schemas
 from flowshare.console.server import ConsoleServer, ConsoleSettings
 from flowshare.console.slots import Slots
 from flowshare.console.source import Source
 from flowshare.console.store import Store
+from flowshare.console.values import Values
 from flowshare.console.workers import Workers
 from flowshare.protocol.messages import AckBatch
 from flowshare.testing.clock import settle
@@ -121,6 +123,7 @@ class Console:
         source: Source | None = None,
         addresses: tuple[str, ...] = (),
         masks: tuple[str, ...] = (),
+        schemas: Schemas | None = None,
         token: bytes | None = None,
     ) -> None:
         self.clock = LoopClock()
@@ -137,7 +140,7 @@ class Console:
             store=self.store,
             agents=self.agents,
             clock=self.clock,
-            masks=masks,
+            values=Values(masks, schemas),
         )
         self.server = ConsoleServer(settings or ConsoleSettings(), view)
         self._closing: list[Callable[[], Any]] = []

@@ -70,6 +70,10 @@ class _Known(Generic[T]):
         self._asking: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
 
+    def has(self, key: Hashable) -> bool:
+        """Whether it is known."""
+        return key in self._found
+
     def lacks(self, key: Hashable) -> bool:
         """Whether it is known not to be there."""
         return key not in self._found and self._recent(self._without, key, UNKNOWN_S) is not None
@@ -207,6 +211,10 @@ class Registry:
     def has_not(self, number: int) -> bool:
         """Whether it is known that there is no schema of this id, or none that can be used."""
         return self._schemas.lacks(number)
+
+    def knows(self, number: int) -> bool:
+        """Whether `schema` answers without asking: with the schema, or that there is none."""
+        return self._schemas.has(number) or self._schemas.lacks(number)
 
     def schema(self, number: int) -> Schema:
         """The schema of this id. Blocks where it is not known yet.

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
-from flowshare.console.markup import aside_text, value_text
 from flowshare.console.pages.page import BYTES_MAX, PARTITION_MAX, ROWS_MAX, Context, Page, Query, View, whole
 
 if TYPE_CHECKING:
@@ -15,18 +14,17 @@ if TYPE_CHECKING:
 SHOWN: Final = 50
 SEARCHED: Final = 5_000
 """Records that are read to find a key."""
-FORMS: Final = ("json", "text", "hex")
 
 
 async def _load(view: View, query: Query) -> Context:
     topics = await view.source.ask(lambda session: session.admin.list_topics())
-    form = query.get("form", "json") if query.get("form") in FORMS else "json"
+    form = view.values.form(query)
     base: Context = {
         "topics": [topic.name for topic in topics[:ROWS_MAX]],
         "groups": sorted(view.collector.look.groups)[:ROWS_MAX],
         "query": query,
         "form": form,
-        "forms": FORMS,
+        "forms": view.values.forms,
         "rows": None,
     }
     if not query.get("topic"):
@@ -55,6 +53,7 @@ async def _records(view: View, query: Query, form: str) -> Context:
         return records, bounds, at, why
 
     records, bounds, after, why = await view.source.ask(ask)
+    lacking = await view.values.learn((raw for one in records for raw in (one.value, one.key)), form)
     return {
         "topic": topic,
         "partition": partition,
@@ -62,13 +61,14 @@ async def _records(view: View, query: Query, form: str) -> Context:
         "after": after if after < bounds.high_watermark else None,
         "searched": SEARCHED if key is not None else None,
         "why": why,
+        "lacking": lacking,
         "rows": [
             {
                 "offset": one.offset,
                 "timestamp_ms": one.timestamp_ms,
-                "key": aside_text(one.key, view.masks),
-                "value": value_text(one.value, form, view.masks),
-                "headers": [(name, aside_text(value, view.masks, name)) for name, value in one.headers],
+                "key": view.values.aside(one.key),
+                "value": view.values.text(one.value, form),
+                "headers": [(name, view.values.aside(value, name)) for name, value in one.headers],
                 "run": states.get(one.offset),
             }
             for one in records

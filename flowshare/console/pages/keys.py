@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ServerError, Unsupported
-from flowshare.console.markup import aside_text
 from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
 from flowshare.share.parking import OVER
 
 if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
+    from flowshare.console.values import Values
 
 GROUPS_MAX: Final = 50
 """Groups whose parked keys are asked for on one page."""
@@ -31,7 +31,7 @@ async def _load(view: View, query: Query) -> Context:
     ordered = [line.name for line in lines if line.settings.configs.get("share.key.order")]
 
     async def ask(session: CommandSession) -> list[dict[str, Any]]:
-        return [row for name in with_parked for row in await _parked(session, name, view.masks)]
+        return [row for name in with_parked for row in await _parked(session, name, view.values)]
 
     return {
         "group": only,
@@ -41,17 +41,18 @@ async def _load(view: View, query: Query) -> Context:
     }
 
 
-async def _parked(session: CommandSession, group: str, masks: tuple[str, ...]) -> list[dict[str, Any]]:
+async def _parked(session: CommandSession, group: str, values: Values) -> list[dict[str, Any]]:
     try:
         told = await session.admin.parked_keys(group)
     except (ServerError, Unsupported):
         return []
+    await values.learn((one.key for one in told.keys[:ROWS_MAX]), values.forms[0])
     return [
         {
             "group": group,
             "topic": one.topic,
             "partition": one.partition,
-            "key": aside_text(one.key, masks),
+            "key": values.aside(one.key),
             "key_hex": one.key.hex(),
             "since": one.parked.first,
             "last": one.parked.last,

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.cli.letters import SUFFIX, is_own, letter_of, partitions_of, place_of, plain
-from flowshare.console.markup import aside_text, value_text
 from flowshare.console.pages.page import BYTES_MAX, PARTITION_MAX, ROWS_MAX, Context, Missing, Page, Query, View
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ async def _load(view: View, query: Query) -> Context:
     if topic is None:
         return {"topic": None, "letter": None, "topics": await view.source.ask(_topics)}
     if at is not None:
-        return {"topic": topic, "topics": None, "letter": await _one(view, topic, at, query.get("form", "json"))}
+        return {"topic": topic, "topics": None, "letter": await _one(view, topic, at, view.values.form(query))}
     wanted = query.get("reason", "").lower(), query.get("exception", "").lower()
     letters, total = await view.source.ask(lambda session: _newest(session, topic))
     if letters and not any(letter["is_letter"] for letter in letters):
@@ -116,19 +115,23 @@ async def _one(view: View, topic: str, at: str, form: str) -> Context:
         return letter, record
 
     letter, record = await view.source.ask(ask)
+    now = None if record is None else record.value
+    lacking = await view.values.learn((letter["raw_key"], letter["raw_value"], now), form)
     return {
         **plain(letter),
         "died_ms": letter["died_ms"],
         "place": f"{partition}@{offset}",
         "form": form,
-        "key_text": aside_text(letter["raw_key"], view.masks),
-        "headers": {name: aside_text(value, view.masks, name) for name, value in letter["headers"] if not is_own(name)},
-        "value_text": value_text(letter["raw_value"], form, view.masks),
+        "forms": view.values.forms,
+        "lacking": lacking,
+        "key_text": view.values.aside(letter["raw_key"]),
+        "headers": {name: view.values.aside(value, name) for name, value in letter["headers"] if not is_own(name)},
+        "value_text": view.values.text(letter["raw_value"], form),
         "trace": letter["trace"],
         "left_out": letter["left_out"],
         "record": None
         if record is None
-        else {"timestamp_ms": record.timestamp_ms, "value_text": value_text(record.value, form, view.masks)},
+        else {"timestamp_ms": record.timestamp_ms, "value_text": view.values.text(record.value, form)},
     }
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flowshare.console.slots import Slots
     from flowshare.console.source import Source
     from flowshare.console.store import Store
+    from flowshare.console.values import Values
     from flowshare.console.workers import Workers
 
 Query = Mapping[str, str]
@@ -34,7 +35,7 @@ class Missing(FlowshareError, LookupError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What pages find out with. masks: names of fields of values that are not shown."""
+    """What pages find out with. values: how they are shown."""
 
     source: Source
     workers: Workers
@@ -43,7 +44,7 @@ class View:
     agents: AgentWatch
     slots: Slots
     clock: Clock
-    masks: tuple[str, ...] = ()
+    values: Values
 
     @property
     def broker(self) -> str:
