@@ -454,10 +454,11 @@ async def _about_resizing(_: Means, params: Params) -> Preview:
 
 async def _resize(means: Means, params: Params) -> str:
     try:
-        told = await means.workers.order(params["worker"], f"/resize?workers={_number(params, 'count')}", ASK_LIMIT_S)
+        page = f"/resize?workers={_number(params, 'count')}"
+        count = await means.workers.order(params["worker"], page, ASK_LIMIT_S, figure="workers")
     except (LookupError, OSError, ValueError) as error:
         raise Failure(str(error)) from None
-    return f"the supervisor at {params['worker']} keeps {told['workers']} workers"
+    return f"the supervisor at {params['worker']} keeps {count:.0f} workers"
 
 
 def _is_number(text: str, most: int = 10**18) -> bool:

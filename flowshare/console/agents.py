@@ -6,10 +6,11 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.agents.handler.texts import clip
 from flowshare.console.store import AGENTS, AgentFigures
 from flowshare.tasks import cancelled
 
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flowshare.console")
 
 LOOK_S: Final = 5.0
+AGENTS_MAX: Final = 500
+"""Agents that are counted; of more the first ones that workers tell of."""
+KINDS_MAX: Final = 50
+"""Exceptions, and outcomes, of an agent."""
+NAME_MAX: Final = 200
+"""Characters of a name."""
+COUNT_MAX: Final = 2.0**63
+"""More than a counter says."""
 COUNTERS: Final = {
     "flowshare_record_acknowledgements": "type",
     "flowshare_records_redelivered": None,
@@ -50,20 +59,28 @@ class AgentCounts:
 
 def counted(workers: Sequence[Mapping[str, Any]]) -> dict[str, AgentCounts]:
     """Agents by name, from the metrics of several workers (families by name)."""
-    agents: dict[str, AgentCounts] = defaultdict(AgentCounts)
+    agents: dict[str, AgentCounts] = {}
     for families in workers:
         for name, label in COUNTERS.items():
-            for sample in _samples(families, name):
+            for sample, agent in _samples(families, name, agents):
                 what = sample.labels.get(label, name) if label else name.removeprefix("flowshare_").replace("_", " ")
-                agents[sample.labels["agent"]].counts[what] += sample.value
-        for sample in _samples(families, "flowshare_handler_exceptions"):
-            agents[sample.labels["agent"]].exceptions[sample.labels.get("exception", "")] += sample.value
-        for sample in _samples(families, "flowshare_handler_seconds"):
+                _add(agent.counts, what, sample.value)
+        for sample, agent in _samples(families, "flowshare_handler_exceptions", agents):
+            _add(agent.exceptions, sample.labels.get("exception", ""), sample.value)
+        for sample, agent in _samples(families, "flowshare_handler_seconds", agents):
             if sample.name.endswith("_bucket"):
-                agents[sample.labels["agent"]].buckets[float(sample.labels["le"])] += sample.value
+                edge = float(sample.labels["le"])
+                if edge in agent.buckets or len(agent.buckets) < KINDS_MAX:
+                    agent.buckets[edge] += sample.value
             elif sample.name.endswith("_sum"):
-                agents[sample.labels["agent"]].seconds += sample.value
-    return dict(agents)
+                agent.seconds += sample.value
+    return agents
+
+
+def _add(counts: dict[str, float], what: str, value: float) -> None:
+    what = clip(what, NAME_MAX)
+    if what in counts or len(counts) < KINDS_MAX:
+        counts[what] = counts.get(what, 0.0) + value
 
 
 def figures(before: AgentCounts, after: AgentCounts, seconds: float) -> AgentFigures:
@@ -81,18 +98,25 @@ def figures(before: AgentCounts, after: AgentCounts, seconds: float) -> AgentFig
     )
 
 
-def _samples(families: Mapping[str, Any], name: str) -> list[Any]:
+def _samples(
+    families: Mapping[str, Any], name: str, agents: dict[str, AgentCounts]
+) -> Iterator[tuple[Any, AgentCounts]]:
+    """Samples of a family with the counts that they belong to."""
     family = families.get(name)
-    samples = [] if family is None else family.samples
-    return [one for one in samples if "agent" in one.labels and not one.name.endswith("_created") and _is_known(one)]
+    for one in () if family is None else family.samples:
+        if "agent" not in one.labels or one.name.endswith("_created") or not _is_known(one):
+            continue
+        agent = clip(one.labels["agent"], NAME_MAX)
+        if agent in agents or len(agents) < AGENTS_MAX:
+            yield one, agents.setdefault(agent, AgentCounts())
 
 
 def _is_known(sample: Any) -> bool:
     """Whether it can be counted: what a worker says is a claim."""
-    if not sample.name.endswith("_bucket"):
-        return math.isfinite(sample.value)
+    if not abs(sample.value) <= COUNT_MAX:
+        return False
     try:
-        return math.isfinite(sample.value) and not math.isnan(float(sample.labels.get("le", "")))
+        return not sample.name.endswith("_bucket") or not math.isnan(float(sample.labels.get("le", "")))
     except ValueError:
         return False
 

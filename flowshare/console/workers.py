@@ -8,24 +8,20 @@ is told as silent; it holds up nobody, and is not asked again before it is done 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any, Final, cast
-
-from prometheus_client.parser import text_string_to_metric_families
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.pages import own_user
 from flowshare.backend.path_workers import running_workers
 from flowshare.cli.session import embedded_path
+from flowshare.console import answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from prometheus_client.metrics_core import Metric
 
 ASK_S: Final = 2.0
 LIMIT_S: Final = 2 * ASK_S
@@ -34,6 +30,10 @@ ASKERS: Final = 32
 WORKERS_MAX: Final = 256
 """Workers that are asked; of more the first ones."""
 KEPT_S: Final = 0.9
+ANSWER_MAX: Final = 8 * 1024 * 1024
+"""Bytes of an answer."""
+ANSWERS_MAX: Final = 64 * 1024 * 1024
+"""Bytes of the answers of all workers to one question: of very many, each may say less."""
 OF_EACH: Final = ("/ready", "/workers", "/pipelines")
 """Pages that each is asked for, whoever else speaks for it."""
 
@@ -67,6 +67,7 @@ class Workers:
         self._token = token
         self._askers = ThreadPoolExecutor(ASKERS, "ask worker")
         self._kept: dict[str, tuple[float, asyncio.Future[Told]]] = {}
+        self._bytes_max = ANSWER_MAX
         self._late: set[str] = set()
         """Addresses of those who have not answered in time and are still waited for."""
         self._silent: frozenset[str] = frozenset()
@@ -94,51 +95,59 @@ class Workers:
 
     async def in_flight(self, *, stacks: bool = False) -> Told:
         """Records that handlers work on, a list a worker."""
-        return await self._all("/inflight?stacks=1" if stacks else "/inflight", _handlers)
+        return await self._all("/inflight?stacks=1" if stacks else "/inflight", answers.handlers)
 
     async def topics(self) -> Told:
         """Backlog and needed workers a group and topic, a list a worker."""
-        return await self._all("/lag?topics=1", _needs)
+        return await self._all("/lag?topics=1", answers.needs)
 
     async def scale(self) -> Told:
         """How many workers the app needs, one answer a worker."""
-        return await self._all("/scale", _scale)
+        return await self._all("/scale", answers.scale)
 
     async def ready(self) -> Told:
         """Whether each is ready and why not."""
-        return await self._all("/ready", _readiness, (200, 503))
+        return await self._all("/ready", answers.readiness, (200, 503))
 
     async def metrics(self) -> Told:
         """Its metrics, by name, a mapping a worker."""
-        return await self._all("/metrics", _families)
+        return await self._all("/metrics", answers.families)
 
     async def supervised(self) -> Told:
         """Of each supervisor that was named its workers: number, process, address, state."""
-        return await self._all("/workers", _supervised)
+        return await self._all("/workers", answers.supervised)
 
     async def pipelines(self) -> Told:
         """Of each process that was named and runs pipelines on Spark: state, rate, batch time and backlog of each."""
-        return await self._all("/pipelines", _pipelines)
+        return await self._all("/pipelines", answers.pipelines)
 
-    async def order(self, address: str, page: str, timeout_s: float) -> Any:
-        """What a worker or supervisor answers to an order (POST). Raises: LookupError, OSError, ValueError."""
-        if all(one.address != address for one in await self.running()):
+    async def order(self, address: str, page: str, timeout_s: float, *, figure: str) -> float:
+        """The figure that a worker or supervisor answers to an order (POST). Raises: LookupError, OSError,
+        ValueError."""
+        worker = next((one for one in await self.running() if one.address == address), None)
+        if worker is None:
             raise LookupError(f"nobody with pages at {address} runs here any more")
+        token = self._token_for(worker)
         loop = asyncio.get_running_loop()
         answer = await loop.run_in_executor(
             self._askers,
-            lambda: own_user.ask(address, page, method="POST", timeout_s=timeout_s, token=self._token),
+            lambda: own_user.ask(address, page, method="POST", timeout_s=timeout_s, token=token, bytes_max=ANSWER_MAX),
         )
         if answer.status != 200:
             raise OSError(f"{address} answered {answer.status}: {_line(answer.body)}")
-        return json.loads(answer.body)
+        return answers.ordered(answer.body, figure)
 
     async def drain(self, address: str, timeout_s: float) -> bool:
         """Have the worker with these pages finish what it is running and fetch nothing more.
 
         Raises: LookupError, OSError, ValueError.
         """
-        return bool((await self.order(address, "/drain", timeout_s)).get("drained"))
+        return bool(await self.order(address, "/drain", timeout_s, figure="drained"))
+
+    def _token_for(self, worker: Worker) -> bytes | None:
+        """Named workers are shown the token. Those of the path run here, as this user, and need none: who listens at
+        the port of one that has just ended, or that lives on another machine, is somebody else."""
+        return None if worker.pid is not None and sys.platform == "linux" else self._token
 
     async def _all(self, page: str, read: Callable[[Any], Any], statuses: Sequence[int] = (200,)) -> Told:
         """Asked once for all who ask within a second."""
@@ -150,6 +159,7 @@ class Workers:
 
     async def _ask_all(self, page: str, read: Callable[[Any], Any], statuses: Sequence[int]) -> Told:
         workers = sorted(await self.running(), key=lambda one: one.name in self._silent)
+        self._bytes_max = min(ANSWER_MAX, ANSWERS_MAX // max(1, len(workers)))
         if page not in OF_EACH and self._addresses:
             covered = await self._covered()
             workers = [one for one in workers if one.address not in covered]
@@ -185,7 +195,8 @@ class Workers:
 
     def _one(self, worker: Worker, page: str, read: Callable[[Any], Any], statuses: Sequence[int]) -> Any:
         try:
-            answer = own_user.ask(worker.address, page, timeout_s=ASK_S, token=self._token)
+            token, bytes_max = self._token_for(worker), self._bytes_max
+            answer = own_user.ask(worker.address, page, timeout_s=ASK_S, token=token, bytes_max=bytes_max)
             if answer.status not in statuses:
                 return _Silent(f"it answered {answer.status}: {_line(answer.body)}")
             return read(answer.body)
@@ -196,80 +207,6 @@ class Workers:
 @dataclass(frozen=True, slots=True)
 class _Silent:
     why: str
-
-
-def _families(body: bytes) -> dict[str, Metric]:
-    try:
-        return {family.name: family for family in text_string_to_metric_families(body.decode())}
-    except (IndexError, KeyError, TypeError, AttributeError) as error:  # the parser's, by what it reads
-        raise _other("/metrics") from error
-
-
-def _handlers(body: bytes) -> list[dict[str, Any]]:
-    return _rows(body, "/inflight", lambda row: _is_number(row.get("age_s")) and _is_number(row.get("lock_left_s")))
-
-
-def _needs(body: bytes) -> list[dict[str, Any]]:
-    def known(row: dict[str, Any]) -> bool:
-        names = isinstance(row.get("group"), str | None) and isinstance(row.get("topic"), str | None)
-        return names and (row.get("needed_workers") is None or _is_number(row["needed_workers"]))
-
-    return _rows(body, "/lag", known)
-
-
-def _supervised(body: bytes) -> list[dict[str, Any]]:
-    return _rows(body, "/workers", lambda row: isinstance(row.get("address"), str | None))
-
-
-def _pipelines(body: bytes) -> list[dict[str, Any]]:
-    texts, numbers = ("name", "group", "state"), ("batches", "records", "rate", "batch_s", "backlog", "failures")
-
-    def known(row: dict[str, Any]) -> bool:
-        if "name" not in row:
-            return True  # names were kept from us
-        figures = all(one in row and (row[one] is None or _is_number(row[one])) for one in numbers)
-        return figures and all(isinstance(row.get(one), str) for one in texts)
-
-    return [{"last_error": None, **row} for row in _rows(body, "/pipelines", known)]
-
-
-def _scale(body: bytes) -> dict[str, Any]:
-    found = _mapping(json.loads(body), "/scale")
-    if not all(_is_number(found.get(name)) for name in ("workers", "members", "known")):
-        raise _other("/scale")
-    return found
-
-
-def _readiness(body: bytes) -> dict[str, Any]:
-    found = _mapping(json.loads(body), "/ready")
-    return {**found, "reasons": [str(one) for one in _list(found.get("reasons", []), "/ready")]}
-
-
-def _rows(body: bytes, page: str, known: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    rows = [_mapping(row, page) for row in _list(json.loads(body), page)]
-    if not all(known(row) for row in rows):
-        raise _other(page)
-    return rows
-
-
-def _mapping(found: object, page: str) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise _other(page)
-    return cast("dict[str, Any]", found)
-
-
-def _list(found: object, page: str) -> Sequence[object]:
-    if not isinstance(found, list):
-        raise _other(page)
-    return cast("list[object]", found)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def _other(page: str) -> ValueError:
-    return ValueError(f"what it answers at {page} is not what a worker of flowshare says: see who listens there")
 
 
 def _line(body: bytes) -> str:

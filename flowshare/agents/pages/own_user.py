@@ -16,6 +16,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -89,24 +90,55 @@ class Answer:
     body: bytes
 
 
-def ask(address: str, page: str, *, method: str = "GET", timeout_s: float, token: bytes | None = None) -> Answer:
+def ask(
+    address: str,
+    page: str,
+    *,
+    method: str = "GET",
+    timeout_s: float,
+    token: bytes | None = None,
+    bytes_max: int = ANSWER_MAX,
+) -> Answer:
     """What a page of the process at `host:port` answers: by this way, else over TCP with the token. Blocks.
 
+    timeout_s: for the whole answer, however many pieces it comes in. bytes_max: of the answer.
     Raises: OSError, http.client.HTTPException, OtherUser.
     """
+    until_s = time.monotonic() + timeout_s
     connected = connect(address, timeout_s)
+    show = connected is None and token is not None
     connection: Any = http.client.HTTPConnection(address, timeout=timeout_s)
     connection.sock = connected  # None: it connects by itself
     try:
-        show = connected is None and token is not None
+        if connected is None:
+            connection.connect()
+        connection.sock = _Until(connection.sock, until_s)
         connection.request(method, page, headers={"Authorization": f"Bearer {(token or b'').decode()}"} if show else {})
         answer = connection.getresponse()
-        body = answer.read(ANSWER_MAX + 1)
-        if len(body) > ANSWER_MAX:
+        body = answer.read(bytes_max + 1)
+        if len(body) > bytes_max:
             raise OSError("the page is too long")
         return Answer(answer.status, answer.headers.get_content_type(), body)
     finally:
         connection.close()
+
+
+class _Until(socket.socket):
+    """The same connection, from which is read until a moment only: who sends a byte a second sends for no longer."""
+
+    def __init__(self, sock: socket.socket, until_s: float) -> None:
+        family, kind, proto, timeout_s = sock.family, sock.type, sock.proto, sock.gettimeout()
+        super().__init__(family, kind, proto, fileno=sock.detach())
+        self.settimeout(timeout_s)
+        self._until_s = until_s
+
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        """socket's."""
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the answer has not come in time")
+        self.settimeout(left_s)
+        return super().recv_into(*args, **kwargs)
 
 
 def is_own(sock: socket.socket) -> bool:

@@ -46,11 +46,11 @@ async def _needed(view: View) -> dict[str, float]:
     if not view.workers.known:
         return {}
     told = await view.workers.topics()
-    found: dict[tuple[str, str], float] = {}
+    found: dict[tuple[str, str | None], float] = {}
     for rows in told.rows.values():
         for row in rows:
             if isinstance(row.get("group"), str) and row.get("needed_workers") is not None:
-                found.setdefault((row["group"], row["topic"]), row["needed_workers"])
+                found.setdefault((row["group"], row.get("topic")), row["needed_workers"])
     needed: dict[str, float] = {}
     for (group, _), figure in found.items():
         needed[group] = needed.get(group, 0.0) + figure

@@ -20,20 +20,24 @@ _NAMES: Final = {
     "records undecodable": "undecodable",
     "dead letter queue records": "dead letters",
 }
+AGENTS_SHOWN: Final = 100
+"""Those that have handled most."""
 SPANS: Final = {"10m": 600, "1h": 3600, "24h": 86400}
 
 
 async def _load(view: View, query: Query) -> Context:
     span = query.get("span", "10m") if query.get("span") in SPANS else "10m"
     watch = view.agents
+    busiest = sorted(watch.agents.items(), key=lambda pair: -pair[1].handled)[:AGENTS_SHOWN]
     return {
         "known": view.workers.known,
         "span": span,
         "spans": list(SPANS),
         "agents": [
             {"name": name, **_shown(found), "charts": await _drawn(view, name, span)}
-            for name, found in sorted(watch.agents.items())
+            for name, found in sorted(busiest, key=lambda pair: pair[0])
         ],
+        "more": len(watch.agents) - len(busiest),
         "silent": watch.silent,
         "workers": watch.answered,
     }

@@ -53,7 +53,7 @@ async def _hanging(view: View, runs: Sequence[held.Held]) -> list[dict[str, Any]
     if not view.workers.known:
         return []
     told = await view.workers.in_flight()
-    rows = [{"worker": name, **row} for name, found in told.rows.items() for row in found if row.get("topic")]
+    rows = [{"worker": name, **row} for name, found in told.rows.items() for row in found if _whole(row)]
     rows = [row for row in rows if row["age_s"] >= LONG_S]
     for row in rows:
         groups = {
@@ -64,6 +64,11 @@ async def _hanging(view: View, runs: Sequence[held.Held]) -> list[dict[str, Any]
         named = {one for one in groups if one.endswith(f".{row['agent']}")} or groups
         row["run"] = _run(named.pop(), row["topic"], row) if len(named) == 1 else None
     return sorted(rows, key=lambda row: -row["age_s"])[:ROWS_MAX]
+
+
+def _whole(row: Mapping[str, Any]) -> bool:
+    """Whether it says which record, and which agent has it: names may be kept from us."""
+    return all(name in row for name in ("agent", "topic", "partition", "offset"))
 
 
 def _run(group: str, topic: str, key: Mapping[str, Any]) -> dict[str, Any]:
