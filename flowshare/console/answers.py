@@ -89,7 +89,8 @@ def families(body: bytes) -> dict[str, Metric]:
 
 def ordered(body: bytes, figure: str) -> float:
     """What is answered to an order: the figure of this name."""
-    return _typed(_mapping(json.loads(body), "an order"), "an order", {figure: _number}, needed=(figure,))[figure]
+    found = _typed(_mapping(json.loads(body), "an order"), "an order", {figure: _number}, needed=(figure,))
+    return float(found[figure])
 
 
 def other(page: str) -> ValueError:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flowshare.console")
 
-BOUNDS: Final = Bounds(connections=512, by_address=128, request_bytes=0, one_request=False)
+BOUNDS: Final = Bounds(connections=512, by_address=128, request_bytes=0, one_request=False, strangers_go=True)
 BODY_MAX: Final = 32 * 1024
 """Bytes of a form."""
 BODY_S: Final = 10.0
@@ -220,12 +220,14 @@ class ConsoleServer:
     def _session(self, request: web.Request) -> Session | None:
         cookie = request.cookies.get(self._cookie)
         session = None if cookie is None else self._sessions.find(cookie, self._clock.monotonic())
-        if session is None or cookie is None or self._settings.logins is None:
-            return session
-        login = self._settings.logins.logins().get(session.name)
-        if login is None or login.hashed != session.proof or login.role is not session.role:
-            self._sessions.end(cookie)
-            return None
+        if session is not None and cookie is not None and self._settings.logins is not None:
+            login = self._settings.logins.logins().get(session.name)
+            if login is None or login.hashed != session.proof or login.role is not session.role:
+                self._sessions.end(cookie)
+                session = None
+        connection = request.protocol
+        if isinstance(connection, PageConnection):
+            connection.known = session is not None
         return session
 
     async def _root(self, request: web.Request) -> web.StreamResponse:

@@ -491,7 +491,7 @@ async def test_what_is_no_form_is_refused(tmp_path, kind, sent, status):
 
 
 @pytest.mark.slow
-async def test_of_very_many_connections_the_first_ones_of_an_address_are_served_and_all_end(tmp_path, caplog):
+async def test_of_very_many_connections_of_an_address_strangers_make_room_and_all_end(tmp_path):
     async with console(tmp_path / "c") as made, browser(made) as who:
         await who.page("/groups")
         host, _, port = made.server.address.rpartition(":")
@@ -502,11 +502,29 @@ async def test_of_very_many_connections_the_first_ones_of_an_address_are_served_
         await until(lambda: made.server._limiter.refused, "the others are refused")
 
         assert made.server._limiter.open <= BOUNDS.by_address
-        await who.page("/groups")  # its connection is one of them
+        await who.page("/groups")  # its connection is one of them, as it has a session
+        async with browser(made) as late:  # who comes from the same machine when all are taken finds room
+            await late.page("/groups")
         for _, writer in lines:
             writer.close()
         await asyncio.gather(*(writer.wait_closed() for _, writer in lines), return_exceptions=True)
         await until(lambda: made.server._limiter.open <= 2, "they are gone")
+
+
+async def test_who_holds_all_connections_of_an_address_with_logins_that_never_come_shuts_nobody_out(tmp_path):
+    async with console(tmp_path / "c") as made:
+        made.server._limiter.bounds = type(BOUNDS)(by_address=3, one_request=False, request_bytes=0, strangers_go=True)
+        begun = request(made, "/login", "Content-Type: application/x-www-form-urlencoded", "Content-Length: 99",
+                        method="POST")  # fmt: skip
+        held = [asyncio.ensure_future(raw(made, begun + b"token=")) for _ in range(3)]
+        await until(lambda: made.server._limiter.open == 3, "all are taken")
+        async with browser(made) as who:
+            await who.page("/groups")
+            assert await held[0] == b""
+            for one in held[1:]:
+                one.cancel()
+            await asyncio.gather(*held[1:], return_exceptions=True)
+            await who.page("/groups")
 
 
 async def test_a_head_that_never_ends_and_a_body_that_never_comes_are_dropped(tmp_path, monkeypatch):
@@ -691,6 +709,41 @@ async def test_behind_a_proxy_with_tls_cookies_are_secure(tmp_path, listed, secu
         ):
             assert answer.status == 303
             assert ("Secure" in answer.headers["Set-Cookie"]) is secure
+
+
+async def test_who_opens_lines_and_begins_no_handshake_has_no_more_of_them_than_others(tmp_path, tls):
+    server, client = tls
+    file = logins_at(tmp_path / "logins", ann=Role.OPERATOR)
+    async with console(tmp_path / "c", ConsoleSettings(tls=server, logins=file)) as made:
+        host, _, port = made.server.address.rpartition(":")
+        made.server._limiter.bounds = type(BOUNDS)(by_address=5, one_request=False, request_bytes=0, strangers_go=True)
+        lines = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+        await until(lambda: made.server._limiter.refused >= 15, "the first ones have made room")
+
+        assert made.server._limiter.open == 5
+        url = f"https://{made.server.address}/login"
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=client)) as session,
+            session.get(url) as answer,
+        ):
+            assert answer.status == 200
+        for reader, writer in lines[:15]:
+            assert await reader.read() == b""
+            writer.close()
+        for _, writer in lines[15:]:
+            writer.close()
+        await until(lambda: made.server._limiter.open <= 1, "they are gone")
+
+
+async def test_a_handshake_that_comes_to_nothing_ends(tmp_path, tls):
+    server, _ = tls
+    file = logins_at(tmp_path / "logins", ann=Role.OPERATOR)
+    async with console(tmp_path / "c", ConsoleSettings(tls=server, logins=file)) as made:
+        assert (await raw(made, request(made))).startswith(b"HTTP/") is False
+        await until(lambda: made.server._limiter.open == 0, "it is not counted any more")
+    host, _, port = made.server.address.rpartition(":")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(host, int(port))
 
 
 async def test_with_tls_cookies_are_secure_and_nothing_is_answered_without(tmp_path, tls):

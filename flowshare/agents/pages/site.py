@@ -23,6 +23,7 @@ from aiohttp.web_server import Server
 
 from flowshare.agents.pages import own_user
 from flowshare.agents.pages.gate import Gate, Need, PageAdmission, PageSettings, RequestHead
+from flowshare.agents.pages.handshakes import Handshakes
 from flowshare.clock import Clock, LoopClock, TimerHandle
 from flowshare.errors import FlowshareError
 from flowshare.forks import hold_alone
@@ -62,7 +63,7 @@ class Bounds:
     connections: at once. by_address: of one address, or of one IPv6 network of a machine (64 bits). head_s: seconds
     that a request's head takes to come. send_s: seconds until somebody has read what lies ready. request_bytes: of a
     request; 0: the application says it. one_request: connections end with their answer, which is read within `send_s`;
-    else some of it has to be.
+    else some of it has to be. strangers_go: who has not shown who it is makes room for others, whatever it is at.
     """
 
     connections: int = 256
@@ -71,6 +72,7 @@ class Bounds:
     send_s: float = 30.0
     request_bytes: int = 32 * 1024
     one_request: bool = True
+    strangers_go: bool = False
 
 
 BOUNDS: Final = Bounds()
@@ -86,7 +88,7 @@ class ConnectionLimiter:
         self.bounds = bounds
         self.clock = clock
         self.refused = 0
-        """Connections that found no room."""
+        """Connections that found no room, or had to make some."""
         self._by_address: Counter[str] = Counter()
         self._open: dict[PageConnection, str] = {}
         self._waiting: dict[PageConnection, None] = {}
@@ -98,10 +100,9 @@ class ConnectionLimiter:
 
     def enter(self, connection: PageConnection, address: str) -> bool:
         """Whether there is room for it; the one that has waited longest without a request makes some."""
-        if self._by_address[address] >= self.bounds.by_address:
-            return self._refuse()
-        if len(self._open) >= self.bounds.connections:
-            longest = next(iter(self._waiting), None)
+        crowded = self._by_address[address] >= self.bounds.by_address
+        if crowded or len(self._open) >= self.bounds.connections:
+            longest = self._longest(address if crowded else None)
             if longest is None:
                 return self._refuse()
             longest.drop()
@@ -109,6 +110,15 @@ class ConnectionLimiter:
         self._waiting[connection] = None
         self._by_address[address] += 1
         return True
+
+    def _longest(self, address: str | None) -> PageConnection | None:
+        """Which connection makes room. address: one of it."""
+        if not self.bounds.strangers_go:
+            return None if address is not None else next(iter(self._waiting), None)
+        found = (one for one, where in self._open.items() if address in (None, where) and not one.known)
+        if (longest := next(found, None)) is not None:
+            self._refuse()
+        return longest
 
     def begun(self, connection: PageConnection) -> None:
         """Its request has come."""
@@ -146,6 +156,11 @@ class PageConnection(web.RequestHandler):
         """Whether this user's own process is at the other end, by the way that only it has."""
         self.peer = ""
         """The address at the other end."""
+        self.known = False
+        """Whether it has shown who it is: the application says so."""
+        self.handshake: asyncio.Task[None] | None = None
+        """TLS's, while it is under way."""
+        self._entered = False
         self.admission = PageAdmission(403)
         """As what the last request's sender was let in."""
 
@@ -156,14 +171,29 @@ class PageConnection(web.RequestHandler):
         local = sock is not None and sock.family == socket.AF_UNIX
         self.own_user = local and own_user.is_own(sock)
         peername = transport.get_extra_info("peername")
-        self.peer = peername[0] if isinstance(peername, tuple) else ""
-        if (local and not self.own_user) or not self._limiter.enter(self, _network(self.peer)):
+        peer = peername[0] if isinstance(peername, tuple) else ""
+        if (local and not self.own_user) or not (self._entered or self.enter(peer)):
             self._force_close = True
             link.abort()
             return
         link.set_write_buffer_limits(0)  # so that it is told of every byte that nobody has read
         self._timer = self._limiter.clock.call_later(self._limiter.bounds.head_s, self._late)
         super().connection_made(transport)
+
+    @property
+    def connected(self) -> bool:
+        """Whether it was connected, after its handshake if it has one."""
+        return self._link is not None
+
+    def enter(self, address: str) -> bool:
+        """Have it counted; whether there is room for it."""
+        self.peer = address
+        self._entered = self._limiter.enter(self, _network(address))
+        return self._entered
+
+    def leave(self) -> None:
+        """It is counted no more."""
+        self._limiter.leave(self)
 
     def data_received(self, data: bytes) -> None:
         """asyncio's: bytes have come."""
@@ -185,6 +215,8 @@ class PageConnection(web.RequestHandler):
     def drop(self) -> None:
         """End it at once."""
         self._limiter.leave(self)
+        if self.handshake is not None:
+            self.handshake.cancel()
         if self._link is not None:
             self._link.abort()
 
@@ -266,10 +298,14 @@ class Listening(web.BaseSite):
             return PageConnection(self._limiter, server, **options)
 
         loop = asyncio.get_running_loop()
-        if self._sock.family == socket.AF_UNIX:
+        if self._ssl_context is not None:
+            self._sock.listen(self._backlog)
+            limit_s = self._limiter.bounds.head_s
+            self._server = Handshakes(self._sock, self._ssl_context, connection, limit_s)
+        elif self._sock.family == socket.AF_UNIX:
             self._server = await loop.create_unix_server(connection, sock=self._sock, backlog=BACKLOG)
         else:
-            self._server = await loop.create_server(connection, sock=self._sock, ssl=self._ssl_context, backlog=BACKLOG)
+            self._server = await loop.create_server(connection, sock=self._sock, backlog=BACKLOG)
 
 
 class Site:
