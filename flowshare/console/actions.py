@@ -7,6 +7,7 @@ done (`store`).
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,12 +30,16 @@ if TYPE_CHECKING:
     from flowshare.console.workers import Workers
 
 Params = Mapping[str, str]
-TEXT_MAX: Final = 1_000
-"""Characters of what is typed into a form."""
+TEXT_MAX: Final = 1_100
+"""Characters of what stands in a form; a group's name has up to 1,024."""
 ROWS_MAX: Final = 200
 PARTITION_MAX: Final = 2**31 - 1
 DRAIN_S: Final = 300.0
 ASK_LIMIT_S: Final = 5.0
+
+
+_CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""Browsers send a line feed as two characters, and nothing for a zero."""
 
 
 class BadForm(FlowshareError, ValueError):
@@ -91,7 +96,13 @@ class Action:
         """The fields of a form. Raises: BadForm."""
         read: dict[str, str] = {}
         for one in self.fields:
-            text = given.get(one.name, "").strip()
+            # What comes with the button is a name: `billing ` is another group than `billing`.
+            text = given.get(one.name, "") if one.hidden else given.get(one.name, "").strip()
+            if _CONTROLS.search(text):
+                raise BadForm(
+                    f"{one.label or one.name} has a line feed or another control character in it, which no form "
+                    "carries as it is: use the command line"
+                )
             if len(text) > TEXT_MAX:
                 raise BadForm(f"{one.label or one.name} is longer than {TEXT_MAX} characters")
             if not text and not one.optional:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -11,7 +12,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup as Safe
 from markupsafe import escape
 
-from flowshare.agents.handler.texts import age
+from flowshare.agents.handler.texts import age, clip
+from flowshare.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
 
 NOTHING: Final = "–"
+NAME_MAX: Final = 1_100
+"""Characters of a name, or of another text in a row, that are shown; a group's name has 1,024 at most."""
+LONG_MAX: Final = 16_000
+"""Of what has a block for itself: a trace, a command, a value in hex."""
+HEADERS_MAX: Final = 100
+"""Headers of a record that are shown."""
 _CODE: Final = re.compile(r"`([^`\n]+)`")
 _STATES: Final = {"HELD": "acquired", "FREE": "available"}
 """What the head of a key is called elsewhere."""
@@ -32,12 +40,15 @@ class Markup:
             loader=PackageLoader("flowshare.console"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=shown,
             trim_blocks=True,
             lstrip_blocks=True,
         )
         self._environment.filters |= {
             "age": lambda seconds: NOTHING if seconds is None else age(seconds),
             "ago": lambda at_ms: NOTHING if at_ms is None else age(max(0.0, (clock.now_ms() - at_ms) / 1000)),
+            "exact": exact,
+            "long": long,
             "number": number,
             "prose": prose,
             "rate": rate,
@@ -45,12 +56,38 @@ class Markup:
             "state": lambda name: _STATES.get(name, name.lower()),
             "time": time,
             "url": url,
-            "hash": lambda text: f"{abs(hash(text)):x}",
         }
+        self._environment.globals["mark"] = mark
 
     def render(self, template: str, context: Mapping[str, Any]) -> str:
         """A whole page."""
         return self._environment.get_template(template).render(context)
+
+
+def shown(value: object) -> object:
+    """Whatever a template says, as it is shown: of text no more than `NAME_MAX`, marks of direction and other controls
+    as their escapes, as in a terminal: they would turn round what stands beside them, or look like another name."""
+    if isinstance(value, str) and not isinstance(value, Safe):
+        return clip(printable(value, lines=True), NAME_MAX)
+    return value
+
+
+def long(text: str) -> Safe:
+    """The same for what has a block for itself."""
+    return escape(clip(printable(text, lines=True), LONG_MAX))
+
+
+def exact(text: object) -> Safe:
+    """What a form sends back: to the letter."""
+    return escape(text)
+
+
+def mark(kind: str, *of: object) -> Safe:
+    """The id of a row, another one for each thing: a topic's name has no slash, and what may have one stands last."""
+    text = "/".join(str(one) for one in of)
+    if len(text) > NAME_MAX:
+        text = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    return escape(f"{kind}-{text}")
 
 
 def number(value: float | None) -> str:
@@ -69,7 +106,7 @@ def seconds(value: float | None) -> str:
 
 def prose(text: str) -> Safe:
     """A sentence; what stands in backticks is set as code."""
-    parts = _CODE.split(text)  # every second one is code
+    parts = _CODE.split(clip(printable(text, lines=True), LONG_MAX))  # every second one is code
     return Safe("").join(Safe("<code>{}</code>").format(one) if at % 2 else escape(one) for at, one in enumerate(parts))
 
 

@@ -405,8 +405,9 @@ async def test_names_begin_no_line_of_a_header_and_lead_to_no_other_site(tmp_pat
                 headers={"Origin": who.base},
                 allow_redirects=False,
             ) as answer:
-                assert answer.status == 303
-                assert answer.headers["Location"].startswith("/group?name=g")
+                refused = any(ord(char) < 32 for char in group)
+                assert answer.status == (400 if refused else 303)
+                assert refused or answer.headers["Location"].startswith("/group?name=g")
                 assert "Set-Cookie" not in answer.headers
         for path in ("//evil.example/groups", "/%0d%0aSet-Cookie:a=b", "/\\evil.example", "/login?back=//evil.example"):
             text = await raw(made, request(made, path))

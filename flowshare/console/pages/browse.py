@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
+from flowshare.console.markup import HEADERS_MAX
 from flowshare.console.pages.page import BYTES_MAX, PARTITION_MAX, ROWS_MAX, Context, Page, Query, View, whole
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ async def _records(view: View, query: Query, form: str) -> Context:
                 "timestamp_ms": one.timestamp_ms,
                 "key": view.values.aside(one.key),
                 "value": view.values.text(one.value, form),
-                "headers": [(name, view.values.aside(value, name)) for name, value in one.headers],
+                "headers": [(name, view.values.aside(value, name)) for name, value in one.headers[:HEADERS_MAX]],
+                "more_headers": max(0, len(one.headers) - HEADERS_MAX),
                 "run": states.get(one.offset),
             }
             for one in records

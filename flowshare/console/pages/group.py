@@ -13,11 +13,13 @@ from flowshare.console.source import NotAnswering
 from flowshare.console.store import GROUPS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from flowshare.cli.session import CommandSession
     from flowshare.console.store import Figures, Point
 
+ASSIGNED_MAX: Final = 50
+"""Topics of a member, and partitions of a topic, that are named."""
 SPANS: Final = {"10m": 600, "1h": 3600, "24h": 86400}
 
 
@@ -35,7 +37,11 @@ async def _load(view: View, query: Query) -> Context:
         facts["away"] = str(error)
     except ClientError as error:
         facts["unknown"] = str(error)
+    members = facts["members"] or ()
+    if facts["members"] is not None:
+        facts["members"] = [{**one, "assigned": assigned(one["assignment"])} for one in members[:ROWS_MAX]]
     return {
+        "more_members": max(0, len(members) - ROWS_MAX),
         "line": line,
         "span": span,
         "spans": list(SPANS),
@@ -71,7 +77,7 @@ async def _ask(session: CommandSession, name: str, kind: str) -> dict[str, Any]:
     admin = session.admin
     if kind == "cooperative":
         facts = await cooperative.describe(session, name)
-        return {"state": facts["state"], "members": facts["members"], "settings": None, "epochs": None}
+        return {"members": facts["members"], "settings": None}
     found = await admin.describe_group(name)
     members = [
         {
@@ -79,7 +85,7 @@ async def _ask(session: CommandSession, name: str, kind: str) -> dict[str, Any]:
             "client": one.client_id,
             "host": one.client_host,
             "epoch": one.member_epoch,
-            "assignment": {topic: list(parts) for topic, parts in sorted(one.assignment.items())},
+            "assignment": one.assignment,
         }
         for one in found.members
     ]
@@ -88,8 +94,18 @@ async def _ask(session: CommandSession, name: str, kind: str) -> dict[str, Any]:
         try:
             settings = await admin.group_configs(name)
         except ServerError as error:
-            return {"members": members, "settings": None, "unknown": str(error), "state": found.state}
-    return {"members": members, "settings": settings, "state": found.state}
+            return {"members": members, "settings": None, "unknown": str(error)}
+    return {"members": members, "settings": settings}
+
+
+def assigned(assignment: Mapping[str, Iterable[int]]) -> dict[str, str]:
+    """Partitions of a member, by topic, as text: the first ones of many."""
+    found: dict[str, str] = {}
+    for topic, parts in sorted(assignment.items())[:ASSIGNED_MAX]:
+        numbers = sorted(parts)
+        more = f" and {len(numbers) - ASSIGNED_MAX} more" if len(numbers) > ASSIGNED_MAX else ""
+        found[topic] = ", ".join(str(one) for one in numbers[:ASSIGNED_MAX]) + more
+    return found
 
 
 PAGE: Final = Page("group", "Group", _load, listed=False)

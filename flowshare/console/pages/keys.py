@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ServerError, Unsupported
+from flowshare.console.actions import TEXT_MAX
 from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
 from flowshare.share.parking import OVER
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 GROUPS_MAX: Final = 50
 """Groups whose parked keys are asked for on one page."""
+KEY_MAX: Final = TEXT_MAX // 2
+"""Bytes of a key that a form can name."""
 
 
 async def _load(view: View, query: Query) -> Context:
@@ -53,7 +57,8 @@ async def _parked(session: CommandSession, group: str, values: Values) -> list[d
             "topic": one.topic,
             "partition": one.partition,
             "key": values.aside(one.key),
-            "key_hex": one.key.hex(),
+            "key_hex": one.key.hex() if len(one.key) <= KEY_MAX else None,
+            "key_mark": hashlib.sha256(one.key).hexdigest()[:32],
             "since": one.parked.first,
             "last": one.parked.last,
             "replayed": one.parked.version > OVER,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.cli.letters import SUFFIX, is_own, letter_of, partitions_of, place_of, plain
+from flowshare.console.markup import HEADERS_MAX
 from flowshare.console.pages.page import BYTES_MAX, PARTITION_MAX, ROWS_MAX, Context, Missing, Page, Query, View
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ async def _one(view: View, topic: str, at: str, form: str) -> Context:
         return letter, record
 
     letter, record = await view.source.ask(ask)
+    others = [(name, value) for name, value in letter["headers"] if not is_own(name)]
     now = None if record is None else record.value
     lacking = await view.values.learn((letter["raw_key"], letter["raw_value"], now), form)
     return {
@@ -125,7 +127,8 @@ async def _one(view: View, topic: str, at: str, form: str) -> Context:
         "forms": view.values.forms,
         "lacking": lacking,
         "key_text": view.values.aside(letter["raw_key"]),
-        "headers": {name: view.values.aside(value, name) for name, value in letter["headers"] if not is_own(name)},
+        "headers": {name: view.values.aside(value, name) for name, value in others[:HEADERS_MAX]},
+        "more_headers": max(0, len(others) - HEADERS_MAX),
         "value_text": view.values.text(letter["raw_value"], form),
         "trace": letter["trace"],
         "left_out": letter["left_out"],

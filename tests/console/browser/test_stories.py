@@ -24,7 +24,7 @@ async def act(page: Page, button: str) -> str:
 @on_its_loop
 async def test_a_stuck_key_is_found_released_and_audited(shop: World):
     first = await shop.stick("two", 1, 5)
-    place, row = f"orders-1@{first}", f"#k-shop\\.bill-orders-1-{first}"
+    place, row = f"orders-1@{first}", f"#k-orders\\/1\\/{first}\\/shop\\.bill"
 
     async with shop.page("groups") as page:
         await shown(page, "#s-shop\\.bill", f"5 of them behind {place}, which")
