@@ -113,6 +113,8 @@ class LoginFile:
                 facts = os.fstat(file.fileno())
                 if stat.S_IMODE(facts.st_mode) & 0o077:
                     raise BadLogins(f"others may read {self.path}: chmod 600 it")
+                if facts.st_uid not in _own():
+                    raise BadLogins(f"{self.path} is another user's, who could let anybody in: chown it")
                 stamp = facts.st_mtime_ns, facts.st_size, facts.st_ino
                 if stamp != self._stamp:
                     self._logins, self._stamp = parse(file.read(), str(self.path)), stamp
@@ -131,6 +133,11 @@ def write(path: Path, logins: Mapping[str, Login]) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+def _own() -> tuple[int, ...]:
+    """Whose file it may be: this user's, or root's, who can do anything else, too."""
+    return os.geteuid(), 0
 
 
 def _hash(password: str, salt: bytes) -> bytes:

@@ -43,10 +43,10 @@ from flowshare.console.pages import PAGES
 from flowshare.console.pages.page import Missing, Page, View
 from flowshare.console.sessions import AGE_S, Session, Sessions
 from flowshare.console.source import NotAnswering
-from flowshare.console.store import Deed
+from flowshare.console.store import TEXT_MAX, Deed
 from flowshare.errors import FlowshareError
 from flowshare.protocol.errors import ErrorCode
-from flowshare.server.security.guesses import Guesses, is_loopback
+from flowshare.server.security.guesses import FailureTally, Guesses, Pace, is_loopback
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ PAGES_AT_ONCE: Final = 16
 """Pages that are made at the same time; more wait."""
 ACTIONS_AT_ONCE: Final = 4
 """Of those that are soon done, of those that may take minutes, and of previews, each."""
+DEEDS: Final = Pace(burst=200, per_s=0.5)
+"""How many actions somebody may begin: so nobody fills the audit up before days have passed."""
+HASHES_AT_ONCE: Final = 2
+"""Passwords that are looked at at the same time, 32 MB each, however many log in."""
 ANSWER_S: Final = 5.0
 """How long who asked for an action waits; then it goes on by itself."""
 STATIC: Final = Path(__file__).parent / "static"
@@ -144,6 +148,9 @@ class ConsoleServer:
         self._deeds: dict[asyncio.Task[None], bool] = {}
         """Those that go on, and whether each may take minutes."""
         self._previewing = asyncio.Semaphore(ACTIONS_AT_ONCE)
+        self._hashing = asyncio.Semaphore(HASHES_AT_ONCE)
+        self._paces: dict[str, FailureTally] = {}
+        """Of actions, by name."""
         self._runner: web.AppRunner | None = None
         self._gate: Gate | None = None
         self._cookie = ""
@@ -291,7 +298,11 @@ class ConsoleServer:
         login = None
         try:
             found = self._settings.logins.logins().get(name)
-            login = found if await asyncio.to_thread(logins.matches, found, password) else None
+            async with self._hashing:
+                login = found if await asyncio.to_thread(logins.matches, found, password) else None
+        except BadLogins as error:  # a stranger is not told what lies where
+            logger.warning("nobody can log in to the console: %s", error)
+            raise web.HTTPServiceUnavailable(text="logins cannot be read now; the console's log says why") from None
         finally:
             end(failed=login is None)
         return login
@@ -396,10 +407,13 @@ class ConsoleServer:
             raise web.HTTPServiceUnavailable(text="too much is being done already; wait until some of it has ended")
         try:
             params = action.read(form)
-            back = "/" + action.back(params)
+            back, command = "/" + action.back(params), action.said(params)
         except BadForm as error:
             raise web.HTTPBadRequest(text=str(error)) from None
-        task = asyncio.create_task(self._carry_out(request, session, action, params))
+        if len(command) > TEXT_MAX:
+            raise web.HTTPBadRequest(text=f"this is longer than the {TEXT_MAX} characters that are written down of it")
+        self._check_pace(session)
+        task = asyncio.create_task(self._carry_out(request, session, action, params, command))
         self._deeds[task] = action.long
         task.add_done_callback(self._deeds.pop)
         await asyncio.wait([task], timeout=ANSWER_S)
@@ -407,8 +421,15 @@ class ConsoleServer:
             session.add_notice(f"{action.title} goes on; the audit says how it ends", good=True)
         return _see_other(back)
 
+    def _check_pace(self, session: Session) -> None:
+        """Raises: HTTPTooManyRequests."""
+        pace, now_s = self._paces.setdefault(session.name, FailureTally(DEEDS)), self._clock.monotonic()
+        if (wait_s := pace.wait_s(now_s)) > 0:
+            raise web.HTTPTooManyRequests(text=f"{session.name} has done very much; the next action in {wait_s:.0f} s")
+        pace.failed(now_s)
+
     async def _carry_out(
-        self, request: web.Request, session: Session, action: Action, params: Mapping[str, str]
+        self, request: web.Request, session: Session, action: Action, params: Mapping[str, str], command: str
     ) -> None:
         """Write it down, do it, write down what became of it, and tell who asked; also when nobody waits any more."""
         deed = Deed(
@@ -417,7 +438,7 @@ class ConsoleServer:
             role=session.role.value,
             peer=_peer(request),
             action=action.name,
-            command=action.said(params),
+            command=command,
             outcome="begun",
         )
         try:

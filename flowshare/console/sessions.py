@@ -2,8 +2,8 @@
 
 A cookie is a secret of 32 bytes of which only the hash is kept here. Each session has a page token, which forms carry:
 another site's page can send a form, but has never seen one. A session ends when it was not used for `IDLE_S`, is older
-than `AGE_S`, its login is gone or has another role or password, or when there are more than `SESSIONS_MAX`: then the
-one that was not used for longest ends.
+than `AGE_S`, its login is gone or has another role or password, or when there are more than `SESSIONS_MAX`, or
+`OF_ONE_MAX` of one name: then the one of these that was not used for longest ends.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 IDLE_S: Final = 12 * 3600.0
 AGE_S: Final = 7 * 24 * 3600.0
 SESSIONS_MAX: Final = 1_000
+OF_ONE_MAX: Final = 50
+"""Sessions of one name: who logs in again and again ends nobody else's."""
 NOTICES_MAX: Final = 8
 
 
@@ -71,6 +73,9 @@ class Sessions:
         """A new session and its cookie."""
         cookie = self._secret()
         session = Session(name, role, self._secret(), now_s, now_s, proof)
+        own = [key for key, one in self._by_hash.items() if one.name == name]
+        if len(own) >= OF_ONE_MAX:
+            del self._by_hash[own[0]]
         self._by_hash[_hash(cookie)] = session
         while len(self._by_hash) > SESSIONS_MAX:
             self._by_hash.popitem(last=False)

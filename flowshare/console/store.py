@@ -36,8 +36,8 @@ AGAIN_S: Final = 60
 """What is unchanged is written again after this time."""
 SUBJECTS_MAX: Final = 500
 AUDIT_MAX: Final = 100_000
-TEXT_MAX: Final = 4_000
-"""Characters of a text of the audit."""
+TEXT_MAX: Final = 8_000
+"""Characters of a text of the audit. A command that is longer is not carried out."""
 _QUEUE_MAX: Final = 8
 """Looks that wait to be written; later ones are dropped."""
 
@@ -190,8 +190,10 @@ class Store:
         select = f"SELECT at, {kind.columns} FROM {table} WHERE subject = ? AND at "  # noqa: S608 - names are the code's
         before, query = f"{select} < ? ORDER BY at DESC LIMIT 1", f"{select} >= ? ORDER BY at LIMIT 5000"
 
+        name = _encodable(subject)
+
         def read() -> list[tuple[Any, ...]]:
-            return [*self._rows(before, (subject, since_s)), *self._rows(query, (subject, since_s))]
+            return [*self._rows(before, (name, since_s)), *self._rows(query, (name, since_s))]
 
         return [Point(max(row[0], since_s), kind.kind(*row[1:])) for row in await self._run(read)]
 
@@ -205,7 +207,9 @@ class Store:
         """Write down what became of it; where that cannot be written, the next console says that it is not known."""
         try:
             await self._run(
-                lambda: self._write("UPDATE deed SET outcome = ? WHERE number = ?", (outcome[:TEXT_MAX], number))
+                lambda: self._write(
+                    "UPDATE deed SET outcome = ? WHERE number = ?", (_encodable(outcome)[:TEXT_MAX], number)
+                )
             )
         except sqlite3.Error as error:
             logger.warning("what became of deed %s is not written down: %s path=%s", number, error, self.path)
@@ -246,7 +250,7 @@ class Store:
             if self._db is not None:
                 self._insert(self._db, kind, at_s, changed)
                 self.trouble = None
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:
             self._fail(error)
         finally:
             self._waiting -= 1
@@ -256,7 +260,7 @@ class Store:
         with _transaction(db):
             db.executemany(
                 f"INSERT OR REPLACE INTO {seconds} VALUES (?, ?, {kind.marks})",  # noqa: S608
-                [(subject, at_s, *one) for subject, one in changed],
+                [(_encodable(subject), at_s, *one) for subject, one in changed],
             )
             if minute_s != self._minutes_s.get(kind.name):
                 self._add_minutes(db, kind, minute_s, at_s)
@@ -280,7 +284,7 @@ class Store:
         db.execute(f"DELETE FROM {minutes} WHERE at < ?", (at_s - MINUTES_KEPT_S,))  # noqa: S608
 
     def _note(self, deed: Deed) -> int:
-        values = [one[:TEXT_MAX] if isinstance(one, str) else one for one in astuple(deed)[:-1]]
+        values = [_encodable(one)[:TEXT_MAX] if isinstance(one, str) else one for one in astuple(deed)[:-1]]
         if self._db is None:
             raise sqlite3.OperationalError(self.trouble or "it is closed")
         with _transaction(self._db) as db:
@@ -329,6 +333,11 @@ class _transaction:  # noqa: N801 - used as a statement
         finally:
             if self._db.in_transaction:  # what failed for want of room has rolled back by itself
                 self._db.execute("ROLLBACK")
+
+
+def _encodable(text: str) -> str:
+    """The same; half surrogates, which names in JSON of others may have, as their escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _opened(path: Path) -> sqlite3.Connection:

@@ -24,6 +24,7 @@ from flowshare.console.pages import browse as browse_page
 from flowshare.console.pages import letters as letters_page
 from flowshare.console.server import BODY_MAX, BOUNDS, QUERY_MAX, ConsoleError, ConsoleSettings
 from flowshare.protocol.messages import AckBatch
+from flowshare.server.security.guesses import Pace
 from tests.console.test_actions import GIVEN
 from tests.console.test_server import LETTER, letter
 from tests.console.test_workers import HANDLER, METRICS, body
@@ -614,6 +615,41 @@ async def test_large_records_are_read_for_a_page_up_to_a_number_of_bytes(tmp_pat
             assert 2 <= shown < 6, query
             assert f"from={shown}" in text  # it goes on from there
         assert "of these the newest" in await who.said("/letters?topic=g.dlq")
+
+
+async def test_nothing_is_done_of_which_only_a_part_would_be_written_down(tmp_path):
+    async with console(tmp_path / "c") as made, browser(made) as who:
+        token = await who.token()
+        group = "'" * 1_000  # which stands in a command as five characters each
+        long = {"set": {"setting": "'" * 1_000, "value": "hidden"}, "reset": {"to": "latest", "topic": "'" * 1_000}}
+        for action, form in long.items():
+            status, text = await who.post(f"/do/{action}", {"group": group, "page_token": token, **form})
+            assert (status, "written down" in text) == (400, True)
+        assert await made.store.deeds() == []
+
+
+@pytest.mark.parametrize("form", [{"ranges": "x"}, {"ranges": "9-5"}, {"ranges": ", ,"}])
+async def test_a_form_that_cannot_be_read_is_told_and_no_deed(tmp_path, form):
+    async with console(tmp_path / "c") as made, browser(made) as who:
+        given = {"group": "g", "topic": "orders", "partition": "0", "page_token": await who.token(), **form}
+
+        assert (await who.post("/do/release", given))[0] == 400
+        assert await made.store.deeds() == []
+
+
+async def test_nobody_fills_the_audit_up_and_others_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("flowshare.console.server.DEEDS", Pace(burst=3, per_s=0.001))
+    file = logins_at(tmp_path / "logins", ann=Role.OPERATOR, bob=Role.OPERATOR)
+    async with (
+        console(tmp_path / "c", ConsoleSettings(logins=file)) as made,
+        browser(made, "ann") as ann,
+        browser(made, "bob") as bob,
+    ):
+        form = {"group": "nope", "page_token": await ann.token()}
+        statuses = [(await ann.post("/do/resume", form))[0] for _ in range(5)]
+        assert statuses == [303, 303, 303, 429, 429]
+        assert (await bob.post("/do/resume", {**form, "page_token": await bob.token()}))[0] == 303
+        assert [deed.who for deed in await made.store.deeds()] == ["bob", "ann", "ann", "ann"]
 
 
 # --- guessing --------------------------------------------------------------------------------------------------------

@@ -635,4 +635,5 @@ async def test_logins_that_cannot_be_read_any_more_let_nobody_in_and_say_so(tmp_
         for path in ("/groups", "/do/pause?group=g", "/login"):
             text = await who.page(path, 503)
             assert "line 1 of" in text
-        assert (await who.post("/login", {"name": "ann", "password": "x"}))[0] == 503
+        status, text = await who.post("/login", {"name": "ann", "password": "x"})
+        assert (status, text) == (503, "logins cannot be read now; the console's log says why")  # no path for strangers

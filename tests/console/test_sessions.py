@@ -10,7 +10,7 @@ import pytest
 
 from flowshare.console import logins
 from flowshare.console.logins import PASSWORD_MAX, BadLogins, LoginFile, Role, make, matches, parse, write
-from flowshare.console.sessions import AGE_S, IDLE_S, NOTICES_MAX, SESSIONS_MAX, Sessions
+from flowshare.console.sessions import AGE_S, IDLE_S, NOTICES_MAX, OF_ONE_MAX, SESSIONS_MAX, Sessions
 from tests.console.world import PASSWORD, SALT, logins_at
 
 LINE = f"ann operator {SALT.hex()} {bytes(32).hex()}\n"
@@ -68,12 +68,24 @@ def test_of_too_many_sessions_the_longest_unused_end(sessions):
     first, _ = sessions.begin("ann", Role.VIEWER, 0.0)
     second, _ = sessions.begin("bob", Role.VIEWER, 0.0)
     assert sessions.find(first, 1.0)
-    for _ in range(SESSIONS_MAX - 1):
-        sessions.begin("eve", Role.VIEWER, 2.0)
+    for number in range(SESSIONS_MAX - 1):
+        sessions.begin(f"eve{number}", Role.VIEWER, 2.0)
 
     assert len(sessions) == SESSIONS_MAX
     assert sessions.find(first, 3.0)
     assert sessions.find(second, 3.0) is None
+
+
+def test_who_logs_in_again_and_again_ends_own_sessions_and_nobody_elses(sessions):
+    ann, _ = sessions.begin("ann", Role.OPERATOR, 0.0)
+    first, _ = sessions.begin("eve", Role.VIEWER, 0.0)
+    for _ in range(SESSIONS_MAX):
+        last, _ = sessions.begin("eve", Role.VIEWER, 1.0)
+
+    assert len(sessions) == OF_ONE_MAX + 1
+    assert sessions.find(ann, 2.0)
+    assert sessions.find(first, 2.0) is None
+    assert sessions.find(last, 2.0)
 
 
 def test_a_form_is_of_a_page_only_with_the_token_of_this_session(sessions):
@@ -175,6 +187,13 @@ def test_a_file_without_a_login_is_refused_with_what_to_do(tmp_path, content):
 
     with pytest.raises(BadLogins, match=r"console-login|UTF-8"):
         LoginFile(path)
+
+
+def test_a_file_of_another_user_is_refused(tmp_path, monkeypatch):
+    file = logins_at(tmp_path / "logins", ann=Role.OPERATOR)
+    monkeypatch.setattr(logins, "_own", lambda: ((tmp_path / "logins").stat().st_uid + 1,))
+    with pytest.raises(BadLogins, match="another user"):
+        file.logins()
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):

@@ -205,6 +205,19 @@ async def test_names_are_no_sql(tmp_path):
         assert len(await made.deeds()) == 1
 
 
+async def test_half_a_surrogate_in_a_name_costs_nobodys_history(tmp_path):
+    async with store(tmp_path / "c") as made:
+        await keep(made, BEGUN_S, **{"ann": 1.0, "\ud800": 2.0})
+        number = await made.note(replace(DEED, command="flowshare \ud800"))
+        await made.end(number, "\udfff")
+
+        assert [one for _, one in await backlog(made, "ann", BEGUN_S)] == [1.0]
+        assert [one for _, one in await backlog(made, "\ud800", BEGUN_S)] == [2.0]
+        (deed,) = await made.deeds()
+        assert (deed.command, deed.outcome) == ("flowshare \\ud800", "\\udfff")
+        assert made.trouble is None
+
+
 async def test_deeds_are_told_newest_first_in_pages(tmp_path):
     async with store(tmp_path / "c") as made:
         for number in range(5):
