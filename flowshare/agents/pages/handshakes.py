@@ -27,7 +27,7 @@ AGAIN_S: Final = 1.0
 """When none can be accepted, as the process may have no more files open."""
 
 
-class Handshakes(asyncio.AbstractServer):
+class Handshakes:
     """Accepts on a socket that listens, until `close`. make: a connection's protocol. limit_s: of a handshake."""
 
     def __init__(

@@ -301,7 +301,8 @@ class Listening(web.BaseSite):
         if self._ssl_context is not None:
             self._sock.listen(self._backlog)
             limit_s = self._limiter.bounds.head_s
-            self._server = Handshakes(self._sock, self._ssl_context, connection, limit_s)
+            # Of a server aiohttp asks no more than that it closes.
+            self._server = cast("Any", Handshakes(self._sock, self._ssl_context, connection, limit_s))
         elif self._sock.family == socket.AF_UNIX:
             self._server = await loop.create_unix_server(connection, sock=self._sock, backlog=BACKLOG)
         else:
