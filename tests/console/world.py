@@ -34,6 +34,8 @@ PASSWORD = "correct horse"
 SALT = bytes(16)
 HASHED = functools.cache(lambda: _hash(PASSWORD, SALT))
 """Of `PASSWORD`: takes a while, and is the same each time."""
+LIMIT_S = 60.0
+"""What a test asks may take, beside whatever else runs on the machine; pages keep their own limits."""
 _TOKEN = re.compile(r'name="page_token" value="([^"]+)"')
 
 
@@ -162,11 +164,11 @@ class Console:
         async def opened(session: Any) -> Any:
             return await session.backend.connect("test")
 
-        return await self.source.ask(opened)
+        return await self.source.ask(opened, limit_s=LIMIT_S)
 
     async def ask(self, question: Any) -> Any:
         """What the log answers: `lambda admin: …`."""
-        return await self.source.ask(lambda session: question(session.admin))
+        return await self.source.ask(lambda session: question(session.admin), limit_s=LIMIT_S)
 
     async def topic(self, name: str = "orders", values: int | list[bytes | None] = 6, **more: Any) -> None:
         """A topic with records in its first partition."""
@@ -185,7 +187,7 @@ class Console:
         async def call(session: Any) -> None:
             await session.producer.send_many(topic, list(messages))
 
-        await self.source.ask(call)
+        await self.source.ask(call, limit_s=LIMIT_S)
 
     async def group(self, name: str = "g", topic: str = "orders", **settings: str) -> ShareMember:
         """A group with a member that has joined."""
