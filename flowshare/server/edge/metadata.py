@@ -122,10 +122,10 @@ async def _named(call: SocketCall, names: Iterable[str]) -> list[TopicMetadata]:
 async def _missing(peer: Peer, topic: TopicMetadata, *, create: bool) -> TopicMetadata:
     """What is said of a topic that does not exist; it may be made."""
     try:
-        check_name(topic.name)
+        check_name(topic.name, internal=True)
     except InvalidTopic:
         return TopicMetadata(name=topic.name, error=ErrorCode.INVALID_TOPIC_EXCEPTION)
-    if not create:
+    if not create or topic.name.startswith(RESERVED_PREFIX):  # such a name is none to make, and no wrong one to ask for
         return topic
     if not (may_cluster(peer, Operation.CREATE) or may_topic(peer, Operation.CREATE, topic.name)):
         return TopicMetadata(name=topic.name, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)

@@ -100,6 +100,15 @@ async def test_a_missing_topic_is_made_for_a_client_that_wants_it() -> None:
         assert topics(await s.ask("metadata", 1, topics=named("old"))) == {"old": "none"}
 
 
+async def test_a_reserved_name_is_unknown_and_not_made_for_a_client_that_wants_it() -> None:
+    async with edge() as e:
+        s = await e.socket()
+
+        for wanted in (False, True):  # flowshare's own clients ask whether groups were moved, of any broker
+            asked = await metadata(s, named("__flowshare_moves"), allow_auto_topic_creation=wanted)
+            assert topics(asked) == {"__flowshare_moves": "unknown_topic_or_partition"}
+
+
 async def test_nothing_is_made_without_the_setting_or_the_right() -> None:
     off = ServerConfig.embedded({"auto.create.topics.enable": "false"})
     async with edge(config=off) as e:
