@@ -180,6 +180,8 @@ def test_outputs_become_bytes():
     assert encode(Item("x")) == b'{"name":"x","price":0.0,"tags":[]}'
     with pytest.raises(Unencodable, match="object cannot be sent"):
         encode(object())
+    with pytest.raises(Unencodable, match="surrogates not allowed"):
+        encode("\ud800")
 
 
 def test_headers_are_pairs_or_a_mapping_and_extra_ones_do_not_replace():

@@ -62,7 +62,10 @@ def _by(to_json: Callable[[Any, Callable[[Any], Any]], bytes]) -> Callable[[Any]
 
 
 def _utf8(value: Any) -> bytes:
-    encoded: bytes = value.encode()
+    try:
+        encoded: bytes = value.encode()
+    except UnicodeEncodeError as error:
+        raise Unencodable(f"a value of type {type(value).__name__} cannot be sent: {said(error)}") from error
     return encoded
 
 

@@ -28,6 +28,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import functools
 import math
 import types
 import typing
@@ -40,6 +41,7 @@ import orjson
 from flowshare.agents.handler import attrs_values, msgspec_values, pydantic_values
 from flowshare.agents.handler.errors import AnnotationError, UndecodableValue
 from flowshare.agents.handler.texts import said
+from flowshare.agents.handler.unions import DOES_NOT_FIT, union
 
 Decoder = Callable[[Any], Any]
 """Value bytes (or None) -> what the handler gets. Raises anything when it does not fit; see `explain`."""
@@ -239,7 +241,9 @@ def _made_of(tp: Any) -> _Convert:
     )
 
 
+@functools.lru_cache(maxsize=1024)
 def _class(tp: type) -> _Convert:
+    """Made once of each class: one that may hold itself would else have converters for each path in its values."""
     if issubclass(tp, enum.Enum):
         return tp
     if is_model(tp):
@@ -324,7 +328,7 @@ def _fields(tp: type, fields: Mapping[str, tuple[bool, _Convert]], make: Callabl
             if name in value:
                 try:
                     made[name] = convert(value[name])
-                except (ValueError, TypeError, ArithmeticError) as error:
+                except DOES_NOT_FIT as error:
                     raise ValueError(f"{tp.__qualname__}.{name}: {error}") from error
             elif required:
                 raise ValueError(f"{tp.__qualname__}.{name} is missing")
@@ -377,18 +381,13 @@ def _tuple(args: tuple[Any, ...]) -> _Convert:
 
 
 def _union(args: tuple[Any, ...]) -> _Convert:
-    converts = [converter(arg) for arg in args]
+    return union([converter(arg) for arg in args], nested=sum(map(_looks_inside, args)) > 1)
 
-    def convert_union(value: Any) -> Any:
-        errors = []
-        for convert in converts:
-            try:
-                return convert(value)
-            except (ValueError, TypeError, ArithmeticError) as error:
-                errors.append(str(error))
-        raise ValueError("; ".join(errors))
 
-    return convert_union
+def _looks_inside(tp: Any) -> bool:
+    """Whether a value of the type has further ones in it that are converted."""
+    leaf = tp is Any or tp in _PLAIN or tp in (_NONE, bytes, decimal.Decimal) or get_origin(tp) is Literal
+    return not leaf and not (isinstance(tp, type) and (tp in _PARSED or issubclass(tp, enum.Enum)))
 
 
 def _literal(args: tuple[Any, ...]) -> _Convert:
