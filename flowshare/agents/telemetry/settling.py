@@ -72,6 +72,7 @@ class SettleSpans:
     def note(self, chunk: Chunk, offsets: Iterable[int]) -> None:
         """These are about to be acknowledged."""
         for offset in offsets:
+            self._know(chunk, offset)
             handling = chunk.spans.pop(offset, None)
             if handling is not None and handling.context.trace_flags.sampled:
                 self._note(chunk, offset, handling.context)
@@ -80,6 +81,7 @@ class SettleSpans:
         """These are about to be accepted, before they run."""
         try:
             for record in records:
+                self._know(chunk, record.offset)
                 created = creation_of(record.headers)
                 if created is not None and created.trace_flags.sampled:
                     self._note(chunk, record.offset, created)
@@ -91,6 +93,9 @@ class SettleSpans:
         if len(found) >= NOTED_MAX:  # nobody said what became of them
             found.clear()
         found[offset] = span
+
+    def _know(self, chunk: Chunk, offset: int) -> None:
+        """Of which topic the partition is: metrics say so of what no span is kept of, too."""
         if chunk.tp not in self._topics:
             self._topics[chunk.tp] = chunk.topic if chunk.origin(offset) is None else self._retry_topic
 

@@ -11,7 +11,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import Sampler
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
 
 import flowshare as fs
 from flowshare.agents.telemetry import active, ender, instruments
@@ -329,6 +329,19 @@ def test_without_opentelemetry_lines_carry_what_the_record_tells(caplog):
     assert (again.flowshare_trace_id, again.flowshare_span_id) == sender
     assert (again.flowshare_agent, again.flowshare_record, again.flowshare_attempt) == ("agent", "in-0@0", 1)
     assert again.flowshare == ""  # its text names the record already
+
+
+@pytest.mark.parametrize("options", [{}, {"at_most_once": True, "retry": None}])
+def test_metrics_of_acknowledgements_say_the_topic_of_what_is_not_sampled_too(monkeypatch, options):
+    told = telling(monkeypatch, sampler=ALWAYS_OFF)
+
+    async def handler(value: int) -> None: ...
+
+    run_agent(handler, range(3), **options)
+
+    about = [about for about, _ in told.metrics()["messaging.client.operation.duration"]]
+    settled = [one for one in about if one["messaging.operation.name"] == "settle"]
+    assert [one.get("messaging.destination.name") for one in settled] == ["in"]
 
 
 def test_with_a_provider_of_meters_only_there_are_metrics_and_contexts_go_on_as_without(monkeypatch):
