@@ -144,6 +144,36 @@ def test_its_expressions_are_whole(expr):
         assert grows == bool(re.search(rf"(rate|increase)\({name}\b", expr)), "what only grows is asked for by its rate"
 
 
+def unit(panel: dict[str, Any], target: dict[str, Any]) -> str:
+    """What the values of a target are shown in."""
+    found = panel["options"].get("cellValues", panel["fieldConfig"]["defaults"]).get("unit", "")
+    for override in panel["fieldConfig"]["overrides"]:
+        if override["matcher"] == {"id": "byFrameRefID", "options": target["refId"]}:
+            found = next((one["value"] for one in override["properties"] if one["id"] == "unit"), found)
+    return str(found)
+
+
+def test_each_value_is_shown_in_its_unit():
+    for panel in ASKING:
+        for target in panel["targets"]:
+            expr = target["expr"]
+            if "histogram_quantile(" in expr or ("_seconds" in expr and "rate(" not in expr):
+                wanted = "s"
+            elif "rate(" in expr or "per_second" in expr:
+                wanted = "cps"
+            else:
+                wanted = "percentunit" if "_ratio" in expr else "short"
+            assert unit(panel, target) == wanted, (panel["title"], expr)
+
+
+def test_single_numbers_are_those_of_now():
+    """Over a range Grafana would show the last one that there was: how old a record was that is finished by now, and
+    how many were ready before all of them were gone."""
+    for panel in ASKING:
+        if panel["type"] == "stat":
+            assert [(target["instant"], target["range"]) for target in panel["targets"]] == [(True, False)]
+
+
 @pytest.mark.slow
 def test_a_worker_tells_all_that_it_asks_for(tmp_path):
     (tmp_path / "shop.py").write_text(APP)
