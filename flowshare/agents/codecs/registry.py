@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from flowshare.agents.codecs.client import (
     TEXT_MAX,
@@ -154,18 +154,22 @@ class Registry:
             raise OptionError(f"fs.Registry needs {', '.join(missing)}: pip install 'flowshare[registry]'")
         self.shown = ", ".join(_without_login(one) for one in _addresses(url))
         """The address, without a login."""
+        login = _of_address(url)
+        if login is not None and auth is not None:
+            raise OptionError(f"the login of {self.shown} stands in its address and in auth=: leave one of them out")
         self._settings = {
-            **_login(_of_environment(url) if auth is None else auth),
+            **_login(login or auth or _of_environment()),
             **_tls(tls),
             **(settings or {}),
-            "url": url,
+            "url": ",".join(_without_login(one) for one in _addresses(url)),  # its client logs what it asks
         }
         self._settings["timeout"] = seconds(timeout, "Registry(timeout=…)") or 5.0
         self._client = client
         self.url = url
         """As it was given, with a login if it has one."""
-        logins = any("@" in urlsplit(one).netloc for one in _addresses(url))
-        self.has_secrets = logins or auth is not None or bool(settings) or bool(set(_tls(tls)) - {"ssl.ca.location"})
+        self.has_secrets = (
+            login is not None or auth is not None or bool(settings) or bool(set(_tls(tls)) - {"ssl.ca.location"})
+        )
         """Whether more than an address and a CA was given."""
         self._begin()
 
@@ -318,13 +322,19 @@ def _login(auth: Any) -> dict[str, Any]:
     raise OptionError("Registry(auth=…) takes (user, password), or a token as text")
 
 
-def _of_environment(url: str) -> tuple[str, str] | str | None:
+def _of_address(url: str) -> tuple[str, str] | None:
+    """The login that stands in the first address that has one; all are asked with it."""
+    for one in map(urlsplit, _addresses(url)):
+        if one.username:
+            return unquote(one.username), unquote(one.password or "")
+    return None
+
+
+def _of_environment() -> tuple[str, str] | str | None:
     """A login that is in no code and on no command line; an address with one of its own has that."""
-    found = os.environ.get(AUTH_ENV)
-    if not found or any("@" in urlsplit(one).netloc for one in _addresses(url)):
-        return None
+    found = os.environ.get(AUTH_ENV, "")
     user, colon, password = found.partition(":")
-    return (user, password) if colon else found
+    return (user, password) if colon else found or None
 
 
 def _tls(given: Any) -> dict[str, Any]:

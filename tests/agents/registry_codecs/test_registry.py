@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import trustme
@@ -146,6 +148,27 @@ def test_a_login_goes_with_each_question(client: FakeClient, monkeypatch: pytest
         assert registry.schema(1).text == AVRO
         registry.close()
     assert logins == [sent]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("login", ["user:hunter2", "us%40er:hunt%3Aer2"])
+def test_a_login_in_the_address_is_sent_and_stands_in_no_log(client: FakeClient, caplog: Any, login: str):
+    logins: list[str] = []
+    client.register("a", AVRO)
+    with caplog.at_level("DEBUG"), served(client, logins=logins) as url:
+        registry = fs.Registry(url.replace("//", f"//{login}@"))
+        assert registry.schema(1).text == AVRO
+        registry.close()
+
+    assert [base64.b64decode(one.removeprefix("Basic ")).decode() for one in logins] == [unquote(login)]
+    assert f"{url}/schemas/ids/1" in caplog.text
+    assert "hunt" not in caplog.text
+
+
+def test_a_login_in_the_address_and_another_one_is_refused():
+    with pytest.raises(OptionError, match=r"the login of http://a stands in its address and in auth=") as raised:
+        fs.Registry("http://user:hunter2@a", auth="token")
+    assert "hunter2" not in str(raised.value)
 
 
 @pytest.mark.slow
