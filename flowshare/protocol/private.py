@@ -37,7 +37,8 @@ SHARE_PARKED: Final = "share_parked"
 
 SHARE_BREAKER: Final = "share_breaker"
 """{"group_id", "act": "tell" | "close"} or {…, "act": "report", "member_id", "outcomes": [succeeded, failed, tried and
-succeeded, tried and failed]} -> {"state", "why", "left_ms", "open_ms"}: ShareBreakerRequest."""
+succeeded, tried and failed], "known": [state, left_ms, open_ms]} -> {"state", "why", "left_ms", "open_ms"}:
+ShareBreakerRequest."""
 
 TOPIC_GROW: Final = "topic_grow"
 """{"topic", "total"} -> {}: CreatePartitions of one topic, also where a group reads it in the order of keys."""

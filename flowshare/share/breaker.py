@@ -15,11 +15,12 @@ probe_ms + 1 records are begun until it closes.
 | open | its time is over, and a leader could hand something out | half-open: that leader may hand out one record |
 | half-open | the record that was let through succeeded | closed; nothing is remembered |
 | half-open | it failed | open, for twice as long as the last time, `open_max_ms` at most |
-| half-open | its leader gives it back, as nobody wants it | the next leader that could hand something out may |
+| half-open | its leader gives it back, as nobody wants it | who could hand something out, and had it longest ago |
 | half-open | nothing is heard of it for `probe_ms`: its member, or leader, is gone | one more may be let through |
 | any | closed by hand | closed |
 | any | no member has reported for `SILENT_MS` | closed: none of them knows of the breaker |
-| any | another coordinator | as the first leader tells that knows it, in its first `ADOPT_MS`; else closed |
+| any | another coordinator | as the first leader or member tells that knows it, in its first `ADOPT_MS`; else closed |
+| any | the same, and something is being tried | half-open: one more may be let through after `probe_ms` |
 
 What counts as failed is for members to say: a handler that raised or took too long. They count from when they began, so
 that a report that was lost is made up by the next one; outcomes of records that they were given while they knew that it
@@ -34,6 +35,8 @@ from typing import Final, NamedTuple
 
 SILENT_MS: Final = 10_000
 ADOPT_MS: Final = 3_000
+HUNGRY_MS: Final = 500
+"""A leader that could hand something out, and is not heard of any more, keeps others waiting for so long."""
 MEMBERS_MAX: Final = 1_000
 """Members whose counts are remembered: as many as a group may have."""
 COUNT_MAX: Final = 2**53
@@ -101,6 +104,19 @@ class _Trying(NamedTuple):
     since_ms: int
 
 
+class _Wanting(NamedTuple):
+    """A leader that could hand something out. served: the how-manieth that was let through there, 0: none yet."""
+
+    since_ms: int
+    served: int
+
+
+_CLOSED: Final = Told()
+_BEFORE: Final = "most outcomes failed before this server began to coordinate it"
+_UNKNOWN: Final = -1
+"""The node of a leader that another coordinator knew."""
+
+
 class Breaker:
     """The breaker of one group at its coordinator. begun_ms: when this coordinator began."""
 
@@ -111,15 +127,20 @@ class Breaker:
         self._until_ms = 0
         self._open_ms = 0
         self._heard_ms = begun_ms
+        self._new = True
+        """Whether it knows nothing of its own yet, and follows what others know."""
         self._trying: _Trying | None = None
+        self._wanting: dict[int, _Wanting] = {}
+        self._let_through = 0
         self._window: deque[tuple[int, int]] = deque()
         """(failed, all) of each report since it closed, the last `of` outcomes and those that came with them."""
         self._members: dict[str, Outcomes] = {}
 
     # --- members ----------------------------------------------------------------------------------------------------
 
-    def report(self, member_id: str, counted: Outcomes, rule: BreakerRule, now_ms: int) -> Told:
-        """A member says what it counted; what it is to know."""
+    def report(self, member_id: str, counted: Outcomes, rule: BreakerRule, now_ms: int, known: Told = _CLOSED) -> Told:
+        """A member says what it counted, and what it knows; what it is to know."""
+        self._adopt(known._replace(why=_BEFORE), rule, now_ms)
         before = self._members.pop(member_id, None)
         self._members[member_id] = counted
         if len(self._members) > MEMBERS_MAX:
@@ -164,10 +185,20 @@ class Breaker:
             return Gate(Told())
         if report.back and self._trying is not None and self._trying.node == node:
             self._trying = None
-        more = 0
-        if report.wanting and now_ms >= self._until_ms and not self._waiting(rule, now_ms):
-            self._state, self._trying, more = BreakerState.HALF_OPEN, _Trying(node, now_ms), 1
-        return Gate(self.told(now_ms), more)
+        may = self._has_its_turn(node, now_ms) if report.wanting else False
+        if not may or now_ms < self._until_ms or self._waiting(rule, now_ms):
+            return Gate(self.told(now_ms))
+        self._let_through += 1
+        self._wanting[node] = _Wanting(now_ms, self._let_through)
+        self._state, self._trying = BreakerState.HALF_OPEN, _Trying(node, now_ms)
+        return Gate(self.told(now_ms), 1)
+
+    def _has_its_turn(self, node: int, now_ms: int) -> bool:
+        """Whether a leader that could hand something out comes before all others that could."""
+        served = self._wanting[node].served if node in self._wanting else 0
+        self._wanting = {one: known for one, known in self._wanting.items() if now_ms - known.since_ms <= HUNGRY_MS}
+        self._wanting[node] = _Wanting(now_ms, served)
+        return all(served <= known.served for known in self._wanting.values())
 
     def _waiting(self, rule: BreakerRule, now_ms: int) -> bool:
         """Whether something that was let through may still be heard of."""
@@ -175,11 +206,12 @@ class Breaker:
 
     def _adopt(self, told: Told, rule: BreakerRule, now_ms: int) -> None:
         """As a leader knows it, where this coordinator has just begun and knows nothing."""
-        known = self._state is not BreakerState.CLOSED or now_ms - self._begun_ms > ADOPT_MS
-        if known or told.state is BreakerState.CLOSED:
+        if not self._new or now_ms - self._begun_ms > ADOPT_MS or told.state is BreakerState.CLOSED:
             return
         self._open(min(max(told.open_ms, rule.open_ms), rule.open_max_ms), told.why, now_ms)
         self._until_ms = min(self._until_ms, now_ms + max(0, told.left_ms))
+        if told.state is BreakerState.HALF_OPEN:
+            self._state, self._trying = BreakerState.HALF_OPEN, _Trying(_UNKNOWN, now_ms)
 
     # --- state ------------------------------------------------------------------------------------------------------
 
@@ -191,10 +223,10 @@ class Breaker:
 
     def close(self) -> None:
         """Hand out again, and begin to count anew; by hand, too."""
-        self._state, self._why, self._trying = BreakerState.CLOSED, "", None
+        self._state, self._why, self._trying, self._new = BreakerState.CLOSED, "", None, False
         self._window.clear()
 
     def _open(self, open_ms: int, why: str, now_ms: int) -> None:
-        self._state, self._why, self._trying = BreakerState.OPEN, why, None
+        self._state, self._why, self._trying, self._new = BreakerState.OPEN, why, None, False
         self._open_ms, self._until_ms = open_ms, now_ms + open_ms
         self._window.clear()

@@ -13,7 +13,7 @@ way makes it fewer.
 |---|---|
 | a leader wants, alone among those who do | it gets all that there are, and all that come |
 | others want, too | what comes is divided equally; where it is less than one each, they take turns |
-| a leader neither spent nor lacked any since its last report | it gives back what it has |
+| a leader neither spent nor lacked any since its last report, or a breaker is not closed | it gives back what it has |
 | a report or its answer is lost | those that it was about are, too |
 | a leader is not heard of | void at the leader after `LEASE_MS`, counted as spent here after `FORGET_MS` |
 | a leader leads more, or less; the limit changes | nothing; a lower limit makes the bucket smaller at once |
@@ -137,7 +137,7 @@ class Permits:
     def report(self) -> RateReport:
         """What is to be told; what is given back is gone from here, whether it arrives or not."""
         free = self.free or 0
-        idle = not self._taken and not self._lacked
+        idle = self.gate is not None or (not self._taken and not self._lacked)
         report = RateReport(
             held=0 if idle else free,
             back=free if idle else 0,

@@ -161,6 +161,25 @@ def test_what_was_fetched_ahead_goes_back_unrun() -> None:
     lives(story)
 
 
+def test_what_a_try_came_to_is_told_by_a_member_that_stops() -> None:
+    async def story(bus: Any, downstream: Downstream) -> None:
+        await send(bus, 100)
+        downstream.broken = True
+        await bus.advance(1)
+        assert await state(bus) == "open"
+        await bus.advance(6)
+        [runtime] = bus.host.runtimes.values()
+        watch = runtime._feeder._breaker
+        while await state(bus) != "half-open":
+            watch._tries.clear()  # nothing is heard of what was tried
+            await bus.advance(0.1)
+        watch._counts[2] += 1  # its handler has ended at this moment
+        await watch.stop()
+        assert await state(bus) == "closed"
+
+    lives(story)
+
+
 def test_a_stall_says_that_the_breaker_is_open(caplog: pytest.LogCaptureFixture) -> None:
     async def story(bus: Any, downstream: Downstream) -> None:
         downstream.broken = True

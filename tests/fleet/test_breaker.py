@@ -32,9 +32,9 @@ class Broken:
         self.got = 0
         self.member = None
 
-    async def begin(self):
-        await self.fleet.topic("orders", 6)
-        for partition in range(6):
+    async def begin(self, partitions):
+        await self.fleet.topic("orders", partitions)
+        for partition in range(partitions):
             await self.fleet.produce("orders", *[b"v"] * 50, partition=partition)
         await self.fleet.configure(**EARLIEST, **ON)
         self.member = self.fleet.member("orders")
@@ -64,12 +64,17 @@ class Broken:
         raise AssertionError("nobody coordinates the group")
 
 
-def lives(story):
+async def at_a_leader_of_orders(broken, name):
+    await broken.fleet.topic(name)
+    return broken.fleet.leader(name, 0) in {broken.fleet.leader("orders", partition) for partition in range(2)}
+
+
+def lives(story, partitions=6):
     async def scenario(clock):
         async with Fleet(clock, workers=3, slots=6) as fleet:
             broken = Broken(fleet, clock)
             async with asyncio.timeout(300):
-                await broken.begin()
+                await broken.begin(partitions)
                 await story(broken)
             await broken.admin.close()
 
@@ -117,3 +122,21 @@ def test_closed_by_hand_all_leaders_hand_out_again():
         assert await broken.fetch(2) > 10
 
     lives(story)
+
+
+@pytest.mark.parametrize("more", [{}, {"share.max.rate": "6/m"}, {"share.max.in.flight": "1"}], ids=str)
+def test_a_leader_whose_members_take_nothing_does_not_keep_the_try_from_the_others(more):
+    async def story(broken):
+        for number in range(40):
+            if not await at_a_leader_of_orders(broken, elsewhere := f"t{number}"):
+                break
+        await broken.fleet.produce(elsewhere, *[b"v"] * 50)
+        idle = broken.fleet.member(elsewhere)
+        await idle.start()
+        await broken.fleet.configure(**more)
+        for _ in range(15):
+            await idle.fetch(records_max=1, max_wait_s=0.2)  # held up by the breaker, and it never comes again
+            await broken.say()
+        assert await broken.fetch(25) >= 1
+
+    lives(story, partitions=2)

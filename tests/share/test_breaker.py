@@ -8,6 +8,7 @@ import pytest
 
 from flowshare.share.breaker import (
     ADOPT_MS,
+    HUNGRY_MS,
     MEMBERS_MAX,
     SILENT_MS,
     Breaker,
@@ -138,6 +139,22 @@ def test_what_a_leader_gives_back_another_one_gets():
     assert group.lease(2).more == 1
 
 
+def test_who_gives_it_back_and_wants_it_again_comes_after_the_others():
+    group = Group().trying()
+    again = GateReport(wanting=True, back=1)
+    assert group.lease(2).more == 0
+
+    assert [group.lease(node, again).more for node in (1, 2, 2, 1, 1, 2)] == [0, 1, 0, 1, 0, 1]
+
+
+def test_who_wanted_it_and_is_not_heard_of_keeps_it_from_nobody():
+    group = Group().trying()
+    group.lease(2)
+    group.now += HUNGRY_MS + 1
+
+    assert group.lease(1, GateReport(wanting=True, back=1)).more == 1
+
+
 def test_closed_by_hand_it_is_closed():
     group = Group().opened()
     group.breaker.close()
@@ -173,6 +190,31 @@ def test_what_a_leader_says_later_or_out_of_bounds_is_not_followed():
 
     assert late.told.state is CLOSED
     assert (odd.told.left_ms, odd.told.open_ms) == (3_000, 3_000)
+
+
+def test_a_new_coordinator_takes_over_what_a_member_knows():
+    breaker = Breaker(5_000)
+    told = breaker.report("m", Outcomes(), RULE, 5_100, Told(OPEN, "\x1b[2J", 700, 2_000))
+
+    assert told == Told(OPEN, "most outcomes failed before this server began to coordinate it", 700, 2_000)
+    assert breaker.report("n", Outcomes(), RULE, 5_200, Told(OPEN, "", 300, 1_000)) == told._replace(left_ms=600)
+
+
+def test_what_is_being_tried_under_a_new_coordinator_is_waited_for():
+    breaker = Breaker(5_000)
+    told = Told(HALF_OPEN, "18 of the last 20 outcomes failed", 0, 2_000)
+    assert breaker.lease(1, GateReport(wanting=True, told=told), RULE, 5_010) == Gate(told)
+    assert breaker.lease(2, WANTS, RULE, 5_509).more == 0
+
+    assert breaker.lease(2, WANTS, RULE, 5_510).more == 1
+
+
+def test_what_a_new_coordinator_closed_is_not_opened_by_those_who_have_not_heard_of_it():
+    breaker, told = Breaker(5_000), Told(OPEN, "18 of the last 20 outcomes failed", 700, 2_000)
+    breaker.close()
+
+    assert breaker.lease(1, GateReport(wanting=True, told=told), RULE, 5_010) == Gate(Told())
+    assert breaker.report("m", Outcomes(), RULE, 5_020, told) == Told()
 
 
 def test_a_member_that_this_coordinator_hears_of_for_the_first_time_may_have_counted_long_ago():

@@ -5,8 +5,8 @@ the group knows that there is somebody who tells. While the breaker is not close
 
 - what no handler has begun goes back, without costing an attempt,
 - what fails goes back so, too,
-- what is fetched is a try: its outcome is counted apart, and decides; one that failed comes again later than the next
-  try, which is to be of another record.
+- what is fetched when it is time to try is a try: its outcome is counted apart, and decides; one that failed comes
+  again later than the next try, which is to be of another record. What comes sooner left before the leader knew.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ OPEN_S: Final = 0.25
 """Time between two reports while the breaker is not closed."""
 TRIES_MAX: Final = 10_000
 """Records that are remembered as tries: one at a time is handed out, as long as all is well."""
+SOONER_S: Final = 1.0
+"""What is fetched so long before its time, as it was heard, may be a try: the answer took a while."""
+LAST_S: Final = 1.0
+"""So long a member that stops tries to tell what it has not told yet."""
 LATER: Final = 1.25
 """A try that failed comes again after so many times the time that the breaker is open now."""
 
@@ -62,11 +66,16 @@ class OutcomeWatch:
         self._clock = clock
         self._admin = admin
         self._on_open = on_open
-        self._state = BreakerState.CLOSED
+        self._state: BreakerState = BreakerState.CLOSED
         self._why = ""
-        self._open_s = 0.0
+        self._open_s: float = 0.0
+        self._until_s: float = 0.0
+        """When something is tried, as was heard."""
         self._counts = [0, 0, 0, 0]
         """As `share.breaker.Outcomes`."""
+        self._told = [0, 0, 0, 0]
+        """Those that the group knows."""
+        self._member_id = ""
         self._tries: set[tuple[TopicPartition, int]] = set()
         self._in_vain: set[tuple[TopicPartition, int]] = set()
         """Tries that failed, and are not put back yet."""
@@ -75,12 +84,16 @@ class OutcomeWatch:
 
     def start(self, member_id: str) -> None:
         """Begin to tell."""
-        self._task = asyncio.create_task(self._run(member_id), name=f"outcomes of {self._agent.name}")
+        self._member_id = member_id
+        self._task = asyncio.create_task(self._run(), name=f"outcomes of {self._agent.name}")
 
     async def stop(self) -> None:
-        """End."""
+        """Tell what failed, or was tried, and was not told yet; end."""
         task, self._task = self._task, None
         await cancelled(task)
+        if task is not None and self._counts[1:] != self._told[1:]:
+            with contextlib.suppress(ClientError, OSError, TimeoutError):
+                await self._clock.wait_for(self._report(), LAST_S)
 
     @property
     def trouble(self) -> str | None:
@@ -100,8 +113,10 @@ class OutcomeWatch:
         return LATER * min(2 * max(self._open_s, first_s), most_s)
 
     def fetched(self, part: Fetched) -> None:
-        """Records came; while the breaker is not closed they are tries."""
-        if self._state is not BreakerState.CLOSED and len(self._tries) < TRIES_MAX:
+        """Records came; while the breaker is not closed, and it is time to try, they are tries."""
+        soon_s = self._until_s - min(SOONER_S, self._open_s / 2)
+        may = self._state is not BreakerState.CLOSED and self._clock.monotonic() >= soon_s
+        if may and len(self._tries) < TRIES_MAX:
             for first, last, _ in part.acquired:
                 self._tries.update((part.tp, offset) for offset in range(first, min(last, first + TRIES_MAX) + 1))
 
@@ -127,22 +142,26 @@ class OutcomeWatch:
         if failed or tried:
             self._failed.set()
 
-    async def _run(self, member_id: str) -> None:
+    async def _run(self) -> None:
         while True:
             with contextlib.suppress(ClientError, OSError):  # it is told with the next report
-                await self._report(member_id)
+                await self._report()
             await self._clock.sleep(GAP_S)
             pause_s = (QUIET_S if self._state is BreakerState.CLOSED else OPEN_S) - GAP_S
             with contextlib.suppress(TimeoutError):
                 await self._clock.wait_for(self._failed.wait(), pause_s)
             self._failed.clear()
 
-    async def _report(self, member_id: str) -> None:
-        succeeded, failed, tried_succeeded, tried_failed = self._counts
+    async def _report(self) -> None:
+        succeeded, failed, tried_succeeded, tried_failed = counts = list(self._counts)
         counted = (succeeded, failed, tried_succeeded, tried_failed)
-        told = await self._admin.report_outcomes(self._agent.group, member_id, counted)
+        left_ms = max(0, round(1000 * (self._until_s - self._clock.monotonic())))
+        known = (str(self._state), left_ms, round(1000 * self._open_s))
+        told = await self._admin.report_outcomes(self._agent.group, self._member_id, counted, known)
+        self._told = counts
         before, self._state = self._state, BreakerState(told.state)
         self._why, self._open_s = told.why, told.open_ms / 1000
+        self._until_s = self._clock.monotonic() + told.left_ms / 1000
         if self._state is BreakerState.CLOSED:
             self._in_vain.clear()
         if before is BreakerState.CLOSED and self._state is not BreakerState.CLOSED:

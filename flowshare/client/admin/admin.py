@@ -294,13 +294,21 @@ class ShareAdmin:
         await self._breaker(messages.ShareBreakerRequest(group_id=group_id, act="close"))
 
     async def report_outcomes(
-        self, group_id: str, member_id: str, outcomes: tuple[int, int, int, int]
+        self,
+        group_id: str,
+        member_id: str,
+        outcomes: tuple[int, int, int, int],
+        known: tuple[str, int, int] = ("closed", 0, 0),
     ) -> messages.ShareBreakerResponse:
         """Tell what a member counted since it began (`share.breaker.Outcomes`); the state of the group's breaker.
 
+        known: what it knows of it: the state, milliseconds until something is tried, and for how many it is open.
+
         Raises: ServerError (UNKNOWN_MEMBER_ID, …), Unsupported.
         """
-        request = messages.ShareBreakerRequest(group_id=group_id, act="report", member_id=member_id, outcomes=outcomes)
+        request = messages.ShareBreakerRequest(
+            group_id=group_id, act="report", member_id=member_id, outcomes=outcomes, known=known
+        )
         return await self._breaker(request)
 
     async def _breaker(self, request: messages.ShareBreakerRequest) -> messages.ShareBreakerResponse:

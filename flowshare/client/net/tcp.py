@@ -213,7 +213,12 @@ class TcpConnection:
         return ParkedKeysResponse(keys=tuple(keys), order=answer["order"])
 
     async def _breaker(self, request: ShareBreakerRequest) -> ShareBreakerResponse:
-        asked = {"act": request.act, "member_id": request.member_id, "outcomes": request.outcomes}
+        asked = {
+            "act": request.act,
+            "member_id": request.member_id,
+            "outcomes": request.outcomes,
+            "known": request.known,
+        }
         try:
             answer = await self.call(SHARE_BREAKER, group_id=request.group_id, **asked)
         except ServerError as error:

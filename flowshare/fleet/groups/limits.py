@@ -64,6 +64,16 @@ class _Report(NamedTuple):
         told = {"gate_wanting": gate.wanting, "gate_back": gate.back, "told": [str(gate.told.state), *gate.told[1:]]}
         return {**self.in_flight._asdict(), "held": rate.held, "back": rate.back, "lacking": rate.wanting, **told}
 
+    def beside(self, gate: Gate) -> _Report:
+        """While a breaker is not closed, who is let through wants something of the other limits, and nobody else: what
+        they had would be missing where it can be used."""
+        if gate.told.state is BreakerState.CLOSED:
+            return self
+        wanting = gate.more > 0
+        return self._replace(
+            in_flight=self.in_flight._replace(wanting=wanting), rate=self.rate._replace(wanting=wanting)
+        )
+
     @classmethod
     def read(cls, body: Body) -> _Report:
         """Raises: KeyError, ValueError, TypeError."""
@@ -207,22 +217,34 @@ class FleetLimits:
         """A group's breaker, for `server.share.groups`. Raises: Refused."""
         self.check(group_id)
         rule = self.service.configs.acting(group_id).breaker
-        return None if rule is None else KeptBreaker(self._given_of(group_id).breaker, rule)
+        if rule is None:
+            self._forget_breaker(group_id)
+            return None
+        return KeptBreaker(self._given_of(group_id).breaker, rule)
+
+    def _forget_breaker(self, group_id: str) -> None:
+        """It was turned off: turned on again it is closed."""
+        given = self._given.get((group_id, self.directory.group_epoch(group_id)))
+        if given is not None:
+            given.breaker.close()
 
     def _grant(self, group_id: str, node: int, report: _Report) -> Granted:
         """Raises: Refused."""
         self.check(group_id)
         config = self.service.configs.acting(group_id)
         lease, more, gate = report.in_flight.in_flight, 0, Gate(Told())
+        if config.breaker is None:
+            self._forget_breaker(group_id)
         if config.max_in_flight is None and config.max_rate is None and config.breaker is None:
             return Granted(lease, more, gate)  # its settings have changed; the leader hears of it
         now_ms, given = self._now_ms(), self._given_of(group_id)
+        if config.breaker is not None:
+            gate = given.breaker.lease(node, report.gate, config.breaker, self.clock.steady_ms())
+            report = report.beside(gate)
         if config.max_in_flight is not None:
             lease = given.in_flight.grant(node, report.in_flight, config.max_in_flight, now_ms)
         if config.max_rate is not None:
             more = given.rate.grant(node, report.rate, config.max_rate, now_ms)
-        if config.breaker is not None:
-            gate = given.breaker.lease(node, report.gate, config.breaker, self.clock.steady_ms())
         return Granted(lease, more, gate)
 
     def _given_of(self, group_id: str) -> _Given:

@@ -55,7 +55,7 @@ class ShareBreakerRequest(Request["ShareBreakerResponse"]):
     """A group's circuit breaker (flowshare's own).
 
     act: `tell` (its state), `report` (a member's outcomes since it began, in the order of `share.breaker.Outcomes`),
-    `close` (by hand).
+    `close` (by hand). known: in a report, what the member was told last: state, left_ms and open_ms of the answer.
     """
 
     route = OF_GROUP
@@ -64,6 +64,7 @@ class ShareBreakerRequest(Request["ShareBreakerResponse"]):
     act: str = "tell"
     member_id: str = ""
     outcomes: tuple[int, int, int, int] = (0, 0, 0, 0)
+    known: tuple[str, int, int] = ("closed", 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ from flowshare.server.edge.browse import BROWSE
 from flowshare.server.edge.cooperative import COOPERATIVE
 from flowshare.server.edge.forms import may_topic
 from flowshare.server.runtime.failures import Refused
-from flowshare.share.breaker import COUNT_MAX
+from flowshare.share.breaker import COUNT_MAX, BreakerState
 
 Body = dict[str, Any]
 Handler = Callable[[SocketCall], Awaitable[Body]]
@@ -179,10 +179,13 @@ async def share_breaker(call: SocketCall) -> Body:
     """A group's breaker. Needs DESCRIBE on the group to be told of it, READ for members, ALTER_CONFIGS to close it."""
     asked = call.request
     group_id, act, member_id = asked.get("group_id"), asked.get("act"), asked.get("member_id", "")
-    outcomes = _counts(asked.get("outcomes", [0, 0, 0, 0]))
+    outcomes, known = _counts(asked.get("outcomes", [0, 0, 0, 0])), _known(asked.get("known", ["closed", 0, 0]))
     texts = isinstance(group_id, str) and isinstance(act, str) and isinstance(member_id, str)
-    if not texts or act not in _OF_BREAKER or outcomes is None:
-        return refusal(ErrorCode.INVALID_REQUEST, "share_breaker needs a group_id, an act, and four counts in a report")
+    if not texts or act not in _OF_BREAKER or outcomes is None or known is None:
+        return refusal(
+            ErrorCode.INVALID_REQUEST,
+            "share_breaker needs a group_id, an act, and in a report four counts and a state with two times",
+        )
     call.peer.need(_OF_BREAKER[act], ResourceType.GROUP, cast("str", group_id))
     answer = await call.peer.connection.send(
         ShareBreakerRequest(
@@ -190,6 +193,7 @@ async def share_breaker(call: SocketCall) -> Body:
             act=act,
             member_id=cast("str", member_id),
             outcomes=outcomes,
+            known=known,
         )
     )
     _check(answer)
@@ -206,6 +210,17 @@ def _counts(value: Any) -> tuple[int, int, int, int] | None:
     return counts if all(type(one) is int and 0 <= one <= COUNT_MAX for one in counts) else None
 
 
+def _known(value: Any) -> tuple[str, int, int] | None:
+    """A breaker's state and two times; None for anything else."""
+    try:
+        state, left_ms, open_ms = value
+    except (TypeError, ValueError):
+        return None
+    times = all(type(one) is int and 0 <= one <= COUNT_MAX for one in (left_ms, open_ms))
+    return (state, left_ms, open_ms) if times and isinstance(state, str) and state in _STATES else None
+
+
+_STATES: Final = frozenset(BreakerState)
 _OF_BREAKER: Final[Mapping[str, Operation]] = {
     "tell": Operation.DESCRIBE,
     "report": Operation.READ,

@@ -62,6 +62,12 @@ class Pacing:
             breaker = self._breakers[group_id] = Breaker(self._clock.steady_ms())
         return KeptBreaker(breaker, rule)
 
+    def look(self) -> None:
+        """A breaker may have changed: follow it at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._tick()
+
     def close(self) -> None:
         """Tick no more."""
         if self._timer is not None:

@@ -90,11 +90,12 @@ class Told(Who):
     [("tell", Operation.DESCRIBE), ("report", Operation.READ), ("close", Operation.ALTER_CONFIGS)],
 )
 async def test_each_act_on_a_breaker_needs_a_right_of_its_own(act: str, needs: Operation):
-    asked = {"group_id": "g", "act": act, "member_id": "m", "outcomes": [1, 2, 3, 4]}
+    asked = {"group_id": "g", "act": act, "member_id": "m", "outcomes": [1, 2, 3, 4], "known": ["open", 5, 6]}
     peer = Told((needs, ResourceType.GROUP, "g"))
 
     assert await share_breaker(call(peer, **asked)) == {"state": "open", "why": "9 of 10", "left_ms": 5, "open_ms": 7}
-    assert peer.sent == [ShareBreakerRequest(group_id="g", act=act, member_id="m", outcomes=(1, 2, 3, 4))]
+    sent = ShareBreakerRequest(group_id="g", act=act, member_id="m", outcomes=(1, 2, 3, 4), known=("open", 5, 6))
+    assert peer.sent == [sent]
     others = {Operation.DESCRIBE, Operation.READ, Operation.ALTER_CONFIGS} - {needs}
     with pytest.raises(Refused):
         await share_breaker(call(Told(*((one, ResourceType.GROUP, "g") for one in others)), **asked))
@@ -113,6 +114,12 @@ async def test_each_act_on_a_breaker_needs_a_right_of_its_own(act: str, needs: O
         {"outcomes": [1, 2, 3, 2**60]},
         {"outcomes": "1234"},
         {"outcomes": None},
+        {"known": None},
+        {"known": ["open", 1]},
+        {"known": ["ajar", 1, 2]},
+        {"known": [["open"], 1, 2]},
+        {"known": ["open", -1, 2]},
+        {"known": ["open", 1, 2.5]},
     ],
 )
 async def test_what_a_breaker_is_told_that_makes_no_sense_is_refused(odd: dict[str, Any]):
