@@ -16,7 +16,7 @@ from flowshare.agents.feed.prefetch import Prefetch
 from flowshare.agents.feed.setup import group_settings
 from flowshare.agents.handler.errors import OptionError, UsageError
 from flowshare.agents.handler.options import AgentOptions
-from flowshare.agents.handler.rate_limit import TokenBucket, parse_rate
+from flowshare.agents.handler.rate_limit import TokenBucket, group_rate, parse_rate
 
 
 def test_the_defaults_are_those_of_the_architecture():
@@ -306,3 +306,19 @@ def test_agents_of_one_group_that_want_different_orders_are_refused():
 
     with pytest.raises(UsageError, match=r"share\.key\.order \(key and header:customer\)"):
         app.share_agent("other", name="two", group="g", order=fs.Header("customer"))(_handler)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [(100, "100"), (100 / 3, "33.333333"), (2.0, "2"), (0.5, "0.5"), (1 / 86_400, "0.000012"), (" 10 / m ", "10 / m")],
+)
+def test_a_rate_of_a_group_may_be_any_number_of_records_a_second(given: Any, text: str) -> None:
+    assert group_rate(given) == text
+
+
+@pytest.mark.parametrize(
+    "given", [-1, -0.5, float("nan"), float("inf"), 1e-9, "-5/s", "1e3", "10/d", b"10/s", [100], ""]
+)
+def test_what_is_no_rate_of_a_group_is_refused_in_one_sentence(given: Any) -> None:
+    with pytest.raises(OptionError, match=r"^max_rate takes records a second .*; leave it out to set none$"):
+        group_rate(given)

@@ -48,7 +48,10 @@ class Breaker:
                 )
             object.__setattr__(self, name, value)
         if self.seconds[0] > self.seconds[1]:
-            raise OptionError("fs.Breaker(pause=…) must not be more than pause_max")
+            first_s, most_s = self.seconds
+            raise OptionError(
+                f"fs.Breaker(pause={first_s:g}) must not be more than pause_max={most_s:g}: give pause_max, too"
+            )
 
     @property
     def seconds(self) -> tuple[float, float]:

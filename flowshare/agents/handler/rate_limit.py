@@ -41,14 +41,20 @@ def group_rate(value: Any) -> str | None:
     """The text of a group's rate, of `100`, `"100/s"`, `"10/m"`, `"5/h"` or None. Raises: OptionError."""
     if value is None:
         return None
-    text = value if isinstance(value, str) else "" if isinstance(value, bool) else str(value)
-    rate = rates.parse_rate(text)
+    rate = rates.parse_rate(_text(value))
     if rate is None:
         raise OptionError(
             "max_rate takes records a second for the whole group, or text such as '100/s' or '10/m', from one a day to "
-            f"{rates.RATE_MAX:,} a second, not {value!r}"
+            f"{rates.RATE_MAX:,} a second, not {value!r}; leave it out to set none"
         )
     return str(rate)
+
+
+def _text(value: Any) -> str:
+    """A number in decimals, six at most, as a setting of the group has them."""
+    if isinstance(value, float):
+        return f"{value:.6f}".rstrip("0").rstrip(".")
+    return value if isinstance(value, str) else "" if isinstance(value, bool) else str(value)
 
 
 class TokenBucket:
