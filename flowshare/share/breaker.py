@@ -112,7 +112,7 @@ class _Wanting(NamedTuple):
 
 
 _CLOSED: Final = Told()
-_BEFORE: Final = "most outcomes failed before this server began to coordinate it"
+_BEFORE: Final = "most outcomes failed"
 _UNKNOWN: Final = -1
 """The node of a leader that another coordinator knew."""
 

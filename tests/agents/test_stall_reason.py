@@ -38,9 +38,9 @@ STUCK = {"blocked": 90, "stuck": [KEY, {**KEY, "offset": 7, "blocked": 2}]}
     ("rows", "facts", "words"),
     [
         ([], {"settings": {"share.paused": "true"}}, "it is paused; `flowshare groups resume g`"),
-        ([row()], {"breaker": BreakerFacts(state="open", why="18 of 20 failed", left_s=12.0)}, "as 18 of 20 failed"),
-        ([row()], {"breaker": BreakerFacts(state="open", left_s=12.0)}, "it tries one record in 12.0 s"),
-        ([row()], {"breaker": BreakerFacts(state="open")}, "it tries one record soon"),
+        ([row()], {"breaker": BreakerFacts(state="open", why="18 of 20 failed", left_s=12.0)}, ": 18 of 20 failed"),
+        ([row()], {"breaker": BreakerFacts(state="open", left_s=12.0)}, "next try in 12.0 s"),
+        ([row()], {"breaker": BreakerFacts(state="open")}, "next try soon"),
         ([row()], {"breaker": BreakerFacts(state="half-open")}, "lets one record through to try"),
         ([row()], {"members": 0}, "no members: nobody takes the 100 unfinished records"),
         ([row()], {"members": 2, "assigned": 0}, "none of its 2 members was given a partition"),
@@ -107,3 +107,11 @@ def test_what_is_not_known_of_one_topic_is_not_summed_up():
     assert facts.total("in_flight") is None
     assert facts.backlog == 200
     assert of_group([row(), row(group="h")], "g") == [row()]
+
+
+@pytest.mark.parametrize("state", ["open", "half-open"])
+@pytest.mark.parametrize("why", ["20 of the last 20 outcomes failed", "most outcomes failed"])
+def test_what_a_breaker_does_fits_into_a_terminal_of_80_columns(state: str, why: str) -> None:
+    facts = GroupFacts(group="g", breaker=BreakerFacts(state=state, why=why, left_s=28.1 if state == "open" else None))
+
+    assert len(f"   {stall_reason(facts)}") <= 80

@@ -109,11 +109,11 @@ def _told(facts: GroupFacts) -> str | None:
         return f"it is paused; `flowshare groups resume {facts.group}` lets it go on"
     if facts.breaker.state == "closed":
         return None
-    why = f", as {clip(facts.breaker.why, ERROR_MAX)}" if facts.breaker.why else ""
+    why = f": {clip(facts.breaker.why, ERROR_MAX)}" if facts.breaker.why else ""
     if facts.breaker.state == "half-open":
         return f"its breaker lets one record through to try{why}"
     left = f"in {age(facts.breaker.left_s)}" if facts.breaker.left_s else "soon"
-    return f"its breaker is open{why}; it tries one record {left}"
+    return f"its breaker is open{why}; next try {left}"
 
 
 def _nobody(facts: GroupFacts, backlog: int) -> str | None:
