@@ -26,11 +26,13 @@ FORGET_MS: Final = 3_000
 
 
 class Report(NamedTuple):
-    """What a leader says. leased: the lease that it still uses, 0 without one. wanting: it could hand out more."""
+    """What a leader says. leased: the lease that it still uses, 0 without one. wanting: it could hand out more. used:
+    it handed something out since its last report, which may be finished already."""
 
     in_flight: int
     wanting: bool
     leased: int
+    used: bool = False
 
 
 class _Lease(NamedTuple):
@@ -56,7 +58,7 @@ class Leases:
         """The leader's lease from now on."""
         self._forget(now_ms)
         before = self._leases.get(leader)
-        served_ms = now_ms if report.in_flight else (-1 if before is None else before.served_ms)
+        served_ms = now_ms if report.in_flight or report.used else (-1 if before is None else before.served_ms)
         others = [lease for node, lease in self._leases.items() if node != leader]
         free = max(0, limit - sum(lease.counts for lease in others))
         if now_ms < self._begun_ms + FORGET_MS and leader not in self._leases:

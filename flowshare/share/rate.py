@@ -14,6 +14,7 @@ way makes it fewer.
 | a leader wants, alone among those who do | it gets all that there are, and all that come |
 | others want, too | what comes is divided equally; where it is less than one each, they take turns |
 | a leader neither spent nor lacked any since its last report, or a breaker is not closed | it gives back what it has |
+| what a leader may have in flight is used up | it wants none; a part of that limit is wanted first, then tokens |
 | a report or its answer is lost | those that it was about are, too |
 | a leader is not heard of | void at the leader after `LEASE_MS`, counted as spent here after `FORGET_MS` |
 | a leader leads more, or less; the limit changes | nothing; a lower limit makes the bucket smaller at once |
@@ -105,6 +106,11 @@ class Permits:
         """Whether nothing may be handed out now."""
         return self.free == 0 or self.gate == 0
 
+    @property
+    def spent(self) -> bool:
+        """Whether some were since the last report."""
+        return self._taken > 0
+
     def grant(self, wanted: int) -> int:
         """How many of `wanted` records may be handed out."""
         most = min(wanted if self.free is None else self.free, wanted if self.gate is None else self.gate)
@@ -134,14 +140,17 @@ class Permits:
         if self.gate is not None:
             self.gate += back
 
-    def report(self) -> RateReport:
-        """What is to be told; what is given back is gone from here, whether it arrives or not."""
-        free = self.free or 0
-        idle = self.gate is not None or (not self._taken and not self._lacked)
+    def report(self, *, full: bool = False) -> RateReport:
+        """What is to be told; what is given back is gone from here, whether it arrives or not.
+
+        full: another limit lets nothing through here; then none is wanted: who has room there would lack it.
+        """
+        free, lacked = self.free or 0, self._lacked and not full
+        idle = self.gate is not None or (not self._taken and not lacked)
         report = RateReport(
             held=0 if idle else free,
             back=free if idle else 0,
-            wanting=self._lacked or (self.free is not None and free < self._taken),
+            wanting=lacked or (self.free is not None and free < self._taken),
         )
         self._taken, self._lacked = 0, False
         if self.free is not None:

@@ -196,6 +196,40 @@ def test_the_rate_is_kept_and_reached_again_when_a_worker_dies(which):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"share.delivery.priority": "mixed", "share.max.in.flight": "500"},
+        {"share.max.in.flight": "1"},
+        {"share.breaker.failure.percent": "50"},
+        {"share.key.order": "key"},
+    ],
+    ids=lambda one: " ".join(one) or "alone",
+)
+def test_a_rate_that_is_changed_at_run_time_acts_at_once_and_a_removed_one_no_more(more):
+    async def scenario(clock):
+        async with Fleet(clock, workers=2, slots=4) as fleet:
+            await fleet.configure(**more)
+            member = await paced_fleet(fleet, "50/s", records=300)
+            await taken_for(clock, member, 5, [])
+            for rate, per_s in (("12/m", 0.2), ("100/s", 100), ("20", 20), ("0.5", 0.5)):
+                await fleet.configure(**{"share.max.rate": rate})
+                await taken_for(clock, member, 1, [])
+                handed = []
+                await taken_for(clock, member, 6, handed)
+                got = sum(count for _, count in handed)
+                print(f"{got} in 6 s of {rate}")
+                assert abs(got - 6 * per_s) <= 2 + 0.1 * per_s
+            await fleet.configure(**{"share.max.rate": "0"})
+            handed, at = [], {}
+            await taken_for(clock, member, 5, handed, at)
+            assert sum(count for _, count in handed) > 30
+
+    run(scenario(LoopTimeClock()))
+
+
+@pytest.mark.slow
 def test_a_fetch_that_waits_long_gets_what_comes_meanwhile():
     async def scenario(clock):
         async with Fleet(clock, workers=2, slots=4) as fleet:

@@ -78,7 +78,7 @@ class _Report(NamedTuple):
     def read(cls, body: Body) -> _Report:
         """Raises: KeyError, ValueError, TypeError."""
         return cls(
-            Report(int(body["in_flight"]), bool(body["wanting"]), int(body["leased"])),
+            Report(int(body["in_flight"]), bool(body["wanting"]), int(body["leased"]), bool(body["used"])),
             RateReport(int(body["held"]), int(body["back"]), bool(body["lacking"])),
             GateReport(bool(body["gate_wanting"]), int(body["gate_back"]), _told(body["told"])),
         )
@@ -182,10 +182,11 @@ class FleetLimits:
         in_flight, permits = Report(quota.in_flight, quota.wanting, leased), quota.permits
         if permits is None:
             return _Report(in_flight, RateReport(0, 0, False), GateReport())
+        in_flight = in_flight._replace(used=permits.spent)
         quota.ask_again()
         known = self._told.get(group_id)
         gate = permits.report_gate(Told() if known is None else known.at(self.clock.steady_ms()))
-        return _Report(in_flight, permits.report(), gate)
+        return _Report(in_flight, permits.report(full=quota.allotment.used_up), gate)
 
     def _hold_back(self, quota: Quota | None) -> None:
         """What was let through is void: its coordinator counts it as spent."""

@@ -46,8 +46,10 @@ class Quota:
 
     @property
     def wanting(self) -> bool:
-        """Whether more could be handed out if the limit was higher."""
-        return self.allotment.used_up and bool(self._held_up)
+        """Whether more could be handed out if the limit was higher, or as soon as a rate lets it: what it has of the
+        limit is needed then, too."""
+        paced = self.permits is not None and self.permits.used_up
+        return bool(self._held_up) and (self.allotment.used_up or paced)
 
     def hold_up(self, waiting: Waiters) -> None:
         """These wait for a limit."""
