@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import orjson
@@ -125,13 +127,47 @@ def _loaded(schema: Any) -> Any:
         raise OptionError(f"it is no JSON Schema, which is JSON: {error}") from error
 
 
+class _Refs(threading.local):
+    """What schemas that are referred to find in a value, each looked at once for each part of it.
+
+    Where a schema holds itself in `anyOf` or `oneOf`, it would else be looked at again at each level for each
+    alternative of the level above: of 330 bytes that took half a second, and twice as long with each level more.
+    """
+
+    def __init__(self, look: Callable[..., Iterable[Any]]) -> None:
+        """look: jsonschema's own `$ref`. (Called again in each thread.)"""
+        self._look = look
+        self._found: dict[tuple[int, int], tuple[str, Any] | None] = {}
+
+    @contextmanager
+    def of_one_value(self) -> Iterator[None]:
+        """While this one is checked; its parts, and so their ids, live as long."""
+        self._found.clear()
+        try:
+            yield
+        finally:
+            self._found.clear()
+
+    def errors(self, validator: Any, ref: str, instance: Any, schema: Any) -> Iterator[Any]:
+        """As jsonschema's `$ref`; of what was looked at before, the first error alone."""
+        key = id(schema), id(instance)
+        if key not in self._found:
+            errors = list(self._look(validator, ref, instance, schema))
+            self._found[key] = (errors[0].validator, errors[0].validator_value) if errors else None
+            yield from errors
+        elif (first := self._found[key]) is not None:
+            from jsonschema.exceptions import ValidationError
+
+            yield ValidationError("as before", validator=first[0], validator_value=first[1])
+
+
 def _validator(schema: Schema) -> Callable[[Any], str]:
     """What says where a value does not fit; empty: it fits. Raises: OptionError: it is no schema."""
     try:
         import referencing
         from jsonschema import Draft7Validator
         from jsonschema.exceptions import SchemaError, best_match
-        from jsonschema.validators import validator_for
+        from jsonschema.validators import extend, validator_for
         from referencing.jsonschema import DRAFT7
     except ImportError:
         raise OptionError("fs.JsonSchema needs jsonschema: pip install 'flowshare[registry]'") from None
@@ -146,11 +182,17 @@ def _validator(schema: Schema) -> Callable[[Any], str]:
     except (SchemaError, RecursionError) as error:
         raise OptionError(f"it is no JSON Schema: {said(getattr(error, 'message', error), 300)}") from error
     known: Any = referencing.Registry()
+    refs = _Refs(kind.VALIDATORS["$ref"])
+    if not any(
+        "dynamicRef" in one.text or "recursiveRef" in one.text for one in (schema.text, *dict(schema.others).values())
+    ):
+        kind = extend(kind, {"$ref": refs.errors})  # those may find something else by another way
     checker = kind(own, registry=known.with_resources(resources))  # one of its own, so that no address is asked
 
     def check(value: Any) -> str:
         try:
-            error = best_match(checker.iter_errors(value))
+            with refs.of_one_value():
+                error = best_match(checker.iter_errors(value))
         except RecursionError:
             return "it is nested too deep"
         except referencing.exceptions.Unresolvable as unknown:

@@ -130,6 +130,46 @@ def test_a_recursive_schema_and_a_deep_value(client: FakeClient):
         mine.decode(wire.prefix(1) + deep)
 
 
+def operation(sign: str) -> dict[str, Any]:
+    any_ = {"$ref": "#/definitions/any"}
+    rules = {"left": any_, "right": any_, "sign": {"const": sign}}
+    return {"type": "object", "required": list(rules), "properties": rules}
+
+
+@pytest.mark.parametrize("way", ["anyOf", "oneOf"])
+def test_of_a_schema_that_holds_itself_in_alternatives_each_part_of_a_value_is_looked_at_once(
+    client: FakeClient, way: str
+):
+    kinds = [{"$ref": "#/definitions/sum"}, {"$ref": "#/definitions/product"}, {"type": "integer"}]
+    schema = {
+        "$ref": "#/definitions/any",
+        "definitions": {"any": {way: kinds}, "sum": operation("+"), "product": operation("*")},
+    }
+    mine = codec(client, schema=schema)
+    value: Any = 1
+    for _ in range(40):  # looked at anew at each level it would be 2 ** 40 times
+        value = {"left": value, "right": 1, "sign": "*"}
+
+    raw = mine.encode(value)
+
+    assert mine.decode(raw) == value
+    with pytest.raises(ValueError, match=rf"it does not fit {way}"):
+        mine.decode(raw.replace(b'"left":1,', b'"left":"1",'))
+    assert mine.decode(raw) == value
+
+
+def test_what_a_schema_refers_to_is_looked_at_for_each_place_of_the_same_value(client: FakeClient):
+    schema = {
+        "properties": {"a": {"$ref": "#/definitions/small"}, "b": {"$ref": "#/definitions/large"}},
+        "definitions": {"small": {"maximum": 5}, "large": {"minimum": 5}},
+    }
+    mine = codec(client, schema=schema)
+
+    assert mine.decode(mine.encode({"a": 5, "b": 5})) == {"a": 5, "b": 5}
+    with pytest.raises(Unencodable, match="b does not fit minimum: 5"):
+        mine.encode({"a": 3, "b": 3})
+
+
 @pytest.mark.parametrize("schema", ["{", {"type": "nothing"}, {"properties": 5}])
 def test_what_is_no_schema_is_refused(client: FakeClient, schema: Any):
     with pytest.raises(OptionError, match="it is no JSON Schema"):
