@@ -12,6 +12,7 @@ import pytest
 from flowshare.agents.codecs.avro import Avro
 from flowshare.agents.feed.dead_letter import PREFIX
 from flowshare.client.cooperative.consumer import CooperativeConsumer
+from flowshare.client.errors import Unsupported
 from flowshare.client.producer.producer import Message
 from flowshare.console import server as server_module
 from flowshare.console.actions import ACTIONS
@@ -220,6 +221,23 @@ async def test_while_the_log_is_away_the_last_look_is_shown_with_its_age_and_the
             assert text.count("the log does not answer: refused") >= 1, path
         status, text = await who.get("/do/release", params={**PLACE, "ranges": "1"})
         assert (status, "the log does not answer: refused" in text) == (503, True)
+
+
+async def test_what_a_log_cannot_do_is_no_failure_of_the_log(tmp_path, monkeypatch):
+    async with console(tmp_path / "c") as made, browser(made) as who:
+        await made.topic()
+        await made.held()
+        await made.look()
+        session = await made.source._opened()
+
+        async def cannot(*_, **__):
+            raise Unsupported("brokers take a record away when its lock lapses only")
+
+        monkeypatch.setattr(session.admin, "intervene", cannot)
+        status, text = await who.get("/do/release", params={**PLACE, "ranges": "1"})
+
+        assert (status, "brokers take a record away" in text, "does not answer" in text) == (422, True, False)
+        assert await made.source._opened() is session
 
 
 async def test_a_log_that_never_answers_costs_its_pages_their_limit_and_the_others_nothing(tmp_path, monkeypatch):

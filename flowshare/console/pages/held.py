@@ -55,11 +55,9 @@ async def find(view: View, states: Sequence[str], column: str, group: str | None
     lines = [line for line in view.collector.look.groups.values() if group in (None, line.name)]
     places = [(line, row) for line in lines if line.kind == "share" for row in line.partitions if row.get(column)]
     places.sort(key=lambda pair: -pair[1][column])
-    unknown = [
-        f"{line.name}: Kafka's brokers do not tell who holds what"
-        for line in lines
-        if any(row.get(column) is None for row in line.partitions) and line.kind == "share"
-    ]
+    unknown: list[str] = []
+    if any(row.get(column) is None for line in lines if line.kind == "share" for row in line.partitions):
+        unknown.append(_untold(column))
 
     async def ask(session: CommandSession) -> list[list[Held]]:
         turns = asyncio.Semaphore(AT_ONCE)
@@ -72,6 +70,13 @@ async def find(view: View, states: Sequence[str], column: str, group: str | None
 
     runs = [run for found in (await view.source.ask(ask) if places else []) for run in found]
     return Found(runs, max(0, len(places) - PARTITIONS_MAX), tuple(dict.fromkeys(unknown)))
+
+
+def _untold(column: str) -> str:
+    """What Kafka's brokers do not tell."""
+    if column != "delayed":
+        return "Kafka's brokers do not tell who holds what"
+    return "Kafka's brokers know no delays: members hold what comes again soon"
 
 
 async def _of(

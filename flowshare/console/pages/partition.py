@@ -39,6 +39,7 @@ async def _load(view: View, query: Query) -> Context:
         "runs": runs[:RUNS_SHOWN],
         "more": max(0, len(runs) - RUNS_SHOWN),
         "blocker": holder,
+        "unknown_at": unknown[0][0] if page.kind == "native" and first is None and (unknown := untold(page)) else None,
     }
 
 
@@ -48,8 +49,21 @@ def blocker(page: BrowsePage) -> BrowsedRun | None:
     return next((run for run in page.runs if run.state not in done and run.first >= page.start_offset), None)
 
 
+def untold(page: BrowsePage) -> list[tuple[int, int]]:
+    """What of a window that Kafka's brokers lead is in no run: it is free or held, which they do not tell."""
+    found: list[tuple[int, int]] = []
+    at = page.start_offset
+    for run in sorted((*page.runs, *page.holes), key=lambda one: one.first):
+        if run.first > at:
+            found.append((at, run.first - 1))
+        at = max(at, run.last + 1)
+    return found
+
+
 def _states(page: BrowsePage) -> list[tuple[str, int]]:
     counts: Counter[str] = Counter()
+    if page.kind == "native" and (known := untold(page)):
+        counts["unknown"] = sum(last - first + 1 for first, last in known)
     for run in page.runs:
         counts[run.state] += run.last - run.first + 1
     return sorted(counts.items(), key=lambda pair: -pair[1])
@@ -60,6 +74,8 @@ def _strip(page: BrowsePage, first: int | None, holder: BrowsedRun | None) -> tu
     end = page.next if page.next is not None else max(page.end_offset, begin)
     end = min(end, begin + SPAN_MAX)
     runs = [charts.Run(run.first, run.last, run.state, run is holder or run.head == -2) for run in page.runs]
+    if page.kind == "native":
+        runs += [charts.Run(first, last, "unknown") for first, last in untold(page)]
     runs += [charts.Run(hole.first, hole.last, "hole") for hole in page.holes]
 
     def link(cell: charts.Cell) -> str:
