@@ -16,6 +16,8 @@ RUNS_SHOWN: Final = 100
 SPAN_MAX: Final = 200_000
 """Offsets that a strip shows."""
 LIMIT: Final = 10_000
+LOCKS: Final = "share.partition.max.record.locks"
+WINDOW: Final = "share.partition.max.window"
 
 
 async def _load(view: View, query: Query) -> Context:
@@ -39,6 +41,7 @@ async def _load(view: View, query: Query) -> Context:
         "runs": runs[:RUNS_SHOWN],
         "more": max(0, len(runs) - RUNS_SHOWN),
         "blocker": holder,
+        "used": _used(view, page),
         "unknown_at": unknown[0][0] if page.kind == "native" and first is None and (unknown := untold(page)) else None,
     }
 
@@ -47,6 +50,23 @@ def blocker(page: BrowsePage) -> BrowsedRun | None:
     """The run that keeps the start offset where it is: the first one that is not finished, of a page from there on."""
     done = ("acknowledged", "archived", "committed")
     return next((run for run in page.runs if run.state not in done and run.first >= page.start_offset), None)
+
+
+def _used(view: View, page: BrowsePage) -> list[tuple[str, int, int]]:
+    """Of locks and window: how much is used, and how much there may be; nothing where the group's settings do not
+    say."""
+    line = view.collector.look.groups.get(page.group_id)
+    if line is None or page.kind != "share" or not page.initialised:
+        return []
+    given = line.settings.configs
+    place = (page.topic, page.partition)
+    locks = next((row["in_flight"] for row in line.partitions if (row["topic"], row["partition"]) == place), None)
+    pairs = (("locks", locks, LOCKS), ("window", max(0, page.end_offset - page.start_offset), WINDOW))
+    return [
+        (name, used, int(given[setting]))
+        for name, used, setting in pairs
+        if used is not None and given.get(setting, "").isdecimal()
+    ]
 
 
 def untold(page: BrowsePage) -> list[tuple[int, int]]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from flowshare.console.pages import held
 from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
-
-if TYPE_CHECKING:
-    from flowshare.console.collector import GroupLine
 
 STALLED_MAX: Final = 100
 """Groups that stand still which are named; the page of all groups has them, too."""
@@ -37,7 +34,7 @@ async def _load(view: View, query: Query) -> Context:
             :ROWS_MAX
         ],
         "once": once,
-        "hanging": await _hanging(view, in_flight.runs, lines),
+        "hanging": await _hanging(view, in_flight.runs, group),
         "more": max(0, len(runs) - ROWS_MAX),
         "unknown": tuple(dict.fromkeys((*in_flight.unknown, *again.unknown))),
         "left_out": in_flight.left_out + again.left_out,
@@ -51,31 +48,19 @@ async def _load(view: View, query: Query) -> Context:
     }
 
 
-async def _hanging(view: View, runs: Sequence[held.Held], lines: Sequence[GroupLine]) -> list[dict[str, Any]]:
+async def _hanging(view: View, runs: Sequence[held.Held], group: str | None) -> list[dict[str, Any]]:
     """Records whose handlers run for long, the longest first; with whose they are, where that is plain."""
     if not view.workers.known:
         return []
     told = await view.workers.in_flight()
     rows = [{"worker": name, **row} for name, found in told.rows.items() for row in found if row.get("topic")]
     rows = [row for row in rows if row["age_s"] >= LONG_S]
+    whose = held.Whose(runs, view.collector.look.groups.values())
     for row in rows:
-        groups = {
-            run.group
-            for run in runs
-            if (run.topic, run.partition) == (row["topic"], row["partition"]) and run.first <= row["offset"] <= run.last
-        }
-        named = _of_agent(groups, row["agent"]) or groups
-        row["run"] = _run(next(iter(named)), row["topic"], row) if len(named) == 1 else None
-        if not named:  # nobody tells who holds it
-            readers = {line.name for line in lines if any(one["topic"] == row["topic"] for one in line.topics)}
-            named = _of_agent(readers, row["agent"])
-        row["group"] = next(iter(named)) if len(named) == 1 else None
+        row["group"], run = whose.run(row)
+        row["run"] = None if run is None else _run(run.group, row["topic"], row)
+    rows = [row for row in rows if group in (None, row["group"])]
     return sorted(rows, key=lambda row: -row["age_s"])[:ROWS_MAX]
-
-
-def _of_agent(groups: Collection[str], agent: str) -> set[str]:
-    """Those that are named after an agent, as they are unless they were given another name."""
-    return {one for one in groups if one.endswith(f".{agent}")}
 
 
 def _run(group: str, topic: str, key: Mapping[str, Any]) -> dict[str, Any]:
