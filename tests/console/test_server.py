@@ -362,7 +362,7 @@ async def test_a_letter_that_says_nonsense_of_its_origin_is_shown(tmp_path, fact
         await made.send("g.dlq", letter(**{**LETTER, **facts}))
 
         assert "It is not at its place any more" in await who.said("/letters?topic=g.dlq&at=0@0")
-        assert "1 letters" in await who.said("/letters?topic=g.dlq")
+        assert "1 letter " in await who.said("/letters?topic=g.dlq")
 
 
 async def test_letters_are_grouped_by_exception_and_reason_and_found_by_either(tmp_path):
