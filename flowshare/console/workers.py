@@ -206,7 +206,13 @@ def _families(body: bytes) -> dict[str, Metric]:
 
 
 def _handlers(body: bytes) -> list[dict[str, Any]]:
-    return _rows(body, "/inflight", lambda row: _is_number(row.get("age_s")) and _is_number(row.get("lock_left_s")))
+    def known(row: dict[str, Any]) -> bool:
+        figures = _is_number(row.get("age_s")) and _is_number(row.get("lock_left_s"))
+        named = isinstance(row.get("topic"), str) and isinstance(row.get("agent"), str)
+        placed = named and all(isinstance(row.get(name), int) for name in ("partition", "offset"))
+        return figures and (placed or "topic" not in row)  # names may be kept from us
+
+    return _rows(body, "/inflight", known)
 
 
 def _needs(body: bytes) -> list[dict[str, Any]]:
