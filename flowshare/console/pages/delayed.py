@@ -42,7 +42,7 @@ class Apart(NamedTuple):
     group: str
     topic: str
     partition: int
-    count: int
+    records: int
 
 
 def apart(look: Look) -> list[Apart]:

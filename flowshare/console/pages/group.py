@@ -64,9 +64,9 @@ async def _holdings(view: View, line: GroupLine) -> Context:
     whose = held.Whose(found.runs, view.collector.look.groups.values())
     for worker, rows in told.items():
         for row in rows:
-            group, run = whose.run(row) if row.get("topic") else (None, None)
-            if run is not None and group == line.name:
-                one = made[run.member]
+            group, hand = whose.run(row) if row.get("topic") else (None, None)
+            if hand is not None and group == line.name:
+                one = made[hand.member]
                 one |= {"worker": worker, "longest_s": max(one["longest_s"] or 0.0, row["age_s"])}
     return {"holdings": made, "left_out": found.left_out}
 

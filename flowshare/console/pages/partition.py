@@ -73,10 +73,11 @@ def untold(page: BrowsePage) -> list[tuple[int, int]]:
     """What of a window that Kafka's brokers lead is in no run: it is free or held, which they do not tell."""
     found: list[tuple[int, int]] = []
     at = page.start_offset
-    for run in sorted((*page.runs, *page.holes), key=lambda one: one.first):
-        if run.first > at:
-            found.append((at, run.first - 1))
-        at = max(at, run.last + 1)
+    told = [(run.first, run.last) for run in page.runs] + [(hole.first, hole.last) for hole in page.holes]
+    for first, last in sorted(told):
+        if first > at:
+            found.append((at, first - 1))
+        at = max(at, last + 1)
     return found
 
 
