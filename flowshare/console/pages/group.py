@@ -15,7 +15,7 @@ from flowshare.console.source import NotAnswering
 from flowshare.console.store import GROUPS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from flowshare.cli.session import CommandSession
     from flowshare.console.collector import GroupLine
@@ -60,7 +60,7 @@ async def _holdings(view: View, line: GroupLine) -> Context:
     for run in found.runs:
         row = made.setdefault(run.member, {"records": 0, "worker": None, "longest_s": None})
         row["records"] += run.count
-    told = (await view.workers.in_flight()).rows if view.workers.known else {}
+    told: Mapping[str, Any] = (await view.workers.in_flight()).rows if view.workers.known else {}
     whose = held.Whose(found.runs, view.collector.look.groups.values())
     for worker, rows in told.items():
         for row in rows:
