@@ -174,7 +174,10 @@ async def _lead(url: BrokerUrl, *, create: bool) -> WorkersBackend:
 
     slots = await slots_of(url)
     if not slots and not create:
-        raise Failure(f"the fleet {fleet_of(url)} has no state on {url} yet; a worker makes it, or name another one")
+        raise Failure(
+            f"the fleet {fleet_of(url)} has no state on {url} yet; a worker makes it. A fleet of another name (its "
+            "app's id, unless `fleet=` in the URL says otherwise) is named by `fleet=` or by `--app`"
+        )
     clock = LoopClock()
     backend = WorkersBackend(led_here(url, slots), clock=clock, lead=True)
     await backend.start()

@@ -39,8 +39,11 @@ _METRICS: Final = ("flowshare_record", "flowshare_handler", "flowshare_dead_lett
 
 
 def handlers(body: bytes) -> list[Row]:
-    """`/inflight`: what handlers work on."""
-    found = [_typed(row, "/inflight", _HANDLER, needed=("age_s", "lock_left_s")) for row in _rows(body, "/inflight")]
+    """`/inflight`: what handlers work on. A row without a topic is ages only: names were kept from us."""
+    found = [
+        _typed(row, "/inflight", _HANDLER, needed=_OF_HANDLERS if "topic" in row else _ALWAYS_OF_HANDLERS)
+        for row in _rows(body, "/inflight")
+    ]
     return found if len(found) <= ROWS_MAX else heapq.nlargest(ROWS_MAX, found, key=lambda row: row["age_s"])
 
 
@@ -136,6 +139,8 @@ _HANDLER: Final[Mapping[str, Kind]] = {
     **dict.fromkeys(("worker", "partition", "offset", "attempt", "blocked"), _count),
     **dict.fromkeys(("age_s", "lock_left_s"), _number),
 }
+_ALWAYS_OF_HANDLERS: Final = ("age_s", "lock_left_s")
+_OF_HANDLERS: Final = (*_ALWAYS_OF_HANDLERS, "agent", "topic", "partition", "offset")
 _NEED: Final[Mapping[str, Kind]] = {
     **dict.fromkeys(("group", "topic"), _or_none(_text)),
     "needed_workers": _or_none(_number),

@@ -133,6 +133,7 @@ STATES: Final = (
     "archiving",
     "delayed",
     "blocked",
+    "unknown",
     "available",
     "claimed",
     "archived",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from datetime import UTC, datetime
+from html import unescape
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
@@ -28,6 +29,8 @@ LONG_MAX: Final = 16_000
 HEADERS_MAX: Final = 100
 """Headers of a record that are shown."""
 _CODE: Final = re.compile(r"`([^`\n]+)`")
+_ITEM: Final = re.compile(r"<li>", re.IGNORECASE)
+_TAG: Final = re.compile(r"</?[a-zA-Z][a-zA-Z0-9]*[^<>]*>")
 _STATES: Final = {"HELD": "acquired", "FREE": "available"}
 """What the head of a key is called elsewhere."""
 
@@ -46,6 +49,7 @@ class Markup:
         )
         self._environment.filters |= {
             "age": lambda seconds: NOTHING if seconds is None else age(seconds),
+            "bare": bare,
             "ago": lambda at_ms: NOTHING if at_ms is None else age(max(0.0, (clock.now_ms() - at_ms) / 1000)),
             "exact": exact,
             "long": long,
@@ -108,6 +112,12 @@ def prose(text: str) -> Safe:
     """A sentence; what stands in backticks is set as code."""
     parts = _CODE.split(clip(printable(text, lines=True), LONG_MAX))  # every second one is code
     return Safe("").join(Safe("<code>{}</code>").format(one) if at % 2 else escape(one) for at, one in enumerate(parts))
+
+
+def bare(text: str) -> str:
+    """A text of Kafka's brokers, which explain settings in HTML, without that."""
+    words = unescape(_TAG.sub("", _ITEM.sub("; ", text)))
+    return " ".join(words.split()).replace(" ;", ";").replace(".;", ";").replace(":;", ":")
 
 
 def rate(value: float | None) -> str:

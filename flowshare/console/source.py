@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from flowshare.backend.base import BackendError
 from flowshare.cli.output import Failure, explain
 from flowshare.cli.session import CommandSession, open_session
-from flowshare.client.errors import ClientError, ServerError
+from flowshare.client.errors import ClientError, ServerError, Unsupported
 from flowshare.errors import FlowshareError
 from flowshare.log.base import LogError, StorageHeld
 from flowshare.tasks import cancelled
@@ -58,7 +58,7 @@ class Source:
         return self._session is not None and self._session.leads
 
     async def ask(self, question: Question[T], *, limit_s: float = ASK_S) -> T:
-        """What a question gives. Raises: NotAnswering, and what the log refuses with (ServerError, Failure)."""
+        """What a question gives. Raises: NotAnswering, and why the log refuses (ServerError, Unsupported, Failure)."""
         self._asking += 1
         session: CommandSession | None = None
         try:
@@ -68,7 +68,7 @@ class Source:
                 return await question(session)
         except TimeoutError:
             raise NotAnswering(f"the log has not answered within {limit_s:g} s") from None
-        except (ServerError, Failure):
+        except (ServerError, Unsupported, Failure):
             raise
         except (ClientError, OSError, BackendError, LogError) as error:
             if session is self._session:

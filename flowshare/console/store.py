@@ -3,7 +3,8 @@
 Figures are kept by the second for an hour and by the minute (means, and the largest age) for a day. What has not
 changed is written once a minute, so that 10,000 groups that stand still cost nothing. Bounds: `SUBJECTS_MAX` groups a
 second, the busiest; `AUDIT_MAX` deeds. A disk that takes nothing, or a folder that cannot be written, costs the history
-and is told of; pages go on. A file that is no database any more is set aside, and a new one begun.
+and is told of; pages go on. A file that is no database any more is set aside, and a new one begun. One that
+was removed or replaced is opened anew, as what went on into the old one would be gone with the process.
 
 Everything here runs on one thread; the methods may be called from any loop.
 """
@@ -20,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
+from flowshare.log.base import StorageError
 from flowshare.log.folder import OwnFolder
 
 if TYPE_CHECKING:
@@ -119,6 +121,10 @@ class Kept(Generic[F]):
             for unit in ("second", "minute")
         )
 
+    def forget(self) -> None:
+        """Have the next look be written whole."""
+        self._last.clear()
+
     def changed(self, at_s: int, figures: Mapping[str, F]) -> list[tuple[str, F]]:
         """What is to be written of a look: what differs from the last one that was, and the rest once a minute."""
         for gone in self._last.keys() - figures.keys():
@@ -157,6 +163,8 @@ class Store:
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, "console store")
         self._db: sqlite3.Connection | None = None
+        self._place: tuple[int, int] | None = None
+        """Device and inode of the file that is open."""
         self._minutes_s: dict[str, int] = {}
         self._waiting = 0
         self._closed = False
@@ -237,8 +245,23 @@ class Store:
                     aside = _set_aside(self.path)
                     logger.warning("history and audit are damaged and begin anew: %s; they are in %s", error, aside)
                     self._db = _opened(self.path)
+                self._place = _place(self.path)
         except (OSError, sqlite3.Error) as error:
             self._fail(error)
+
+    def _ready(self) -> sqlite3.Connection | None:
+        """The file, opened anew where it could not be before, or is not at its place any more; None: it cannot be."""
+        if self._db is not None and _place(self.path) != self._place:
+            logger.warning("history and audit were removed or replaced, and are opened anew: path=%s", self.path)
+            self._close()
+            for kind in (GROUPS, AGENTS):
+                kind.forget()
+        if self._db is None and not self._closed:
+            try:
+                self._open()
+            except StorageError as error:
+                self._fail(error)
+        return self._db
 
     def _close(self) -> None:
         db, self._db = self._db, None
@@ -247,8 +270,8 @@ class Store:
 
     def _keep(self, kind: Kept[F], at_s: int, changed: Sequence[tuple[str, F]]) -> None:
         try:
-            if self._db is not None:
-                self._insert(self._db, kind, at_s, changed)
+            if (db := self._ready()) is not None:
+                self._insert(db, kind, at_s, changed)
                 self.trouble = None
         except (sqlite3.Error, OverflowError) as error:
             self._fail(error)
@@ -285,9 +308,9 @@ class Store:
 
     def _note(self, deed: Deed) -> int:
         values = [_encodable(one)[:TEXT_MAX] if isinstance(one, str) else one for one in astuple(deed)[:-1]]
-        if self._db is None:
+        if (opened := self._ready()) is None:
             raise sqlite3.OperationalError(self.trouble or "it is closed")
-        with _transaction(self._db) as db:
+        with _transaction(opened) as db:
             number = db.execute(
                 "INSERT INTO deed (at_ms, who, role, peer, action, command, outcome) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 values,
@@ -316,6 +339,15 @@ class Store:
         if self._closed:
             raise sqlite3.OperationalError("the console has ended")
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """Device and inode; None: it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class _transaction:  # noqa: N801 - used as a statement

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -54,11 +54,19 @@ class Processes:
         """What it has printed."""
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
-    def check(self) -> None:
-        """Raises: DemoFailed (one of them has ended)."""
-        for name, process in self._running.items():
-            if (code := process.poll()) is not None:
-                raise DemoFailed(f"{name} ended with exit code {code}; its log is {self._folder / name}.log")
+    def check(self, needed: Collection[str] | None = None) -> None:
+        """Say of those that have ended that they have. needed: without which it does not go on; None: without any.
+
+        Raises: DemoFailed.
+        """
+        for name, process in tuple(self._running.items()):
+            if (code := process.poll()) is None:
+                continue
+            del self._running[name]
+            told = f"{name} ended with exit code {code}; its log is {self._folder / name}.log"
+            if needed is None or name in needed:
+                raise DemoFailed(told)
+            say(told)
 
     def end(self) -> None:
         """SIGTERM to all, and SIGKILL to who does not go."""
@@ -126,7 +134,7 @@ async def _keep_coming(
     producer: Producer, flights: Iterator[Message], processes: Processes, ended: asyncio.Event, clock: LoopClock
 ) -> None:
     while not ended.is_set():
-        processes.check()
+        processes.check(needed=("console",))
         if some := [message for message, _ in zip(flights, range(A_SECOND), strict=False)]:
             await producer.send_many(TOPIC, some)
         await clock.sleep(1.0)

@@ -100,8 +100,8 @@ def test_a_name_that_begins_with_a_dash_is_no_option_of_the_command(group):
     ("name", "form", "text"),
     [
         ("pause", {}, "the group is missing"),
-        ("pause", {"group": "  "}, "the group is missing"),
-        ("pause", {"group": "g" * (TEXT_MAX + 1)}, "longer than 1000 characters"),
+        ("pause", {"group": ""}, "the group is missing"),
+        ("pause", {"group": "g" * (TEXT_MAX + 1)}, f"longer than {TEXT_MAX} characters"),
         ("limit", {**GROUP, "setting": "other", "value": "1"}, "is one of share.max.in.flight"),
         ("reset", {**RESET, "to": "never"}, "is one of earliest, latest, offset, time"),
     ],

@@ -6,6 +6,7 @@ from flowshare.console.logins import Role
 from flowshare.console.markup import (
     NOTHING,
     Markup,
+    bare,
     number,
     rate,
     time,
@@ -22,6 +23,12 @@ def test_numbers_rates_and_times_are_written_for_people():
     assert [rate(one) for one in (None, 0, 0.04, 9.96, 10.4)] == [NOTHING, "0", "0.0", "10.0", "10"]
     assert [time(one) for one in (None, -1, 0)] == [NOTHING, NOTHING, "1970-01-01 00:00:00"]
     assert time(2**62) == str(2**62)
+
+
+def test_what_brokers_explain_in_html_stands_in_words():
+    told = "The strategy. <ul><li>earliest: the first</li> <li>by_duration:&lt;span&gt;: since</li></ul> a < b"
+    assert bare(told) == "The strategy; earliest: the first; by_duration:<span>: since a < b"
+    assert bare("How long a member holds `records`.") == "How long a member holds `records`."
 
 
 def test_an_address_has_what_is_known_and_nothing_else_in_it():

@@ -12,6 +12,7 @@ import pytest
 from flowshare.agents.codecs.avro import Avro
 from flowshare.agents.feed.dead_letter import PREFIX
 from flowshare.client.cooperative.consumer import CooperativeConsumer
+from flowshare.client.errors import Unsupported
 from flowshare.client.producer.producer import Message
 from flowshare.console import server as server_module
 from flowshare.console.actions import ACTIONS
@@ -109,6 +110,64 @@ async def test_each_page_shows_what_the_log_has(tmp_path):
         assert "The record now" in one
         assert '"n": 1' in one
         assert "delayed, delivery count 1" in await who.said("/browse?topic=orders&group=g")
+
+
+async def test_nothing_is_said_of_groups_that_were_not_looked_at_yet(tmp_path):
+    async with console(tmp_path / "c") as made, browser(made) as who:
+        for path in ("in-flight", "stuck", "delayed", "keys"):
+            said = await who.said(f"/{path}")
+            for claim in ("Nobody holds", "stuck.", "No record", "No group has an order", "No key is parked"):
+                assert claim not in said, (path, claim)
+
+
+async def test_a_member_is_shown_with_what_it_holds_and_where_its_handlers_are_at_work(tmp_path):
+    at_work = [{**HANDLER, "offset": 1, "age_s": 7.0}, {**HANDLER, "offset": 2, "age_s": 9.0}]
+    others = [{**HANDLER, "agent": "mail", "offset": 1, "age_s": 70.0}, {**HANDLER, "offset": 4, "age_s": 80.0}]
+    async with (
+        pages(inflight=body(at_work + others)) as worker,
+        console(tmp_path / "c", addresses=(worker.address,)) as made,
+        browser(made) as who,
+    ):
+        await made.topic()
+        member, _ = await made.held("shop.bill")
+        await made.group("shop.mail")
+        await made.look()
+
+        assert f"{member.member_id} test in-process {worker.address} 3 9 s" in await who.said("/group?name=shop.bill")
+        bill = await who.said("/in-flight?group=shop.bill")
+        assert f"shop.bill {worker.address} bill orders-0@1 1 7 s" in bill
+        assert " mail " not in bill
+        assert f"shop.mail {worker.address} mail orders-0@1" in await who.said("/in-flight?group=shop.mail")
+        assert bill.count(" bill orders-0@") == 3
+
+
+async def test_a_share_partition_says_how_much_of_its_locks_and_its_window_is_used(tmp_path):
+    async with console(tmp_path / "c") as made, browser(made) as who:
+        await made.topic()
+        await made.held(**{"share.partition.max.record.locks": "100"})
+        await made.look()
+        said = await who.said("/partition?group=g&topic=orders&partition=0")
+        assert "locks used 3 of 100" in said
+        assert "window used 5 of " in said, said
+
+
+async def test_a_key_that_others_wait_behind_is_named_with_its_head(tmp_path):
+    async with console(tmp_path / "c") as made, browser(made) as who:
+        await made.topic()
+        member = await made.group(**{"share.key.order": "key"})
+        await member.fetch(records_max=2)
+        await made.look()
+        said = await who.said("/keys")
+        assert re.search(r"g k0 orders-0@0 20\d\d-\S+ \S+ acquired 1 " + member.member_id, said), said
+    async with console(tmp_path / "d", masks=("name",)) as made, browser(made) as who:
+        await made.ask(lambda admin: admin.create_topic("orders", partitions=1))
+        await made.send("orders", *[Message(b"{}", b'{"name": "Ann", "id": 7}', partition=0) for _ in range(3)])
+        member = await made.group(**{"share.key.order": "key"})
+        await member.fetch(records_max=1)
+        await made.look()
+        said = await who.said("/keys")
+        assert '"id": 7' in said
+        assert "Ann" not in said
 
 
 async def test_records_are_found_by_offset_time_and_key(tmp_path):
@@ -222,6 +281,23 @@ async def test_while_the_log_is_away_the_last_look_is_shown_with_its_age_and_the
         assert (status, "the log does not answer: refused" in text) == (503, True)
 
 
+async def test_what_a_log_cannot_do_is_no_failure_of_the_log(tmp_path, monkeypatch):
+    async with console(tmp_path / "c") as made, browser(made) as who:
+        await made.topic()
+        await made.held()
+        await made.look()
+        session = await made.source._opened()
+
+        async def cannot(*_, **__):
+            raise Unsupported("brokers take a record away when its lock lapses only")
+
+        monkeypatch.setattr(session.admin, "intervene", cannot)
+        status, text = await who.get("/do/release", params={**PLACE, "ranges": "1"})
+
+        assert (status, "brokers take a record away" in text, "does not answer" in text) == (422, True, False)
+        assert await made.source._opened() is session
+
+
 async def test_a_log_that_never_answers_costs_its_pages_their_limit_and_the_others_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("flowshare.console.source.ASK_S", 0.05)
     async with console(tmp_path / "c") as made, browser(made) as who:
@@ -286,7 +362,7 @@ async def test_a_letter_that_says_nonsense_of_its_origin_is_shown(tmp_path, fact
         await made.send("g.dlq", letter(**{**LETTER, **facts}))
 
         assert "It is not at its place any more" in await who.said("/letters?topic=g.dlq&at=0@0")
-        assert "1 letters" in await who.said("/letters?topic=g.dlq")
+        assert "1 letter " in await who.said("/letters?topic=g.dlq")
 
 
 async def test_letters_are_grouped_by_exception_and_reason_and_found_by_either(tmp_path):

@@ -355,6 +355,44 @@ async def test_a_folder_that_cannot_be_written_costs_history_and_deeds_only(tmp_
     await made.close()
 
 
+async def test_a_folder_that_can_be_used_again_is_used_without_a_restart(tmp_path):
+    folder = tmp_path / "c"
+    folder.write_text("no folder")
+    async with store(folder) as made:
+        assert made.trouble is not None
+        folder.unlink()
+        await keep(made, BEGUN_S, g=1)
+        assert made.trouble is None
+        assert await made.note(DEED) == 1
+        assert await backlog(made, "g", 0) == [(0, 1)]
+
+
+@pytest.mark.parametrize("gone", ["file", "folder", "replaced"])
+async def test_a_file_that_is_removed_under_the_console_begins_anew_so_that_deeds_are_there_after_it(
+    tmp_path, caplog, gone
+):
+    async with store(tmp_path / "c") as made:
+        await keep(made, BEGUN_S, g=1)
+        await made.note(DEED)
+        if gone == "replaced":
+            (tmp_path / "c" / FILE).rename(tmp_path / "before")
+            (tmp_path / "c" / FILE).touch()
+        for file in (tmp_path / "c").glob(f"{FILE}*") if gone != "replaced" else ():
+            file.unlink()
+        if gone == "folder":
+            (tmp_path / "c").rmdir()
+
+        number = await made.note(replace(DEED, command="after"))
+        await made.end(number, "done")
+        await keep(made, BEGUN_S + 1, g=1)
+
+        assert "were removed or replaced" in caplog.text
+        assert made.trouble is None
+    async with store(tmp_path / "c") as made:
+        assert [(deed.command, deed.outcome) for deed in await made.deeds()] == [("after", "done")]
+        assert await backlog(made, "g", 0) == [(1, 1)]
+
+
 @pytest.mark.slow
 async def test_a_full_disk_costs_the_history_until_there_is_room(tmp_path):
     with small_disk(tmp_path / "disk", "400k") as disk:

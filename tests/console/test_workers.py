@@ -88,10 +88,12 @@ async def test_the_operators_token_is_shown_to_the_workers_and_in_no_word_of_the
     "garbage",
     [
         b"", b"\xff\xfe", b"null", b"7", b'"text"', b'{"a": 1}', b"[1, 2]", b"[null]", b"[" * 100_000, b"[{}]",
-        b'[{"age_s": "old", "lock_left_s": 1}]', b'[{"age_s": NaN, "lock_left_s": 1}]', b'[{"group": 7, "topic": []}]',
+        b'[{"age_s": "old", "lock_left_s": 1}]', b'[{"age_s": 1, "lock_left_s": 1, "topic": [], "agent": "a"}]',
+        b'[{"age_s": 1, "lock_left_s": 1, "topic": "t", "agent": "a", "partition": 0, "offset": "x"}]',
+        b'[{"age_s": NaN, "lock_left_s": 1}]', b'[{"group": 7, "topic": []}]',
         b'[{"group": "g", "topic": "t", "needed_workers": "many"}]', b'{"workers": "x"}', b'{"reasons": 7}',
     ],
-    ids=range(16),
+    ids=range(18),
 )  # fmt: skip
 async def test_what_no_worker_says_is_told_as_silence(garbage):
     answer = 200, garbage

@@ -36,8 +36,8 @@ PAGES_MAX: Final = 1_000
 COOPERATIVE_STATES: Final = frozenset({"committed", "claimed", "free"})
 NOT_TOLD: Final = frozenset({ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED})
 NATIVE: Final = (
-    "Kafka's brokers do not tell which member holds a record, nor until when: what members hold stands here as "
-    "available, or not at all"
+    "Kafka's brokers do not tell which member holds a record, nor until when: what is not finished is free or held, "
+    "and they do not say which"
 )
 NATIVE_BARE: Final = (
     "Kafka's brokers tell where the group begins and its lag only: who may CLUSTER_ACTION on the cluster sees what is "

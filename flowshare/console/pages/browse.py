@@ -11,6 +11,7 @@ from flowshare.console.pages.page import BYTES_MAX, PARTITION_MAX, ROWS_MAX, Con
 
 if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
+    from flowshare.client.admin.browsing import BrowsePage
 
 SHOWN: Final = 50
 SEARCHED: Final = 5_000
@@ -106,8 +107,17 @@ async def _add_states(
         states |= {offset: run for offset in offsets if run.first <= offset <= run.last}
     for offset in offsets:
         if offset not in states and page.initialised:
-            states[offset] = "finished" if offset < page.start_offset else "not reached"
+            states[offset] = _outside(page, offset)
     return page.unknown or None
+
+
+def _outside(page: BrowsePage, offset: int) -> str:
+    """The state of an offset that stands in no run."""
+    if offset < page.start_offset:
+        return "finished"
+    if page.kind != "native":
+        return "not reached"
+    return "not told"
 
 
 PAGE: Final = Page("browse", "Browse", _load)

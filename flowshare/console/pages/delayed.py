@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from flowshare.agents.handler.retry_headers import retry_topic
 from flowshare.agents.handler.texts import age
 from flowshare.console import charts
 from flowshare.console.markup import number
@@ -12,6 +13,8 @@ from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from flowshare.console.collector import Look
 
 EDGES_S: Final = (0, 1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600)
 
@@ -29,7 +32,27 @@ async def _load(view: View, query: Query) -> Context:
         "more": max(0, len(runs) - ROWS_MAX),
         "unknown": found.unknown,
         "left_out": found.left_out,
+        "apart": [one for one in apart(view.collector.look) if group in (None, one.group)][:ROWS_MAX],
     }
+
+
+class Apart(NamedTuple):
+    """Records of a group that wait in a topic of their own, in a partition."""
+
+    group: str
+    topic: str
+    partition: int
+    records: int
+
+
+def apart(look: Look) -> list[Apart]:
+    """Where records wait for their next attempt of groups that Kafka's brokers lead, which know no delays."""
+    return [
+        Apart(line.name, row["topic"], row["partition"], row["backlog"])
+        for line in look.groups.values()
+        for row in line.partitions
+        if not look.controls and row["topic"] == retry_topic(line.name) and row["backlog"] > 0
+    ]
 
 
 def histogram(runs: Sequence[held.Held], now_ms: int) -> list[charts.Bar]:

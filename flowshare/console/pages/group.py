@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.agents.handler.texts import age
 from flowshare.cli import cooperative
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.console import charts
 from flowshare.console.markup import number, rate
+from flowshare.console.pages import held
 from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View, named
 from flowshare.console.source import NotAnswering
 from flowshare.console.store import GROUPS
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from flowshare.cli.session import CommandSession
+    from flowshare.console.collector import GroupLine
     from flowshare.console.store import Figures, Point
 
 ASSIGNED_MAX: Final = 50
@@ -30,9 +33,11 @@ async def _load(view: View, query: Query) -> Context:
     now_s = view.clock.now_ms() // 1000
     since_s = now_s - SPANS[span]
     drawn = await _drawn(view, name, since_s, now_s, minutes=span == "24h")
-    facts: dict[str, Any] = {"members": None, "settings": None, "unknown": None}
+    facts: dict[str, Any] = {"members": None, "settings": None, "unknown": None, "holdings": None, "left_out": 0}
     try:
         facts |= await view.source.ask(lambda session: _ask(session, name, line.kind))
+        if line.kind == "share" and facts["members"]:
+            facts |= await _holdings(view, line)
     except NotAnswering as error:
         facts["away"] = str(error)
     except ClientError as error:
@@ -52,6 +57,26 @@ async def _load(view: View, query: Query) -> Context:
     }
 
 
+async def _holdings(view: View, line: GroupLine) -> Context:
+    """What each member holds: how many records, since when the longest of them is worked on, and in which process."""
+    found = await held.find(view, ("acquired", "pending"), "in_flight", line.name)
+    if found.unknown:
+        return {}
+    made: dict[str, dict[str, Any]] = {}
+    for run in found.runs:
+        row = made.setdefault(run.member, {"records": 0, "worker": None, "longest_s": None})
+        row["records"] += run.count
+    told: Mapping[str, Any] = (await view.workers.in_flight()).rows if view.workers.known else {}
+    whose = held.Whose(found.runs, view.collector.look.groups.values())
+    for worker, rows in told.items():
+        for row in rows:
+            group, hand = whose.run(row) if row.get("topic") else (None, None)
+            if hand is not None and group == line.name:
+                one = made[hand.member]
+                one |= {"worker": worker, "longest_s": max(one["longest_s"] or 0.0, row["age_s"])}
+    return {"holdings": made, "left_out": found.left_out}
+
+
 async def _drawn(view: View, group: str, since_s: int, now_s: int, *, minutes: bool) -> list[Any]:
     points = await view.store.figures(GROUPS, group, since_s, minutes=minutes)
 
@@ -60,12 +85,17 @@ async def _drawn(view: View, group: str, since_s: int, now_s: int, *, minutes: b
         return charts.lines(made, since_s, now_s, show=show, title=title)
 
     return [
-        series("records", (("backlog", "backlog"), ("in_flight", "in flight"), ("delayed", "delayed")), number),
+        series(
+            "records",
+            (("backlog", "backlog"), ("in_flight", "in flight"), ("delayed", "delayed"), ("blocked", "blocked")),
+            number,
+        ),
         series(
             "records a second",
             (("arriving", "arriving"), ("finished", "finished"), ("redelivered", "redelivered")),
             rate,
         ),
+        series("age of the oldest", (("oldest_s", "age of the oldest"),), age),
     ]
 
 

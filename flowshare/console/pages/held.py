@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from flowshare.cli.session import CommandSession
     from flowshare.console.collector import GroupLine
@@ -55,11 +55,9 @@ async def find(view: View, states: Sequence[str], column: str, group: str | None
     lines = [line for line in view.collector.look.groups.values() if group in (None, line.name)]
     places = [(line, row) for line in lines if line.kind == "share" for row in line.partitions if row.get(column)]
     places.sort(key=lambda pair: -pair[1][column])
-    unknown = [
-        f"{line.name}: Kafka's brokers do not tell who holds what"
-        for line in lines
-        if any(row.get(column) is None for row in line.partitions) and line.kind == "share"
-    ]
+    unknown: list[str] = []
+    if any(row.get(column) is None for line in lines if line.kind == "share" for row in line.partitions):
+        unknown.append(_untold(column))
 
     async def ask(session: CommandSession) -> list[list[Held]]:
         turns = asyncio.Semaphore(AT_ONCE)
@@ -72,6 +70,13 @@ async def find(view: View, states: Sequence[str], column: str, group: str | None
 
     runs = [run for found in (await view.source.ask(ask) if places else []) for run in found]
     return Found(runs, max(0, len(places) - PARTITIONS_MAX), tuple(dict.fromkeys(unknown)))
+
+
+def _untold(column: str) -> str:
+    """What Kafka's brokers do not tell."""
+    if column != "delayed":
+        return "Kafka's brokers do not tell who holds what"
+    return "Kafka's brokers know no delays: members hold what comes again soon"
 
 
 async def _of(
@@ -105,3 +110,32 @@ async def _of(
         )
         for run in page.runs
     ]
+
+
+class Whose:
+    """Says whose group's record a handler works on. lines: of all groups."""
+
+    def __init__(self, runs: Sequence[Held], lines: Iterable[GroupLine]) -> None:
+        self._runs: dict[tuple[str, int], list[Held]] = {}
+        for run in runs:
+            self._runs.setdefault((run.topic, run.partition), []).append(run)
+        self._readers: dict[str, set[str]] = {}
+        for line in lines:
+            for row in line.topics:
+                self._readers.setdefault(row["topic"], set()).add(line.name)
+
+    def run(self, row: Mapping[str, Any]) -> tuple[str | None, Held | None]:
+        """The group, where it is plain, and what it has in hand there, where that is told.
+
+        row: of a worker, which tells agent, topic, partition and offset. A group is named after its agent, unless it
+        was given another name.
+        """
+        beside = self._runs.get((row.get("topic", ""), row.get("partition", -1)), ())
+        holding = {run.group: run for run in beside if run.first <= row["offset"] <= run.last}
+        suffix = f".{row.get('agent')}"
+        named = {one for one in self._readers.get(row.get("topic", ""), ()) if one.endswith(suffix)}
+        found = (named & holding.keys()) if named and holding else (named or holding.keys())
+        if len(found) != 1:
+            return None, None
+        group = next(iter(found))
+        return group, holding.get(group)

@@ -13,6 +13,10 @@ async def _load(view: View, query: Query) -> Context:
     stacks = "stacks" in query
     running, silent, hidden = await _running(view, stacks=stacks)
     found = await held.find(view, ("acquired", "pending"), "in_flight", group)
+    whose = held.Whose(found.runs, view.collector.look.groups.values())
+    for row in running:
+        row["group"] = whose.run(row)[0] if row.get("topic") else None
+    running = [row for row in running if group in (None, row["group"])]
     now_ms = view.clock.now_ms()
     found.runs.sort(key=lambda run: run.due_ms)
     rows = [

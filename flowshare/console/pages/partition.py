@@ -16,6 +16,8 @@ RUNS_SHOWN: Final = 100
 SPAN_MAX: Final = 200_000
 """Offsets that a strip shows."""
 LIMIT: Final = 10_000
+LOCKS: Final = "share.partition.max.record.locks"
+WINDOW: Final = "share.partition.max.window"
 
 
 async def _load(view: View, query: Query) -> Context:
@@ -39,6 +41,8 @@ async def _load(view: View, query: Query) -> Context:
         "runs": runs[:RUNS_SHOWN],
         "more": max(0, len(runs) - RUNS_SHOWN),
         "blocker": holder,
+        "used": _used(view, page),
+        "unknown_at": unknown[0][0] if page.kind == "native" and first is None and (unknown := untold(page)) else None,
     }
 
 
@@ -48,8 +52,39 @@ def blocker(page: BrowsePage) -> BrowsedRun | None:
     return next((run for run in page.runs if run.state not in done and run.first >= page.start_offset), None)
 
 
+def _used(view: View, page: BrowsePage) -> list[tuple[str, int, int]]:
+    """Of locks and window: how much is used, and how much there may be; nothing where the group's settings do not
+    say."""
+    line = view.collector.look.groups.get(page.group_id)
+    if line is None or page.kind != "share" or not page.initialised:
+        return []
+    given = line.settings.configs
+    place = (page.topic, page.partition)
+    locks = next((row["in_flight"] for row in line.partitions if (row["topic"], row["partition"]) == place), None)
+    pairs = (("locks", locks, LOCKS), ("window", max(0, page.end_offset - page.start_offset), WINDOW))
+    return [
+        (name, used, int(given[setting]))
+        for name, used, setting in pairs
+        if used is not None and given.get(setting, "").isdecimal()
+    ]
+
+
+def untold(page: BrowsePage) -> list[tuple[int, int]]:
+    """What of a window that Kafka's brokers lead is in no run: it is free or held, which they do not tell."""
+    found: list[tuple[int, int]] = []
+    at = page.start_offset
+    told = [(run.first, run.last) for run in page.runs] + [(hole.first, hole.last) for hole in page.holes]
+    for first, last in sorted(told):
+        if first > at:
+            found.append((at, first - 1))
+        at = max(at, last + 1)
+    return found
+
+
 def _states(page: BrowsePage) -> list[tuple[str, int]]:
     counts: Counter[str] = Counter()
+    if page.kind == "native" and (known := untold(page)):
+        counts["unknown"] = sum(last - first + 1 for first, last in known)
     for run in page.runs:
         counts[run.state] += run.last - run.first + 1
     return sorted(counts.items(), key=lambda pair: -pair[1])
@@ -60,6 +95,8 @@ def _strip(page: BrowsePage, first: int | None, holder: BrowsedRun | None) -> tu
     end = page.next if page.next is not None else max(page.end_offset, begin)
     end = min(end, begin + SPAN_MAX)
     runs = [charts.Run(run.first, run.last, run.state, run is holder or run.head == -2) for run in page.runs]
+    if page.kind == "native":
+        runs += [charts.Run(first, last, "unknown") for first, last in untold(page)]
     runs += [charts.Run(hole.first, hole.last, "hole") for hole in page.holes]
 
     def link(cell: charts.Cell) -> str:

@@ -34,7 +34,7 @@ async def _load(view: View, query: Query) -> Context:
             :ROWS_MAX
         ],
         "once": once,
-        "hanging": await _hanging(view, in_flight.runs),
+        "hanging": await _hanging(view, in_flight.runs, group),
         "more": max(0, len(runs) - ROWS_MAX),
         "unknown": tuple(dict.fromkeys((*in_flight.unknown, *again.unknown))),
         "left_out": in_flight.left_out + again.left_out,
@@ -48,21 +48,18 @@ async def _load(view: View, query: Query) -> Context:
     }
 
 
-async def _hanging(view: View, runs: Sequence[held.Held]) -> list[dict[str, Any]]:
+async def _hanging(view: View, runs: Sequence[held.Held], group: str | None) -> list[dict[str, Any]]:
     """Records whose handlers run for long, the longest first; with whose they are, where that is plain."""
     if not view.workers.known:
         return []
     told = await view.workers.in_flight()
     rows = [{"worker": name, **row} for name, found in told.rows.items() for row in found if _whole(row)]
     rows = [row for row in rows if row["age_s"] >= LONG_S]
+    whose = held.Whose(runs, view.collector.look.groups.values())
     for row in rows:
-        groups = {
-            run.group
-            for run in runs
-            if (run.topic, run.partition) == (row["topic"], row["partition"]) and run.first <= row["offset"] <= run.last
-        }
-        named = {one for one in groups if one.endswith(f".{row['agent']}")} or groups
-        row["run"] = _run(named.pop(), row["topic"], row) if len(named) == 1 else None
+        row["group"], run = whose.run(row)
+        row["run"] = None if run is None else _run(run.group, row["topic"], row)
+    rows = [row for row in rows if group in (None, row["group"])]
     return sorted(rows, key=lambda row: -row["age_s"])[:ROWS_MAX]
 
 

@@ -16,7 +16,7 @@ async def test_the_login_page_tells_nothing_of_the_log_but_when_a_login_is_wrong
     async with shop.page("login", who=None, expect=["status of 403"]) as page:
         async for _ in each_look_of(page, "login"):
             await assert_usable(page)
-        assert str(shop.broker) not in await page.content()
+        assert str(shop.folder) not in await page.content()
         assert await page.locator("nav").count() == 0
         await log_in(page, "olga", "let me guess")
         assert await page.inner_text("main [role=alert]") == "the name or the password is wrong"

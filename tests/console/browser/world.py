@@ -63,13 +63,13 @@ FORMS = {
 class Run:
     """A command of flowshare as a process, with its log."""
 
-    def __init__(self, log: Path, broker: Path, *command: str) -> None:
+    def __init__(self, log: Path, broker: str, *command: str) -> None:
         self._log = log
         with log.open("wb") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "flowshare.cli", *command],
                 cwd=ROOT,
-                env={**os.environ, "FLOWSHARE_BROKER": f"embedded://{broker}"},
+                env={**os.environ, "FLOWSHARE_BROKER": broker},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -104,11 +104,11 @@ class Run:
 
 
 class World:
-    """A path, what runs on it, and how a browser gets there."""
+    """A log, what runs on it, and how a browser gets there. broker: its URL; None: an embedded path in the folder."""
 
-    def __init__(self, folder: Path, browser: Browser) -> None:
+    def __init__(self, folder: Path, browser: Browser, broker: str | None = None) -> None:
         self.folder = folder
-        self.broker = folder / "broker"
+        self.broker = f"embedded://{folder / 'broker'}" if broker is None else broker
         self.browser = browser
         self.runs: dict[str, Run] = {}
         self.url = ""
@@ -116,17 +116,17 @@ class World:
 
     # --- processes ------------------------------------------------------------------------------------------------
 
-    def start_worker(self) -> None:
-        self._start("worker", "worker", "tests.console.browser.shop:app")
+    def start_worker(self, app: str = "shop") -> Run:
+        return self._start("worker", "worker", f"tests.console.browser.{app}:app")
 
-    def start_console(self) -> None:
+    def start_console(self, *options: str) -> None:
         """At the port that it had before."""
         port = self.url.rpartition(":")[2] or "0"
         file = self.folder / "logins"
         if not file.exists():
             made = [logins.make(name, ROLES[name], password) for name, password in PASSWORDS.items()]
             logins.write(file, {one.name: one for one in made})
-        run = self._start("console", "console", "--port", port, "--logins", str(file))
+        run = self._start("console", "console", "--port", port, "--logins", str(file), *options)
         self.url = run.printed(r"console: (http://\S+)").rstrip("/")
 
     def _start(self, name: str, *command: str) -> Run:
@@ -140,11 +140,11 @@ class World:
     # --- what lies on the path ------------------------------------------------------------------------------------
 
     async def ask(self, question: Callable[[ShareAdmin], Any]) -> Any:
-        async with open_session(f"embedded://{self.broker}", create=True) as session:
+        async with open_session(self.broker, create=True) as session:
             return await question(session.admin)
 
     async def send(self, topic: str, messages: list[Message]) -> None:
-        async with open_session(f"embedded://{self.broker}", create=True) as session:
+        async with open_session(self.broker, create=True) as session:
             assert isinstance(session.producer, Producer)
             await session.producer.send_many(topic, messages)
 
