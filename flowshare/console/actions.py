@@ -24,9 +24,9 @@ from flowshare.share.types import Priority
 
 if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
+    from flowshare.cli.worker_pages import Workers
     from flowshare.client.admin.admin import ResetTarget
     from flowshare.console.source import Source
-    from flowshare.console.workers import Workers
 
 Params = Mapping[str, str]
 TEXT_MAX: Final = 1_000

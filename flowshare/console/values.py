@@ -32,6 +32,11 @@ class Values:
         self.forms = _FORMS if schemas is None else (_BY_SCHEMA, *_FORMS)
         """The first is what is shown unless another one is asked for."""
 
+    @property
+    def hides(self) -> bool:
+        """Whether there are masks: then what exceptions say is not shown, as it may hold any value."""
+        return bool(self._masks)
+
     def form(self, query: Mapping[str, str]) -> str:
         """What a page's address asks for."""
         asked = query.get("form", "")

@@ -50,6 +50,9 @@ class StandIn:
     def in_flight(self, *, stacks=False):
         return [{"agent": "bill", "offset": 17, **({"stack": "here"} if stacks else {})}]
 
+    def in_hand(self):
+        return [{"agent": "bill", "group": "shop.bill", "held": 3, "exception": "ValueError", "message": "DE12"}]
+
     def led(self):
         return self.led_here
 
@@ -204,6 +207,7 @@ async def test_a_port_that_is_taken_is_said_with_what_to_do():
 async def test_lists_are_json():
     assert json.loads((await get(StandIn(), "/inflight"))[1]) == [{"agent": "bill", "offset": 17, "blocked": 0}]
     assert json.loads((await get(StandIn(), "/inflight?stacks=1"))[1])[0]["stack"] == "here"
+    assert json.loads((await get(StandIn(), "/agents"))[1])[0]["message"] == "DE12"
     assert json.loads((await get(StandIn(), "/lag"))[1])[0]["backlog"] == 7
 
 
@@ -304,7 +308,7 @@ async def test_the_workers_own_user_drains_it_without_any_token():
     assert host.drains == [None]
 
 
-@pytest.mark.parametrize("page", ["/", "/metrics", "/inflight", "/lag", "/scale", "/drain", "/none"])
+@pytest.mark.parametrize("page", ["/", "/metrics", "/inflight", "/agents", "/lag", "/scale", "/drain", "/none"])
 @pytest.mark.asyncio
 async def test_a_page_in_a_browser_that_made_its_name_lead_here_gets_nothing(page):
     rebound = {"Host": "evil.example:8081"}
@@ -319,7 +323,9 @@ async def test_a_page_in_a_browser_that_made_its_name_lead_here_gets_nothing(pag
     )
 
 
-@pytest.mark.parametrize("page", ["/", "/live", "/ready", "/metrics", "/inflight", "/lag", "/scale", "/none"])
+@pytest.mark.parametrize(
+    "page", ["/", "/live", "/ready", "/metrics", "/inflight", "/agents", "/lag", "/scale", "/none"]
+)
 @pytest.mark.asyncio
 async def test_a_page_of_another_origin_gets_nothing_from_any_page(page):
     assert (await get(StandIn(), page, headers={"Origin": "http://evil.example"}))[0] == 403
@@ -355,6 +361,7 @@ async def test_stacks_and_names_are_the_operators_and_others_get_numbers():
 
     assert json.loads((await get(host, "/inflight?stacks=1", token=None))[1]) == [{"offset": 17, "blocked": 0}]
     assert json.loads((await get(host, "/inflight", token=None))[1]) == [{"offset": 17, "blocked": 0}]
+    assert json.loads((await get(host, "/agents", token=None))[1]) == [{"held": 3}]
     for page in ("/lag", "/lag?topics", "/lag?all", "/scale"):
         status, text = await get(host, page, looks=2, token=None)
         assert status == 200

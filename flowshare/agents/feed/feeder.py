@@ -204,6 +204,11 @@ class Feeder:
         return self._held.outstanding
 
     @property
+    def arrived_s(self) -> float | None:
+        """When the oldest of these came, by the monotonic clock; None: there is none."""
+        return self._held.arrived_s
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is held and nothing waits for its acknowledgement."""
         in_hand = 0 if self._early is None else self._early.in_hand

@@ -133,6 +133,22 @@ class AgentRuntime:
             for chunk, record in runner.records()
         ]
 
+    def in_hand(self) -> dict[str, Any]:
+        """How many records it holds, for how long the oldest, and what its handlers raised last, when; from any thread.
+
+        It is a row of `/agents`, as `scale.held` reads it.
+        """
+        now_s, arrived_s, raised = self._clock.monotonic(), self._feeder.arrived_s, self._pool.exceptions.last
+        return {
+            "agent": self.agent.name,
+            "group": self.agent.group,
+            "held": self._feeder.outstanding,
+            "oldest_s": None if arrived_s is None else round(max(0.0, now_s - arrived_s), 3),
+            "exception": raised and raised.kind,
+            "message": raised and raised.text,
+            "raised_s": raised and round(max(0.0, now_s - raised.at_s), 3),
+        }
+
     def stats(self) -> dict[str, float]:
         """Counters since the start and gauges of now, by name (see `AgentStats`)."""
         return {

@@ -104,6 +104,10 @@ class WorkersView:
         groups = lag.every_group(self.backend.capabilities) if all_groups else lag.Groups.of(agents)
         return await lag.rows(self.admin, groups, self.clock.now_ms())
 
+    def in_hand(self) -> list[dict[str, Any]]:
+        """Executors do not tell."""
+        return []
+
     async def drain(self, _timeout_s: float | None = None) -> bool:
         """Have all workers drain, within the time that the supervisor was given; the driver goes on without any."""
         return await self.supervisor.drain()

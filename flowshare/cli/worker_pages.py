@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from prometheus_client.parser import text_string_to_metric_families
 
 from flowshare.agents.pages import own_user
+from flowshare.agents.scale import in_hand
 from flowshare.backend.path_workers import running_workers
 from flowshare.cli.session import embedded_path
 
@@ -95,6 +96,10 @@ class Workers:
     async def in_flight(self, *, stacks: bool = False) -> Told:
         """Records that handlers work on, a list a worker."""
         return await self._all("/inflight?stacks=1" if stacks else "/inflight", _handlers)
+
+    async def in_hand(self) -> Told:
+        """What agents hold and what their handlers raised last, a list a worker (`scale.in_hand`)."""
+        return await self._all("/agents", _in_hand)
 
     async def topics(self) -> Told:
         """Backlog and needed workers a group and topic, a list a worker."""
@@ -207,6 +212,13 @@ def _families(body: bytes) -> dict[str, Metric]:
 
 def _handlers(body: bytes) -> list[dict[str, Any]]:
     return _rows(body, "/inflight", lambda row: _is_number(row.get("age_s")) and _is_number(row.get("lock_left_s")))
+
+
+def _in_hand(body: bytes) -> list[dict[str, Any]]:
+    try:
+        return in_hand.read_rows(json.loads(body))
+    except ValueError as error:
+        raise _other("/agents") from error
 
 
 def _needs(body: bytes) -> list[dict[str, Any]]:
