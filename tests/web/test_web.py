@@ -7,6 +7,7 @@ import uuid
 import aiohttp
 import pytest
 
+from flowshare.agents.feed.outcome_watch import HeardBreaker
 from flowshare.agents.handler.options import AgentOptions
 from flowshare.agents.pages import own_user
 from flowshare.agents.pages.gate import PageSettings, read_hosts
@@ -22,6 +23,7 @@ from flowshare.protocol.messages import ConfigEntry, SharePartitionOffsets
 from flowshare.protocol.messages.cooperative import PartitionOffsets, ToldClaim, ToldWait
 from flowshare.server.cooperative.stats import Stats as CooperativeStats
 from flowshare.server.share.stats import Stats
+from flowshare.share.breaker import BreakerState
 from flowshare.web import metrics
 from flowshare.web.server import KEPT_S, PageCache, WebServer
 
@@ -148,6 +150,7 @@ class Runtime:
         self.agent = Agent()
         self.handler_times = HandlerTimes()
         self.exceptions = {}
+        self.breaker = None
         self.counters = AgentStats(received=9, accepted=5, retried=2, released=1, dead_lettered=1)
 
     def handler_look(self):
@@ -236,6 +239,29 @@ async def test_metrics_have_kafkas_words():
     assert f"flowshare_redeliveries_per_second{{{by_topic}}} 0.0" in text
     assert f"flowshare_needed_workers{{{by_topic}}} 0.5" in text
     assert 'flowshare_group_members{group="shop.bill"} 3.0' in text
+
+
+@pytest.mark.asyncio
+async def test_metrics_tell_the_state_of_a_groups_breaker_and_how_often_it_opened():
+    host = StandIn()
+    host.runtimes = {"bill": Runtime()}
+    assert "flowshare_breaker_state{" not in (await get(host, "/metrics"))[1]
+    host.runtimes["bill"].breaker = HeardBreaker(BreakerState.OPEN, 3)
+
+    text = (await get(host, "/metrics"))[1]
+
+    assert 'flowshare_breaker_state{group="shop.bill",state="open"} 1.0' in text
+    assert 'flowshare_breaker_state{group="shop.bill",state="closed"} 0.0' in text
+    assert 'flowshare_breaker_state{group="shop.bill",state="half-open"} 0.0' in text
+    assert 'flowshare_breaker_opened_total{group="shop.bill"} 3.0' in text
+
+
+def test_what_all_workers_hear_of_a_breaker_stands_once_on_a_supervisors_page():
+    text = 'flowshare_breaker_state{group="g",state="open"} 1.0\n'
+
+    page = metrics.MergedMetrics({1: text, 2: text}, states={"ready": 2}, ready=True, led={}).text().decode()
+
+    assert 'flowshare_breaker_state{group="g",state="open"} 1.0' in page
 
 
 @pytest.mark.asyncio

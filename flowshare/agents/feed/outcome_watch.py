@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.agents.handler.errors import UndecodableValue
 from flowshare.agents.handler.outcomes import OutcomeKind
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flowshare.agents.handler.chunk import Chunk
     from flowshare.agents.handler.outcomes import Outcome
     from flowshare.agents.run.pool import FinishedWork
+    from flowshare.agents.telemetry.breakers import BreakerMetrics
     from flowshare.client.admin.admin import ShareAdmin
     from flowshare.client.session.member import Fetched
     from flowshare.clock import Clock
@@ -52,17 +53,40 @@ def _says_something(outcome: Outcome) -> bool:
     return not put_back and not isinstance(outcome.error, UndecodableValue)
 
 
-class OutcomeWatch:
-    """Of one agent in one process. on_open: called when the breaker is heard to be open."""
+class HeardBreaker(NamedTuple):
+    """A group's breaker as a member hears of it. opened: how often it opened since the member began, after a try that
+    failed, too."""
 
-    def __init__(self, agent: ShareAgent, *, clock: Clock, admin: ShareAdmin, on_open: Callable[[], object]) -> None:
+    state: BreakerState = BreakerState.CLOSED
+    opened: int = 0
+
+    def hear(self, state: BreakerState) -> HeardBreaker:
+        """It is told to be in this state."""
+        opens = state is not BreakerState.CLOSED and self.state is BreakerState.CLOSED
+        again = state is BreakerState.OPEN and self.state is BreakerState.HALF_OPEN
+        return HeardBreaker(state, self.opened + (opens or again))
+
+
+class OutcomeWatch:
+    """Of one agent in one process. on_open: called when the breaker is heard to be open. told: telemetry of it."""
+
+    def __init__(
+        self,
+        agent: ShareAgent,
+        *,
+        clock: Clock,
+        admin: ShareAdmin,
+        on_open: Callable[[], object],
+        told: BreakerMetrics | None = None,
+    ) -> None:
         assert agent.options.breaker is not None
         self._agent = agent
         self._rule = agent.options.breaker
         self._clock = clock
         self._admin = admin
         self._on_open = on_open
-        self._state = BreakerState.CLOSED
+        self.heard = HeardBreaker()
+        self._told = told
         self._why = ""
         self._open_s = 0.0
         self._counts = [0, 0, 0, 0]
@@ -75,12 +99,20 @@ class OutcomeWatch:
 
     def start(self, member_id: str) -> None:
         """Begin to tell."""
+        if self._told is not None:
+            self._told.hear(*self.heard)
         self._task = asyncio.create_task(self._run(member_id), name=f"outcomes of {self._agent.name}")
 
     async def stop(self) -> None:
         """End."""
         task, self._task = self._task, None
         await cancelled(task)
+        if self._told is not None:
+            self._told.end()
+
+    @property
+    def _state(self) -> BreakerState:
+        return self.heard.state
 
     @property
     def trouble(self) -> str | None:
@@ -141,7 +173,9 @@ class OutcomeWatch:
         succeeded, failed, tried_succeeded, tried_failed = self._counts
         counted = (succeeded, failed, tried_succeeded, tried_failed)
         told = await self._admin.report_outcomes(self._agent.group, member_id, counted)
-        before, self._state = self._state, BreakerState(told.state)
+        before, self.heard = self._state, self.heard.hear(BreakerState(told.state))
+        if self._told is not None:
+            self._told.hear(*self.heard)
         self._why, self._open_s = told.why, told.open_ms / 1000
         if self._state is BreakerState.CLOSED:
             self._in_vain.clear()

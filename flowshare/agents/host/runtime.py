@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from flowshare.agents.cooperative.agent import CooperativeAgent
 from flowshare.agents.feed.acknowledgements import Observer
 from flowshare.agents.feed.feeder import Feeder
+from flowshare.agents.feed.outcome_watch import HeardBreaker
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.host.inflight import RunningHandler
 from flowshare.agents.kmq.agent import KmqAgent
@@ -74,6 +75,11 @@ class AgentRuntime:
     def exceptions(self) -> dict[str, int]:
         """How often handlers raised what, by type."""
         return self._pool.exceptions.copy()
+
+    @property
+    def breaker(self) -> HeardBreaker | None:
+        """What the agent hears of its group's breaker; None: it has none."""
+        return self._feeder.breaker if isinstance(self._feeder, Feeder) else None
 
     @property
     def paused(self) -> bool:

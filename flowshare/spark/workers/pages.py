@@ -66,6 +66,11 @@ class AgentOfWorkers:
         """Executors do not tell their types."""
         return {}
 
+    @property
+    def breaker(self) -> None:
+        """Executors do not tell what they hear of it."""
+        return
+
     def handler_look(self) -> HandlerLook:
         """What handlers have done, for `LoadWatch`."""
         return self._figures.look(self.agent.name, self._clock.monotonic())
