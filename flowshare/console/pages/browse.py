@@ -5,11 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.cli.letters import is_own
 from flowshare.client.errors import ClientError
 from flowshare.console.pages.page import BYTES_MAX, PARTITION_MAX, ROWS_MAX, Context, Page, Query, View, whole
+from flowshare.console.values import MASKED
 
 if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
+    from flowshare.console.values import Values
 
 SHOWN: Final = 50
 SEARCHED: Final = 5_000
@@ -68,7 +71,7 @@ async def _records(view: View, query: Query, form: str) -> Context:
                 "timestamp_ms": one.timestamp_ms,
                 "key": view.values.aside(one.key),
                 "value": view.values.text(one.value, form),
-                "headers": [(name, view.values.aside(value, name)) for name, value in one.headers],
+                "headers": [(name, _header(name, value, view.values)) for name, value in one.headers],
                 "run": states.get(one.offset),
             }
             for one in records
@@ -106,6 +109,12 @@ async def _add_states(
         if offset not in states and page.initialised:
             states[offset] = "finished" if offset < page.start_offset else "not reached"
     return page.unknown or None
+
+
+def _header(name: str, value: bytes | None, values: Values) -> str:
+    """A header as text; with masks without what a dead letter's exception said: it may hold any value."""
+    says_more = is_own(name) and name.endswith(("reason", "message", "exception", "trace"))
+    return MASKED if values.hides and says_more else values.aside(value, name)
 
 
 PAGE: Final = Page("browse", "Browse", _load)
