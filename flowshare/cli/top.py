@@ -14,11 +14,12 @@ import click
 from flowshare.cli.looks import KeptSession
 from flowshare.cli.options import facts_options
 from flowshare.cli.output import Failure, explain, headings, say, show
+from flowshare.cli.pages import named_workers
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from flowshare.cli.top_figures import Look
+    from flowshare.cli.top_figures import Figures, Look
     from flowshare.cli.top_view import Act, Line, Screen
     from flowshare.clock import Clock
 
@@ -36,19 +37,36 @@ STYLES: Final = {"head": "bold", "row": "", "selected": "reverse", "why": "yello
     type=click.FloatRange(0.1),
     help=f"Seconds between looks; in a pipe: print again and again.  [default: {INTERVAL_S:g}; in a pipe: once]",
 )
+@click.option(
+    "--web",
+    "addresses",
+    metavar="HOST:PORT",
+    multiple=True,
+    help="Pages of a worker, to say what it holds; repeatable.",
+)
 @facts_options
-def top(interval: float | None, as_json: bool, url: str) -> None:
+def top(interval: float | None, addresses: tuple[str, ...], as_json: bool, url: str) -> None:
     """Show all groups live: state, backlog, ages, rates, and why one stands still.
 
     Keys: j and k or arrows choose a group, Enter shows its partitions and members, p pauses or resumes it, s sorts, q
     quits. Rates are records a second over the last 15. In a pipe, or with --json, it prints once.
+
+    Who holds what, and what handlers raised last, workers are asked while a group stands still. Those of an embedded
+    path are found by it; others are named by --web.
     """
+    from flowshare.agents.pages.gate import read_token
+    from flowshare.cli.top_figures import Figures
+    from flowshare.cli.worker_pages import Workers
+
+    named_workers(addresses)
     session = KeptSession(url)
-    with contextlib.suppress(KeyboardInterrupt):  # the ordinary end
+    # A keyboard interrupt is the ordinary end.
+    with contextlib.closing(Workers(url, addresses, read_token())) as workers, contextlib.suppress(KeyboardInterrupt):
+        figures = Figures(workers if workers.known else None)
         if as_json or not sys.stdout.isatty():
-            asyncio.run(_print(session, interval, as_json=as_json))
+            asyncio.run(_print(session, figures, interval, as_json=as_json))
         else:
-            asyncio.run(_live(session, url, interval or INTERVAL_S))
+            asyncio.run(_live(session, figures, url, interval or INTERVAL_S))
 
 
 # --- in a pipe -----------------------------------------------------------------------------------------------------
@@ -59,12 +77,10 @@ _COLUMNS: Final = headings(
 )  # fmt: skip
 
 
-async def _print(session: KeptSession, interval: float | None, *, as_json: bool) -> None:
+async def _print(session: KeptSession, figures: Figures, interval: float | None, *, as_json: bool) -> None:
     """Raises: Failure, LogError, BackendError, ClientError."""
-    from flowshare.cli.top_figures import Figures
     from flowshare.cli.top_view import GROUPS_MAX
 
-    figures = Figures()
     try:
         while True:
             found = await _look(session, figures, (), GROUPS_MAX)
@@ -91,11 +107,10 @@ def _emit(found: Look, *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-async def _look(session: KeptSession, figures: Any, first: list[str] | tuple[str, ...], most: int) -> Look:
+async def _look(session: KeptSession, figures: Figures, first: list[str] | tuple[str, ...], most: int) -> Look:
     opened, facts = await session.opened()
     try:
-        found: Look = await figures.look(opened, facts, first, most)
-        return found
+        return await figures.look(opened, facts, first, most)
     finally:
         await session.let_go()
 
@@ -106,12 +121,10 @@ async def _look(session: KeptSession, figures: Any, first: list[str] | tuple[str
 class _Top:
     """The screen, kept up by two tasks: one looks, one draws."""
 
-    def __init__(self, session: KeptSession, screen: Screen, interval: float) -> None:
-        from flowshare.cli.top_figures import Figures
-
+    def __init__(self, session: KeptSession, figures: Figures, screen: Screen, interval: float) -> None:
         self.session = session
         self.screen = screen
-        self.figures = Figures()
+        self.figures = figures
         self.changed = asyncio.Event()
         self.wanted = asyncio.Event()
         self.height = 24
@@ -185,7 +198,7 @@ class _Top:
             self.screen.note = f"group {act.group} is paused" if act.name == "pause" else f"group {act.group} goes on"
 
 
-async def _live(session: KeptSession, url: str, interval: float) -> None:
+async def _live(session: KeptSession, figures: Figures, url: str, interval: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -196,7 +209,7 @@ async def _live(session: KeptSession, url: str, interval: float) -> None:
     broker = parse_broker(url)
     where = broker.path or ",".join(broker.hosts) or broker.kind
     console = Console()
-    shown = _Top(session, Screen(where=where), interval)
+    shown = _Top(session, figures, Screen(where=where), interval)
     looking = asyncio.create_task(shown.look_on(), name="flowshare-top")
     looking.add_done_callback(lambda _: shown.end())
     try:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.agents.scale import lag
+from flowshare.agents.scale.in_hand import InHand, of_groups
 from flowshare.agents.scale.rates import Rates
 from flowshare.agents.scale.stall_reason import GroupFacts, stall_reason
 from flowshare.cli.top_view import GROUPS_MAX, Detail, GroupRow
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from flowshare.agents.scale.retention import Facts
     from flowshare.cli.session import CommandSession
+    from flowshare.cli.worker_pages import Workers
 
 AT_ONCE: Final = 100
 """Groups whose figures one look asks for."""
@@ -39,7 +42,9 @@ class Look(NamedTuple):
 class Figures:
     """Asks for groups' figures, and remembers what rates need."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: Workers | None = None) -> None:
+        """workers: are asked who holds what, while a group stands still; None: nobody is."""
+        self._workers = workers
         self._rates: dict[str, Rates] = {}
         self._seen_s: dict[str, float] = {}
 
@@ -55,11 +60,19 @@ class Figures:
         others = sorted(known.keys() - set(wanted), key=lambda name: (self._seen_s.get(name, -math.inf), name))
         turn = asyncio.Semaphore(SIDE_BY_SIDE)
         asked = (self._group(session, facts, name, *kinds[name], turn) for name in [*wanted, *others][:most])
-        return Look(names, [row for row in await asyncio.gather(*asked) if row is not None])
+        found = [one for one in await asyncio.gather(*asked) if one is not None]
+        in_hand = await self._in_hand(found)
+        return Look(names, [_row(one, in_hand.get(one.facts.group, InHand())) for one in found])
+
+    async def _in_hand(self, found: Sequence[_Seen]) -> Mapping[str, InHand]:
+        """Who holds what and what was raised last, where that may be why a group stands still."""
+        if self._workers is None or not any(one.stands_still for one in found):
+            return {}
+        return of_groups((await self._workers.in_hand()).rows)
 
     async def _group(
         self, session: CommandSession, facts: Facts, name: str, kind: str, state: str, turn: asyncio.Semaphore
-    ) -> GroupRow | None:
+    ) -> _Seen | None:
         """None: it is gone, or is not told of at the moment."""
         async with turn:
             try:
@@ -68,7 +81,7 @@ class Figures:
                 self._seen_s[name] = session.clock.monotonic()
                 return None
 
-    async def _asked(self, session: CommandSession, facts: Facts, name: str, kind: str, state: str) -> GroupRow:
+    async def _asked(self, session: CommandSession, facts: Facts, name: str, kind: str, state: str) -> _Seen:
         share = kind == "share"
         groups = lag.Groups((name,), ()) if share else lag.Groups((), (name,))
         found = await lag.rows(session.admin, groups, session.clock.now_ms(), facts)
@@ -87,7 +100,7 @@ class Figures:
             breaker=await lag.breaker(session.admin, name, settings),
         )
         self._seen_s[name] = now_s
-        return _row(told, kind, state, now_s)
+        return _Seen(told, kind, state, now_s)
 
     async def detail(self, session: CommandSession, facts: Facts, row: GroupRow) -> Detail:
         """A group's share-partitions and members. Raises: ClientError."""
@@ -97,11 +110,25 @@ class Figures:
         return Detail(row.group, found, await _members(session, row.group, share=share) or ())
 
 
-def _row(told: GroupFacts, kind: str, state: str, now_s: float) -> GroupRow:
+class _Seen(NamedTuple):
+    facts: GroupFacts
+    kind: str
+    state: str
+    at_s: float
+
+    @property
+    def stands_still(self) -> bool:
+        """And neither somebody nor the breaker has decided so."""
+        held_back = self.facts.settings.get(PAUSED) == "true" or self.facts.breaker.state != "closed"
+        return not held_back and stall_reason(self.facts) is not None
+
+
+def _row(seen: _Seen, in_hand: InHand) -> GroupRow:
+    told = replace(seen.facts, **in_hand._asdict())
     return GroupRow(
         group=told.group,
-        kind=kind,
-        state=state,
+        kind=seen.kind,
+        state=seen.state,
         backlog=told.backlog,
         in_flight=told.total("in_flight"),
         delayed=told.total("delayed"),
@@ -113,7 +140,7 @@ def _row(told: GroupFacts, kind: str, state: str, now_s: float) -> GroupRow:
         paused=told.settings.get(PAUSED) == "true",
         breaker=told.breaker.state,
         why=stall_reason(told),
-        seen_s=now_s,
+        seen_s=seen.at_s,
     )
 
 

@@ -4,8 +4,9 @@ A process of its own beside the workers, on any backend, through the same calls 
 commands (`actions`), and say which. Nothing of it runs in a worker or a leader.
 
 - `command`: the command. `server`: routes, and who may ask for what (`logins`, `sessions`, on `agents.pages.gate`).
-- `source`: the log as the console reaches it, each question with a limit. `workers`: the workers' own pages, for what
-  only they know. `collector`: looks at all groups every second. `store`: figures of a day, and who did what (`audit`).
+- `source`: the log as the console reaches it, each question with a limit. `collector`: looks at all groups every
+  second. `agents`: looks at what only workers know, by their own pages. `store`: figures of a day, and who did what
+  (`audit`).
 - `pages`: a module each, what is asked and what is shown of it; their markup is in `templates`. `charts`: drawings.
 
 Server-side pages and one small script that fetches the page again every second and changes what differs. Measured

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
+from flowshare.backend import parse_broker
 from flowshare.cli import cooperative
 from flowshare.cli.letters import partitions_of
 from flowshare.cli.output import Failure
@@ -25,13 +26,16 @@ from flowshare.share.types import Priority
 
 if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
+    from flowshare.cli.worker_pages import Workers
     from flowshare.client.admin.admin import ResetTarget
     from flowshare.console.source import Source
-    from flowshare.console.workers import Workers
 
 Params = Mapping[str, str]
 TEXT_MAX: Final = 1_100
 """Characters of what stands in a form; a group's name has up to 1,024."""
+OF_THE_LOG: Final = ("groups", "dlq")
+"""Commands that take a broker; the others are about one worker."""
+_SECRET: Final = re.compile("passw|secret", re.IGNORECASE)
 ROWS_MAX: Final = 200
 PARTITION_MAX: Final = 2**31 - 1
 DRAIN_S: Final = 300.0
@@ -112,15 +116,30 @@ class Action:
             read[one.name] = text
         return read
 
-    def said(self, params: Params) -> str:
-        """The command as it is typed."""
-        return shlex.join(["flowshare", *_no_option(self.command(params))])
+    def said(self, params: Params, broker: str = "") -> str:
+        """The command as it is typed. broker: what it is told to work on, where it is about the log (`to_type`)."""
+        words = _no_option(self.command(params))
+        if broker and words[0] in OF_THE_LOG:
+            words[2:2] = ["--broker", broker]
+        return shlex.join(["flowshare", *words])
+
+
+def to_type(url: str) -> str:
+    """The log's URL for a command line that others see: the same log, with no password in it.
+
+    The commands take that of `PASSWORD_VARIABLE` instead.
+    """
+    broker = parse_broker(url)
+    plain = {name: text for name, text in broker.options.items() if name.endswith("_file") or not _SECRET.search(name)}
+    return str(replace(broker, password="", options=plain))
 
 
 def _no_option(words: list[str]) -> list[str]:
     """The same command with a name that begins with a dash behind `--`, where it is no option."""
-    group, name, rest = words[0] in ("groups", "dlq"), words[2], words[3:]
-    if not (group and name.startswith("-")):
+    if words[0] not in OF_THE_LOG:
+        return words
+    name, rest = words[2], words[3:]
+    if not name.startswith("-"):
         return words
     options = bool(rest) and rest[0].startswith("-")
     return [*words[:2], *rest, "--", name] if options else [*words[:2], "--", name, *rest]

@@ -1,4 +1,7 @@
-"""Looks at the workers' counters of agents every few seconds: how many records they handle, and how that ends."""
+"""Looks at the workers' counters of agents every few seconds: how many records they handle, and how that ends.
+
+While a group stands still they are asked who holds what, too, and what handlers raised.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.handler.texts import clip
+from flowshare.agents.scale import in_hand
 from flowshare.console.store import AGENTS, AgentFigures
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
+    from flowshare.agents.scale.in_hand import InHand
+    from flowshare.cli.worker_pages import Workers
     from flowshare.clock import Clock
     from flowshare.console.store import Store
-    from flowshare.console.workers import Workers
 
 logger = logging.getLogger("flowshare.console")
 
@@ -122,17 +127,23 @@ def _is_known(sample: Any) -> bool:
 
 
 class AgentWatch:
-    """Everything on one loop. silent: workers that do not answer, and why."""
+    """Everything on one loop. silent: workers that do not answer, and why. messages: exceptions with their texts, which
+    may hold values of records; else by their types only."""
 
-    def __init__(self, workers: Workers, store: Store, clock: Clock) -> None:
+    def __init__(self, workers: Workers, store: Store, clock: Clock, *, messages: bool = True) -> None:
         self._workers = workers
         self._store = store
         self._clock = clock
+        self._messages = messages
         self._task: asyncio.Task[None] | None = None
         self._at_s = 0.0
         self.agents: Mapping[str, AgentCounts] = {}
         self.silent: Mapping[str, str] = {}
         self.answered = 0
+        self.wanted = False
+        """Whether a group stands still, so that it is worth asking who holds what."""
+        self.in_hand: Mapping[str, InHand] = {}
+        """Who holds what and what was raised last, by group, while that is wanted."""
 
     def start(self) -> None:
         """Begin to look, where workers are known."""
@@ -159,6 +170,8 @@ class AgentWatch:
         self.silent, self._at_s = dict(told.silent), now_s
         if told.rows or not told.silent:  # else what was seen last is shown, beside who is silent
             self.agents, self.answered = found, len(told.rows)
+        holding = (await self._workers.in_hand()).rows if self.wanted else {}
+        self.in_hand = in_hand.of_groups(holding, messages=self._messages)
 
     async def _run(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.agents.scale import lag
+from flowshare.agents.scale.in_hand import InHand
 from flowshare.agents.scale.rates import Rates
 from flowshare.agents.scale.retention import Facts
 from flowshare.agents.scale.stall_reason import BreakerFacts, GroupFacts, of_group, stall_reason
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
     from flowshare.client.admin.watching import ShareWatch
     from flowshare.clock import Clock
+    from flowshare.console.agents import AgentWatch
     from flowshare.console.source import Source
     from flowshare.console.store import Store
 
@@ -132,12 +134,13 @@ class _Asked(NamedTuple):
 
 
 class Collector:
-    """Everything on one loop. store: where figures are kept."""
+    """Everything on one loop. store: where figures are kept. agents: knows what workers hold; None: nobody does."""
 
-    def __init__(self, source: Source, store: Store, clock: Clock) -> None:
+    def __init__(self, source: Source, store: Store, clock: Clock, agents: AgentWatch | None = None) -> None:
         self._source = source
         self._store = store
         self._clock = clock
+        self._agents = agents
         self._rates = Rates()
         self._of: _Asked | None = None
         self._slow: dict[str, tuple[float, GroupSettings]] = {}
@@ -189,6 +192,8 @@ class Collector:
 
     async def _one(self) -> None:
         look = self.look = await self._source.ask(self._see, limit_s=LOOK_LIMIT_S)
+        if self._agents is not None:
+            self._agents.wanted = any(one.stall and not one.held_back for one in look.groups.values())
         self._store.keep(GROUPS, look.at_ms // 1000, {name: figures_of(line) for name, line in look.groups.items()})
 
     async def _see(self, session: CommandSession) -> Look:
@@ -246,6 +251,7 @@ class Collector:
         breaker: BreakerFacts,
     ) -> GroupLine:
         _, slow = self._slow.get(name, (0.0, GroupSettings()))
+        in_hand = InHand() if self._agents is None else self._agents.in_hand.get(name, InHand())
         facts = GroupFacts(
             group=name,
             rows=of_group(topics, name),
@@ -253,6 +259,7 @@ class Collector:
             members=slow.members,
             assigned=slow.assigned,
             breaker=breaker,
+            **in_hand._asdict(),
         )
         return GroupLine(
             name=name,

@@ -113,6 +113,7 @@ async def serve(
 ) -> None:
     """Serve the console until SIGTERM or Ctrl-C. Raises: ConsoleError, OSError, NotPrivate."""
     from flowshare.agents.pages.gate import read_token
+    from flowshare.cli.worker_pages import Workers
     from flowshare.clock import LoopClock
     from flowshare.console.agents import AgentWatch
     from flowshare.console.collector import Collector
@@ -121,7 +122,6 @@ async def serve(
     from flowshare.console.slots import Slots
     from flowshare.console.source import Source
     from flowshare.console.store import Store
-    from flowshare.console.workers import Workers
 
     clock = LoopClock()
     ended = asyncio.Event()
@@ -132,9 +132,9 @@ async def serve(
         source, workers = Source(url), Workers(url, addresses, read_token())
         stack.push_async_callback(source.close)
         stack.callback(workers.close)
-        agents = AgentWatch(workers, store, clock)
+        agents = AgentWatch(workers, store, clock, messages=not values.hides)
         stack.push_async_callback(agents.close)
-        collector = Collector(source, store, clock)
+        collector = Collector(source, store, clock, agents)
         stack.push_async_callback(collector.close)
         view = View(
             source=source,

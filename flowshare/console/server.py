@@ -32,10 +32,12 @@ from yarl import URL
 
 from flowshare.agents.pages.gate import Gate, Named, Need, read_host
 from flowshare.agents.pages.site import Bounds, ConnectionLimiter, Listening, PageConnection, bound, guarded, shown
+from flowshare.backend import parse_broker
 from flowshare.cli.output import Failure, explain
 from flowshare.client.errors import ClientError, ServerError
+from flowshare.client.net.security import PASSWORD_VARIABLE
 from flowshare.console import logins
-from flowshare.console.actions import ACTIONS, Action, BadForm, Means
+from flowshare.console.actions import ACTIONS, Action, BadForm, Means, to_type
 from flowshare.console.collector import AWAY_S, Look
 from flowshare.console.logins import BadLogins, Login, LoginFile, Role
 from flowshare.console.markup import Markup
@@ -140,6 +142,8 @@ class ConsoleServer:
         self._collector = view.collector
         self._clock = clock = view.clock
         self._means = Means(view.source, view.workers)
+        self._broker = to_type(view.source.url)
+        self._asks_password = bool(parse_broker(view.source.url).password)
         self._sessions = Sessions(lambda: secrets.token_urlsafe(32))
         self._guesses = Guesses(clock)
         self._token = secrets.token_urlsafe(32)
@@ -390,7 +394,12 @@ class ConsoleServer:
             return self._html("form.html", context, session)
         try:
             params = action.read(query)
-            context |= {"params": params, "back": "/" + action.back(params), "command": action.said(params)}
+            context |= {
+                "params": params,
+                "back": "/" + action.back(params),
+                "command": action.said(params, self._broker),
+                "password_variable": PASSWORD_VARIABLE if self._asks_password else None,
+            }
             async with _room(self._previewing):
                 context["preview"] = await action.preview(self._means, params)
         except PROBLEMS as error:

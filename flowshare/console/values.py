@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -31,6 +32,11 @@ class Values:
         self._schemas = schemas
         self.forms = _FORMS if schemas is None else (_BY_SCHEMA, *_FORMS)
         """The first is what is shown unless another one is asked for."""
+
+    @property
+    def hides(self) -> bool:
+        """Whether there are masks: then what exceptions say is not shown, as it may hold any value."""
+        return bool(self._masks)
 
     def form(self, query: Mapping[str, str]) -> str:
         """What a page's address asks for."""
@@ -111,6 +117,28 @@ def masked(value: object, masks: frozenset[str], depth: int = 0) -> object:
     if isinstance(value, list):
         return [masked(one, masks, depth + 1) for one in cast(list[object], value)]
     return value
+
+
+_FRAME: Final = re.compile(r'  File "[^"\n]+", line \d+(, in \S+)?')
+_KIND: Final = re.compile(r"[\w.<>]{1,200}")
+_HEAD: Final = "Traceback (most recent call last):"
+
+
+def masked_trace(trace: str) -> str:
+    """Where it was raised, without what exceptions say and the code that stands there: file, line and function of the
+    first exception's frames. What comes behind them may be a text that looks like more of them."""
+    kept: list[str] = []
+    for line in trace.removeprefix(_HEAD + "\n").split("\n"):
+        if _FRAME.fullmatch(line):
+            kept.append(line)
+        elif not (kept and line.startswith(("    ", "  [Previous line repeated"))):
+            break
+    return "\n".join(kept)
+
+
+def masked_kind(exception: str) -> str:
+    """An exception's class; what is no name of one is not shown."""
+    return exception if not exception or _KIND.fullmatch(exception) else MASKED
 
 
 def _text(raw: bytes | None) -> str:

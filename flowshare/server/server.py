@@ -150,8 +150,9 @@ class Server:
 
         Beside the fields of `Stats`: groups by state, and how often their partitions were given out anew; share
         sessions, loaded share-partitions, fetches under way, connections; per loaded share-partition records in flight,
-        delayed, blocked by another one of their key, lapsed locks and redeliveries. offsets_expired: committed offsets
-        of consumer groups. `cooperative`: of cooperative groups, once one of them asked.
+        delayed, blocked by another one of their key, lapsed locks and redeliveries. rate_limited_s: by group, for how
+        long its rate kept records from fetches. offsets_expired: committed offsets of consumer groups. `cooperative`:
+        of cooperative groups, once one of them asked.
         """
         figures = {
             **self.share.figures(),

@@ -21,6 +21,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from flowshare.share.breaker import BreakerState
+
 if TYPE_CHECKING:
     from flowshare.agents.host.host import Host
     from flowshare.agents.scale.load import LoadWatch
@@ -89,7 +91,9 @@ _RATES: Final[Mapping[str, tuple[str, str]]] = {
     "needed_workers": ("needed_workers", "Workers that the topic keeps busy at the present rate, not rounded."),
 }
 _MEMBERS: Final[Mapping[str, tuple[str, str]]] = {"members": ("group_members", "Members of the group.")}
-GROUP_WIDE: Final = frozenset(
+BREAKER_STATE: Final = "flowshare_breaker_state"
+BREAKER_OPENED: Final = "flowshare_breaker_opened"
+GROUP_WIDE: Final = {BREAKER_STATE, BREAKER_OPENED}.union(
     f"flowshare_{name}"
     for table in (_LAG, _SHARING, _REDELIVERIES, _OVERLAPS, _RATES, _MEMBERS)
     for name, _ in table.values()
@@ -131,6 +135,7 @@ class Metrics(Page):
         yield from families(GaugeMetricFamily, _GAUGES, ("agent", "group"), stats)
         yield self._handler_times()
         yield self._exceptions()
+        yield from self._breakers()
 
     def _handler_times(self) -> Metric:
         family = HistogramMetricFamily(
@@ -151,6 +156,21 @@ class Metrics(Page):
             for kind, count in runtime.exceptions.items():
                 family.add_metric((name, runtime.agent.group, kind), count)
         return family
+
+    def _breakers(self) -> Iterable[Metric]:
+        """Of the groups, as agents with a breaker hear of it."""
+        state = GaugeMetricFamily(BREAKER_STATE, "1 for the state of the group's breaker.", labels=("group", "state"))
+        opened = CounterMetricFamily(BREAKER_OPENED, "Times that the group's breaker opened.", labels=("group",))
+        for group, heard in {
+            runtime.agent.group: heard
+            for runtime in list(self._host.runtimes.values())
+            if (heard := runtime.breaker) is not None
+        }.items():
+            for one in BreakerState:
+                state.add_metric((group, str(one)), float(one is heard.state))
+            opened.add_metric((group,), heard.opened)
+        yield state
+        yield opened
 
     def _share_partitions(self) -> Iterable[Metric]:
         labels = ("group", "topic", "partition")
@@ -266,6 +286,8 @@ def leading(stats: Mapping[str, Any]) -> Iterable[Metric]:
         yield _led_acknowledgements(stats["acks"])
         yield from _led_groups(stats)
         yield from _histograms(HISTOGRAMS, stats)
+    if "rate_limited_s" in stats:
+        yield _led_rates(stats["rate_limited_s"])
     cooperative = stats.get("cooperative")
     if cooperative is not None:
         yield from families(CounterMetricFamily, COOPERATIVE, (), [((), cooperative)])
@@ -278,6 +300,17 @@ def _led_acknowledgements(acks: Mapping[str, int]) -> Metric:
     )
     for kind, count in acks.items():
         family.add_metric((kind,), count)
+    return family
+
+
+def _led_rates(waited_s: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(
+        "flowshare_led_rate_limited_seconds",
+        "Time in which fetches here waited for records that are there, as the group's share.max.rate left none.",
+        labels=("group",),
+    )
+    for group, seconds in waited_s.items():
+        family.add_metric((group,), seconds)
     return family
 
 

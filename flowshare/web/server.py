@@ -4,6 +4,7 @@
     /ready     200 when the agents run and the handler loop answers, else 503
     /metrics   Prometheus text
     /inflight  JSON: the records that handlers work on; `?stacks`: and where each of them is
+    /agents    JSON: how many records each agent holds, the oldest for how long, and what its handlers raised last
     /lag       JSON: backlog, in flight, oldest age, redeliveries a share-partition; `?topics`: sums and rates a topic
     /scale     JSON: how many workers the app needs, as autoscalers read it; `?target_age=` seconds or text as 30s
     /drain     POST: fetch no more, finish what is running; answers when that is done
@@ -170,7 +171,13 @@ class WebServer(Pages):
         await super().close()
 
     def _routes(self) -> dict[str, Handler]:
-        return {**super()._routes(), "/inflight": self._in_flight, "/lag": self._lag, "/scale": self._scale}
+        return {
+            **super()._routes(),
+            "/inflight": self._in_flight,
+            "/agents": self._agents,
+            "/lag": self._lag,
+            "/scale": self._scale,
+        }
 
     def _orders(self) -> dict[str, Handler]:
         return {"/drain": self._drain}
@@ -203,6 +210,9 @@ class WebServer(Pages):
             where = row.get("topic"), row.get("partition"), row.get("offset")
             row["blocked"] = stuck.get(where, 0)
         return rows
+
+    async def _agents(self, request: web.Request) -> web.Response:
+        return rows_answer(request, self._host.in_hand())
 
     async def _lag(self, request: web.Request) -> web.Response:
         if "topics" in request.query:

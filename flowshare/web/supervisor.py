@@ -6,6 +6,7 @@
                worker, with the label `worker`, as `flowshare_worker_…`, so that nobody adds both up
     /workers   JSON: number, process, address and state of each worker
     /inflight  JSON: the records that handlers work on, with the worker's number
+    /agents    JSON: what each agent of each worker holds, and what its handlers raised last
     /lag       as a worker's; /scale too
     /drain     POST: all workers fetch no more and finish what is running
     /resize    POST, `?workers=N`: keep N workers from now on; those that go drain first. Not of `flowshare scale`
@@ -80,6 +81,7 @@ class SupervisorPages(Pages):
             **super()._routes(),
             "/workers": self._workers,
             "/inflight": self._in_flight,
+            "/agents": self._agents,
             "/lag": self._any,
             "/scale": self._any,
         }
@@ -124,7 +126,13 @@ class SupervisorPages(Pages):
 
     async def _in_flight(self, request: web.Request) -> web.Response:
         stacks = "stacks" in request.query and admission_of(request).operator
-        page = "/inflight?stacks" if stacks else "/inflight"
+        return await self._of_each(request, "/inflight?stacks" if stacks else "/inflight")
+
+    async def _agents(self, request: web.Request) -> web.Response:
+        return await self._of_each(request, "/agents")
+
+    async def _of_each(self, request: web.Request, page: str) -> web.Response:
+        """The rows of all workers, each with its worker's number."""
 
         async def rows() -> list[dict[str, Any]]:
             told = await self._ask_all(page)

@@ -10,6 +10,7 @@ import pytest
 import flowshare as fs
 from flowshare.agents.handler.errors import OptionError, UndecodableValue
 from flowshare.agents.handler.outcomes import of_exception
+from flowshare.share.breaker import BreakerState
 
 
 @pytest.mark.parametrize(
@@ -192,6 +193,23 @@ def test_a_stall_says_that_the_breaker_is_open(caplog: pytest.LogCaptureFixture)
     assert "`flowshare groups resume shop.bill` closes it by hand" in caplog.text
 
 
+def test_how_often_it_opened_is_heard() -> None:
+    async def story(bus: Any, downstream: Downstream) -> None:
+        [runtime] = bus.host.runtimes.values()
+        assert runtime.breaker == (BreakerState.CLOSED, 0)
+        downstream.broken = True
+        await send(bus, 50)
+        await bus.advance(4)
+        assert runtime.breaker == (BreakerState.OPEN, 1)
+        await bus.advance(4)
+        assert runtime.breaker == (BreakerState.OPEN, 2), "after a try that failed"
+        downstream.broken = False
+        await bus.advance(60)
+        assert runtime.breaker == (BreakerState.CLOSED, 2)
+
+    lives(story)
+
+
 def test_rejects_and_releases_open_nothing() -> None:
     def says(value: bytes, delivery: fs.Delivery) -> None:
         if delivery.attempt == 1 and int(value) % 2:
@@ -243,7 +261,7 @@ def test_without_a_breaker_nothing_is_counted_or_told() -> None:
         await send(bus, 5)
         await bus.run_until_idle()
         [runtime] = bus.host.runtimes.values()
-        assert runtime._feeder._breaker is None
+        assert runtime.breaker is None
         assert downstream.calls == 5
 
     lives(story, breaker=None)

@@ -55,6 +55,13 @@ STUCK = {"blocked": 90, "stuck": [KEY, {**KEY, "offset": 7, "blocked": 2}]}
         ([row()], {}, "10 of 100 unfinished records are in flight, and a partition's limit"),
         ([row(in_flight=0)], {}, "100 records are free, and nobody takes them"),
         ([row()], {"error": "ValueError: no\nsuch order"}, "handlers raise ValueError: no such order"),
+        ([row()], {"error": "ValueError: x", "error_s": 3_600.0}, "10 of 100 unfinished records are in flight"),
+        ([row(delayed=100, in_flight=0)], {"error": "A: x", "error_s": 90.0}, "; handlers raised A: x, 1 m 30 s ago"),
+        (
+            [row(in_flight=None, delayed=None)],
+            {"holders": [Holder(member="m1", records=4, oldest_s=3.0)]},
+            "workers hold 4, all held by m1, the oldest for 3.0 s",
+        ),
         ([row(in_flight=None, delayed=None)], {}, "it is not told here how many are in flight"),
         ([row(rate=2.0, redelivery_rate=30.0)], {}, "most of it fails: 30 deliveries a second come again, 2 records"),
         ([row(rate=2.0, retention_left_s=20.0)], {}, "in 20.0 s, and the backlog takes 50.0 s at this rate"),
@@ -86,7 +93,13 @@ def test_who_has_had_records_longest_is_named():
     holders = [Holder(member="m1", records=4, oldest_s=3.0), Holder(member="m2", records=6, oldest_s=95.0)]
 
     assert "10 records, the oldest held by m2 for 1 m 35 s" in why(row(backlog=10), holders=holders)
-    assert ", all held by m1, the oldest for 3.0 s" in why(row(backlog=10), holders=holders[:1])
+    assert "4 records, all held by m1, the oldest for 3.0 s" in why(row(backlog=4, in_flight=4), holders=holders[:1])
+
+
+def test_one_of_several_holders_of_whom_not_all_are_known_does_not_hold_all():
+    holders = [Holder(member="m1", records=4, oldest_s=3.0)]
+
+    assert "10 records, the oldest held by m1 for 3.0 s" in why(row(backlog=10), holders=holders)
 
 
 def test_one_topic_that_goes_on_is_enough():

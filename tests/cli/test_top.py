@@ -13,7 +13,10 @@ import termios
 
 import pytest
 
+from flowshare.agents.scale.in_hand import read_rows
 from flowshare.agents.scale.retention import Facts
+from flowshare.agents.scale.stall_reason import Holder
+from flowshare.cli import top_figures, worker_pages
 from flowshare.cli.top import STYLES, _drawn, _Top
 from flowshare.cli.top_figures import AT_ONCE, Figures
 from flowshare.cli.top_view import Line, Screen
@@ -48,6 +51,34 @@ def test_in_a_pipe_it_prints_the_groups_once(shell):
 def test_without_groups_it_says_so(shell):
     assert shell.json("top") == []
     assert "there are no share or cooperative groups" in shell.both("top")
+
+
+def test_workers_are_asked_what_they_hold_while_a_group_stands_still(shell, monkeypatch):
+    group_with_backlog(shell)
+    asked = []
+    holder = Holder(member="worker 4711", records=3, oldest_s=40.0)
+
+    class Told:
+        known = True
+
+        async def in_hand(self):
+            asked.append(1)
+            return worker_pages.Told({"4711": IN_HAND})
+
+        def close(self):
+            asked.append("closed")
+
+    monkeypatch.setattr(worker_pages, "Workers", lambda *_: Told())
+    facts = []
+    monkeypatch.setattr(top_figures, "stall_reason", lambda one: facts.append(one) or "it stands")
+    assert shell.json("top")[0]["why"] == "it stands"
+    assert asked == [1, 1, "closed"], "once a look"
+    assert (facts[-1].holders, facts[-1].error) == ((holder,), "ValueError: no stock")
+
+
+IN_HAND = read_rows(
+    [{"group": "g1", "held": 3, "oldest_s": 40.0, "exception": "ValueError", "message": "no stock", "raised_s": 2.0}]
+)
 
 
 class FakeSession:
@@ -85,7 +116,7 @@ def lives(shell, story):
 
     async def main():
         session = FakeSession(shell)
-        top = _Top(session, Screen(), 0.01)
+        top = _Top(session, Figures(), Screen(), 0.01)
         looking = asyncio.create_task(top.look_on())
         try:
             async with asyncio.timeout(20):

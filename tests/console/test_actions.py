@@ -8,7 +8,7 @@ import click
 import pytest
 
 from flowshare.cli import COMMANDS
-from flowshare.console.actions import ACTIONS, PARTITION_MAX, TEXT_MAX, BadForm
+from flowshare.console.actions import ACTIONS, PARTITION_MAX, TEXT_MAX, BadForm, to_type
 from tests.console.test_server import LETTER, letter
 from tests.console.world import browser, console
 
@@ -73,6 +73,30 @@ def test_the_command_that_is_shown_is_one_that_the_command_line_takes(name, para
     found = parsed(words[1:])
 
     assert {key: found[key] for key in taken} == taken
+
+
+@pytest.mark.parametrize("name", ["--help", "orders"])
+@pytest.mark.parametrize(("action", "params", "_"), GIVEN)
+def test_the_command_says_which_log_it_works_on(action, params, _, name):
+    given = {key: name if key in ("group", "topic") else value for key, value in params.items()}
+    words = shlex.split(ACTIONS[action].said(ACTIONS[action].read(given), "kafka://a:9092?share=workers"))
+    worker = words[1] in ("drain", "resize")
+
+    assert parsed(words[1:]).get("broker") == (None if worker else "kafka://a:9092?share=workers")
+
+
+@pytest.mark.parametrize(
+    ("url", "typed"),
+    [
+        ("embedded:///data/a b?open=true", "embedded:///data/a b?open=true"),
+        ("kafka://a:9092,b:9092?share=native", "kafka://a:9092,b:9092?share=native"),
+        ("kafka://olga:s3cret@a:9092?ca_file=/ca.pem", "kafka://olga@a:9092?ca_file=/ca.pem"),
+        ("kafka://olga@a:9092?password_file=/run/pw", "kafka://olga@a:9092?password_file=/run/pw"),
+    ],
+)
+def test_the_url_that_is_shown_is_the_same_log_without_a_password(url, typed):
+    assert to_type(url) == typed
+    assert to_type(typed) == typed
 
 
 def test_offsets_of_an_intervention_are_those_of_the_command():

@@ -370,6 +370,13 @@ async def test_markup_in_names_values_and_errors_is_text_everywhere(tmp_path):
         assert html.escape(EVIL, quote=False).partition("'")[0] in page  # it is shown, as text
 
 
+TRACE_SECRET = """Traceback (most recent call last):
+  File "/app/shop.py", line 12, in bill
+    check("SECRET")
+ValueError: SECRET
+"""
+
+
 @pytest.mark.parametrize("form", ["json", "text", "hex"])
 async def test_a_masked_field_is_shown_by_no_page(tmp_path, form):
     async with console(tmp_path / "c", masks=("ssn",)) as made, browser(made) as who:
@@ -382,8 +389,16 @@ async def test_a_masked_field_is_shown_by_no_page(tmp_path, form):
             Message(hidden, partition=0, headers=(*letter(**LETTER).headers, ("ssn", b"SECRET"))),
         )
         await made.send("orders", Message(hidden, key=b'{"ssn": "SECRET"}', partition=0, headers=(("ssn", b"SECRET"),)))
-        for path in (f"browse?topic=orders&form={form}", f"letters?topic=g.dlq&at=0@0&form={form}",
-                     f"letters?topic=g.dlq&at=0@1&form={form}", "letters?topic=g.dlq", "keys"):  # fmt: skip
+        said = {**LETTER, "reason": "ValueError: SECRET", "exception": "ValueError", "trace": TRACE_SECRET}
+        await made.send("g.dlq", letter(hidden, **said), letter(hidden, **{**said, "exception": "E: SECRET"}))
+        one = await who.page("/letters?topic=g.dlq&at=0@2")
+        assert "shop.py" in one
+        assert "The console has masks" in one
+        assert "The console has masks" in await who.page("/letters?topic=g.dlq")
+        assert "0@2" not in await who.page("/letters?topic=g.dlq&reason=secret")
+        for path in (f"browse?topic=orders&form={form}", f"browse?topic=g.dlq&form={form}",
+                     *(f"letters?topic=g.dlq&at=0@{offset}&form={form}" for offset in range(4)),
+                     "letters?topic=g.dlq", "keys"):  # fmt: skip
             text = await who.page(f"/{path}")
             assert "SECRET" not in text, path
             assert b"SECRET".hex(" ") not in text, path

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 
 import pytest
 
-from flowshare.agents.scale import lag
+from flowshare.agents.scale import lag, stall_reason
 from flowshare.cli.output import Failure
 from flowshare.client.errors import ClientError, ConnectionLost, ServerError
 from flowshare.console import collector as collector_module
@@ -19,7 +20,7 @@ from flowshare.log.base import StorageHeld
 from flowshare.protocol.errors import ErrorCode
 from flowshare.testing.clock import LoopTimeClock, ManualClock, settle
 from flowshare.testing.virtual import run
-from tests.console.world import Console
+from tests.console.world import Console, pages
 
 ROW = {"group": "g", "topic": "t", "backlog": 5, "in_flight": 1, "oldest_age_s": 2.4, "rate": 1.234}
 
@@ -160,8 +161,8 @@ def test_figures_are_sums_over_topics_and_unknown_where_one_is():
 
 
 @contextlib.asynccontextmanager
-async def unserved(tmp_path):
-    made = Console(tmp_path / "c")
+async def unserved(tmp_path, **more):
+    made = Console(tmp_path / "c", **more)
     await made.store.open()
     try:
         yield made
@@ -234,6 +235,44 @@ async def test_members_are_asked_for_at_once_when_the_groups_state_has_changed(t
 
         line = console.collector.look.groups["g"]
         assert (line.state, line.settings.members) == ("Empty", 0)
+
+
+IN_HAND = {
+    "agent": "bill",
+    "group": "g",
+    "held": 3,
+    "oldest_s": 41.0,
+    "exception": "ValueError",
+    "message": "iban DE12",
+    "raised_s": 2.0,
+}
+
+
+@pytest.mark.parametrize(("masks", "raised"), [((), "ValueError: iban DE12"), (("iban",), "ValueError")])
+@pytest.mark.asyncio
+async def test_why_a_group_stands_still_names_who_holds_and_what_was_raised(tmp_path, monkeypatch, masks, raised):
+    monkeypatch.setattr(stall_reason, "QUIET_S", 0.0)
+    async with (
+        pages(agents=(200, json.dumps([IN_HAND]).encode())) as worker,
+        unserved(tmp_path, addresses=(worker.address,), masks=masks) as console,
+    ):
+        await console.topic()
+        await console.held()
+        await console.agents.look()
+        await console.look()
+        await console.look()
+        assert "/agents" not in worker.asked, "nobody is asked before something stands still"
+        await console.agents.look()
+        assert "/agents" in worker.asked
+        await console.look()
+
+        why = console.collector.look.groups["g"].stall
+        assert f"in flight: 3 records, all held by worker {worker.address}, the oldest for 41.0 s" in why
+        assert console.agents.in_hand["g"].error == raised
+        await console.ask(lambda admin: admin.pause_group("g"))
+        await console.look()
+        await console.agents.look()
+        assert console.agents.in_hand == {}
 
 
 @pytest.mark.asyncio

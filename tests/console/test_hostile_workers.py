@@ -10,10 +10,10 @@ import threading
 import pytest
 
 from flowshare.agents.pages import own_user
-from flowshare.console import answers
-from flowshare.console import workers as workers_module
+from flowshare.cli import worker_answers as answers
+from flowshare.cli import worker_pages as workers_module
+from flowshare.cli.worker_pages import ANSWER_MAX, Worker, Workers
 from flowshare.console.agents import AGENTS_MAX, counted
-from flowshare.console.workers import ANSWER_MAX, Worker, Workers
 from tests.console.test_workers import HANDLER, METRICS, asked, body
 from tests.console.world import browser, console, pages, words
 

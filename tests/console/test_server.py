@@ -24,7 +24,7 @@ from flowshare.console.source import NotAnswering
 from flowshare.protocol.messages import AckBatch
 from tests.agents.registry_codecs.fake import FakeClient, registry_of
 from tests.console.test_workers import HANDLER, METRICS, body
-from tests.console.world import ACCEPT, RELEASE, Browser, browser, console, logins_at, pages, words
+from tests.console.world import ACCEPT, RELEASE, Browser, MemorySource, browser, console, logins_at, pages, words
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -502,6 +502,20 @@ async def test_an_order_goes_to_those_workers_only_that_the_console_was_given(tm
 
     assert said.startswith("bad: ")
     assert other.asked == []
+
+
+async def test_what_is_shown_can_be_typed_and_tells_no_password(tmp_path):
+    source = MemorySource()
+    source.url = "kafka://olga:s3cret@127.0.0.1:9092"
+    async with console(tmp_path / "c", source=source) as made, browser(made) as who:
+        source.url = "memory://"
+        await made.topic()
+        await made.group()
+        page = await who.page("/do/pause?group=g")
+
+    assert "s3cret" not in page
+    assert "flowshare groups pause --broker kafka://olga@127.0.0.1:9092 g" in words(page)
+    assert "with the broker's password in FLOWSHARE_SASL_PASSWORD" in words(page)
 
 
 # --- deeds -----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from flowshare.agents.codecs.wire import prefix
 from flowshare.console import schemas as schemas_module
 from flowshare.console import values
 from flowshare.console.schemas import ASKED_MAX, Schemas
-from flowshare.console.values import DEPTH_MAX, MASKED, SHOWN_MAX, Values, masked
+from flowshare.console.values import DEPTH_MAX, MASKED, SHOWN_MAX, Values, masked, masked_kind, masked_trace
 from tests.agents.registry_codecs.fake import FakeClient, registry_of
 
 MASKS = ("ssn", "card")
@@ -263,3 +263,37 @@ async def test_other_forms_ask_no_registry(shop):
         assert await shop.values.learn([raw], form) is None
         shop.values.text(raw, form)
     assert shop.client.asked["id 1"] == 0
+
+
+TRACE = """Traceback (most recent call last):
+  File "/app/shop.py", line 12, in bill
+    charge(SECRET)
+    ^^^^^^^^^^^^^^
+  [Previous line repeated 3 more times]
+  File "/app/bank.py", line 3, in <lambda>
+    raise ValueError(f"no iban {iban}")
+ValueError: no iban SECRET
+  File "/SECRET.py", line 1, in SECRET
+"""
+
+
+@pytest.mark.parametrize("trace", [TRACE, TRACE.partition("\n")[2], TRACE + "\nThe above …\n\n" + TRACE])
+def test_a_masked_trace_is_the_frames_alone(trace):
+    assert masked_trace(trace).split("\n") == [
+        '  File "/app/shop.py", line 12, in bill',
+        '  File "/app/bank.py", line 3, in <lambda>',
+    ]
+
+
+@pytest.mark.parametrize(
+    "trace", ["", "ValueError: SECRET", "…SECRET\n" + TRACE, "    SECRET\n" + TRACE, " \n" + TRACE]
+)
+def test_of_what_is_no_trace_nothing_is_shown(trace):
+    assert masked_trace(trace) == ""
+
+
+def test_a_masked_exception_is_the_name_of_a_class_or_nothing():
+    assert masked_kind("shop.errors.NoStock") == "shop.errors.NoStock"
+    assert masked_kind("f.<locals>.Odd") == "f.<locals>.Odd"
+    assert masked_kind("") == ""
+    assert masked_kind("ValueError: SECRET") == MASKED

@@ -9,10 +9,10 @@ import socket
 
 import pytest
 
-from flowshare.console import workers as workers_module
+from flowshare.cli import worker_pages as workers_module
+from flowshare.cli.worker_pages import WORKERS_MAX, Workers
 from flowshare.console.agents import AgentWatch, counted, figures
 from flowshare.console.store import AgentFigures
-from flowshare.console.workers import WORKERS_MAX, Workers
 from flowshare.testing.clock import ManualClock, settle
 from tests.console.world import pages
 from tests.waiting import until

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from flowshare.cli.worker_pages import Workers
 from flowshare.client.session.member import ShareMember
 from flowshare.clock import LoopClock
 from flowshare.console.agents import AgentWatch
@@ -25,7 +26,6 @@ from flowshare.console.slots import Slots
 from flowshare.console.source import Source
 from flowshare.console.store import Store
 from flowshare.console.values import Values
-from flowshare.console.workers import Workers
 from flowshare.protocol.messages import AckBatch
 from flowshare.testing.clock import settle
 
@@ -132,8 +132,8 @@ class Console:
         self.source = MemorySource() if source is None else source
         self.store = Store(folder)
         self.workers = Workers(self.source.url, addresses, token)
-        self.agents = AgentWatch(self.workers, self.store, self.clock)
-        self.collector = Collector(self.source, self.store, self.clock)
+        self.agents = AgentWatch(self.workers, self.store, self.clock, messages=not masks)
+        self.collector = Collector(self.source, self.store, self.clock, self.agents)
         view = View(
             source=self.source,
             workers=self.workers,

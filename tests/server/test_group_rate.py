@@ -72,6 +72,25 @@ async def test_a_slow_rate_lets_one_through_at_a_time_and_wakes_who_waits() -> N
         assert count(await m1.fetch()) == 0
 
 
+async def test_the_time_in_which_a_rate_left_nothing_for_who_waits_is_counted() -> None:
+    async with world() as w:
+        at = await w.log(3)
+        partitions = w.server.share.partitions
+        await paced(w, "6/m")
+        m1 = w.member("m1")
+        waiting = await parked(m1.fetch(at, max_wait_ms=600_000))
+        await w.clock.advance(9)
+        assert partitions.rate_limited_s["g"] == pytest.approx(9, abs=0.1), "a wait that goes on"
+        await w.clock.advance(1.1)
+        assert count(await waiting) == 1
+        assert partitions.rate_limited_s["g"] == pytest.approx(10, abs=0.3)
+        await w.clock.advance(30)
+        assert partitions.rate_limited_s["g"] == pytest.approx(10, abs=0.3), "nobody waits"
+        assert w.server.stats()["rate_limited_s"] == partitions.rate_limited_s
+        await paced(w, "0")
+        assert partitions.rate_limited_s == {}
+
+
 async def test_after_a_pause_half_a_second_s_worth_comes_at_once() -> None:
     async with world() as w:
         at = await w.log(500)

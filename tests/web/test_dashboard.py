@@ -33,7 +33,7 @@ import flowshare as fs
 app = fs.App("shop", broker=os.environ["URL"])
 orders = app.topic("orders", retention=3600.0)
 
-@app.share_agent(orders, retry=None)
+@app.share_agent(orders, retry=None, max_rate=1000, breaker=fs.Breaker())
 async def bill(value: int) -> None:
     if value == 1:
         raise fs.Reject("odd")

@@ -116,6 +116,12 @@ def test_a_supervisor_that_leads_tells_the_same_on_its_page():
     assert 'flowshare_group_rebalances_total{type="share"} 2.0' in page
 
 
+def test_how_long_a_groups_rate_made_members_wait_is_told_by_group():
+    told = LedMetrics({"rate_limited_s": {"shop.bill": 12.5}}).text().decode()
+
+    assert 'flowshare_led_rate_limited_seconds_total{group="shop.bill"} 12.5' in told
+
+
 def test_how_long_something_took_is_counted_up_to_each_bound():
     one = Latencies()
     for seconds in (0.0, BOUNDS_S[0], 0.003, 60.0):

@@ -61,6 +61,8 @@ class Worker:
                 return web.json_response({"ok": not self.reasons, "reasons": list(self.reasons)}, status=status)
             case "/inflight":
                 return web.json_response([{"agent": "bill", "offset": self.received, "stacks": request.query_string}])
+            case "/agents":
+                return web.json_response([{"agent": "bill", "group": "shop.bill", "held": self.received}])
             case "/drain":
                 self.drained += 1
                 return web.json_response({"drained": True})
@@ -159,6 +161,11 @@ async def test_lists_are_those_of_all_workers_and_what_is_the_groups_is_any_ones
     async with crew(Worker(3), Worker(4)) as (get, supervisor):
         rows = json.loads((await get("/inflight?stacks"))[1])
         assert [(row["worker"], row["offset"], row["stacks"]) for row in rows] == [(1, 3, "stacks"), (2, 4, "stacks")]
+        rows = json.loads((await get("/agents"))[1])
+        assert [(row["worker"], row["group"], row["held"]) for row in rows] == [
+            (1, "shop.bill", 3),
+            (2, "shop.bill", 4),
+        ]
         assert json.loads((await get("/lag?topics"))[1]) == {"page": "/lag", "query": "topics"}
         assert json.loads((await get("/scale?target_age=5"))[1]) == {"page": "/scale", "query": "target_age=5"}
         supervisor.ready.pop(2)
@@ -200,7 +207,7 @@ async def test_orders_stacks_and_names_are_the_operators_and_others_get_numbers(
 async def test_foreign_hosts_and_origins_are_refused_and_probes_told_no_names():
     async with crew(Worker(3)) as (get, supervisor):
         supervisor.down = {3: "worker 3 cannot start: there is no module 'shop'"}
-        for page in ("/", "/metrics", "/workers", "/inflight", "/lag", "/scale"):
+        for page in ("/", "/metrics", "/workers", "/inflight", "/agents", "/lag", "/scale"):
             assert (await get(page, token=None, Host="evil.example"))[0] == 421
         for page in ("/live", "/ready", "/workers", "/none"):
             assert (await get(page, Origin="http://evil.example"))[0] == 403

@@ -7,6 +7,7 @@ import uuid
 import aiohttp
 import pytest
 
+from flowshare.agents.feed.outcome_watch import HeardBreaker
 from flowshare.agents.handler.options import AgentOptions
 from flowshare.agents.pages import own_user
 from flowshare.agents.pages.gate import PageSettings, read_hosts
@@ -22,6 +23,7 @@ from flowshare.protocol.messages import ConfigEntry, SharePartitionOffsets
 from flowshare.protocol.messages.cooperative import PartitionOffsets, ToldClaim, ToldWait
 from flowshare.server.cooperative.stats import Stats as CooperativeStats
 from flowshare.server.share.stats import Stats
+from flowshare.share.breaker import BreakerState
 from flowshare.web import metrics
 from flowshare.web.server import KEPT_S, PageCache, WebServer
 
@@ -49,6 +51,9 @@ class StandIn:
 
     def in_flight(self, *, stacks=False):
         return [{"agent": "bill", "offset": 17, **({"stack": "here"} if stacks else {})}]
+
+    def in_hand(self):
+        return [{"agent": "bill", "group": "shop.bill", "held": 3, "exception": "ValueError", "message": "DE12"}]
 
     def led(self):
         return self.led_here
@@ -145,6 +150,7 @@ class Runtime:
         self.agent = Agent()
         self.handler_times = HandlerTimes()
         self.exceptions = {}
+        self.breaker = None
         self.counters = AgentStats(received=9, accepted=5, retried=2, released=1, dead_lettered=1)
 
     def handler_look(self):
@@ -204,6 +210,7 @@ async def test_a_port_that_is_taken_is_said_with_what_to_do():
 async def test_lists_are_json():
     assert json.loads((await get(StandIn(), "/inflight"))[1]) == [{"agent": "bill", "offset": 17, "blocked": 0}]
     assert json.loads((await get(StandIn(), "/inflight?stacks=1"))[1])[0]["stack"] == "here"
+    assert json.loads((await get(StandIn(), "/agents"))[1])[0]["message"] == "DE12"
     assert json.loads((await get(StandIn(), "/lag"))[1])[0]["backlog"] == 7
 
 
@@ -232,6 +239,29 @@ async def test_metrics_have_kafkas_words():
     assert f"flowshare_redeliveries_per_second{{{by_topic}}} 0.0" in text
     assert f"flowshare_needed_workers{{{by_topic}}} 0.5" in text
     assert 'flowshare_group_members{group="shop.bill"} 3.0' in text
+
+
+@pytest.mark.asyncio
+async def test_metrics_tell_the_state_of_a_groups_breaker_and_how_often_it_opened():
+    host = StandIn()
+    host.runtimes = {"bill": Runtime()}
+    assert "flowshare_breaker_state{" not in (await get(host, "/metrics"))[1]
+    host.runtimes["bill"].breaker = HeardBreaker(BreakerState.OPEN, 3)
+
+    text = (await get(host, "/metrics"))[1]
+
+    assert 'flowshare_breaker_state{group="shop.bill",state="open"} 1.0' in text
+    assert 'flowshare_breaker_state{group="shop.bill",state="closed"} 0.0' in text
+    assert 'flowshare_breaker_state{group="shop.bill",state="half-open"} 0.0' in text
+    assert 'flowshare_breaker_opened_total{group="shop.bill"} 3.0' in text
+
+
+def test_what_all_workers_hear_of_a_breaker_stands_once_on_a_supervisors_page():
+    text = 'flowshare_breaker_state{group="g",state="open"} 1.0\n'
+
+    page = metrics.MergedMetrics({1: text, 2: text}, states={"ready": 2}, ready=True, led={}).text().decode()
+
+    assert 'flowshare_breaker_state{group="g",state="open"} 1.0' in page
 
 
 @pytest.mark.asyncio
@@ -304,7 +334,7 @@ async def test_the_workers_own_user_drains_it_without_any_token():
     assert host.drains == [None]
 
 
-@pytest.mark.parametrize("page", ["/", "/metrics", "/inflight", "/lag", "/scale", "/drain", "/none"])
+@pytest.mark.parametrize("page", ["/", "/metrics", "/inflight", "/agents", "/lag", "/scale", "/drain", "/none"])
 @pytest.mark.asyncio
 async def test_a_page_in_a_browser_that_made_its_name_lead_here_gets_nothing(page):
     rebound = {"Host": "evil.example:8081"}
@@ -319,7 +349,9 @@ async def test_a_page_in_a_browser_that_made_its_name_lead_here_gets_nothing(pag
     )
 
 
-@pytest.mark.parametrize("page", ["/", "/live", "/ready", "/metrics", "/inflight", "/lag", "/scale", "/none"])
+@pytest.mark.parametrize(
+    "page", ["/", "/live", "/ready", "/metrics", "/inflight", "/agents", "/lag", "/scale", "/none"]
+)
 @pytest.mark.asyncio
 async def test_a_page_of_another_origin_gets_nothing_from_any_page(page):
     assert (await get(StandIn(), page, headers={"Origin": "http://evil.example"}))[0] == 403
@@ -355,6 +387,7 @@ async def test_stacks_and_names_are_the_operators_and_others_get_numbers():
 
     assert json.loads((await get(host, "/inflight?stacks=1", token=None))[1]) == [{"offset": 17, "blocked": 0}]
     assert json.loads((await get(host, "/inflight", token=None))[1]) == [{"offset": 17, "blocked": 0}]
+    assert json.loads((await get(host, "/agents", token=None))[1]) == [{"held": 3}]
     for page in ("/lag", "/lag?topics", "/lag?all", "/scale"):
         status, text = await get(host, page, looks=2, token=None)
         assert status == 200

@@ -19,7 +19,7 @@ from flowshare.agents.feed.delays import RetryTopicReader
 from flowshare.agents.feed.early_accepts import EarlyAccepts
 from flowshare.agents.feed.locks import HeldRecords, LockKeeper
 from flowshare.agents.feed.members import SettlingMember, new_member
-from flowshare.agents.feed.outcome_watch import OutcomeWatch
+from flowshare.agents.feed.outcome_watch import HeardBreaker, OutcomeWatch
 from flowshare.agents.feed.prefetch import FEW, FetchSize, GroupSize, KeyFetchSize, KeyPrefetch, Prefetch, Prefetcher
 from flowshare.agents.feed.reader import Reader
 from flowshare.agents.feed.setup import check_order_kept, prepare
@@ -116,7 +116,11 @@ class Feeder:
         self._breaker: OutcomeWatch | None = None
         if options.breaker is not None:
             self._breaker = self._completion.breaker = OutcomeWatch(
-                agent, clock=clock, admin=environment.admin, on_open=self._give_back
+                agent,
+                clock=clock,
+                admin=environment.admin,
+                on_open=self._give_back,
+                told=None if telemetry is None else telemetry.breaker(agent),
             )
         self._capabilities = capabilities
         retries = not options.at_most_once
@@ -204,6 +208,11 @@ class Feeder:
         return self._held.outstanding
 
     @property
+    def arrived_s(self) -> float | None:
+        """When the oldest of these came, by the monotonic clock; None: there is none."""
+        return self._held.arrived_s
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is held and nothing waits for its acknowledgement."""
         in_hand = 0 if self._early is None else self._early.in_hand
@@ -217,6 +226,11 @@ class Feeder:
     @property
     def _stopping(self) -> bool:
         return self._draining or self._fetch_size.paused
+
+    @property
+    def breaker(self) -> HeardBreaker | None:
+        """What is heard of the group's breaker; None: the agent has none."""
+        return None if self._breaker is None else self._breaker.heard
 
     @property
     def held_back(self) -> str | None:

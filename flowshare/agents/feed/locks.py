@@ -76,6 +76,11 @@ class HeldRecords:
         return sum(chunk.waiting for chunk in list(self.live))
 
     @property
+    def arrived_s(self) -> float | None:
+        """When the oldest of what is held came, by the monotonic clock; None: nothing is held. Any thread."""
+        return min((chunk.arrived for chunk in list(self.live)), default=None)
+
+    @property
     def followers(self) -> int:
         """Those of them that wait for the record before them in their key."""
         return sum(chunk.chains.waiting for chunk in self.live if chunk.chains is not None)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.agents.handler.errors import UndecodableValue
 from flowshare.agents.handler.outcomes import OutcomeKind
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flowshare.agents.handler.chunk import Chunk
     from flowshare.agents.handler.outcomes import Outcome
     from flowshare.agents.run.pool import FinishedWork
+    from flowshare.agents.telemetry.breakers import BreakerMetrics
     from flowshare.client.admin.admin import ShareAdmin
     from flowshare.client.session.member import Fetched
     from flowshare.clock import Clock
@@ -56,24 +57,47 @@ def _says_something(outcome: Outcome) -> bool:
     return not put_back and not isinstance(outcome.error, UndecodableValue)
 
 
-class OutcomeWatch:
-    """Of one agent in one process. on_open: called when the breaker is heard to be open."""
+class HeardBreaker(NamedTuple):
+    """A group's breaker as a member hears of it. opened: how often it opened since the member began, after a try that
+    failed, too."""
 
-    def __init__(self, agent: ShareAgent, *, clock: Clock, admin: ShareAdmin, on_open: Callable[[], object]) -> None:
+    state: BreakerState = BreakerState.CLOSED
+    opened: int = 0
+
+    def hear(self, state: BreakerState) -> HeardBreaker:
+        """It is told to be in this state."""
+        opens = state is not BreakerState.CLOSED and self.state is BreakerState.CLOSED
+        again = state is BreakerState.OPEN and self.state is BreakerState.HALF_OPEN
+        return HeardBreaker(state, self.opened + (opens or again))
+
+
+class OutcomeWatch:
+    """Of one agent in one process. on_open: called when the breaker is heard to be open. told: telemetry of it."""
+
+    def __init__(
+        self,
+        agent: ShareAgent,
+        *,
+        clock: Clock,
+        admin: ShareAdmin,
+        on_open: Callable[[], object],
+        told: BreakerMetrics | None = None,
+    ) -> None:
         assert agent.options.breaker is not None
         self._agent = agent
         self._rule = agent.options.breaker
         self._clock = clock
         self._admin = admin
         self._on_open = on_open
-        self._state: BreakerState = BreakerState.CLOSED
+        self.heard = HeardBreaker()
+        self._told = told
         self._why = ""
         self._open_s: float = 0.0
         self._until_s: float = 0.0
         """When something is tried, as was heard."""
         self._counts = [0, 0, 0, 0]
         """As `share.breaker.Outcomes`."""
-        self._told = [0, 0, 0, 0]
+        self._reported = [0, 0, 0, 0]
         """Those that the group knows."""
         self._member_id = ""
         self._tries: set[tuple[TopicPartition, int]] = set()
@@ -84,6 +108,8 @@ class OutcomeWatch:
 
     def start(self, member_id: str) -> None:
         """Begin to tell."""
+        if self._told is not None:
+            self._told.hear(*self.heard)
         self._member_id = member_id
         self._task = asyncio.create_task(self._run(), name=f"outcomes of {self._agent.name}")
 
@@ -91,9 +117,15 @@ class OutcomeWatch:
         """Tell what failed, or was tried, and was not told yet; end."""
         task, self._task = self._task, None
         await cancelled(task)
-        if task is not None and self._counts[1:] != self._told[1:]:
+        if task is not None and self._counts[1:] != self._reported[1:]:
             with contextlib.suppress(ClientError, OSError, TimeoutError):
                 await self._clock.wait_for(self._report(), LAST_S)
+        if self._told is not None:
+            self._told.end()
+
+    @property
+    def _state(self) -> BreakerState:
+        return self.heard.state
 
     @property
     def trouble(self) -> str | None:
@@ -158,8 +190,10 @@ class OutcomeWatch:
         left_ms = max(0, round(1000 * (self._until_s - self._clock.monotonic())))
         known = (str(self._state), left_ms, round(1000 * self._open_s))
         told = await self._admin.report_outcomes(self._agent.group, self._member_id, counted, known)
-        self._told = counts
-        before, self._state = self._state, BreakerState(told.state)
+        self._reported = counts
+        before, self.heard = self._state, self.heard.hear(BreakerState(told.state))
+        if self._told is not None:
+            self._told.hear(*self.heard)
         self._why, self._open_s = told.why, told.open_ms / 1000
         self._until_s = self._clock.monotonic() + told.left_ms / 1000
         if self._state is BreakerState.CLOSED:

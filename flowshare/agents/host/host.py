@@ -369,6 +369,10 @@ class Host:
         found = [record for runtime in self.runtimes.values() for record in runtime.in_flight()]
         return inflight.rows(found, handler_thread=self._handler_thread, stacks=stacks)
 
+    def in_hand(self) -> list[dict[str, Any]]:
+        """What each agent holds, and what its handlers raised last. From any thread."""
+        return [runtime.in_hand() for runtime in list(self.runtimes.values())]
+
     async def lag(self, *, all_groups: bool = False) -> list[dict[str, Any]]:
         """Backlog, in flight, oldest age and redeliveries of each share-partition of the agents' groups.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from flowshare.agents.cooperative.agent import CooperativeAgent
 from flowshare.agents.feed.acknowledgements import Observer
 from flowshare.agents.feed.feeder import Feeder
+from flowshare.agents.feed.outcome_watch import HeardBreaker
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.host.inflight import RunningHandler
 from flowshare.agents.kmq.agent import KmqAgent
@@ -76,6 +77,11 @@ class AgentRuntime:
         return self._pool.exceptions.copy()
 
     @property
+    def breaker(self) -> HeardBreaker | None:
+        """What the agent hears of its group's breaker; None: it has none."""
+        return self._feeder.breaker if isinstance(self._feeder, Feeder) else None
+
+    @property
     def paused(self) -> bool:
         """Whether `pause` is in force."""
         return self._feeder.paused
@@ -132,6 +138,22 @@ class AgentRuntime:
             for runner in self._pool.running()
             for chunk, record in runner.records()
         ]
+
+    def in_hand(self) -> dict[str, Any]:
+        """How many records it holds, for how long the oldest, and what its handlers raised last, when; from any thread.
+
+        It is a row of `/agents`, as `scale.held` reads it.
+        """
+        now_s, arrived_s, raised = self._clock.monotonic(), self._feeder.arrived_s, self._pool.exceptions.last
+        return {
+            "agent": self.agent.name,
+            "group": self.agent.group,
+            "held": self._feeder.outstanding,
+            "oldest_s": None if arrived_s is None else round(max(0.0, now_s - arrived_s), 3),
+            "exception": raised and raised.kind,
+            "message": raised and raised.text,
+            "raised_s": raised and round(max(0.0, now_s - raised.at_s), 3),
+        }
 
     def stats(self) -> dict[str, float]:
         """Counters since the start and gauges of now, by name (see `AgentStats`)."""

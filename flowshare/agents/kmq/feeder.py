@@ -164,6 +164,11 @@ class KmqFeeder:
         return sum(chunk.waiting for chunk in list(self._live))
 
     @property
+    def arrived_s(self) -> float | None:
+        """When the oldest of what is held came, by the monotonic clock; None: nothing is held."""
+        return min((chunk.arrived for chunk in list(self._live)), default=None)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is held and nothing waits for its end marker."""
         return self.outstanding == 0 and self._markers.unconfirmed == 0

@@ -359,7 +359,7 @@ class Pool(abc.ABC):
             self.stats.cancelled += 1
         else:
             self.stats.handler_errors += 1
-            self.exceptions.add(error)
+            self.exceptions.add(error, self.clock.monotonic())
         if outcome.kind is OutcomeKind.DEAD:
             text = clip(outcome.reason, REASON_MAX)
             if isinstance(error, self.agent.options.reject):  # what the app expects, and says with `reject=`

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, NamedTuple
+
+from flowshare.agents.handler.texts import said
 
 BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Upper bounds of the buckets, inclusive; the last bucket has none."""
@@ -72,18 +74,31 @@ class AgentStats:
 EXCEPTIONS_MAX: Final = 32
 """Types of exceptions that an agent counts; the others are counted together."""
 OTHERS: Final = "others"
+TEXT_MAX: Final = 200
+"""Characters that are kept of what was raised last."""
+
+
+class Raised(NamedTuple):
+    """An exception out of a handler, as text: it holds no frames, and so no records. at_s: by the monotonic clock."""
+
+    kind: str
+    text: str
+    at_s: float
 
 
 class ExceptionCounts:
     """How often handlers raised what, by the exception's type. Written on the handler loop, read from anywhere."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_counts", "last")
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
+        self.last: Raised | None = None
+        """What was raised last."""
 
-    def add(self, error: BaseException) -> None:
+    def add(self, error: BaseException, now_s: float) -> None:
         """One more."""
+        self.last = Raised(type(error).__name__, said(error, TEXT_MAX), now_s)
         name = type(error).__qualname__
         if name not in self._counts and len(self._counts) >= EXCEPTIONS_MAX:
             name = OTHERS

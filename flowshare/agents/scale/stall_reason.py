@@ -26,6 +26,8 @@ from flowshare.client.admin.admin import MAX_IN_FLIGHT, MAX_RATE, PAUSED
 
 QUIET_S: Final = 10.0
 """Work that began later than so long ago is under way, not stuck."""
+RAISES_S: Final = 60.0
+"""What handlers raised so long ago explains nothing but why their records wait for the end of a delay."""
 NEAR_S: Final = 3_600.0
 ERROR_MAX: Final = 120
 _FAILING: Final = 2
@@ -33,7 +35,8 @@ _FAILING: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """What one member has in hand. oldest_s: for how long it has had the oldest of these records."""
+    """What one member has in hand. member: who it is, by its worker where that is known. oldest_s: for how long it has
+    had the oldest of these records."""
 
     member: str
     records: int
@@ -54,8 +57,8 @@ class GroupFacts:
     """All that is known of a group; None is "not known", and whoever does not know more leaves the rest out.
 
     rows: of `lag.by_topic`, this group's only. settings: of the group, by name. members: how many; assigned: how many
-    of these have a partition. holders: who has what in hand. error: what handlers raised last. cooperative: it is a
-    cooperative group, of which nobody knows what is in flight.
+    of these have a partition. holders: who has what in hand, as far as they could be asked. error: what handlers raised
+    last; error_s: how long ago.
     """
 
     group: str
@@ -66,6 +69,7 @@ class GroupFacts:
     breaker: BreakerFacts = BreakerFacts()
     holders: Sequence[Holder] = ()
     error: str | None = None
+    error_s: float | None = None
 
     def total(self, name: str) -> Any:
         """A column's sum over the topics; None as soon as one of them is not known."""
@@ -77,6 +81,11 @@ class GroupFacts:
         """Records that are not finished; None when that is not known of all topics."""
         found = [row.get("backlog") for row in self.rows]
         return None if any(one is None or one < 0 for one in found) else sum(one for one in found if one)
+
+    @property
+    def raises(self) -> bool:
+        """Whether handlers raise at present."""
+        return self.error is not None and (self.error_s is None or self.error_s < RAISES_S)
 
     @property
     def oldest_s(self) -> float | None:
@@ -139,17 +148,22 @@ def _stuck(facts: GroupFacts, backlog: int) -> str:
         return _with_error(facts, f"all {backlog} unfinished records wait for the end of a delay")
     if in_flight and in_flight + delayed >= backlog:
         waiting = f", and {delayed} wait for the end of a delay" if delayed else ""
-        return f"all that can be is in flight: {in_flight} records{_held_by(facts)}{waiting}"
+        return f"all that can be is in flight: {in_flight} records{_held_by(facts, in_flight)}{waiting}"
     limit = _number(facts.settings.get(MAX_IN_FLIGHT))
     if 0 < limit <= in_flight:
-        return f"{in_flight} records are in flight{_held_by(facts)}, and {MAX_IN_FLIGHT}={limit} allows no more"
+        return (
+            f"{in_flight} records are in flight{_held_by(facts, in_flight)}, and {MAX_IN_FLIGHT}={limit} allows no more"
+        )
     return _behind_a_key(facts, backlog, blocked or 0) or _not_handed_out(facts, backlog, in_flight)
 
 
 def _unseen(facts: GroupFacts, backlog: int) -> str:
-    return _with_error(
-        facts, f"nothing of {backlog} records is finished, and it is not told here how many are in flight"
-    )
+    held = sum(one.records for one in facts.holders)
+    if held:
+        text = f"nothing of {backlog} records is finished; workers hold {held}{_held_by(facts, held)}"
+    else:
+        text = f"nothing of {backlog} records is finished, and it is not told here how many are in flight"
+    return _with_error(facts, text) if facts.raises else text
 
 
 def _behind_a_key(facts: GroupFacts, backlog: int, blocked: int) -> str | None:
@@ -172,14 +186,14 @@ def _behind_a_key(facts: GroupFacts, backlog: int, blocked: int) -> str | None:
 
 def _not_handed_out(facts: GroupFacts, backlog: int, in_flight: int) -> str:
     rate = facts.settings.get(MAX_RATE, "")
-    if facts.error is not None:
+    if facts.raises:
         return _with_error(facts, f"nothing of {backlog} records is finished")
     if rate not in ("", "0"):
         return f"{MAX_RATE}={rate} hands out no more at present ({backlog} records wait)"
     if in_flight:
         return (
-            f"{in_flight} of {backlog} unfinished records are in flight{_held_by(facts)}, and a partition's limit of "
-            "locks or its window (share.partition.max.window) may be full"
+            f"{in_flight} of {backlog} unfinished records are in flight{_held_by(facts, in_flight)}, and a partition's "
+            "limit of locks or its window (share.partition.max.window) may be full"
         )
     return f"{backlog} records are free, and nobody takes them"
 
@@ -206,18 +220,25 @@ def _retention(facts: GroupFacts, backlog: int, *, stalled: bool) -> str | None:
     return None
 
 
-def _held_by(facts: GroupFacts) -> str:
-    """Who has had something longest, for the middle of a sentence."""
+def _held_by(facts: GroupFacts, in_flight: int) -> str:
+    """Who has had something longest, for the middle of a sentence. in_flight: what is held in all."""
     longest = max(facts.holders, key=lambda one: one.oldest_s, default=None)
     if longest is None:
         return ""
-    if longest.records >= sum(one.records for one in facts.holders):
+    if longest.records >= in_flight:
         return f", all held by {longest.member}, the oldest for {age(longest.oldest_s)}"
     return f", the oldest held by {longest.member} for {age(longest.oldest_s)}"
 
 
 def _with_error(facts: GroupFacts, text: str) -> str:
-    return text if facts.error is None else f"{text}; handlers raise {clip(' '.join(facts.error.split()), ERROR_MAX)}"
+    if facts.error is None:
+        return text
+    error = clip(" ".join(facts.error.split()), ERROR_MAX)
+    return (
+        f"{text}; handlers raise {error}"
+        if facts.raises
+        else f"{text}; handlers raised {error}, {age(facts.error_s)} ago"
+    )
 
 
 def _number(text: str | None) -> int:

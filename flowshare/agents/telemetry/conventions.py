@@ -49,12 +49,15 @@ ACCEPTED: Final = "flowshare.settle.accepted"
 RELEASED: Final = "flowshare.settle.released"
 REJECTED: Final = "flowshare.settle.rejected"
 OUTPUTS: Final = "flowshare.settle.outputs"
+BREAKER_STATE: Final = "flowshare.breaker.state"
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
 PROCESS_DURATION: Final = "messaging.process.duration"
 OPERATION_DURATION: Final = "messaging.client.operation.duration"
 CONSUMED_MESSAGES: Final = "messaging.client.consumed.messages"
 SENT_MESSAGES: Final = "messaging.client.sent.messages"
+BREAKER_STATUS: Final = "flowshare.breaker.status"
+BREAKER_OPENINGS: Final = "flowshare.breaker.openings"
 BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Bounds of the durations' buckets, as the conventions advise."""
 
@@ -80,8 +83,9 @@ ATTRIBUTES: Final[dict[str, str]] = {
     RELEASED: "of *settle*: records that were put back",
     REJECTED: "of *settle*: records that were rejected",
     OUTPUTS: "of *settle* with `exactly_once`: records written in the same step",
+    BREAKER_STATE: "of `flowshare.breaker.status`: `closed`, `open` or `half-open`",
 }
-"""Every attribute of a span, and what it says."""
+"""Every attribute, and what it says."""
 METRICS: Final[dict[str, tuple[str, str]]] = {
     PROCESS_DURATION: ("histogram, s", "how long handlers took, by outcome"),
     CONSUMED_MESSAGES: ("counter", "records that handlers got"),
@@ -90,5 +94,7 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
         "histogram, s",
         "how long sending a record took until it was confirmed, and an acknowledgement",
     ),
+    BREAKER_STATUS: ("gauge", "of agents with a breaker: 1 for the state that their group's is in, 0 for the others"),
+    BREAKER_OPENINGS: ("counter", "how often it opened, as the agent heard"),
 }
 """Every metric, its kind, and what it says."""

@@ -1,14 +1,17 @@
-"""The metrics of one process: four instruments of the conventions, with few attributes each."""
+"""The metrics of one process: four instruments of the conventions and two of breakers, with few attributes each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from opentelemetry.metrics import Observation
+
 from flowshare.agents.telemetry import conventions as names
+from flowshare.share.breaker import BreakerState
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Meter
+    from opentelemetry.metrics import CallbackOptions, Meter
 
 KINDS_MAX: Final = 64
 """Kinds of errors that are told apart; those behind them are `OTHER`."""
@@ -40,6 +43,8 @@ class Instruments:
     """Made once a process."""
 
     def __init__(self, meter: Meter) -> None:
+        self.breakers: dict[str, tuple[Attributes, BreakerState]] = {}
+        """Attributes of each agent with a breaker, by its name, and what it heard last."""
         self.errors = Few(KINDS_MAX)
         self.topics = Few(TOPICS_MAX)
         self.process = meter.create_histogram(
@@ -60,3 +65,15 @@ class Instruments:
         self.sent = meter.create_counter(
             names.SENT_MESSAGES, "{message}", "Number of messages producer attempted to send to the broker."
         )
+        self.openings = meter.create_counter(
+            names.BREAKER_OPENINGS, "{opening}", "How often circuit breakers of groups opened."
+        )
+        meter.create_observable_gauge(
+            names.BREAKER_STATUS, [self._status], "1", "State that the circuit breaker of an agent's group is in."
+        )
+
+    def _status(self, _: CallbackOptions) -> Iterable[Observation]:
+        """On the exporter's thread."""
+        for common, state in list(self.breakers.values()):
+            for one in BreakerState:
+                yield Observation(int(one is state), {**common, names.BREAKER_STATE: str(one)})

@@ -10,6 +10,7 @@ from flowshare.agents.handler.retry_headers import retry_topic
 from flowshare.agents.handler.texts import named
 from flowshare.agents.telemetry import context
 from flowshare.agents.telemetry import conventions as names
+from flowshare.agents.telemetry.breakers import BreakerMetrics
 from flowshare.agents.telemetry.ender import Ender
 from flowshare.agents.telemetry.instruments import Instruments
 from flowshare.agents.telemetry.processing import ProcessSpans
@@ -56,6 +57,10 @@ class Telemetry:
     def settle(self, agent: ShareAgent) -> SettleSpans:
         """For the feeder of an agent."""
         return SettleSpans(self, agent, retry_topic(agent.group))
+
+    def breaker(self, agent: ShareAgent) -> BreakerMetrics:
+        """For what hears of the breaker of an agent's group."""
+        return BreakerMetrics(self, agent)
 
     def sends(self, producer: Producer) -> TracedProducer:
         """For all that is sent."""

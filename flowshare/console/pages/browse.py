@@ -5,13 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.cli.letters import is_own
 from flowshare.client.errors import ClientError
 from flowshare.console.markup import HEADERS_MAX
 from flowshare.console.pages.page import BYTES_MAX, PARTITION_MAX, ROWS_MAX, Context, Page, Query, View, whole
+from flowshare.console.values import MASKED
 
 if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
     from flowshare.client.admin.browsing import BrowsePage
+    from flowshare.console.values import Values
 
 SHOWN: Final = 50
 SEARCHED: Final = 5_000
@@ -70,7 +73,7 @@ async def _records(view: View, query: Query, form: str) -> Context:
                 "timestamp_ms": one.timestamp_ms,
                 "key": view.values.aside(one.key),
                 "value": view.values.text(one.value, form),
-                "headers": [(name, view.values.aside(value, name)) for name, value in one.headers[:HEADERS_MAX]],
+                "headers": [(name, _header(name, value, view.values)) for name, value in one.headers[:HEADERS_MAX]],
                 "more_headers": max(0, len(one.headers) - HEADERS_MAX),
                 "run": states.get(one.offset),
             }
@@ -118,6 +121,12 @@ def _outside(page: BrowsePage, offset: int) -> str:
     if page.kind != "native":
         return "not reached"
     return "not told"
+
+
+def _header(name: str, value: bytes | None, values: Values) -> str:
+    """A header as text; with masks without what a dead letter's exception said: it may hold any value."""
+    says_more = is_own(name) and name.endswith(("reason", "message", "exception", "trace"))
+    return MASKED if values.hides and says_more else values.aside(value, name)
 
 
 PAGE: Final = Page("browse", "Browse", _load)

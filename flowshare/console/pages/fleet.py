@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.console.pages.page import Context, Page, Query, View
 from flowshare.console.source import NotAnswering
+from flowshare.console.values import MASKED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,12 @@ async def _load(view: View, _query: Query) -> Context:
     answers = list(scale.rows.values()) if scale else []
     return {
         "rows": rows,
-        "pipelines": [{"process": name, **row} for name, rows in pipelines.items() for row in rows if "name" in row],
+        "pipelines": [
+            {"process": name, **row, "last_error": _error(row["last_error"], view)}
+            for name, rows in pipelines.items()
+            for row in rows
+            if "name" in row
+        ],
         "known": view.workers.known,
         "leads": None if slots is None else _leads(slots, look.led),
         "slots": slots,
@@ -60,6 +66,11 @@ def _leads(slots: FleetLook, led: Mapping[int, int]) -> list[dict[str, Any]]:
         }
         for node, (host, port) in sorted(slots.nodes.items())
     ]
+
+
+def _error(text: str | None, view: View) -> str | None:
+    """With masks it is not shown: it may hold any value."""
+    return MASKED if text and view.values.hides else text
 
 
 PAGE: Final = Page("fleet", "Workers", _load)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.cli.letters import SUFFIX, is_own, letter_of, partitions_of, place_of, plain
 from flowshare.console.markup import HEADERS_MAX
 from flowshare.console.pages.page import BYTES_MAX, PARTITION_MAX, ROWS_MAX, Context, Missing, Page, Query, View
+from flowshare.console.values import MASKED, masked_kind, masked_trace
 
 if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
@@ -29,6 +30,8 @@ async def _load(view: View, query: Query) -> Context:
         return {"topic": topic, "topics": None, "letter": await _one(view, topic, at, view.values.form(query))}
     wanted = query.get("reason", "").lower(), query.get("exception", "").lower()
     letters, total = await view.source.ask(lambda session: _newest(session, topic))
+    if view.values.hides:  # before they are searched: what is found tells what is there
+        letters = [_masked(letter) for letter in letters]
     if letters and not any(letter["is_letter"] for letter in letters):
         raise Missing(f"the newest records of {topic} are no dead letters; topics of dead letters are named *{SUFFIX}")
     kind = (query["exception"], query["kind"]) if "kind" in query and "exception" in query else None
@@ -53,6 +56,17 @@ async def _load(view: View, query: Query) -> Context:
         "reason": query.get("reason", ""),
         "exception": query.get("exception", ""),
         "kind": kind[1] if kind else None,
+        "masks": view.values.hides,
+    }
+
+
+def _masked(letter: dict[str, Any]) -> dict[str, Any]:
+    """What an exception says may hold the record's values: with masks, its class and where it was raised are shown."""
+    return {
+        **letter,
+        "reason": MASKED if letter["reason"] else "",
+        "exception": masked_kind(letter["exception"]),
+        "trace": masked_trace(letter["trace"]),
     }
 
 
@@ -119,7 +133,10 @@ async def _one(view: View, topic: str, at: str, form: str) -> Context:
     others = [(name, value) for name, value in letter["headers"] if not is_own(name)]
     now = None if record is None else record.value
     lacking = await view.values.learn((letter["raw_key"], letter["raw_value"], now), form)
+    if view.values.hides:
+        letter = _masked(letter)
     return {
+        "masks": view.values.hides,
         **plain(letter),
         "died_ms": letter["died_ms"],
         "place": f"{partition}@{offset}",

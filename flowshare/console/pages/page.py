@@ -11,6 +11,7 @@ from flowshare.console.source import NotAnswering
 from flowshare.errors import FlowshareError
 
 if TYPE_CHECKING:
+    from flowshare.cli.worker_pages import Workers
     from flowshare.clock import Clock
     from flowshare.console.agents import AgentWatch
     from flowshare.console.collector import Collector, GroupLine
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from flowshare.console.source import Source
     from flowshare.console.store import Store
     from flowshare.console.values import Values
-    from flowshare.console.workers import Workers
 
 Query = Mapping[str, str]
 Context = dict[str, Any]

@@ -84,7 +84,7 @@ class Partitions:
         self._renewed: set[ShareKey] = set()
         self._failed: dict[ShareKey, tuple[Exception, float]] = {}
         self._pacing = pacing
-        self._quotas = Quotas(self._paced)
+        self._quotas = Quotas(clock, self._paced)
         self._opened_batches: OpenedBatches[Kept] = OpenedBatches()
         self._closed = False
         self._kafka = kafka
@@ -217,6 +217,11 @@ class Partitions:
     def quota(self, group_id: str) -> Quota | None:
         """The group's limits here; None: it has none, or nothing of it is loaded."""
         return self._quotas.of(group_id)
+
+    @property
+    def rate_limited_s(self) -> dict[str, float]:
+        """For how long rates have kept records from fetches, by group."""
+        return self._quotas.rate_limited_s
 
     def let_through(self, group_id: str, count: int) -> None:
         """So many records more of a group with a rate may be handed out here."""

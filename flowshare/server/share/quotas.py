@@ -20,6 +20,7 @@ from flowshare.share.rate import Permits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from flowshare.clock import Clock
     from flowshare.server.share.owner import PartitionOwner
     from flowshare.server.share.waiters import Waiters
     from flowshare.share.breaker import Gate
@@ -31,13 +32,22 @@ WAKES: Final = 16
 class Quota:
     """The limits of one group. permits: None: it may be handed any number."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.allotment = Allotment()
         self.permits: Permits | None = None
         self.breaks = False
         """Whether it has a breaker."""
         self._owners: set[PartitionOwner] = set()
         self._held_up: dict[Waiters, None] = {}
+        self._waited_s = 0.0
+        self._waits_since_s: float | None = None
+
+    @property
+    def rate_limited_s(self) -> float:
+        """For how long fetches have waited for records that are there while the rate left none, since it was set."""
+        since_s = self._waits_since_s
+        return self._waited_s + (0.0 if since_s is None else self._clock.monotonic() - since_s)
 
     @property
     def in_flight(self) -> int:
@@ -55,11 +65,25 @@ class Quota:
         """These wait for a limit."""
         self._held_up.setdefault(waiting)
         self.ask_again()
+        if self._waits_since_s is None and self.permits is not None and self.permits.free == 0:
+            self._waits_since_s = self._clock.monotonic()
+
+    def let_through(self, count: int) -> None:
+        """So many records more may be handed out by the rate, if there is one."""
+        if self.permits is not None and self.permits.free is not None:
+            self.permits.free += count
+            self._wait_ends()
+            self.pass_on()
+
+    def _wait_ends(self) -> None:
+        self._waited_s, self._waits_since_s = self.rate_limited_s, None
 
     def ask_again(self) -> None:
-        """Have the permits know that some are lacked, if somebody waits for them."""
+        """Have the permits know that some are lacked, if somebody waits for them; many times a second."""
         if self._held_up and self.permits is not None and self.permits.used_up:
             self.permits.lack()
+        if self._waits_since_s is not None and not any(len(waiting.queue) for waiting in self._held_up):
+            self._wait_ends()  # who was turned away waits for nothing
 
     def pass_on(self) -> None:
         """Let those look again that are held up, if there is room."""
@@ -90,6 +114,8 @@ class Quota:
             self.permits = permits
         else:
             self.permits = None
+        if not paced:
+            self._waited_s, self._waits_since_s = 0.0, None
         self.breaks = broken
         if self.permits is not before:
             for owner in self._owners:
@@ -99,6 +125,8 @@ class Quota:
         """It counts no more; whether that was the last one."""
         self._owners.discard(owner)
         self._held_up.pop(owner.waiting, None)
+        if not self._held_up:
+            self._wait_ends()
         owner.waiting.quota = None
         owner.partition.allowance.quota = owner.partition.allowance.permits = None
         return not self._owners
@@ -107,7 +135,8 @@ class Quota:
 class Quotas:
     """The limits of all groups that have one. paced: told of each group that has a rate or a breaker here."""
 
-    def __init__(self, paced: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, clock: Clock, paced: Callable[[], object] = lambda: None) -> None:
+        self._clock = clock
         self._paced = paced
         self._by_group: dict[str, Quota] = {}
 
@@ -120,6 +149,15 @@ class Quotas:
         """What groups that have a rate or a breaker may be handed here."""
         return {group: quota.permits for group, quota in self._by_group.items() if quota.permits is not None}
 
+    @property
+    def rate_limited_s(self) -> dict[str, float]:
+        """Of each group with a rate, as `Quota.rate_limited_s`."""
+        return {
+            group: quota.rate_limited_s
+            for group, quota in self._by_group.items()
+            if quota.permits is not None and quota.permits.free is not None
+        }
+
     def ask_again(self) -> None:
         """Have all permits know that some are lacked, where somebody waits for them."""
         for quota in self._by_group.values():
@@ -128,9 +166,8 @@ class Quotas:
     def add(self, group_id: str, count: int) -> None:
         """So many records more may be handed out of a group."""
         quota = self._by_group.get(group_id)
-        if count > 0 and quota is not None and quota.permits is not None and quota.permits.free is not None:
-            quota.permits.free += count
-            quota.pass_on()
+        if count > 0 and quota is not None:
+            quota.let_through(count)
 
     def open_gate(self, group_id: str, gate: Gate) -> None:
         """A group's breaker lets through what it says."""
@@ -145,7 +182,7 @@ class Quotas:
         if config.max_in_flight is None and config.max_rate is None and config.breaker is None:
             self.leave(owner)
             return
-        quota = self._by_group.setdefault(group_id, Quota())
+        quota = self._by_group.setdefault(group_id, Quota(self._clock))
         quota.allotment.limit = config.max_in_flight
         quota.pace(paced=config.max_rate is not None, broken=config.breaker is not None)
         if owner.waiting.quota is not quota:

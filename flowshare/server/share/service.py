@@ -280,6 +280,7 @@ class ShareService:
             "sessions_refused": self.sessions.refused,
             "parked": self.sessions.parked,
             "connections": len(self._connections),
+            "rate_limited_s": self.partitions.rate_limited_s,
             "share_partitions": len(owners),
             "in_flight": sum(owner.partition.acquired_count for owner in owners),
             "partitions": [

@@ -66,6 +66,11 @@ class AgentOfWorkers:
         """Executors do not tell their types."""
         return {}
 
+    @property
+    def breaker(self) -> None:
+        """Executors do not tell what they hear of it."""
+        return
+
     def handler_look(self) -> HandlerLook:
         """What handlers have done, for `LoadWatch`."""
         return self._figures.look(self.agent.name, self._clock.monotonic())
@@ -103,6 +108,10 @@ class WorkersView:
         agents = [one.agent for one in self.runtimes.values()]
         groups = lag.every_group(self.backend.capabilities) if all_groups else lag.Groups.of(agents)
         return await lag.rows(self.admin, groups, self.clock.now_ms())
+
+    def in_hand(self) -> list[dict[str, Any]]:
+        """Executors do not tell."""
+        return []
 
     async def drain(self, _timeout_s: float | None = None) -> bool:
         """Have all workers drain, within the time that the supervisor was given; the driver goes on without any."""

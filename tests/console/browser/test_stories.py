@@ -35,7 +35,8 @@ async def test_a_stuck_key_is_found_released_and_audited(shop: World):
         await shown(page, row, place)
         assert "acquired" in await page.inner_text(row)
         await page.click(f"{row} button:text('release')")
-        command = f"flowshare groups release shop.bill --topic orders --partition 1 --offset {first}"
+        log = f"--broker embedded://{shop.broker}"
+        command = f"flowshare groups release {log} shop.bill --topic orders --partition 1 --offset {first}"
         assert await page.inner_text("main code") == command
         assert "they are delivered again" in await page.inner_text("main")
         await shot(page, "story-release")

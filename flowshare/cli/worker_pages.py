@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.pages import own_user
 from flowshare.backend.path_workers import running_workers
+from flowshare.cli import worker_answers
 from flowshare.cli.session import embedded_path
-from flowshare.console import answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -95,31 +95,35 @@ class Workers:
 
     async def in_flight(self, *, stacks: bool = False) -> Told:
         """Records that handlers work on, a list a worker."""
-        return await self._all("/inflight?stacks=1" if stacks else "/inflight", answers.handlers)
+        return await self._all("/inflight?stacks=1" if stacks else "/inflight", worker_answers.handlers)
+
+    async def in_hand(self) -> Told:
+        """What agents hold and what their handlers raised last, a list a worker (`scale.in_hand`)."""
+        return await self._all("/agents", worker_answers.agents)
 
     async def topics(self) -> Told:
         """Backlog and needed workers a group and topic, a list a worker."""
-        return await self._all("/lag?topics=1", answers.needs)
+        return await self._all("/lag?topics=1", worker_answers.needs)
 
     async def scale(self) -> Told:
         """How many workers the app needs, one answer a worker."""
-        return await self._all("/scale", answers.scale)
+        return await self._all("/scale", worker_answers.scale)
 
     async def ready(self) -> Told:
         """Whether each is ready and why not."""
-        return await self._all("/ready", answers.readiness, (200, 503))
+        return await self._all("/ready", worker_answers.readiness, (200, 503))
 
     async def metrics(self) -> Told:
         """Its metrics, by name, a mapping a worker."""
-        return await self._all("/metrics", answers.families)
+        return await self._all("/metrics", worker_answers.families)
 
     async def supervised(self) -> Told:
         """Of each supervisor that was named its workers: number, process, address, state."""
-        return await self._all("/workers", answers.supervised)
+        return await self._all("/workers", worker_answers.supervised)
 
     async def pipelines(self) -> Told:
         """Of each process that was named and runs pipelines on Spark: state, rate, batch time and backlog of each."""
-        return await self._all("/pipelines", answers.pipelines)
+        return await self._all("/pipelines", worker_answers.pipelines)
 
     async def order(self, address: str, page: str, timeout_s: float, *, figure: str) -> float:
         """The figure that a worker or supervisor answers to an order (POST). Raises: LookupError, OSError,
@@ -135,7 +139,7 @@ class Workers:
         )
         if answer.status != 200:
             raise OSError(f"{address} answered {answer.status}: {_line(answer.body)}")
-        return answers.ordered(answer.body, figure)
+        return worker_answers.ordered(answer.body, figure)
 
     async def drain(self, address: str, timeout_s: float) -> bool:
         """Have the worker with these pages finish what it is running and fetch nothing more.

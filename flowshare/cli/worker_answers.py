@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from prometheus_client.parser import text_string_to_metric_families
 
 from flowshare.agents.handler.texts import TRACE_MAX, clip
+from flowshare.agents.scale import in_hand
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -45,6 +46,12 @@ def handlers(body: bytes) -> list[Row]:
         for row in _rows(body, "/inflight")
     ]
     return found if len(found) <= ROWS_MAX else heapq.nlargest(ROWS_MAX, found, key=lambda row: row["age_s"])
+
+
+def agents(body: bytes) -> list[Row]:
+    """`/agents`: what agents hold and what their handlers raised last."""
+    rows = [_typed(row, "/agents", _AGENT) for row in islice(_rows(body, "/agents"), NEEDS_MAX)]
+    return in_hand.read_rows(rows)
 
 
 def needs(body: bytes) -> list[Row]:
@@ -141,6 +148,12 @@ _HANDLER: Final[Mapping[str, Kind]] = {
 }
 _ALWAYS_OF_HANDLERS: Final = ("age_s", "lock_left_s")
 _OF_HANDLERS: Final = (*_ALWAYS_OF_HANDLERS, "agent", "topic", "partition", "offset")
+_AGENT: Final[Mapping[str, Kind]] = {
+    **dict.fromkeys(("group", "exception", "message"), lambda value: None if value is None else _text(value)),
+    **dict.fromkeys(
+        ("worker", "held", "oldest_s", "raised_s"), lambda value: None if value is None else _number(value)
+    ),
+}
 _NEED: Final[Mapping[str, Kind]] = {
     **dict.fromkeys(("group", "topic"), _or_none(_text)),
     "needed_workers": _or_none(_number),
