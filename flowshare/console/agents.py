@@ -83,7 +83,7 @@ def figures(before: AgentCounts, after: AgentCounts, seconds: float) -> AgentFig
 
 def _samples(families: Mapping[str, Any], name: str) -> list[Any]:
     family = families.get(name)
-    samples = [] if family is None else family.samples
+    samples: list[Any] = [] if family is None else family.samples
     return [one for one in samples if "agent" in one.labels and not one.name.endswith("_created") and _is_known(one)]
 
 

@@ -28,6 +28,9 @@ class Markup:
     """Renders the templates."""
 
     def __init__(self, clock: Clock) -> None:
+        def ago(at_ms: float | None) -> str:
+            return told_age(None if at_ms is None else max(0.0, (clock.now_ms() - at_ms) / 1000))
+
         self._environment = Environment(
             loader=PackageLoader("flowshare.console"),
             autoescape=True,
@@ -36,21 +39,30 @@ class Markup:
             lstrip_blocks=True,
         )
         self._environment.filters |= {
-            "age": lambda seconds: NOTHING if seconds is None else age(seconds),
-            "ago": lambda at_ms: NOTHING if at_ms is None else age(max(0.0, (clock.now_ms() - at_ms) / 1000)),
+            "age": told_age,
+            "ago": ago,
             "number": number,
             "prose": prose,
             "rate": rate,
             "seconds": seconds,
-            "state": lambda name: _STATES.get(name, name.lower()),
+            "state": state,
             "time": time,
             "url": url,
-            "hash": lambda text: f"{abs(hash(text)):x}",
         }
 
     def render(self, template: str, context: Mapping[str, Any]) -> str:
         """A whole page."""
         return self._environment.get_template(template).render(context)
+
+
+def told_age(value: float | None) -> str:
+    """For how long, in seconds; a dash for what is not known."""
+    return NOTHING if value is None else age(value)
+
+
+def state(name: str) -> str:
+    """A record's state, in the words of other pages."""
+    return _STATES.get(name, name.lower())
 
 
 def number(value: float | None) -> str:

@@ -144,7 +144,7 @@ class PageConnection(web.RequestHandler):
         self._begun = False
         self.own_user = False
         """Whether this user's own process is at the other end, by the way that only it has."""
-        self.peer = ""
+        self.peer: str = ""
         """The address at the other end."""
         self.admission = PageAdmission(403)
         """As what the last request's sender was let in."""

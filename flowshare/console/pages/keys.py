@@ -19,7 +19,7 @@ GROUPS_MAX: Final = 50
 async def _load(view: View, query: Query) -> Context:
     only = query.get("group") or None
     lines = [line for line in view.collector.look.groups.values() if only in (None, line.name)]
-    blocked = [
+    blocked: list[dict[str, Any]] = [
         {"group": line.name, "topic": row["topic"], **key}
         for line in lines
         for row in line.topics

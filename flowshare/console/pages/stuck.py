@@ -53,8 +53,12 @@ async def _hanging(view: View, runs: Sequence[held.Held]) -> list[dict[str, Any]
     if not view.workers.known:
         return []
     told = await view.workers.in_flight()
-    rows = [{"worker": name, **row} for name, found in told.rows.items() for row in found if row.get("topic")]
-    rows = [row for row in rows if row["age_s"] >= LONG_S]
+    rows: list[dict[str, Any]] = [
+        {"worker": name, **row}
+        for name, found in told.rows.items()
+        for row in found
+        if row.get("topic") and row["age_s"] >= LONG_S
+    ]
     for row in rows:
         groups = {
             run.group
