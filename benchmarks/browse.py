@@ -75,8 +75,8 @@ async def _prepare(backend: EmbeddedBackend, options: argparse.Namespace) -> Sha
 
 
 async def _whole(admin: ShareAdmin) -> int:
-    """How many runs there are, page by page."""
-    return sum([len(page.runs) async for page in admin.browse_all(GROUP, TOPIC, 0)])
+    """How many runs there are, page by page, each of them looked at."""
+    return sum([sum(run.last >= run.first for run in page.runs) async for page in admin.browse_all(GROUP, TOPIC, 0)])
 
 
 async def _looked(admin: ShareAdmin) -> tuple[float, float, int]:
@@ -238,10 +238,7 @@ def windows(script: str) -> None:
         for order in ("", "key"):
             found = in_fresh_process(script, "window", runs_in_window=runs, order=order)
             name = f"{found['runs']:,.0f} runs of 200,000 offsets{', by key' if order else ''}"
-            if runs <= 20_000:
-                verdict(f"{name}: loaded", found["live"] * 1e3, 200, unit="ms", at_most=True)
-            else:
-                info(f"{name}: loaded", found["live"] * 1e3, unit="ms")
+            verdict(f"{name}: loaded", found["live"] * 1e3, 200, unit="ms", at_most=True)
             info(f"{name}: loaded, processor time", found["live_cpu"] * 1e3, unit="ms")
             info(f"{name}: as stored", found["stored"] * 1e3, unit="ms")
             info(f"{name}: as stored, processor time", found["stored_cpu"] * 1e3, unit="ms")

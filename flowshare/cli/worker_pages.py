@@ -54,8 +54,8 @@ class Worker:
 class Told:
     """What workers say. rows: by worker's name. silent: why others said nothing, by name."""
 
-    rows: Mapping[str, Any] = field(default_factory=dict)
-    silent: Mapping[str, str] = field(default_factory=dict)
+    rows: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    silent: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Workers:

@@ -7,149 +7,38 @@ done (`store`).
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
-from flowshare.backend import parse_broker
 from flowshare.cli import cooperative
 from flowshare.cli.letters import partitions_of
 from flowshare.cli.output import Failure
 from flowshare.cli.replay import Replay, parked_count, parked_text
-from flowshare.errors import FlowshareError
+from flowshare.console.forms import (
+    GROUP,
+    PARTITION_MAX,
+    Action,
+    BadForm,
+    Field,
+    Means,
+    Params,
+    Preview,
+    is_number,
+    number,
+    typed,
+)
 from flowshare.share.ranges import merged
 from flowshare.share.types import Priority
 
 if TYPE_CHECKING:
     from flowshare.cli.session import CommandSession
-    from flowshare.cli.worker_pages import Workers
     from flowshare.client.admin.admin import ResetTarget
-    from flowshare.console.source import Source
 
-Params = Mapping[str, str]
-TEXT_MAX: Final = 1_100
-"""Characters of what stands in a form; a group's name has up to 1,024."""
-OF_THE_LOG: Final = ("groups", "dlq")
-"""Commands that take a broker; the others are about one worker."""
-_SECRET: Final = re.compile("passw|secret", re.IGNORECASE)
 ROWS_MAX: Final = 200
-PARTITION_MAX: Final = 2**31 - 1
 DRAIN_S: Final = 300.0
 ASK_LIMIT_S: Final = 5.0
-
-
-_CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""Browsers send a line feed as two characters, and nothing for a zero."""
-
-
-class BadForm(FlowshareError, ValueError):
-    """Something that was typed into a form cannot be; the text says what to write instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """Something to fill in. choices: one of these; hint: below it. hidden: it comes with the button."""
-
-    name: str
-    label: str = ""
-    hint: str = ""
-    choices: tuple[str, ...] = ()
-    optional: bool = False
-    hidden: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What would happen. lines: in words; columns, rows: as a table."""
-
-    lines: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[Any, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What actions act with."""
-
-    source: Source
-    workers: Workers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
-    """One of them. command: the same deed as words of the command line. danger: it cannot be undone."""
-
-    name: str
-    title: str
-    fields: tuple[Field, ...]
-    command: Callable[[Params], list[str]]
-    preview: Callable[[Means, Params], Awaitable[Preview]]
-    act: Callable[[Means, Params], Awaitable[str]]
-    danger: bool = False
-    long: bool = False
-    """It may take minutes; the others do not wait for room behind it."""
-    back: Callable[[Params], str] = field(
-        default=lambda params: f"group?{urlencode({'name': params.get('group', '')})}"
-    )
-
-    def read(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The fields of a form. Raises: BadForm."""
-        read: dict[str, str] = {}
-        for one in self.fields:
-            # What comes with the button is a name: `billing ` is another group than `billing`.
-            text = given.get(one.name, "") if one.hidden else given.get(one.name, "").strip()
-            if _CONTROLS.search(text):
-                raise BadForm(
-                    f"{one.label or one.name} has a line feed or another control character in it, which no form "
-                    "carries as it is: use the command line"
-                )
-            if len(text) > TEXT_MAX:
-                raise BadForm(f"{one.label or one.name} is longer than {TEXT_MAX} characters")
-            if not text and not one.optional:
-                raise BadForm(f"{one.label or one.name} is missing")
-            if text and one.choices and text not in one.choices:
-                raise BadForm(f"{one.label or one.name} is one of {', '.join(one.choices)}, not {text!r}")
-            read[one.name] = text
-        return read
-
-    def said(self, params: Params, broker: str = "") -> str:
-        """The command as it is typed. broker: what it is told to work on, where it is about the log (`to_type`)."""
-        words = _no_option(self.command(params))
-        if broker and words[0] in OF_THE_LOG:
-            words[2:2] = ["--broker", broker]
-        return shlex.join(["flowshare", *words])
-
-
-def to_type(url: str) -> str:
-    """The log's URL for a command line that others see: the same log, with no password in it.
-
-    The commands take that of `PASSWORD_VARIABLE` instead.
-    """
-    broker = parse_broker(url)
-    plain = {name: text for name, text in broker.options.items() if name.endswith("_file") or not _SECRET.search(name)}
-    return str(replace(broker, password="", options=plain))
-
-
-def _no_option(words: list[str]) -> list[str]:
-    """The same command with a name that begins with a dash behind `--`, where it is no option."""
-    if words[0] not in OF_THE_LOG:
-        return words
-    name, rest = words[2], words[3:]
-    if not name.startswith("-"):
-        return words
-    options = bool(rest) and rest[0].startswith("-")
-    return [*words[:2], *rest, "--", name] if options else [*words[:2], "--", name, *rest]
-
-
-GROUP: Final = Field("group", "the group")
-
-
-def _typed(name: str, label: str, hint: str = "", choices: tuple[str, ...] = (), *, optional: bool = False) -> Field:
-    return Field(name, label, hint, choices, optional, hidden=False)
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -211,6 +100,17 @@ async def _set(means: Means, params: Params) -> str:
     return f"{params['setting']} of {params['group']} is {params['value'] or 'its default'} now"
 
 
+def _setting(name: str, title: str, setting: Field, value: Field) -> Action:
+    return Action(
+        name=name,
+        title=title,
+        fields=(GROUP, setting, value),
+        command=lambda params: ["groups", "config", params["group"], f"{params['setting']}={params['value']}"],
+        preview=_about_setting,
+        act=_set,
+    )
+
+
 _TO: Final = ("earliest", "latest", "offset", "time")
 
 
@@ -221,7 +121,7 @@ def _target(params: Params) -> ResetTarget:
     if to == "latest":
         return "latest"
     if to == "offset":
-        return _number(params, "at", "an offset")
+        return number(params, "at", "an offset")
     try:
         found = datetime.fromisoformat(at)
     except ValueError:
@@ -277,13 +177,14 @@ def _key(params: Params) -> bytes:
 
 
 async def _about_unpark(_: Means, params: Params) -> Preview:
-    _key(params), _number(params, "partition")
+    _key(params)  # what cannot be is told before anything is asked
+    number(params, "partition")
     text = f"The key goes on in {params['topic']}-{params['partition']}."
     return Preview((text, "Its letters stay in the dead letters, and are out of order if they are replayed later."))
 
 
 async def _unpark(means: Means, params: Params) -> str:
-    key, partition = _key(params), _number(params, "partition")
+    key, partition = _key(params), number(params, "partition")
     change = await means.source.ask(
         lambda session: session.admin.change_parked_key(params["group"], "unpark", params["topic"], partition, key)
     )
@@ -295,7 +196,7 @@ def _places(params: Params) -> frozenset[tuple[int, int]]:
     places = set[tuple[int, int]]()
     for text in params.get("at", "").replace(",", " ").split():
         partition, _, offset = text.partition("@")
-        if not (_is_number(partition, PARTITION_MAX) and _is_number(offset)):
+        if not (is_number(partition, PARTITION_MAX) and is_number(offset)):
             raise BadForm(f"{text!r} is no place of a letter, such as 0@17")
         places.add((int(partition), int(offset)))
     return frozenset(places)
@@ -311,8 +212,8 @@ def _replay_words(params: Params) -> list[str]:
 
 
 async def _replayed(means: Means, params: Params, *, dry_run: bool) -> Replay:
-    limit = _number(params, "limit", least=1) if params.get("limit") else None
-    rate = float(_number(params, "rate") or 1) if params.get("rate") else None
+    limit = number(params, "limit", least=1) if params.get("limit") else None
+    rate = float(number(params, "rate") or 1) if params.get("rate") else None
     reason, exception = params.get("reason", "").lower(), params.get("exception", "").lower()
 
     async def call(session: CommandSession) -> Replay:
@@ -368,7 +269,7 @@ def _ranges(params: Params) -> list[tuple[int, int]]:
     for text in params["ranges"].replace(",", " ").split():
         first, dash, last = text.partition("-")
         last = last if dash else first
-        if not (_is_number(first) and _is_number(last)) or int(last) < int(first):
+        if not (is_number(first) and is_number(last)) or int(last) < int(first):
             raise BadForm(f"{text!r} is no offset and no range of offsets such as 5-9")
         found.append((int(first), int(last)))
     if not found:
@@ -385,7 +286,7 @@ def _intervene_words(act: str, params: Params) -> list[str]:
 
 
 async def _intervened(means: Means, params: Params, act: Any, *, dry_run: bool) -> list[Any]:
-    ranges, partition = _ranges(params), _number(params, "partition")
+    ranges, partition = _ranges(params), number(params, "partition")
 
     async def call(session: CommandSession) -> list[Any]:
         found = await session.admin.intervene(params["group"], params["topic"], partition, ranges, act, dry_run=dry_run)
@@ -424,7 +325,7 @@ def _intervention(act: str) -> Action:
     return Action(
         name=act,
         title=title,
-        fields=(GROUP, Field("topic"), Field("partition"), _typed("ranges", "offsets", "5-9, 12")),
+        fields=(GROUP, Field("topic"), Field("partition"), typed("ranges", "offsets", "5-9, 12")),
         command=lambda params: _intervene_words(act, params),
         preview=preview,
         act=do,
@@ -434,7 +335,7 @@ def _intervention(act: str) -> Action:
 
 
 def _rate(params: Params) -> float:
-    rate = _number(params, "rate")
+    rate = number(params, "rate")
     if not rate:
         raise BadForm("a rate is at least 1 a second")
     return float(rate)
@@ -476,7 +377,7 @@ async def _drain(means: Means, params: Params) -> str:
 async def _about_resizing(_: Means, params: Params) -> Preview:
     return Preview(
         (
-            f"The supervisor at {params['worker']} keeps {_number(params, 'count')} workers from now on.",
+            f"The supervisor at {params['worker']} keeps {number(params, 'count')} workers from now on.",
             "More start at once; those that go drain first.",
         )
     )
@@ -484,22 +385,11 @@ async def _about_resizing(_: Means, params: Params) -> Preview:
 
 async def _resize(means: Means, params: Params) -> str:
     try:
-        page = f"/resize?workers={_number(params, 'count')}"
+        page = f"/resize?workers={number(params, 'count')}"
         count = await means.workers.order(params["worker"], page, ASK_LIMIT_S, figure="workers")
     except (LookupError, OSError, ValueError) as error:
         raise Failure(str(error)) from None
     return f"the supervisor at {params['worker']} keeps {count:.0f} workers"
-
-
-def _is_number(text: str, most: int = 10**18) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most
-
-
-def _number(params: Params, name: str, about: str = "", *, least: int = 0) -> int:
-    text = params[name]
-    if not _is_number(text, PARTITION_MAX if name == "partition" else 10**18) or int(text) < least:
-        raise BadForm(f"{about or name} is a number from {least} on, not {text!r}")
-    return int(text)
 
 
 ACT_LIMIT_S: Final = 60.0
@@ -522,58 +412,38 @@ _ALL: Final = (
         preview=_about_resuming,
         act=lambda means, params: _pause(means, params, paused=False),
     ),
-    Action(
-        name="set",
-        title="Change a setting",
-        fields=(GROUP, _typed("setting", "setting"), _typed("value", "value", "empty: the default", optional=True)),
-        command=lambda params: ["groups", "config", params["group"], f"{params['setting']}={params['value']}"],
-        preview=_about_setting,
-        act=_set,
+    _setting(
+        "set",
+        "Change a setting",
+        typed("setting", "setting"),
+        typed("value", "value", "empty: the default", optional=True),
     ),
-    Action(
-        name="limit",
-        title="Limit",
-        fields=(
-            GROUP,
-            Field("setting", choices=("share.max.in.flight",)),
-            _typed("value", "records in flight", "of the whole group; empty: no limit", optional=True),
-        ),
-        command=lambda params: ["groups", "config", params["group"], f"{params['setting']}={params['value']}"],
-        preview=_about_setting,
-        act=_set,
+    _setting(
+        "limit",
+        "Limit",
+        Field("setting", choices=("share.max.in.flight",)),
+        typed("value", "records in flight", "of the whole group; empty: no limit", optional=True),
     ),
-    Action(
-        name="rate",
-        title="Limit the rate",
-        fields=(
-            GROUP,
-            Field("setting", choices=("share.max.rate",)),
-            _typed("value", "records", "of the whole group: 100/s, 10/m, 2/h; empty: no limit", optional=True),
-        ),
-        command=lambda params: ["groups", "config", params["group"], f"{params['setting']}={params['value']}"],
-        preview=_about_setting,
-        act=_set,
+    _setting(
+        "rate",
+        "Limit the rate",
+        Field("setting", choices=("share.max.rate",)),
+        typed("value", "records", "of the whole group: 100/s, 10/m, 2/h; empty: no limit", optional=True),
     ),
-    Action(
-        name="priority",
-        title="Priority",
-        fields=(
-            GROUP,
-            Field("setting", choices=("share.delivery.priority",)),
-            _typed("value", "first", choices=tuple(str(one) for one in Priority)),
-        ),
-        command=lambda params: ["groups", "config", params["group"], f"{params['setting']}={params['value']}"],
-        preview=_about_setting,
-        act=_set,
+    _setting(
+        "priority",
+        "Priority",
+        Field("setting", choices=("share.delivery.priority",)),
+        typed("value", "first", choices=tuple(str(one) for one in Priority)),
     ),
     Action(
         name="reset",
         title="Reset offsets",
         fields=(
             GROUP,
-            _typed("to", "to", choices=_TO),
-            _typed("at", "offset or time", "2026-11-21T09:00:00 is UTC", optional=True),
-            _typed("topic", "topic", "empty: all it has", optional=True),
+            typed("to", "to", choices=_TO),
+            typed("at", "offset or time", "2026-11-21T09:00:00 is UTC", optional=True),
+            typed("topic", "topic", "empty: all it has", optional=True),
         ),
         command=_reset_words,
         preview=_about_reset,
@@ -595,11 +465,11 @@ _ALL: Final = (
         title="Replay",
         fields=(
             Field("topic"),
-            _typed("at", "these letters", "0@17, 0@18; empty: all that match", optional=True),
-            _typed("reason", "reason contains", optional=True),
-            _typed("exception", "exception contains", optional=True),
-            _typed("limit", "at most", optional=True),
-            _typed("rate", "letters a second at most", "empty: as fast as it goes", optional=True),
+            typed("at", "these letters", "0@17, 0@18; empty: all that match", optional=True),
+            typed("reason", "reason contains", optional=True),
+            typed("exception", "exception contains", optional=True),
+            typed("limit", "at most", optional=True),
+            typed("rate", "letters a second at most", "empty: as fast as it goes", optional=True),
         ),
         command=_replay_words,
         preview=_about_replay,
@@ -620,7 +490,7 @@ _ALL: Final = (
     Action(
         name="resize",
         title="Scale",
-        fields=(Field("worker"), _typed("count", "workers")),
+        fields=(Field("worker"), typed("count", "workers")),
         command=lambda params: ["resize", params["count"], "--web", params["worker"]],
         preview=_about_resizing,
         act=_resize,
@@ -630,7 +500,7 @@ _ALL: Final = (
     Action(
         name="end_delays",
         title="Let all come",
-        fields=(GROUP, _typed("rate", "records a second")),
+        fields=(GROUP, typed("rate", "records a second")),
         command=lambda params: ["groups", "end-delays", params["group"], "--rate", params["rate"]],
         preview=_about_ending_delays,
         act=_end_delays,

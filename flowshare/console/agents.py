@@ -108,7 +108,8 @@ def _samples(
 ) -> Iterator[tuple[Any, AgentCounts]]:
     """Samples of a family with the counts that they belong to."""
     family = families.get(name)
-    for one in () if family is None else family.samples:
+    samples: list[Any] = [] if family is None else family.samples
+    for one in samples:
         if "agent" not in one.labels or one.name.endswith("_created") or not _is_known(one):
             continue
         agent = clip(one.labels["agent"], NAME_MAX)

@@ -58,7 +58,7 @@ Row = dict[str, Any]
 class GroupSettings:
     """What is asked for less often. members, assigned: how many; None: not known. state: of a cooperative group."""
 
-    configs: Mapping[str, str] = field(default_factory=dict)
+    configs: Mapping[str, str] = field(default_factory=dict[str, str])
     members: int | None = None
     assigned: int | None = None
     state: str = ""
@@ -118,11 +118,11 @@ class Look:
 
     at_ms: int = 0
     took_s: float = 0.0
-    groups: Mapping[str, GroupLine] = field(default_factory=dict)
+    groups: Mapping[str, GroupLine] = field(default_factory=dict[str, GroupLine])
     leads: bool = False
     backend: str = ""
     controls: bool = True
-    led: Mapping[int, int] = field(default_factory=dict)
+    led: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 class _Asked(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -19,6 +20,8 @@ from flowshare.cli.pages import named_workers
 from flowshare.cli.session import embedded_path
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from flowshare.console.schemas import Schemas
     from flowshare.console.server import ConsoleSettings
     from flowshare.console.values import Values
@@ -77,10 +80,8 @@ def console(
 
     Workers of an embedded path are found by it; others are named by --web, to show what their handlers do.
     """
-    try:
-        import jinja2  # noqa: F401
-    except ImportError:
-        raise Failure("the console needs Jinja2: pip install 'flowshare[console]'") from None
+    if importlib.util.find_spec("jinja2") is None:
+        raise Failure("the console needs Jinja2: pip install 'flowshare[console]'")
     from flowshare.agents.pages.gate import read_hosts
     from flowshare.console.logins import LoginFile
     from flowshare.console.server import ConsoleSettings
@@ -196,6 +197,6 @@ def console_login(name: str, role: str, path: Path, password: str) -> None:
     from flowshare.console import logins
 
     login = logins.make(name, logins.Role(role), password)
-    known = logins.LoginFile(path, empty=True).logins() if path.exists() else {}
+    known: Mapping[str, logins.Login] = logins.LoginFile(path, empty=True).logins() if path.exists() else {}
     logins.write(path, {**known, name: login})
     say(f"{name} is {role} now; whoever is logged in under this name logs in again")

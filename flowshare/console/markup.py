@@ -39,6 +39,9 @@ class Markup:
     """Renders the templates."""
 
     def __init__(self, clock: Clock) -> None:
+        def ago(at_ms: float | None) -> str:
+            return told_age(None if at_ms is None else max(0.0, (clock.now_ms() - at_ms) / 1000))
+
         self._environment = Environment(
             loader=PackageLoader("flowshare.console"),
             autoescape=True,
@@ -48,16 +51,16 @@ class Markup:
             lstrip_blocks=True,
         )
         self._environment.filters |= {
-            "age": lambda seconds: NOTHING if seconds is None else age(seconds),
+            "age": told_age,
+            "ago": ago,
             "bare": bare,
-            "ago": lambda at_ms: NOTHING if at_ms is None else age(max(0.0, (clock.now_ms() - at_ms) / 1000)),
             "exact": exact,
             "long": long,
             "number": number,
             "prose": prose,
             "rate": rate,
             "seconds": seconds,
-            "state": lambda name: _STATES.get(name, name.lower()),
+            "state": state,
             "time": time,
             "url": url,
         }
@@ -92,6 +95,16 @@ def mark(kind: str, *of: object) -> Safe:
     if len(text) > NAME_MAX:
         text = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
     return escape(f"{kind}-{text}")
+
+
+def told_age(value: float | None) -> str:
+    """For how long, in seconds; a dash for what is not known."""
+    return NOTHING if value is None else age(value)
+
+
+def state(name: str) -> str:
+    """A record's state, in the words of other pages."""
+    return _STATES.get(name, name.lower())
 
 
 def number(value: float | None) -> str:

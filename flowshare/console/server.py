@@ -37,8 +37,9 @@ from flowshare.cli.output import Failure, explain
 from flowshare.client.errors import ClientError, ServerError
 from flowshare.client.net.security import PASSWORD_VARIABLE
 from flowshare.console import logins
-from flowshare.console.actions import ACTIONS, Action, BadForm, Means, to_type
+from flowshare.console.actions import ACTIONS
 from flowshare.console.collector import AWAY_S, Look
+from flowshare.console.forms import Action, BadForm, Means, to_type
 from flowshare.console.logins import BadLogins, Login, LoginFile, Role
 from flowshare.console.markup import Markup
 from flowshare.console.pages import PAGES

@@ -36,7 +36,7 @@ from flowshare.protocol.messages.browse import (
     SharePlacesResponse,
     Standing,
 )
-from flowshare.share.browse import Hole, SeenRun, wanted_states
+from flowshare.share.browse import Hole, SeenRuns, wanted_states
 from flowshare.share.intervene import Act, Intervened
 from flowshare.share.ranges import Range
 from flowshare.share.types import BlockedKey
@@ -112,7 +112,7 @@ def _read_browse(body: Mapping[str, Any]) -> ShareBrowseRequest:
 def _browsed(answer: ShareBrowseResponse) -> Body:
     return {
         "facts": [getattr(answer, name) for name in FACTS],
-        "runs": list(zip(*answer.runs, strict=True)),
+        "runs": answer.runs.columns,
         "holes": [tuple(one) for one in answer.holes],
     }
 
@@ -120,7 +120,7 @@ def _browsed(answer: ShareBrowseResponse) -> Body:
 def _read_browsed(body: Body) -> ShareBrowseResponse:
     return ShareBrowseResponse(
         **dict(zip(FACTS, body["facts"], strict=False)),
-        runs=tuple(SeenRun(*run) for run in zip(*body["runs"], strict=True)),
+        runs=SeenRuns(*body["runs"]),
         holes=tuple(Hole(*hole) for hole in body["holes"]),
     )
 

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import compress, groupby, islice
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress
+from operator import attrgetter, ne
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, overload
 
 from flowshare.share.types import (
     ACQUIRED,
@@ -38,15 +39,15 @@ from flowshare.share.types import (
     RecordState,
     StateRun,
 )
-from flowshare.share.window import COUNT_HIGH, Window, same
+from flowshare.share.window import COUNT_HIGH, Window
 
 if TYPE_CHECKING:
     from flowshare.share.holds import Hold
 
 SPAN_MAX: Final = 1 << 18
 """Offsets that one look copies: a longer window is looked at in several."""
-STEP: Final = 4_096
-"""Offsets whose keys are gone through before others have a turn."""
+STEP: Final = 2_048
+"""Offsets that are gone through before others have a turn."""
 NAMES: Final = (
     "available", "acquired", "acknowledged", "archiving", "archived", "hole", "delayed", "pending", "blocked",
 )  # fmt: skip
@@ -64,9 +65,12 @@ VANISHED: Final = "vanished"
 UNREAD: Final = "unread"
 """A reload knows nothing of it: it is read again, and what is there is delivered."""
 
+_VANISHED: Final = STATES
+"""Beside the states: archived and never delivered."""
 _HELD: Final = frozenset((ACQUIRED, PENDING, DELAYED))
 _LAST: Final = attrgetter("last")
-_NO_HASHES: Final = array("I")
+_ONLY_BLOCKED: Final = bytes(state == BLOCKED for state in range(256))
+_ONLY_HIGH: Final = bytes(count == COUNT_HIGH for count in range(256))
 _OPEN_HEADS: Final = bytes(
     state in (AVAILABLE, ACQUIRED, DELAYED, PENDING, RecordState.ARCHIVING) for state in range(256)
 )
@@ -87,9 +91,49 @@ class SeenRun(NamedTuple):
     head: int = -1
 
 
-_new: Callable[[type[SeenRun], tuple[int, int, str, int, str, int, int]], SeenRun]
-_new = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-"""Instead of the class's own: half the time."""
+class SeenRuns(Sequence[SeenRun]):
+    """Runs, ascending, kept as columns: each is made when somebody asks for it. Equal to any sequence of the same."""
+
+    __slots__ = ("columns",)
+
+    def __init__(self, *columns: Sequence[Any]) -> None:
+        """columns: one for each field of `SeenRun`, all equally long; none: no runs. Raises: ValueError."""
+        if columns and (len(columns) != len(SeenRun._fields) or len(set(map(len, columns))) > 1):
+            raise ValueError(f"runs are {len(SeenRun._fields)} columns of one length")
+        self.columns = columns or ((),) * len(SeenRun._fields)
+
+    @classmethod
+    def of(cls, runs: Iterable[SeenRun]) -> SeenRuns:
+        """These runs."""
+        return cls(*zip(*runs, strict=True))
+
+    @property
+    def firsts(self) -> Sequence[int]:
+        """Where they begin."""
+        return self.columns[0]
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    def __iter__(self) -> Iterator[SeenRun]:
+        return map(SeenRun._make, zip(*self.columns, strict=True))
+
+    @overload
+    def __getitem__(self, at: int) -> SeenRun: ...
+    @overload
+    def __getitem__(self, at: slice) -> SeenRuns: ...
+    def __getitem__(self, at: int | slice) -> SeenRun | SeenRuns:
+        found = [column[at] for column in self.columns]
+        return SeenRuns(*found) if isinstance(at, slice) else SeenRun._make(found)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(cast("Sequence[object]", other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"SeenRuns.of({list(self)})"
 
 
 class Hole(NamedTuple):
@@ -100,8 +144,33 @@ class Hole(NamedTuple):
     why: str
 
 
-Seen = SeenRun | Hole | None
-"""None: something was passed over that is not asked for."""
+class Seen(NamedTuple):
+    """What stands at some offsets."""
+
+    runs: SeenRuns = SeenRuns()
+    holes: Sequence[Hole] = ()
+
+    @property
+    def size(self) -> int:
+        """Runs and holes."""
+        return len(self.runs) + len(self.holes)
+
+    def cut(self, size: int) -> tuple[Seen, int]:
+        """So many of the first runs and holes, and where the next one begins; −1: that was all."""
+        if self.size <= size:
+            return self, -1
+        end = sorted([*self.runs.firsts, *(hole.first for hole in self.holes)])[size]
+        return Seen(
+            self.runs[: bisect_left(self.runs.firsts, end)], [hole for hole in self.holes if hole.first < end]
+        ), end
+
+
+def together(parts: Iterable[Seen]) -> Seen:
+    """All that was told a few offsets at a time."""
+    parts = tuple(parts)
+    columns = zip(*(part.runs.columns for part in parts), strict=True)
+    runs = SeenRuns(*([*chain.from_iterable(column)] for column in columns))
+    return Seen(runs, [hole for part in parts for hole in part.holes])
 
 
 def wanted_states(states: Collection[str]) -> frozenset[str]:
@@ -126,101 +195,127 @@ class Look:
         self._high = dict(window.high)
         self._holds: Mapping[int, Hold] = dict(window.holds.by_id)
         self._gap_start = window.gap_start
-        self._heads: dict[int, int] = {}
-        """Of each key's hash the first offset that is not settled."""
-        self._behind: tuple[int, bytes, array[int]] | None = None
-        """Where something is blocked: the window's start, and from there on states and hashes."""
-        self._hashes: array[int] = _NO_HASHES
+        self._hashes: array[int] | None = None
+        """Where something is blocked."""
+        self._heads = _Heads(0, b"", array("I"))
         if window.heads is not None and window.tally[BLOCKED]:
             begin = window.start - window.base
             known = window.heads.hashes[begin:until]
-            self._behind = window.start, bytes(window.states[begin:until]), known
+            self._heads = _Heads(window.start, bytes(window.states[begin:until]), known)
             self._hashes = known[at - begin :]
 
     def runs(self, states: Collection[str]) -> Iterator[Seen]:
-        """All that is in one of the states, ascending; see `wanted_states`."""
-        wanted = bytes(state for state in range(STATES) if NAMES[state] in states)
-        holes = HOLES in states
-        if self._behind is not None and BLOCKED in wanted:
-            yield from self._find_heads(*self._behind)
-        of_states, size, until = self._states, len(self._states), 0
-        while (at := until) < size:
-            state = of_states[at]
-            until = at + 1
-            if until < size and of_states[until] == state:
-                found = same(state).match(of_states, at)
-                assert found is not None
-                until = found.end()
-            if state == HOLE:
-                yield from self._hole(at, until) if holes else (None,)
-            elif not (state in wanted or (state == ARCHIVED and holes)):
-                yield None
-            elif until - at == 1:
-                yield self._run(at, until, state, states)
-            else:
-                for low, high in self._pieces(at, until, state):
-                    yield self._run(low, high, state, states)
+        """All that is in one of the states, ascending, what stands at a few offsets at a time; see `wanted_states`."""
+        wanted = frozenset(state for state in range(STATES) if NAMES[state] in states)
+        size, begun = len(self._states), 0
+        for begin in range(0, size, STEP):
+            end = min(begin + STEP, size)
+            if self._hashes is not None and BLOCKED in wanted:
+                blocked = self._states[begin:end].translate(_ONLY_BLOCKED)
+                yield from self._heads.find(set(compress(self._hashes[begin:end], blocked)), self.first + end)
+            edges = [begun, *self._edges(max(begin, 1), end)]
+            begun = edges[-1]
+            if end == size:
+                edges.append(size)
+            yield self._told(edges, wanted)
 
-    def _find_heads(self, start: int, states: bytes, hashes: array[int]) -> Iterator[None]:
-        """Find the first of each key, a few offsets at a time: of two of one key, a chain's, the later one goes first,
-        and gives way."""
-        for end in range(len(states), 0, -STEP):
-            begin = max(0, end - STEP)
-            mask = states[begin:end].translate(_OPEN_HEADS)[::-1]
-            offsets = range(start + end - 1, start + begin - 1, -1)
-            found = compress(reversed(hashes[begin:end]), mask), compress(offsets, mask)
-            self._heads.update(zip(*found, strict=True))
-            yield None
+    def _edges(self, begin: int, end: int) -> Iterator[int]:
+        """Where in `begin`..`end` (exclusive) something else stands than at the offset before."""
+        differ = _differ(self._states, begin, end) | _differ(self._counts, begin, end) | _differ(self._ids, begin, end)
+        if self._high:
+            differ |= _number(self._counts[begin:end].translate(_ONLY_HIGH))
+        if self._hashes is not None:
+            blocked = _number(self._states[begin:end].translate(_ONLY_BLOCKED))
+            differ |= blocked and blocked & _differ(self._hashes, begin, end)
+        return compress(range(begin, end), differ.to_bytes(end - begin, "little"))
 
-    def _run(self, at: int, until: int, state: int, states: Collection[str]) -> Seen:
-        first, last = self.first + at, self.first + until - 1
-        count = self._counts[at]
-        if count == COUNT_HIGH:
-            count = self._high.get(first, count)
-        if state in _HELD:
-            hold = self._holds[self._ids[at]]
-            due_ms = hold.due_ms + self._ahead_ms
-            return _new(SeenRun, (first, last, NAMES[state], count, hold.member_id or "", due_ms, -1))
-        if state == BLOCKED:
-            head = self._heads.get(self._hashes[at], -1)
-            return _new(SeenRun, (first, last, NAMES[state], count, "", 0, head))
-        if state == ARCHIVED and (not count or NAMES[state] not in states):
-            return Hole(first, last, VANISHED) if not count and HOLES in states else None
-        return _new(SeenRun, (first, last, NAMES[state], count, "", 0, -1))
+    def _told(self, edges: Sequence[int], wanted: Collection[int]) -> Seen:
+        """What stands between each two edges, if it is wanted."""
+        starts, ends = edges[:-1], edges[1:]
+        kinds = bytes(map(self._states.__getitem__, starts))
+        if ARCHIVED in kinds:
+            kinds = bytes(
+                _VANISHED if kind == ARCHIVED and not self._counts[at] else kind
+                for at, kind in zip(starts, kinds, strict=True)
+            )
+        holes: list[Hole] = []
+        if HOLE in wanted and (HOLE in kinds or _VANISHED in kinds):
+            for at, until, kind in zip(starts, ends, kinds, strict=True):
+                if kind in (HOLE, _VANISHED):
+                    holes += self._holes(self.first + at, self.first + until - 1, vanished=kind == _VANISHED)
+        mask = [kind != HOLE and kind in wanted for kind in kinds]
+        if not all(mask):
+            starts, ends = [*compress(starts, mask)], [*compress(ends, mask)]
+            kinds = bytes(compress(kinds, mask))
+        return Seen(self._runs(starts, ends, kinds), holes)
 
-    def _hole(self, at: int, until: int) -> Iterator[Hole]:
-        first, last = self.first + at, self.first + until - 1
+    def _runs(self, starts: Sequence[int], ends: Sequence[int], kinds: bytes) -> SeenRuns:
+        """A column at a time: one run at a time takes twice as long, and there may be 200,000."""
+        first, counts = self.first, [*map(self._counts.__getitem__, starts)]
+        if self._high:
+            counts = [self._high.get(first + at, count) for at, count in zip(starts, counts, strict=True)]
+        members, due_ms, heads = [""] * len(starts), [0] * len(starts), [-1] * len(starts)
+        if not _HELD.isdisjoint(kinds):
+            for place, (at, kind) in enumerate(zip(starts, kinds, strict=True)):
+                if kind in _HELD:
+                    hold = self._holds[self._ids[at]]
+                    members[place], due_ms[place] = hold.member_id or "", hold.due_ms + self._ahead_ms
+        if self._hashes is not None:
+            known, hashes = self._heads.known, self._hashes
+            heads = [
+                known.get(hashes[at], -1) if kind == BLOCKED else -1 for at, kind in zip(starts, kinds, strict=True)
+            ]
+        return SeenRuns(
+            [first + at for at in starts],
+            [first + until - 1 for until in ends],
+            [*map(NAMES.__getitem__, kinds)],
+            counts,
+            members,
+            due_ms,
+            heads,
+        )
+
+    def _holes(self, first: int, last: int, *, vanished: bool) -> Iterator[Hole]:
+        if vanished:
+            yield Hole(first, last, VANISHED)
+            return
         unread = last + 1 if self._gap_start < 0 else max(first, self._gap_start)
         if first < unread:
             yield Hole(first, min(last, unread - 1), LOG)
         if unread <= last:
             yield Hole(unread, last, UNREAD)
 
-    def _pieces(self, at: int, until: int, state: int) -> Iterator[tuple[int, int]]:
-        """Cut offsets of one state where counts, holds or keys differ, as (from, to: exclusive)."""
-        marks: Any = self._ids if state in _HELD else self._hashes if state == BLOCKED else None
-        while at < until:
-            count, end = self._counts[at], at + 1
-            if count < COUNT_HIGH:
-                found = same(count).match(self._counts, at, until)
-                assert found is not None
-                end = found.end()
-            if marks is None or end - at == 1:
-                yield at, end
-            else:
-                yield from _alike(marks[at:end], at)
-            at = end
+
+class _Heads:
+    """Of keys' hashes the first offsets that are not settled, looked for only as far as it takes to know those that are
+    asked for: mostly a few thousand offsets behind the window's start, wherever a page begins."""
+
+    def __init__(self, start: int, states: bytes, hashes: array[int]) -> None:
+        """start: offset of what the others begin with."""
+        self.known: dict[int, int] = {}
+        self._start = start
+        self._states = states
+        self._hashes = hashes
+        self._looked = 0
+
+    def find(self, hashes: set[int], end: int) -> Iterator[Seen]:
+        """Know the first of each of these if it is before offset `end`, a few offsets at a time."""
+        while self._looked < end - self._start and hashes.difference(self.known):
+            at, self._looked = self._looked, self._looked + STEP
+            mask = self._states[at : at + STEP].translate(_OPEN_HEADS)
+            offsets = compress(range(self._start + at, self._start + self._looked), mask)
+            deque(map(self.known.setdefault, compress(self._hashes[at : at + STEP], mask), offsets), maxlen=0)
+            yield Seen()
 
 
-def _alike(marks: Any, at: int) -> Iterator[tuple[int, int]]:
-    """Cut what begins at `at` where its marks differ, as (from, to: exclusive)."""
-    if marks.count(marks[0]) == len(marks):
-        yield at, at + len(marks)
-        return
-    for _, group in groupby(marks):
-        size = len(tuple(group))
-        yield at, at + size
-        at += size
+def _differ(column: bytes | array[int], begin: int, end: int) -> int:
+    """A number with a byte for each of `begin`..`end` (exclusive): 1 where it is not as the one before."""
+    here, before = column[begin:end], column[begin - 1 : end - 1]
+    return 0 if here == before else _number(bytes(map(ne, here, before)))
+
+
+def _number(marks: bytes) -> int:
+    return int.from_bytes(marks, "little")
 
 
 def stored_runs(
@@ -235,20 +330,26 @@ def stored_runs(
     """The same of what is stored, from offset `first` on. now_ms: by which delays are reckoned; ahead_ms: as `Look`."""
     at = bisect_left(runs, first, key=_LAST)
     end = runs[at - 1].last + 1 if at else start_offset
-    for run in islice(runs, at, None):
-        if run.first > end and HOLES in states:
-            yield Hole(max(end, first), run.first - 1, UNREAD)
-        end = run.last + 1
-        yield _stored_run(run._replace(first=max(run.first, first)), states, now_ms, ahead_ms)
+    for begin in range(at, len(runs), STEP):
+        found: list[SeenRun] = []
+        holes: list[Hole] = []
+        for run in runs[begin : begin + STEP]:
+            if run.first > end and HOLES in states:
+                holes.append(Hole(max(end, first), run.first - 1, UNREAD))
+            end = run.last + 1
+            seen = _stored_run(run, max(run.first, first), now_ms, ahead_ms)
+            if isinstance(seen, Hole):
+                holes += [seen] if HOLES in states else []
+            elif seen.state in states:
+                found.append(seen)
+        yield Seen(SeenRuns.of(found), holes)
 
 
-def _stored_run(run: StateRun, states: Collection[str], now_ms: int, ahead_ms: int) -> Seen:
+def _stored_run(run: StateRun, first: int, now_ms: int, ahead_ms: int) -> SeenRun | Hole:
     if run.state is RecordState.ARCHIVED and not run.delivery_count:
-        return Hole(run.first, run.last, VANISHED) if HOLES in states else None
+        return Hole(first, run.last, VANISHED)
     state, due_ms = NAMES[run.state], 0
     if run.state is RecordState.AVAILABLE and run.not_before_ms > now_ms:
         state, due_ms = NAMES[DELAYED], run.not_before_ms + ahead_ms
-    if state not in states:
-        return None
     member_id = run.member_id if run.state is RecordState.ACQUIRED else None  # else it says why it was given up
-    return SeenRun(run.first, run.last, state, run.delivery_count, member_id or "", due_ms)
+    return SeenRun(first, run.last, state, run.delivery_count, member_id or "", due_ms)

@@ -8,7 +8,8 @@ import click
 import pytest
 
 from flowshare.cli import COMMANDS
-from flowshare.console.actions import ACTIONS, PARTITION_MAX, TEXT_MAX, BadForm, to_type
+from flowshare.console.actions import ACTIONS
+from flowshare.console.forms import PARTITION_MAX, TEXT_MAX, BadForm, to_type
 from tests.console.test_server import LETTER, letter
 from tests.console.world import browser, console
 

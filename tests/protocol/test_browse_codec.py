@@ -15,7 +15,7 @@ from flowshare.protocol.messages.browse import (
     SharePlacesRequest,
     SharePlacesResponse,
 )
-from flowshare.share.browse import Hole, SeenRun
+from flowshare.share.browse import Hole, SeenRun, SeenRuns
 from flowshare.share.intervene import Intervened
 
 PLACE = {"group_id": "g", "topic": "t", "partition": 3}
@@ -25,7 +25,7 @@ REQUESTS = [
     ShareBrowseRequest(**PLACE, offset=7, limit=1, states=("acquired", "hole")),
     ShareInterveneRequest(**PLACE, act="dead_letter", ranges=((0, 0), (2, 9)), dry_run=True),
 ]
-RUNS = (SeenRun(5, 7, "acquired", 2, "m", 99), SeenRun(8, 8, "blocked", 0, "", 0, 5))
+RUNS = SeenRuns.of([SeenRun(5, 7, "acquired", 2, "m", 99), SeenRun(8, 8, "blocked", 0, "", 0, 5)])
 ANSWERS = [
     ("share_places", SharePlacesResponse(places=(("t", 0), ("u", 12)))),
     ("share_browse", ShareBrowseResponse()),

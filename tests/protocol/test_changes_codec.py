@@ -21,7 +21,7 @@ from flowshare.protocol.messages.browse import (
     SharePlacesResponse,
     Standing,
 )
-from flowshare.share.browse import Hole, SeenRun
+from flowshare.share.browse import Hole, SeenRun, SeenRuns
 from flowshare.share.intervene import Intervened
 from flowshare.share.types import BlockedKey
 
@@ -36,7 +36,8 @@ REQUESTS = [
 ]
 ANSWERS = [
     SharePlacesResponse(places=(("t", 0), ("u", 3))),
-    ShareBrowseResponse(taken_ms=5, loaded=True, start_offset=1, runs=(SeenRun(1, 2, "acquired", 3, "m", 4),),
+    ShareBrowseResponse(taken_ms=5, loaded=True, start_offset=1,
+                        runs=SeenRuns.of([SeenRun(1, 2, "acquired", 3, "m", 4)]),
                         holes=(Hole(3, 4, "x"),), order="key"),
     ShareBrowseResponse(),
     ShareInterveneResponse(found=(Intervened(0, 3, 1, 2),)),

@@ -6,7 +6,22 @@ import random
 
 import pytest
 
-from flowshare.share.browse import LOG, SEEN_STATES, SPAN_MAX, UNREAD, VANISHED, Hole, Look, stored_runs, wanted_states
+from flowshare.share import browse
+from flowshare.share.browse import (
+    LOG,
+    NAMES,
+    SPAN_MAX,
+    UNREAD,
+    VANISHED,
+    Hole,
+    Look,
+    Seen,
+    SeenRun,
+    SeenRuns,
+    stored_runs,
+    together,
+    wanted_states,
+)
 from flowshare.share.types import RecordState, StateRun
 from flowshare.share.window import Window
 from tests.share.builders import (
@@ -27,8 +42,14 @@ from tests.share.test_order import Group
 ALL = wanted_states(())
 
 
+def in_order(parts):
+    """Runs and holes as they stand beside each other."""
+    told = together(parts)
+    return sorted([*told.runs, *told.holes], key=lambda one: one.first)
+
+
 def seen(target, first=0, states=ALL, **more):
-    return [one for one in target.look(first, **more).runs(states) if one is not None]
+    return in_order(target.look(first, **more).runs(states))
 
 
 def runs(target, *args):
@@ -80,7 +101,7 @@ def test_a_look_shows_the_moment_in_which_it_was_made():
     look = target.look(0)
     settle(target, 0, 4, ACCEPT)
 
-    assert [(one.first, one.last, one.state) for one in look.runs(ALL)] == [(0, 4, "acquired")]
+    assert [(one.first, one.last, one.state) for one in in_order(look.runs(ALL))] == [(0, 4, "acquired")]
     assert runs(target) == []
 
 
@@ -163,36 +184,104 @@ def test_a_long_window_is_seen_in_pieces():
     look = Look(window, 0)
 
     assert (look.first, look.end) == (0, SPAN_MAX)
-    assert list(look.runs(ALL)) == [Hole(0, SPAN_MAX - 1, LOG)]
+    assert in_order(look.runs(ALL)) == [Hole(0, SPAN_MAX - 1, LOG)]
     assert Look(window, SPAN_MAX).end == SPAN_MAX + 10
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_runs_and_holes_are_what_stands_at_each_offset(seed):
-    dice = random.Random(seed)
-    window = Window(10)
-    window.grow(10 + 299)
-    at = 10
-    while at < 310:
-        last = min(309, at + dice.randint(0, 9))
-        state, count = dice.choice((0, 1, 2, 3, 4, 5, 6)), dice.randint(0, 2)
-        window.put(at, last, 5, state)
-        window.set_count(at, last, count)
-        if state in (1, 6):
-            window.hold(at, last, window.holds.open("m" if state == 1 else None, 9, at, last, last - at + 1).hold_id)
-        at = last + 1
-    found = [one for one in Look(window, 10).runs(ALL) if one is not None]
+START, END = 10, 310
+OPEN = ("available", "acquired", "archiving", "delayed", "pending")
 
-    offsets = [offset for one in found for offset in range(one.first, one.last + 1)]
-    assert offsets == list(range(10, 310))
-    for one in found:
-        for offset in range(one.first, one.last + 1):
-            state, count = window.states[offset - 10], window.counts[offset - 10]
-            if isinstance(one, Hole):
-                assert (one.why, state) in ((LOG, 5), (VANISHED, 4))
-            else:
-                assert one.delivery_count == count
-                assert one.state in SEEN_STATES
+
+def made_up(dice, ordered):
+    """A window of any states side by side; what is blocked has an open one of its key before it."""
+    window = Window(START, ordered=ordered)
+    window.grow(END - 1)
+    at, begun = START, set()
+    while at < END:
+        last = min(END - 1, at + dice.choice((0, 0, 1, 9, 40)))
+        state = NAMES[dice.randrange(9 if begun else 8)]
+        window.set_count(at, last, 0 if state == "hole" else dice.choice((0, 1, 1, 2, 255, 300)))
+        if state in ("acquired", "pending", "delayed"):
+            member = None if state == "delayed" else dice.choice(("a", "b"))
+            window.hold(at, last, window.holds.open(member, dice.choice((9, 99)), at, last, last - at + 1).hold_id)
+        for offset in range(at, last + 1):
+            window.states[offset - START] = NAMES.index(state)
+            window.tally[NAMES.index(state)] += 1
+            if ordered:
+                key = dice.choice(sorted(begun)) if state == "blocked" else dice.randint(1, 9)
+                window.heads.hashes[offset - START] = key
+                begun |= {key} if state in OPEN else set()
+        at = last + 1
+    return window
+
+
+def told_of(window, offset):
+    """What a look is to say of one offset, by the window's own words."""
+    state, count = NAMES[window.states[offset - START]], window.count(offset)
+    if state == "hole" or (state == "archived" and not count):
+        return LOG if state == "hole" else VANISHED
+    hold = window.holds.by_id.get(window.hold_ids[offset - START])
+    head = -1
+    if state == "blocked":
+        of_key = (
+            at for at in range(START, END) if window.heads.hashes[at - START] == window.heads.hashes[offset - START]
+        )
+        head = next(at for at in of_key if NAMES[window.states[at - START]] in OPEN)
+    return state, count, (hold.member_id or "") if hold else "", hold.due_ms if hold else 0, head
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("step", [1, 7, 2_048])
+@pytest.mark.parametrize("seed", range(5))
+def test_runs_and_holes_are_what_stands_at_each_offset_however_many_are_gone_through_at_once(
+    seed, step, ordered, monkeypatch
+):
+    monkeypatch.setattr(browse, "STEP", step)
+    window, first = made_up(random.Random(seed), ordered), START + 40 * seed
+    for states in (ALL, frozenset(("acquired", "blocked", "archived")), frozenset(("hole", "available"))):
+        found = in_order(Look(window, first).runs(states))
+
+        wanted = {offset: told_of(window, offset) for offset in range(first, END)}
+        assert {
+            offset: one.why if isinstance(one, Hole) else tuple(one)[2:]
+            for one in found
+            for offset in range(one.first, one.last + 1)
+        } == {at: one for at, one in wanted.items() if ("hole" if isinstance(one, str) else one[0]) in states}
+
+
+@pytest.mark.parametrize("step", [1, 7, 2_048])
+def test_runs_are_as_long_as_they_can_be_wherever_others_had_a_turn(step, monkeypatch):
+    monkeypatch.setattr(browse, "STEP", step)
+    target = partition(window_max=200)
+    acquire(target, (0, 49))
+    acquire(target, (50, 99), member="b")
+    settle(target, 20, 29, ACCEPT)
+
+    assert [(one.first, one.last) for one in seen(target)] == [(0, 19), (20, 29), (30, 49), (50, 99)]
+
+
+def test_a_page_is_cut_behind_so_many_runs_and_holes():
+    runs = SeenRuns.of([SeenRun(0, 4, "available"), SeenRun(7, 9, "acquired"), SeenRun(10, 10, "available")])
+    part = Seen(runs, [Hole(5, 6, LOG)])
+
+    assert part.cut(4) == (part, -1)
+    assert part.cut(3) == (Seen(runs[:2], [Hole(5, 6, LOG)]), 10)
+    assert part.cut(1) == (Seen(runs[:1], []), 5)
+    assert part.cut(0) == (Seen(SeenRuns(), []), 0)
+
+
+def test_runs_are_made_when_they_are_looked_at_and_are_a_sequence_all_the_same():
+    alone = [SeenRun(0, 4, "available", 1), SeenRun(5, 9, "acquired", 2, "m", 99), SeenRun(10, 10, "available")]
+    runs = SeenRuns.of(alone)
+
+    assert list(runs) == alone
+    assert (runs[1], runs[-1], len(runs), runs.index(alone[2])) == (alone[1], alone[2], 3, 2)
+    assert runs == tuple(alone)
+    assert hash(runs) == hash(tuple(alone))
+    assert runs != SeenRuns()
+    assert eval(repr(runs), {"SeenRuns": SeenRuns, "SeenRun": SeenRun}) == runs
+    with pytest.raises(ValueError, match="7 columns of one length"):
+        SeenRuns([1], [2])
 
 
 def test_what_is_stored_is_told_in_the_same_words():
@@ -204,7 +293,7 @@ def test_what_is_stored_is_told_in_the_same_words():
         StateRun(10, 12, RecordState.ACKNOWLEDGED, 1),
         StateRun(13, 13, RecordState.ARCHIVING, 1, "operator"),
     ]
-    found = [one for one in stored_runs(0, stored, ALL, first=0, now_ms=100, ahead_ms=1_000) if one is not None]
+    found = in_order(stored_runs(0, stored, ALL, first=0, now_ms=100, ahead_ms=1_000))
 
     assert [tuple(one) for one in found] == [
         (0, 1, UNREAD),
@@ -216,9 +305,9 @@ def test_what_is_stored_is_told_in_the_same_words():
         (10, 12, "acknowledged", 1, "", 0, -1),
         (13, 13, "archiving", 1, "", 0, -1),
     ]
-    late = [one for one in stored_runs(0, stored, ALL, first=11, now_ms=100) if one is not None]
+    late = in_order(stored_runs(0, stored, ALL, first=11, now_ms=100))
     assert [(one.first, one.last) for one in late] == [(11, 12), (13, 13)]
-    assert [one for one in stored_runs(0, stored, wanted_states(("blocked",)), first=0, now_ms=0) if one] == []
+    assert in_order(stored_runs(0, stored, wanted_states(("blocked",)), first=0, now_ms=0)) == []
 
 
 def test_looking_changes_nothing_that_is_stored():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowshare.core_errors import InvalidRecordState
+from flowshare.share.browse import together
 from flowshare.share.intervene import OPERATOR, Act, Intervened
 from flowshare.share.records import decode_state, encode_state
 from flowshare.share.types import Limits, PartitionState, StateRun
@@ -102,9 +103,8 @@ def test_what_is_delayed_is_done_with_or_comes_now(what, expected, after):
     found, _ = act(target, what, 3)
 
     assert found == expected
-    assert [one.state for one in target.look(3).runs(("delayed", "archived", "archiving", "available")) if one] == [
-        after
-    ]
+    told = together(target.look(3).runs(("delayed", "archived", "archiving", "available")))
+    assert [one.state for one in told.runs] == [after]
     assert target.delayed_count == (1 if after == "delayed" else 0)
     assert target.next_deadline_ms() == 30_000 or after == "delayed"
 

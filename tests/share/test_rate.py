@@ -80,6 +80,13 @@ def test_permits_without_a_limit_are_any_number():
     assert not permits.report().wanting
 
 
+def test_what_no_breaker_holds_back_gives_nothing_back_to_one():
+    permits = Permits()
+
+    assert permits.report_gate(Told()) == GateReport(wanting=False, back=0, told=Told())
+    assert permits.gate is None
+
+
 def test_what_a_breaker_let_through_is_spent_and_given_back_beside_the_rate():
     permits = Permits()
     permits.free, permits.gate = None, 1

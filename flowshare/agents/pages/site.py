@@ -154,7 +154,7 @@ class PageConnection(web.RequestHandler):
         self._begun = False
         self.own_user = False
         """Whether this user's own process is at the other end, by the way that only it has."""
-        self.peer = ""
+        self.peer: str = ""
         """The address at the other end."""
         self.known = False
         """Whether it has shown who it is: the application says so."""

@@ -17,7 +17,7 @@ from flowshare.protocol.batches import decode_all
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import frames
 from flowshare.protocol.messages.browse import RUNS_MAX, ShareBrowseRequest, ShareInterveneRequest, SharePlacesRequest
-from flowshare.share.browse import HOLES, RETENTION, Hole, SeenRun, stored_runs, wanted_states
+from flowshare.share.browse import HOLES, RETENTION, Hole, SeenRun, stored_runs, together, wanted_states
 from flowshare.share.intervene import Intervened
 from flowshare.share.ranges import Range, minus
 from flowshare.share.types import PartitionState
@@ -234,7 +234,7 @@ class Browser:
         first = max(asked.offset or 0, start)
         end = max(start, runs[-1].last + 1 if runs else start)
         seen = stored_runs(start, runs, wanted_states(asked.share_states), first=first, now_ms=self._clock.now_ms())
-        cut = asked.cut([one for one in seen if isinstance(one, SeenRun)] if start >= 0 else [], None)
+        cut = asked.cut(together(seen).runs if start >= 0 else [], None)
         holes: tuple[Hole, ...] = ()
         if 0 <= first < min(bounds.log_start, end) and HOLES in wanted_states(asked.share_states):
             holes = (Hole(first, min(bounds.log_start, end) - 1, RETENTION),)

@@ -74,7 +74,7 @@ class BrowsePage:
     leader: int = -1
     leader_epoch: int = -1
     next: int | None = None
-    runs: tuple[BrowsedRun, ...] = ()
+    runs: Sequence[BrowsedRun] = ()
     holes: tuple[BrowsedHole, ...] = ()
     order: str = ""
     claims: tuple[BrowsedClaim, ...] = ()

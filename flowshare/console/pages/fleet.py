@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 async def _load(view: View, _query: Query) -> Context:
     workers = await view.workers.running()
     ready, scale = (await view.workers.ready(), await view.workers.scale()) if workers else (None, None)
-    pipelines = (await view.workers.pipelines()).rows if workers else {}
-    supervised = (await view.workers.supervised()).rows if workers else {}
+    pipelines: Mapping[str, Any] = (await view.workers.pipelines()).rows if workers else {}
+    supervised: Mapping[str, Any] = (await view.workers.supervised()).rows if workers else {}
     rows: list[dict[str, Any]] = []
     for worker in workers:
         told = ready.rows.get(worker.name) if ready else None

@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError, ServerError, Unsupported
-from flowshare.console.actions import TEXT_MAX
+from flowshare.console.forms import TEXT_MAX
 from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
 from flowshare.share.parking import OVER
 

@@ -94,7 +94,7 @@ def _strip(page: BrowsePage, first: int | None, holder: BrowsedRun | None) -> tu
     begin = max(page.start_offset, first or 0, 0)
     end = page.next if page.next is not None else max(page.end_offset, begin)
     end = min(end, begin + SPAN_MAX)
-    runs = [charts.Run(run.first, run.last, run.state, run is holder or run.head == -2) for run in page.runs]
+    runs = [charts.Run(run.first, run.last, run.state, run == holder or run.head == -2) for run in page.runs]
     if page.kind == "native":
         runs += [charts.Run(first, last, "unknown") for first, last in untold(page)]
     runs += [charts.Run(hole.first, hole.last, "hole") for hole in page.holes]

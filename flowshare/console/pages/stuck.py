@@ -53,7 +53,9 @@ async def _hanging(view: View, runs: Sequence[held.Held], group: str | None) -> 
     if not view.workers.known:
         return []
     told = await view.workers.in_flight()
-    rows = [{"worker": name, **row} for name, found in told.rows.items() for row in found if _whole(row)]
+    rows: list[dict[str, Any]] = [
+        {"worker": name, **row} for name, found in told.rows.items() for row in found if _whole(row)
+    ]
     rows = [row for row in rows if row["age_s"] >= LONG_S]
     whose = held.Whose(runs, view.collector.look.groups.values())
     for row in rows:

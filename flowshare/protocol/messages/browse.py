@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from flowshare.protocol.declaration import OF_GROUP, Route, To
 from flowshare.protocol.messages.base import Request, Response
-from flowshare.share.browse import Hole, SeenRun
+from flowshare.share.browse import Hole, SeenRuns
 from flowshare.share.intervene import Intervened
 from flowshare.share.types import BlockedKey
 
@@ -54,7 +54,7 @@ class ShareBrowseResponse(Response):
     leader: int = -1
     leader_epoch: int = -1
     next: int = -1
-    runs: tuple[SeenRun, ...] = ()
+    runs: SeenRuns = field(default_factory=SeenRuns)
     holes: tuple[Hole, ...] = ()
     order: str = ""
 

@@ -34,7 +34,7 @@ from flowshare.server.runtime import answers
 from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import Refused
 from flowshare.server.runtime.state import ShareKey, StoredState, stored_in
-from flowshare.share.browse import HOLES, RETENTION, Hole, SeenRun, stored_runs, wanted_states
+from flowshare.share.browse import HOLES, RETENTION, Hole, Seen, stored_runs, together, wanted_states
 from flowshare.share.intervene import Act
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from flowshare.server.share.owner import PartitionOwner
     from flowshare.server.share.partitions import Partitions
     from flowshare.server.share.service import ShareService
-    from flowshare.share.browse import Seen
 
     Look = Callable[[Collection[str]], Awaitable[object]]
 
@@ -236,27 +235,25 @@ async def _page(
     answer: ShareBrowseResponse, request: ShareBrowseRequest, seen: Iterator[Seen], end: int, clock: Clock
 ) -> ShareBrowseResponse:
     """What is seen up to `end`, as much of it as is asked for."""
-    runs: list[SeenRun] = []
-    holes: list[Hole] = []
     gone = min(answer.log_start, answer.end_offset)
     first = max(request.offset, answer.start_offset)
-    if first < gone and HOLES in wanted_states(request.states):
-        holes.append(Hole(first, gone - 1, RETENTION))
+    parts: list[Seen] = []
+    if first < gone and HOLES in wanted_states(request.states):  # lies over what the window has not dropped yet
+        parts.append(Seen(holes=[Hole(first, gone - 1, RETENTION)]))
+    left, more = request.limit, -1
     turns = answers.turns(clock)
-    left = request.limit + len(holes)  # that one lies over what the window has not dropped yet
-    async for some in turns.few(seen):
-        answers.space().add(RUN_BYTES * (len(some) - some.count(None)))
-        for one in some:
-            if one is None:
-                continue
-            if len(runs) + len(holes) >= left:
-                return replace(answer, runs=tuple(runs), holes=tuple(holes), next=one.first)
-            if isinstance(one, SeenRun):
-                runs.append(one)
-            else:
-                holes.append(one)
-    more = end if end < answer.end_offset else -1
-    return replace(answer, runs=tuple(runs), holes=tuple(holes), next=more)
+    for some in seen:
+        await turns.take(1 + some.size)
+        told, more = some.cut(left)
+        answers.space().add(RUN_BYTES * told.size)
+        parts.append(told)
+        left -= told.size
+        if more >= 0:
+            break
+    else:
+        more = end if end < answer.end_offset else -1
+    runs, holes = together(parts)
+    return replace(answer, runs=runs, holes=tuple(holes), next=more)
 
 
 async def intervened(
