@@ -26,10 +26,6 @@ _THREADS: Final = 2
 _AVRO, _JSON = "AVRO", "JSON"
 
 
-class Unreadable(ValueError):
-    """Bytes with a schema's id that are not shown as a value; says why."""
-
-
 class Schemas:
     """The schemas of one registry."""
 
@@ -60,11 +56,11 @@ class Schemas:
     def read(self, raw: bytes) -> Any:
         """What a value says, as JSON could. Does not block.
 
-        Raises: wire.NotFramed: it has no schema's id; Unreadable.
+        Raises: wire.NotFramed: it has no schema's id; ValueError: it is not shown as a value, and why.
         """
         number = wire.schema_id(raw)
         if self._unknown(raw) is not None:
-            raise Unreadable(f"schema {number} is not known yet")
+            raise ValueError(f"schema {number} is not known yet")
         try:
             kind = self.registry.schema(number).text.kind
             if kind == _AVRO:
@@ -72,8 +68,8 @@ class Schemas:
             if kind == _JSON:
                 return json.loads(raw[wire.HEADER :])
         except (RegistryError, ValueError, RecursionError) as error:
-            raise Unreadable(str(error)) from error
-        raise Unreadable(f"schema {number} is of the kind {kind}, of which values are not shown")
+            raise ValueError(str(error)) from error
+        raise ValueError(f"schema {number} is of the kind {kind}, of which values are not shown")
 
     def _unknown(self, raw: bytes) -> int | None:
         """The id of its schema, where that has to be asked for."""
