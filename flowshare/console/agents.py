@@ -171,7 +171,7 @@ class AgentWatch:
         self.silent, self._at_s = dict(told.silent), now_s
         if told.rows or not told.silent:  # else what was seen last is shown, beside who is silent
             self.agents, self.answered = found, len(told.rows)
-        holding = (await self._workers.in_hand()).rows if self.wanted else {}
+        holding: Mapping[str, Any] = (await self._workers.in_hand()).rows if self.wanted else {}
         self.in_hand = in_hand.of_groups(holding, messages=self._messages)
 
     async def _run(self) -> None:

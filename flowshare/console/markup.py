@@ -6,7 +6,7 @@ import hashlib
 import re
 from datetime import UTC, datetime
 from html import unescape
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -64,7 +64,7 @@ class Markup:
             "time": time,
             "url": url,
         }
-        self._environment.globals["mark"] = mark
+        cast("dict[str, Any]", self._environment.globals)["mark"] = mark
 
     def render(self, template: str, context: Mapping[str, Any]) -> str:
         """A whole page."""
