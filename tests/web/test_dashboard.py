@@ -159,6 +159,8 @@ def test_each_value_is_shown_in_its_unit():
             expr = target["expr"]
             if "histogram_quantile(" in expr or ("_seconds" in expr and "rate(" not in expr):
                 wanted = "s"
+            elif "_seconds_total" in expr:
+                wanted = "percentunit"  # seconds of a second
             elif "rate(" in expr or "per_second" in expr:
                 wanted = "cps"
             else:

@@ -64,10 +64,10 @@ class HeardBreaker(NamedTuple):
     state: BreakerState = BreakerState.CLOSED
     opened: int = 0
 
-    def hear(self, state: BreakerState) -> HeardBreaker:
-        """It is told to be in this state."""
+    def hear(self, state: BreakerState, *, anew: bool) -> HeardBreaker:
+        """It is told to be in this state. anew: for another time than before; what was tried meanwhile is not seen."""
         opens = state is not BreakerState.CLOSED and self.state is BreakerState.CLOSED
-        again = state is BreakerState.OPEN and self.state is BreakerState.HALF_OPEN
+        again = state is BreakerState.OPEN and (anew or self.state is BreakerState.HALF_OPEN)
         return HeardBreaker(state, self.opened + (opens or again))
 
 
@@ -191,11 +191,13 @@ class OutcomeWatch:
         known = (str(self._state), left_ms, round(1000 * self._open_s))
         told = await self._admin.report_outcomes(self._agent.group, self._member_id, counted, known)
         self._reported = counts
-        before, self.heard = self._state, self.heard.hear(BreakerState(told.state))
+        until_s = self._clock.monotonic() + told.left_ms / 1000
+        anew = until_s - self._until_s > told.open_ms / 2000
+        before, self.heard = self._state, self.heard.hear(BreakerState(told.state), anew=anew)
         if self._told is not None:
             self._told.hear(*self.heard)
         self._why, self._open_s = told.why, told.open_ms / 1000
-        self._until_s = self._clock.monotonic() + told.left_ms / 1000
+        self._until_s = until_s
         if self._state is BreakerState.CLOSED:
             self._in_vain.clear()
         if before is BreakerState.CLOSED and self._state is not BreakerState.CLOSED:
