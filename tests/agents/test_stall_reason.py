@@ -96,6 +96,13 @@ def test_who_has_had_records_longest_is_named():
     assert "4 records, all held by m1, the oldest for 3.0 s" in why(row(backlog=4, in_flight=4), holders=holders[:1])
 
 
+def test_who_holds_is_named_beside_what_is_raised():
+    holders = [Holder(member="m1", records=10, oldest_s=3.0)]
+
+    text = why(row(), holders=holders, error="ValueError: x")
+    assert "finished, 10 are in flight, all held by m1, the oldest for 3.0 s; handlers raise ValueError: x" in text
+
+
 def test_one_of_several_holders_of_whom_not_all_are_known_does_not_hold_all():
     holders = [Holder(member="m1", records=4, oldest_s=3.0)]
 

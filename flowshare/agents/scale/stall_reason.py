@@ -187,7 +187,8 @@ def _behind_a_key(facts: GroupFacts, backlog: int, blocked: int) -> str | None:
 def _not_handed_out(facts: GroupFacts, backlog: int, in_flight: int) -> str:
     rate = facts.settings.get(MAX_RATE, "")
     if facts.raises:
-        return _with_error(facts, f"nothing of {backlog} records is finished")
+        held = f", {in_flight} are in flight{_held_by(facts, in_flight)}" if in_flight else ""
+        return _with_error(facts, f"nothing of {backlog} records is finished{held}")
     if rate not in ("", "0"):
         return f"{MAX_RATE}={rate} hands out no more at present ({backlog} records wait)"
     if in_flight:
