@@ -20,6 +20,7 @@ probe_ms + 1 records are begun until it closes.
 | any | closed by hand | closed |
 | any | no member has reported for `SILENT_MS` | closed: none of them knows of the breaker |
 | any | another coordinator | as the first leader or member tells that knows it, in its first `ADOPT_MS`; else closed |
+| any | the same, until a member has told, in its first `ADOPT_MS` | closed, and nothing is handed out |
 | any | the same, and something is being tried | half-open: one more may be let through after `probe_ms` |
 
 What counts as failed is for members to say: a handler that raised or took too long. They count from when they began, so
@@ -113,6 +114,8 @@ class _Wanting(NamedTuple):
 
 _CLOSED: Final = Told()
 _BEFORE: Final = "most outcomes failed"
+_NOBODYS_MS: Final = 0
+"""For so long it is open as nobody opened it: what leaders are told by a coordinator that does not know yet."""
 _UNKNOWN: Final = -1
 """The node of a leader that another coordinator knew."""
 
@@ -129,6 +132,7 @@ class Breaker:
         self._heard_ms = begun_ms
         self._new = True
         """Whether it knows nothing of its own yet, and follows what others know."""
+        self._heard_of_members = False
         self._trying: _Trying | None = None
         self._wanting: dict[int, _Wanting] = {}
         self._let_through = 0
@@ -145,7 +149,7 @@ class Breaker:
         self._members[member_id] = counted
         if len(self._members) > MEMBERS_MAX:
             del self._members[next(iter(self._members))]
-        self._heard_ms = now_ms
+        self._heard_ms, self._heard_of_members = now_ms, True
         if before is not None:  # else this coordinator does not know what it has counted already
             self._take(counted.since(before), rule, now_ms)
         return self.told(now_ms)
@@ -182,7 +186,7 @@ class Breaker:
         if now_ms - self._heard_ms > SILENT_MS and self._state is not BreakerState.CLOSED:
             self.close()
         if self._state is BreakerState.CLOSED:
-            return Gate(Told())
+            return Gate(self._hushed(now_ms))
         if report.back and self._trying is not None and self._trying.node == node:
             self._trying = None
         may = self._has_its_turn(node, now_ms) if report.wanting else False
@@ -192,6 +196,13 @@ class Breaker:
         self._wanting[node] = _Wanting(now_ms, self._let_through)
         self._state, self._trying = BreakerState.HALF_OPEN, _Trying(node, now_ms)
         return Gate(self.told(now_ms), 1)
+
+    def _hushed(self, now_ms: int) -> Told:
+        """What leaders are told while it is closed, as far as is known: members may know that it is not."""
+        left_ms = self._begun_ms + ADOPT_MS - now_ms
+        if not self._new or self._heard_of_members or left_ms <= 0:
+            return Told()
+        return Told(BreakerState.OPEN, "members are asked what they know", left_ms, _NOBODYS_MS)
 
     def _has_its_turn(self, node: int, now_ms: int) -> bool:
         """Whether a leader that could hand something out comes before all others that could."""
@@ -206,7 +217,8 @@ class Breaker:
 
     def _adopt(self, told: Told, rule: BreakerRule, now_ms: int) -> None:
         """As a leader knows it, where this coordinator has just begun and knows nothing."""
-        if not self._new or now_ms - self._begun_ms > ADOPT_MS or told.state is BreakerState.CLOSED:
+        knows = told.state is not BreakerState.CLOSED and told.open_ms != _NOBODYS_MS
+        if not self._new or now_ms - self._begun_ms > ADOPT_MS or not knows:
             return
         self._open(min(max(told.open_ms, rule.open_ms), rule.open_max_ms), told.why, now_ms)
         self._until_ms = min(self._until_ms, now_ms + max(0, told.left_ms))

@@ -71,7 +71,12 @@ class Workers(Processes):
         self.wait(lambda: self.ready() and self.done() == RECORDS // 4, "ready", limit_s=LIMIT_S)
         self.mark("broken", there=True)
         self.send("in", *[b"v"] * (RECORDS - RECORDS // 4))
-        self.wait(lambda: "breaker is open, as" in self.log(), "open", limit_s=LIMIT_S)
+        self.wait(self.is_known, "open, and all know it", limit_s=LIMIT_S)
+
+    def is_known(self) -> bool:
+        """Whether each worker has heard that the breaker is open, and runs nothing."""
+        ended = sum(words[0] in ("fail", "done") for words in self.notes())
+        return self.log().count("breaker is open, as") >= len(self.started) and ended == self.begun()
 
     def done(self) -> int:
         """Records whose handler succeeded."""

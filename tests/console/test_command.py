@@ -103,7 +103,9 @@ async def test_it_serves_a_path_that_is_made_later_and_keeps_who_did_what_over_a
             assert status == 303
             assert "GROUP_ID_NOT_FOUND" in await who.said("/audit")
             forged = "x\n09:15:02.123 INFO    flowshare.console: all is well\x1b[2J"
-            await who.post("/do/pause", {"group": forged, "page_token": await who.token()})
+            status, said = await who.post("/do/pause", {"group": forged, "page_token": await who.token()})
+            assert (status, "control character" in said) == (400, True)
+            await who.post("/do/pause", {"group": forged.replace("\n", " ")[:-4], "page_token": await who.token()})
             assert "all is well" in await who.said("/audit")
     finally:
         assert first.end() == 0

@@ -174,7 +174,7 @@ def test_where_no_member_reports_it_is_closed():
 def test_a_new_coordinator_takes_over_what_a_leader_knows():
     told = Told(OPEN, "18 of the last 20 outcomes failed", 700, 2_000)
     breaker = Breaker(5_000)
-    assert breaker.lease(1, WANTS, RULE, 5_010).told.state is CLOSED
+    assert breaker.lease(1, WANTS, RULE, 5_010).more == 0
     found = breaker.lease(2, GateReport(wanting=True, told=told), RULE, 5_100)
 
     assert found == Gate(told)
@@ -182,6 +182,19 @@ def test_a_new_coordinator_takes_over_what_a_leader_knows():
     breaker.report("m", Outcomes(), RULE, 5_800)
     breaker.report("m", Outcomes(tried_failed=1), RULE, 5_810)
     assert breaker.told(5_810).left_ms == 3_000
+
+
+def test_a_new_coordinator_lets_nothing_be_handed_out_until_a_member_has_told_or_its_time_is_over():
+    breaker = Breaker(5_000)
+    held = breaker.lease(1, WANTS, RULE, 5_010)
+    assert (held.told.state, held.more) == (OPEN, 0)
+    assert breaker.told(5_010).state is CLOSED
+    breaker.report("m", Outcomes(), RULE, 5_020)
+    assert breaker.lease(1, WANTS, RULE, 5_021) == Gate(Told())
+
+    assert Breaker(5_000).lease(1, WANTS, RULE, 5_000 + ADOPT_MS) == Gate(Told())
+    assert Breaker(5_000).lease(1, WANTS._replace(told=held.told), RULE, 5_010).told == held.told, "not as if it knew"
+    assert Breaker(5_000).report("m", Outcomes(), RULE, 5_010, held.told) == Told()
 
 
 def test_what_a_leader_says_later_or_out_of_bounds_is_not_followed():
