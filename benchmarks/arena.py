@@ -1,6 +1,6 @@
-"""What the benchmarks beside other people's clients share: servers, filled topics, prepared groups, peers as processes.
+"""Shared parts of the benchmarks beside other clients: servers, filled topics, prepared groups, peers as processes.
 
-Each peer is a process of its own that prints its figures as its last line, in JSON. Preparing goes through librdkafka.
+Each peer is a process of its own. Its last line is its figures, in JSON. librdkafka prepares topics and groups.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What it costs to look at a group's records without taking them, on the embedded backend.
+"""Measure the cost of browsing a group's records without acquiring them, on the embedded backend.
 
     python benchmarks/browse.py           all sections, each in fresh processes, medians
     python benchmarks/browse.py --section window --runs-in-window 20000 --order key

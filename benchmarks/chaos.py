@@ -68,7 +68,7 @@ async def work(value: bytes, delivery: fs.Delivery) -> None:
 
 @dataclass
 class Journal:
-    """What the handlers wrote."""
+    """The notes that handlers wrote to the journal file: the starts and ends of records."""
 
     starts: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Processes that began a record."""
@@ -246,7 +246,7 @@ def judge(world: World, records: int) -> int:
 
 
 def _killed_always(world: World, journal: Journal, offset: int) -> bool:
-    """Whether a record began, and each process that began it was killed."""
+    """True if the record began and every process that began it was killed."""
     begun_by = journal.starts.get(offset, [])
     return bool(begun_by) and world.kills.keys() >= set(begun_by)
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a temporary embedded path, a filled topic, a run in a fresh process, a printed table."""
+"""Shared parts of the benchmarks: a temporary embedded path, a filled topic, a run in a fresh process, a table."""
 
 from __future__ import annotations
 

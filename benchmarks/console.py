@@ -1,10 +1,11 @@
-"""What the console costs, and how fast it is: many groups on an embedded path, a worker that leads, open pages.
+"""Measure the console's cost and speed: many groups on an embedded path, a worker that leads, open pages.
 
     python benchmarks/console.py [--groups 200] [--partitions 25] [--busy 2000] [--pages 1] [--seconds 20] [--rounds 3]
 
-Groups share four topics; one more group is busy: so many records a second are produced to it and handled. The leader's
-processor time is that of the worker's process, with a console and without, in turns. A page is one that is asked for
-every second, as the script does. First paint is the browser's own figure, where there is one (`tests/browser`).
+Groups share four topics. One more group is busy: `--busy` records a second are produced to it and handled. The leader's
+processor time is that of the worker's process, measured in turns with a console and without. A page is one that is
+requested every second, as the script does. First paint is the browser's own figure, where there is a browser
+(`tests/browser`).
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Processes:
         return process.pid
 
     def log(self, name: str) -> str:
-        """What it printed."""
+        """Return the text that the process printed to its log."""
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
     def end(self, pid: int | None = None) -> None:

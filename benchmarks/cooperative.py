@@ -80,7 +80,7 @@ async def send(args: argparse.Namespace, producer: fs.Producer, topic: str) -> f
 
 
 def sharing(consumers: Sequence[CooperativeConsumer[bytes | None, bytes | None]]) -> bool:
-    """Whether each of them holds a part, and together they hold everything."""
+    """True if each consumer holds a part and all of them together hold everything."""
     held = [sum(end - first for keys in one.held().values() for first, end in keys) for one in consumers]
     return all(held) and sum(held) == HASHES
 

@@ -38,7 +38,7 @@ def kilo(count: float) -> str:
 
 
 async def phase(fleet: SlotFleet, label: str, act) -> None:
-    """What an event costs until all slots are served as they were shared out anew."""
+    """Print the cost of an event, until all slots are served as the new assignment says."""
     kafka = fleet.kafka
     kafka.bytes.clear()
     kafka.asked.clear()
@@ -67,7 +67,7 @@ async def slot_group(clock: LoopTimeClock, workers: int, slots: int) -> dict[int
 
 
 def group_record(workers: int, slots: int) -> None:
-    """What Kafka keeps of the slot group, and whether each worker gets the whole map."""
+    """Print the size of the slot group's record in Kafka, the size of one assignment, and the time to plan it."""
     told = [
         SlotGroupMember(
             f"{number:036d}-{number:036d}",

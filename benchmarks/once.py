@@ -1,14 +1,15 @@
-"""What it costs that outputs are there once: agents with a sink, exactly once beside at least once, in turns.
+"""Measure the cost of exactly-once outputs: agents with a sink, exactly once beside at least once, in turns.
 
     python benchmarks/once.py                    the embedded backend
     python benchmarks/once.py --on workers       a fleet on a real Kafka, and parallel-consumer's transactions; Java
     python benchmarks/once.py --on embedded,workers [--runs 5] [--records 300000]
 
-Records of 100 bytes; a handler returns what it got to one sink. Rates count from the first handler until the last
-record is accepted, outputs and all. Latency is that of an output: from when its input should have been sent, 500 a
-second, until a reader of the sink has it; on Kafka one that reads what is committed. parallel-consumer produces by
-pollAndProduceMany with PERIODIC_TRANSACTIONAL_PRODUCER and its own commit interval, and counts what is produced,
-committed or not. Each run is a process of its own; they take turns, and figures and ratios are medians.
+Records have 100 bytes; a handler returns its input to one sink. Rates count from the first handler until the last
+record is accepted, with its outputs. Latency is that of an output: from the time when its input should have been sent
+(500 a second) until a reader of the sink has it; on Kafka the reader reads committed records only. parallel-consumer
+produces by pollAndProduceMany with PERIODIC_TRANSACTIONAL_PRODUCER and its own commit interval; its rate counts
+produced records, committed or not. Each run is a process of its own; runs take turns, and figures and ratios are
+medians.
 """
 
 from __future__ import annotations

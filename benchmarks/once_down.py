@@ -1,12 +1,12 @@
-"""What an agent loses whose neighbour writes to a partition that is down: outputs exactly once, on a fleet.
+"""Measure the loss of an agent whose neighbour writes to a partition that is down: outputs exactly once, on a fleet.
 
     python benchmarks/once_down.py [--runs 3]
 
 Two real brokers and a fleet of one worker with one slot, so that both agents' settles go through the same lanes. One
-agent copies 500 records a second to a topic that both brokers have; the other one writes to a topic whose only replica
-is on the second broker, which is killed. First the neighbour has nothing to do, then 50 records a second, none of which
-can be written. Latency is that of an output, from when its input should have been sent until a reader of committed
-records has it. Each run has a fleet and topics of its own; figures are medians.
+agent copies 500 records a second to a topic that both brokers have. The other agent writes to a topic whose only
+replica is on the second broker, which is killed. First this neighbour has no records, then 50 a second, none of which
+can be written. Latency is that of an output, from the time when its input should have been sent until a reader of
+committed records has it. Each run has a fleet and topics of its own; figures are medians.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What order by key costs, and what it gives, on the embedded backend.
+"""Measure the cost and the gain of order by key, on the embedded backend.
 
     python benchmarks/order.py            all sections, each in fresh processes, medians
     python benchmarks/order.py --section noop --keys 10000 --records 500000
 
 Sections: noop (a no-op agent over one partition, by key or without an order), members (16 members that take 50 ms for a
-record, one partition), stuck (2,000 records/s of 500 keys, of which one stands still: how many of the others' records
-are handled at a time), takeover (from opening a path with 200,000 unfinished offsets to the first records).
+record, one partition), stuck (2,000 records/s of 500 keys, one of which is stuck: records of the other keys handled a
+second), takeover (from opening a path with 200,000 unfinished offsets to the first records).
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ RECORDS = 1_000_000
 BATCH = 1000
 """Records of a batch of the log."""
 PER_TRIGGER = 16_000
-"""What a native group of four partitions hands out at once (group.share.partition.max.record.locks 4,000)."""
+"""Records per trigger: a native group of four partitions hands out as many (group.share.partition.max.record.locks
+4,000)."""
 EMBEDDED_PER_TRIGGER = 200_000
 READ_LEAST, STREAM_LEAST, SINK_LEAST = 1.5, 0.8, 0.5
 EMBEDDED_LEAST = 500_000

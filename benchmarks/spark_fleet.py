@@ -100,7 +100,7 @@ class Fleet:
         return [(word, record, int(pid), float(at), float(more)) for word, record, pid, at, more in parts]
 
     def wait_ended(self, records: int) -> list[Note]:
-        """What was noted when so many records have ended."""
+        """Wait until so many records have ended, and return all notes."""
         until = time.monotonic() + LIMIT_S
         notes = self.notes()
         while len({note[1] for note in notes if note[0] == "end"}) < records:

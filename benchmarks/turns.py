@@ -23,7 +23,7 @@ LIMIT_S = 3600
 
 
 def figures(output: str) -> dict[str, float]:
-    """What `common.info` and `common.verdict` printed, by label, unit and place.
+    """Return the figures that `common.info` and `common.verdict` printed, by label, unit and place.
 
     >>> figures("no-op agent        300,000.50 records/s  ≥ 1.00 ok")
     {'no-op agent, records/s': 300000.5}

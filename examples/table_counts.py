@@ -20,7 +20,7 @@ app = fs.App("revenue", broker=os.environ.get("FLOWSHARE_BROKER", "embedded:///t
 
 @dataclass
 class Order:
-    """What somebody wants to buy, net."""
+    """An order: a customer and a net price."""
 
     customer: str
     cents: int

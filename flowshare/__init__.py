@@ -2,8 +2,9 @@
 
 Names are loaded at first use (PEP 562), so that `import flowshare` costs next to nothing.
 
-Packages and layers: docs/architecture.md. Modules beside them: `errors`, `core_errors`, `clock`, `tasks`, `forks`,
-`garbage` (the collector), `optimized` (-O is refused), `printable` (foreign text made safe), `entry` (the command).
+Packages and layers: docs/architecture.md. Modules beside them: `errors`, `core_errors`, `version`, `clock`, `tasks`,
+`forks`, `garbage` (the collector), `optimized` (-O is refused), `printable` (foreign text made safe), `entry` (the
+command).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from flowshare.version import __version__ as __version__
 
 _MODULES = {
     "flowshare.agents.app.app": "App",
@@ -33,7 +34,7 @@ _MODULES = {
     "flowshare.backend.blocking": "BlockingShareConsumer",
     "flowshare.backend.broker": "Broker CooperativeConsumer Producer ShareAdmin ShareConsumer",
     "flowshare.client.settings": "ConsumerSettings CooperativeSettings ProducerSettings",
-    "flowshare.errors": "FlowshareError",
+    "flowshare.core_errors": "FlowshareError",
     "flowshare.share.types": "AcknowledgeType",
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -81,7 +82,7 @@ if TYPE_CHECKING:
     from flowshare.client.settings import ConsumerSettings as ConsumerSettings
     from flowshare.client.settings import CooperativeSettings as CooperativeSettings
     from flowshare.client.settings import ProducerSettings as ProducerSettings
-    from flowshare.errors import FlowshareError as FlowshareError
+    from flowshare.core_errors import FlowshareError as FlowshareError
     from flowshare.share.types import AcknowledgeType as AcknowledgeType
 
 

@@ -1,19 +1,19 @@
-"""Time for the shells: everything that waits in server, client and agents waits on a `Clock`.
+"""Time for the shells: every wait in server, client and agents is on a `Clock`.
 
-The cores take `now_ms` as an argument and know no clock. `LoopClock` is the real one; the test kit's clock stands
-still until it is moved, which is why nothing outside this module may call `asyncio.sleep`, `asyncio.timeout` or
+The cores take `now_ms` as an argument and know no clock. `LoopClock` is the real one; the test kit's clock stands still
+until it is moved, which is why nothing outside this module may call `asyncio.sleep`, `asyncio.timeout` or
 `loop.call_later` for flowshare's own delays.
 
 A clock tells the time in three ways, because a machine's clock is set: by hand, by NTP, by days.
 
     monotonic   seconds from anywhere; within a process
     steady_ms   milliseconds since 1970 as of when this process began, and monotonic from then on
-    now_ms      milliseconds since 1970, whatever the machine believes now
+    now_ms      milliseconds since 1970, as the machine's clock is set now
 
-Invariant: what lasts (locks, sessions, time-outs, leases, delays) and when it ends is reckoned by `steady_ms` alone, so
-that setting the clock ends nothing early and nothing late. `now_ms` is for what is shown to people, and for what is
-compared over restarts and with the timestamps of records. What is stored of the former is turned into the latter and
-back (`ahead_ms`), and bounded when it is read:
+Invariant: durations and their ends (locks, sessions, time-outs, leases, delays) are reckoned by `steady_ms` alone, so
+that setting the clock ends nothing early and nothing late. `now_ms` is for times shown to people, and for times
+compared over restarts and with the timestamps of records. Stored times of the former kind are turned into the latter
+and back (`ahead_ms`), and bounded when they are read:
 
 | | stored as | after a restart |
 |---|---|---|
@@ -21,8 +21,8 @@ back (`ahead_ms`), and bounded when it is read:
 | session of a member, of a share or classic group | nothing | a whole session timeout |
 | delay of a released record | due, `steady_ms` | no longer than `share.types.DELAY_MS_MAX` from then on |
 | open transaction | begin, `now_ms` | no longer than its whole timeout from then on |
-| since when a group is empty, an id unused | `now_ms` | counted from then on where it would be in the future |
-| when a producer was heard last | `steady_ms` | the same |
+| time since which a group is empty, an id unused | `now_ms` | counted from then on where it would be in the future |
+| last sign of a producer | `steady_ms` | the same |
 | committed offset | commit, expiry, `now_ms` | the same: its retention is by the machine's clock |
 
 While a machine is suspended, `monotonic` and `steady_ms` stand still; so do its members.
@@ -51,13 +51,14 @@ class Clock(Protocol):
     """Wall-clock, monotonic time and waiting."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970, UTC, as the machine's clock is set."""
+        """Return milliseconds since 1970, UTC, as the machine's clock is set."""
 
     def steady_ms(self) -> int:
-        """Milliseconds since 1970, UTC, if nobody had set the clock since the process began; never going back."""
+        """Return milliseconds since 1970, UTC, as if the clock had not been set since the process began; never going
+        back."""
 
     def monotonic(self) -> float:
-        """Seconds from an unknown start, never going back."""
+        """Return seconds from an unknown start, never going back."""
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> TimerHandle:
         """Run `callback` on the running loop after `delay_s` seconds."""
@@ -66,28 +67,29 @@ class Clock(Protocol):
         """Wait `delay_s` seconds."""
 
     async def wait_for(self, awaitable: Awaitable[T], timeout_s: float | None) -> T:
-        """Await with a limit. Raises TimeoutError; the awaited thing is cancelled then."""
+        """Await with a limit. Raises TimeoutError; the awaitable is cancelled then."""
 
 
 def ahead_ms(clock: Clock) -> int:
-    """By how much the machine's clock was set forward since the process began (or back, negative)."""
+    """Return the milliseconds by which the machine's clock was set forward since the process began (back: negative)."""
     return clock.now_ms() - clock.steady_ms()
 
 
 def backoff_s(failures: int, first_s: float, most_s: float) -> float:
-    """The pause after so many failures in a row: `first_s` after one, doubled each time, `most_s` at most."""
+    """Return the pause after `failures` in a row: `first_s` after one, doubled each time, `most_s` at most."""
     return min(first_s * 2.0 ** min(failures - 1, 30), most_s) if failures > 0 else 0.0
 
 
 class LoopClock:
-    """The real clock; timers run on whichever loop is running."""
+    """The real clock; timers run on the running loop."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970, UTC, as the machine's clock is set."""
+        """Return milliseconds since 1970, UTC, as the machine's clock is set."""
         return time.time_ns() // 1_000_000
 
     def steady_ms(self) -> int:
-        """Milliseconds since 1970, UTC, if nobody had set the clock since the process began; never going back."""
+        """Return milliseconds since 1970, UTC, as if the clock had not been set since the process began; never going
+        back."""
         return (_BEGUN_NS + time.monotonic_ns()) // 1_000_000
 
     monotonic = staticmethod(time.monotonic)
@@ -102,13 +104,13 @@ class LoopClock:
         await asyncio.sleep(delay_s)
 
     async def wait_for(self, awaitable: Awaitable[T], timeout_s: float | None) -> T:
-        """Await with a limit. Raises TimeoutError; the awaited thing is cancelled then."""
+        """Await with a limit. Raises TimeoutError; the awaitable is cancelled then."""
         async with asyncio.timeout(timeout_s):
             return await awaitable
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """An event loop: uvloop's where it exists, else asyncio's own."""
+    """Return a new event loop: uvloop's where it exists, else asyncio's own."""
     try:
         import uvloop
     except ImportError:  # no uvloop on Windows

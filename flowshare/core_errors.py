@@ -1,11 +1,15 @@
-"""What the cores (`share`, `groups`, `cooperative`, `transactions`) raise, under Kafka's names for it: always the
-peer's or the user's fault, never ours (that is AssertionError).
+"""Roots of all errors, and the errors that the cores raise (`share`, `groups`, `cooperative`, `transactions`).
 
+A core's error has Kafka's name. The peer or the user is at fault, never flowshare (that is an AssertionError).
 `protocol/errors.py` holds the table from these to Kafka's error codes. UNKNOWN_PRODUCER_ID has no class: since Kafka
 2.5 a partition that forgot a producer takes its next batch whatever its sequence (KIP-360).
 """
 
 from __future__ import annotations
+
+
+class FlowshareError(Exception):
+    """Base of all errors that users of flowshare meet; `except fs.FlowshareError` catches each of them."""
 
 
 class CoreError(Exception):
@@ -43,9 +47,9 @@ class UnknownMemberId(CoreError):
 
 
 class InvalidRecordState(CoreError):
-    """A record is not in the state that the step needs, or is not this member's.
+    """A record is not in the state that the step needs, or another member holds it.
 
-    ranges: where all records were asked for that are not, first and last of each, ascending; else empty.
+    ranges: the refused records as (first, last), ascending, when a request needs all its records; else empty.
     """
 
     def __init__(self, message: str, ranges: tuple[tuple[int, int], ...] = ()) -> None:
@@ -101,7 +105,7 @@ class InvalidSessionTimeout(CoreError):
 
 
 class InconsistentGroupProtocol(CoreError):
-    """There would be no protocol that all members know, or the protocol type is another one."""
+    """No protocol is known to all members, or the protocol type differs from the group's."""
 
 
 class MemberIdRequired(CoreError):
@@ -125,7 +129,7 @@ class RebalanceInProgress(CoreError):
 
 
 class StaleMemberEpoch(CoreError):
-    """The member's epoch is not the one that it is at by now; it is to send its request again."""
+    """The member's epoch is not its current one; the member must send its request again."""
 
 
 class UnreleasedInstanceId(CoreError):
@@ -141,7 +145,7 @@ class InvalidRegularExpression(CoreError):
 
 
 class UnsupportedVersion(CoreError):
-    """The version of the request cannot say what it would have to."""
+    """The version of the request has no field for a value that it needs."""
 
 
 class CoordinatorNotAvailable(CoreError):
@@ -153,18 +157,18 @@ class GroupSubscribedToTopic(CoreError):
 
 
 class OffsetMetadataTooLarge(CoreError):
-    """More metadata with an offset than the server takes (offset.metadata.max.bytes)."""
+    """The metadata of an offset is longer than the server takes (offset.metadata.max.bytes)."""
 
 
 # --- cooperative groups -----------------------------------------------------------------------------------------------
 
 
 class OffsetOutOfRange(CoreError):
-    """The offset is behind the end of the log, so nobody can have handled it."""
+    """The offset is behind the end of the log, so no member can have handled it."""
 
 
 class BoundReached(CoreError):
-    """As much is kept as may be; what fills gaps or waits for less still goes. To be tried again later."""
+    """The state to keep has reached its bound; steps that fill gaps or need less still pass. Try again later."""
 
 
 # --- producers and transactions ---------------------------------------------------------------------------------------
@@ -175,7 +179,7 @@ class OutOfOrderSequence(CoreError):
 
 
 class InvalidProducerEpoch(CoreError):
-    """A producer with a higher epoch has taken over: this one is to stop (in answer to a write)."""
+    """A producer with a higher epoch has taken over: this producer must stop (in answer to a write)."""
 
 
 class ProducerFenced(CoreError):
@@ -187,7 +191,7 @@ class InvalidProducerIdMapping(CoreError):
 
 
 class InvalidTxnState(CoreError):
-    """There is no such transaction, or it cannot do this now."""
+    """No such transaction exists, or the transaction's state does not allow this step now."""
 
 
 class ConcurrentTransactions(CoreError):

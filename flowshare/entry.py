@@ -1,6 +1,6 @@
-"""Where the `flowshare` command begins: Ctrl-C is one word and code 130 before anything else is imported.
+"""The beginning of the `flowshare` command: Ctrl-C is one word and code 130 before anything else is imported.
 
-Until the command line itself answers it, an interrupt ends the process at once: nothing has been begun.
+Until the command line itself handles it, an interrupt ends the process at once: nothing has been begun.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WORD: Final = b"interrupted\n"
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else who started it wants it ignored
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else the parent process wants it ignored
     if ours:
         signal.signal(signal.SIGINT, _end)
     from flowshare.cli import main as run

@@ -6,13 +6,15 @@
           OptionError             an option's name or value is refused (also a TypeError)
           AnnotationError         a handler's signature is refused (also a TypeError)
         UndecodableValue          a record's value does not fit the handler's annotation (also a ValueError)
+          UnreadableBytes         the bytes stored at the record's place are no record
         Unencodable               a value cannot be turned into bytes for a topic (also a TypeError)
-        CodecUnavailable          what a codec needs cannot be had now; the record comes again
+        CodecUnavailable          a codec's means are unavailable now; the record comes again
         RegistryError             of a schema registry
-          RegistryUnavailable     it does not answer (also a CodecUnavailable); what needs it waits
-          UnknownSchema           it has no such schema (also a ValueError)
+          RegistryUnavailable     the registry does not answer (also a CodecUnavailable); its records wait
+          UnknownSchema           the registry has no such schema (also a ValueError)
           SchemaRefused           a schema is not taken: it is incompatible, too large, or none (also a ValueError)
         Overtaken                 `fs.Once`: a later delivery of the record's key has written already
+        AppFailed                 a task of an application has ended by an error, or Faust's part of it
       AppNotFound                 `module:app` leads to no App
       PagesError                  health pages and metrics cannot be served
       BadPages                    options of pages are refused (also a ValueError)
@@ -21,43 +23,46 @@
       BadBrokerUrl                a broker URL is refused (also a ValueError)
       ClientError                 of consumers, producers and administration
         ServerError               the server refused: `code`, `retriable`
-        NotConnected              no connection could be had in time; it was never sent (also a ConnectionError)
+        NotConnected              no connection in time; the request was never sent (also a ConnectionError)
         ConnectionLost            the connection ended before the answer (also a ConnectionError)
-        Unsupported               the broker does not have the API, or only in versions that cannot say this
+        Unsupported               the broker lacks the API, or has only versions without the needed fields
         IllegalState              the calls contradict each other
           Closed                  the object was closed
         Wakeup                    `wakeup()` was called
         RecordError               one record cannot be decoded: `topic`, `partition`, `offset`
         CorruptRecords            the log's bytes are damaged: `topic`, `partition`, `first`, `last`
-        RecordTooLarge            the record is larger than what may be sent
+        RecordTooLarge            the record is larger than allowed
         BufferFull                the producer's buffer has no room now
+        NotCommitted              the commit of finished `records` is not known
         DeliveryTimeout           a record was not confirmed in time; it may or may not be in the log
         GroupRefused              a consumer group takes no such member
         PartitionMismatch         a KMQ queue and its markers have not the same number of partitions
         BadSecurity               TLS or SASL settings are refused (also a ValueError)
         SlotGroupRefused          a worker cannot be one of its fleet
-        StateTopicRefused         a fleet's state topic is not as it has to be
-        LoginError                the other end's words are no login, or it does not know the user itself
+        StateTopicRefused         a fleet's state topic has wrong settings
+        LoginError                the other end's message is no login, or does not prove that it knows the user
       LogError                    of an embedded path: its topics and its disk
         StorageHeld               another process holds the path
-        StorageDamaged            what is stored contradicts itself; nothing was changed by opening it
-        StorageError              the disk refused a write; nothing of it was confirmed
+        StorageDamaged            the stored data contradict themselves; opening changed nothing
+        StorageError              the disk refused a write; no part of it was confirmed
           StorageFull             there is no room on the disk
           NotPrivate              other users of the machine could read or change the path
       DataLoss                    Spark: the log lost records that a query was to read (these are RuntimeErrors, too)
       LogGone                     Spark: the log cannot be read now; the batch fails, and is read again
       Fenced                      Spark: another process runs this query by now
-      NotWritten                  Spark: a batch that is said to be committed is not in the checkpoint
-      DamagedNote                 Spark: what the source noted in the checkpoint cannot be read
-      OutcomesLost                Spark: no source of the group took what `settle` said of records
+      NotWritten                  Spark: a batch reported as committed is not in the checkpoint
+      DamagedNote                 Spark: the source's note in the checkpoint cannot be read
+      StrangeCheckpoint           Spark: the checkpoint is a copy of a used one, or older than the group
+      SharedGroup                 Spark: two sources of one query read a topic in one group
+      OutcomesLost                Spark: no source of the group took the outcomes from `settle`
       SinkError                   Spark: rows could not be written to topics
-        TornBatch                 a part of a batch is in its topics, and the rest cannot be
+        TornBatch                 a part of a batch is in its topics, and the rest cannot be written
       SparkMissing                Spark is not installed, or has no Java
       SparkGone                   Spark's driver or cluster has ended
       NotIdle                     `flowshare.testing`: the agents still work (also an AssertionError)
 
-Each text says what happened and what to do. What only a command meets, or flowshare takes up itself, is a
-FlowshareError, too (`tests/test_errors.py` lists it). `fs.Release` and `fs.Reject` are outcomes, not errors.
+Each text has the event and the remedy. Errors that only a command meets, or that flowshare handles itself, are
+FlowshareErrors, too (`tests/test_errors.py` lists them). `fs.Release` and `fs.Reject` are outcomes, not errors.
 """
 
 from __future__ import annotations
@@ -65,14 +70,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-
-class FlowshareError(Exception):
-    """Base of all errors of flowshare; `except fs.FlowshareError` catches each of them."""
-
+from flowshare.core_errors import FlowshareError as FlowshareError
 
 _MODULES = {
     "flowshare.agents.handler.errors": (
-        "AgentError UsageError OptionError AnnotationError UndecodableValue Unencodable Overtaken"
+        "AgentError UsageError OptionError AnnotationError UndecodableValue UnreadableBytes Unencodable Overtaken "
+        "AppFailed"
     ),
     "flowshare.agents.handler.codec": "CodecUnavailable",
     "flowshare.agents.codecs.client": "RegistryError RegistryUnavailable UnknownSchema SchemaRefused",
@@ -84,7 +87,7 @@ _MODULES = {
     "flowshare.backend.url": "BadBrokerUrl",
     "flowshare.client.errors": (
         "ClientError ServerError NotConnected ConnectionLost Unsupported IllegalState Closed Wakeup "
-        "RecordError CorruptRecords RecordTooLarge BufferFull DeliveryTimeout"
+        "RecordError CorruptRecords RecordTooLarge BufferFull NotCommitted DeliveryTimeout"
     ),
     "flowshare.client.groups.membership": "GroupRefused",
     "flowshare.client.kmq.topics": "PartitionMismatch",
@@ -99,7 +102,9 @@ _MODULES = {
     "flowshare.spark.sink.broker": "SinkError",
     "flowshare.spark.sink.transactions": "TornBatch",
     "flowshare.spark.source.checkpoint": "DamagedNote NotWritten",
+    "flowshare.spark.source.ledger": "StrangeCheckpoint",
     "flowshare.spark.source.member": "Fenced",
+    "flowshare.spark.source.microbatches": "SharedGroup",
     "flowshare.spark.source.outcomes": "OutcomesLost",
     "flowshare.spark.source.reading": "DataLoss LogGone",
     "flowshare.testing.harness": "NotIdle",
@@ -117,10 +122,12 @@ if TYPE_CHECKING:
     from flowshare.agents.handler.codec import CodecUnavailable as CodecUnavailable
     from flowshare.agents.handler.errors import AgentError as AgentError
     from flowshare.agents.handler.errors import AnnotationError as AnnotationError
+    from flowshare.agents.handler.errors import AppFailed as AppFailed
     from flowshare.agents.handler.errors import OptionError as OptionError
     from flowshare.agents.handler.errors import Overtaken as Overtaken
     from flowshare.agents.handler.errors import UndecodableValue as UndecodableValue
     from flowshare.agents.handler.errors import Unencodable as Unencodable
+    from flowshare.agents.handler.errors import UnreadableBytes as UnreadableBytes
     from flowshare.agents.handler.errors import UsageError as UsageError
     from flowshare.agents.pages.gate import BadPages as BadPages
     from flowshare.agents.pages.site import PagesError as PagesError
@@ -134,6 +141,7 @@ if TYPE_CHECKING:
     from flowshare.client.errors import CorruptRecords as CorruptRecords
     from flowshare.client.errors import DeliveryTimeout as DeliveryTimeout
     from flowshare.client.errors import IllegalState as IllegalState
+    from flowshare.client.errors import NotCommitted as NotCommitted
     from flowshare.client.errors import NotConnected as NotConnected
     from flowshare.client.errors import RecordError as RecordError
     from flowshare.client.errors import RecordTooLarge as RecordTooLarge
@@ -158,7 +166,9 @@ if TYPE_CHECKING:
     from flowshare.spark.sink.transactions import TornBatch as TornBatch
     from flowshare.spark.source.checkpoint import DamagedNote as DamagedNote
     from flowshare.spark.source.checkpoint import NotWritten as NotWritten
+    from flowshare.spark.source.ledger import StrangeCheckpoint as StrangeCheckpoint
     from flowshare.spark.source.member import Fenced as Fenced
+    from flowshare.spark.source.microbatches import SharedGroup as SharedGroup
     from flowshare.spark.source.outcomes import OutcomesLost as OutcomesLost
     from flowshare.spark.source.reading import DataLoss as DataLoss
     from flowshare.spark.source.reading import LogGone as LogGone
@@ -166,7 +176,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Load an error's class at its first use (PEP 562): nobody imports Spark to catch a time-out."""
+    """Load an error's class at its first use (PEP 562), so that catching a time-out does not import Spark."""
     where = _WHERE.get(name)
     if where is None:
         raise AttributeError(f"flowshare.errors has no {name!r}; its text lists what there is: help(flowshare.errors)")

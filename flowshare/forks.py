@@ -1,13 +1,14 @@
-"""What a forked child does not keep: locks, listening ports and connections of the process that it was forked from.
+"""Keeps a forked child from holding its parent's locks, listening ports and connections.
 
-A fork (`os.fork`, multiprocessing's `fork`) has the descriptors of its parent, and what they stand for ends with the
-last of them: while a child lives, a parent that was killed would keep its path's lock and its port, its members' and
-clients' connections would stay open, and nobody would take its place. So whatever says by its end that this process
-has ended is held alone: `hold_alone`.
+A fork (`os.fork`, multiprocessing's `fork`) has the descriptors of its parent. A lock, port or connection ends only
+with its last descriptor. So while a child lives, a parent that was killed would keep its path's lock and its port, and
+its members' and clients' connections would stay open: no other process would take its place. Therefore this process
+alone holds a descriptor whose end tells that the process has ended: `hold_alone`.
 
-In a child the descriptors lead nowhere (to /dev/null) from the fork on. They are not closed: objects of the parent's
-that the child has copies of close them some time, when the numbers may be something else's. A program that is started
-(subprocess) gets none of them anyway, they are closed on exec. A fork that C code makes by itself is not heard of.
+In a child such descriptors lead nowhere (to /dev/null) from the fork on. The descriptors are not closed: the child has
+copies of the parent's objects, which close the descriptors some time, when other files may have the numbers. A program
+that is started (subprocess) gets none of them anyway: they are closed on exec. A fork that C code makes by itself is
+not noticed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import os
 from typing import Final
 
 _held: Final[dict[int, tuple[int, int]]] = {}
-"""Descriptor -> which file it was. No entry is taken out: another file that has the number by now is told from it."""
+"""Descriptor -> device and inode of its file. Entries are never removed: another file under the number differs from
+them."""
 
 
 def hold_alone(descriptor: int) -> None:

@@ -1,4 +1,5 @@
-"""Python's cyclic garbage collector, kept from what has no cycles: records, and what a process loads at its start.
+"""Control of Python's cyclic garbage collector: it skips objects without cycles, records and the modules loaded at
+start.
 
 A chunk of records is thousands of tuples that all live on. While they are made, the collector would run every 700 of
 them and look at the same ones again and again: 1.2 µs a record, more than decoding itself. Paused meanwhile, it looks
@@ -15,15 +16,15 @@ from typing import Final
 
 SWITCH_S: Final = 0.001
 USUAL_THRESHOLDS: Final = frozenset({700, 2_000})
-"""Python's own, by version."""
+"""Python's own thresholds, by version."""
 THRESHOLD: Final = 20_000
-"""New objects after which cycles are looked for. At Python's own that took 5 to 10 % of a no-op handler's time: each
-record makes some, and they are never part of a cycle."""
+"""New objects after which cycles are looked for. Python's own threshold took 5 to 10 % of a no-op handler's time: each
+record makes some objects, and they are never part of a cycle."""
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No collection of cycles inside the block; an application that turned the collector off finds it off."""
+    """Collect no cycles inside the block; a collector that the application turned off stays off."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -34,10 +35,9 @@ def collector_paused() -> Iterator[None]:
 
 
 def keep_loaded() -> None:
-    """Tell the collector of cycles that what is loaded stays; its next collections would look at all of it.
+    """Tell the collector of cycles that loaded objects stay; its next collections would look at all of them.
 
-    It is among the old objects then, as it would be after two collections. An application that froze objects itself
-    is left alone.
+    They count as old objects then, as after two collections. An application that froze objects itself is left alone.
     """
     if not gc.get_freeze_count():
         gc.freeze()
@@ -45,7 +45,7 @@ def keep_loaded() -> None:
 
 
 def freeze() -> None:
-    """Leave what lives in this process, modules most of all, out of all later collections; once a process.
+    """Leave living objects, modules most of all, out of all later collections; once a process.
 
     For Spark's workers: PySpark's daemon collects everything after each task, beside Spark's own work for the next
     batch. With pyarrow and a client loaded, that made the commit log take twice as long (17 instead of 8 ms).
@@ -56,12 +56,11 @@ def freeze() -> None:
 
 
 class Tuning:
-    """Settings of the interpreter while an app runs on two loops, or a server; one of a process holds them.
+    """Settings of the interpreter while an app runs on two loops, or a server; one object of a process holds them.
 
-    What is there when it starts (modules, classes, the app itself) is looked at by no collection meanwhile: a full one
-    took 80 ms, which records waited for. New objects are looked at in larger lots. And two loops, or a loop and what
-    is done beside it, get the interpreter's lock from each other after 1 ms instead of 5. An application's own choice
-    of each is left alone.
+    No collection looks at objects from before its start (modules, classes, the app itself): a full one took 80 ms,
+    which records waited for. New objects are looked at in larger lots. And two loops, or a loop and work beside it, get
+    the interpreter's lock from each other after 1 ms instead of 5. An application's own choice of each is left alone.
     """
 
     __slots__ = ("_undo",)
@@ -70,7 +69,7 @@ class Tuning:
         self._undo = ExitStack()
 
     def apply(self) -> None:
-        """Set them."""
+        """Apply settings."""
         if gc.isenabled() and not gc.get_freeze_count():
             gc.freeze()
             self._undo.callback(gc.unfreeze)
@@ -84,7 +83,7 @@ class Tuning:
             self._undo.callback(_set_switch_back, before_s)
 
     def undo(self) -> None:
-        """Set back what was set and is as it was set. Safe to call twice."""
+        """Restore the settings, unless changed since. Safe to call twice."""
         self._undo.close()
 
 

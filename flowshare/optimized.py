@@ -11,5 +11,5 @@ REFUSAL: Final = (
 
 
 def refusal() -> str | None:
-    """Why this interpreter is refused; None when it is not."""
+    """Return the reason why this interpreter is refused; None: not refused."""
     return None if __debug__ else REFUSAL

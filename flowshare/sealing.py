@@ -1,4 +1,4 @@
-"""The form of what cores store as one value: a version, a checksum, and a body that only its core reads."""
+"""The form of the cores' stored values: a version, a checksum, and a body that only its core reads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ HEADER: Final = struct.Struct(">BI")
 
 
 def seal(body: bytes, version: int) -> bytes:
-    """`body` with version and checksum before it."""
+    """Return `body` with version and checksum before it."""
     return HEADER.pack(version, zlib.crc32(body)) + body
 
 
 def unseal(data: bytes, version: int, what: str = "a stored entry") -> bytes:
-    """The body that `seal` was given. what: it is called so in errors. Raises: StateCorrupt."""
+    """Return the body that `seal` was given. what: its name in errors. Raises StateCorrupt."""
     if len(data) < HEADER.size:
         raise StateCorrupt(f"{what} is cut short")
     found, checksum = HEADER.unpack_from(data)

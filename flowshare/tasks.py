@@ -7,7 +7,7 @@ from typing import Any
 
 
 async def cancelled(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel tasks and wait for their ends; what they raise on the way is nobody's. None: there is no such task."""
+    """Cancel tasks and wait for their ends; their errors are dropped. None entries are skipped."""
     begun = [task for task in tasks if task is not None]
     for task in begun:
         task.cancel()

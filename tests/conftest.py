@@ -1,4 +1,4 @@
-"""What all tests share: the real broker, and what happens to tests that need Java on a machine without it."""
+"""Fixtures that all tests share: the real broker, and the fate of tests that need Java on a machine without Java."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 from tests.browser.fixtures import browser
 from tests.fleet.processes import fleet
 from tests.kafka import fixtures
-from tests.kafka.fixtures import each_kafka, kafka, kafka_pair, mortal_pair, unique
+from tests.kafka.fixtures import each_kafka, kafka, kafka_pair, kafka_with_letters, mortal_pair, unique
 
-__all__ = ["browser", "each_kafka", "fleet", "kafka", "kafka_pair", "mortal_pair", "unique"]
+__all__ = ["browser", "each_kafka", "fleet", "kafka", "kafka_pair", "kafka_with_letters", "mortal_pair", "unique"]
 
 settings.register_profile("flowshare", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("flowshare")  # no test fails because the machine is busy
@@ -65,8 +65,8 @@ def logging_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def signals_as_before() -> Iterator[None]:
-    """What runs in this process and takes signals, as Spark's source does: processes that a later test starts would
-    inherit a SIGTERM that is ignored, and not hear the first one."""
+    """Restore signal handlers after a test: code in this process may take signals, as Spark's source does. Otherwise
+    processes that a later test starts would inherit an ignored SIGTERM, and not react to the first one."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield
     for number, handler in before.items():

@@ -16,7 +16,7 @@ HAS_A_UNIT = ("_s", "_ms", "_seconds", "_secs")
 
 
 def _given(kind: type) -> set[str]:
-    """What a user may give to it and its public methods, by name."""
+    """Return the names of the arguments that a user may give to the class and its public methods."""
     names = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     for name, method in inspect.getmembers(kind, inspect.isfunction):
         own = method.__module__.startswith("flowshare.")

@@ -1,4 +1,4 @@
-"""What type checkers say of an app: mistakes are found before it runs, and right code is left alone."""
+"""Tests of type checkers on an app: mistakes are found before it runs, and right code has no complaints."""
 
 from __future__ import annotations
 

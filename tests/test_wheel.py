@@ -1,4 +1,4 @@
-"""What is in the wheel that is built from this tree."""
+"""Tests of the content of the wheel that is built from this tree."""
 
 from __future__ import annotations
 

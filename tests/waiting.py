@@ -30,9 +30,11 @@ async def until(
     look_s: float = LOOK_S,
     or_last: bool = False,
 ) -> T:
-    """What `look` found, as soon as it is good. Raises: AssertionError after the limit, with the last look.
+    """Call `look` until its result is good, and return the result. Raises: AssertionError after the limit, with the
+    last result.
 
-    or_last: after the limit the last look is the answer, and the caller judges it: that nothing comes is waited for.
+    or_last: after the limit return the last result, and the caller judges it; for tests that wait to see that nothing
+    comes.
     """
     found: Any = None
     try:

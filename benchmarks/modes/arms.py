@@ -1,4 +1,4 @@
-"""What is compared: which mode, where it lives, what it promises. One line each in ARMS."""
+"""The arms that are compared: each one's mode, its place, its promise. One line each in ARMS."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Arm:
 
     @property
     def ours(self) -> bool:
-        """Whether it is flowshare's."""
+        """True if the arm is one of flowshare's."""
         return self.kind not in ("plain", "parallel", "kmq-jvm")
 
     @property
     def java(self) -> bool:
-        """Whether its members are JVMs."""
+        """True if the arm's members are JVMs."""
         return self.kind in ("parallel", "kmq-jvm")
 
     @property
     def queue(self) -> bool:
-        """Whether it is one of KMQ's, with markers and a tracker."""
+        """True if the arm is one of KMQ's, with markers and a tracker."""
         return self.kind in ("kmq", "kmq-jvm")
 
 

@@ -1,8 +1,8 @@
-"""What handlers did, in a mapped file of fixed entries: cheap to write, and all there when the process is killed.
+"""Journal of handlers' events, in a mapped file of fixed entries: cheap to write, and complete after a kill.
 
-A header of 16 bytes, whose first one says "do not sleep any more" (the rest of the records is let through), then
-entries of 16 bytes, little endian: number of the record + 1 (0: nothing here yet), member, kind, seconds of the
-machine's monotonic clock, which processes and JVMs share. java/modes/Journal.java writes the same.
+A header of 16 bytes; its first byte says "do not sleep any more" (the rest of the records is let through). Then entries
+of 16 bytes, little endian: number of the record + 1 (0: no entry here yet), member, kind, seconds of the machine's
+monotonic clock, which processes and JVMs share. java/modes/Journal.java writes the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUMBER = struct.Struct("<I")
 
 
 class Kind(IntEnum):
-    """What happened to a record."""
+    """Kind of an event in a record's life."""
 
     BEGUN = 1
     ENDED = 2
@@ -57,7 +57,7 @@ class Journal:
 
     @property
     def hurried(self) -> bool:
-        """Whether handlers are to sleep no more."""
+        """True if handlers are to sleep no more."""
         return self._map[0] != 0
 
     def note(self, record: int, member: int, kind: int) -> None:

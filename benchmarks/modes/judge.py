@@ -1,4 +1,4 @@
-"""Whether a trial counts, and what its events say. Nothing here waits or measures."""
+"""Judge a trial: decide if it counts and compute figures from its events. Nothing here waits or measures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GRACE_S = 0.1
 
 
 def complaints(arm: Arm, events: Sequence[Event], records: int, keys: int, *, crashed: bool = False) -> list[str]:
-    """What was promised and not kept; none: the trial counts.
+    """Return the promises that the arm broke; an empty list means that the trial counts.
 
     events: sorted by time. crashed: a process was killed, which may cost an at-most-once arm records.
     """

@@ -61,7 +61,7 @@ PRELOADED = (
     "flowshare.log.embedded",
     "flowshare.server.server",
 )
-"""What members import when they start, so that a trial does not begin with it."""
+"""Modules that members import when they start, so that the import is no part of a trial."""
 JAVA = arena.SOURCES / "modes"
 COMPILE_LIMIT_S = 300
 PR_SET_PDEATHSIG = 1
@@ -69,9 +69,9 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a process is told of its place. url: of flowshare's apps. bootstrap: of other clients. lease_s: how long the
-    dead keep what they had, by whatever name. retry_s: after which a failed record is to come again.
-    """
+    """A trial's place, as a member's process is told of it. url: broker URL of flowshare's apps. bootstrap: addresses
+    for other clients. lease_s: time after which a dead member loses its records, whatever the arm calls it. retry_s:
+    time after which a failed record is to be delivered again."""
 
     url: str
     bootstrap: str
@@ -126,7 +126,7 @@ class Running:
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended by itself."""
+        """True if the process has not ended by itself."""
         if isinstance(self._process, subprocess.Popen):
             return self._process.poll() is None
         alive: bool = self._process.is_alive()

@@ -1,4 +1,4 @@
-"""What a run leaves: the plots, the page's figures."""
+"""Write the results of a run: the plots and the page's figures."""
 
 from __future__ import annotations
 

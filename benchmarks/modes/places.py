@@ -54,7 +54,7 @@ class Broken(Exception):
 
 
 class Site(Protocol):
-    """What a trial asks of its place."""
+    """Interface of the place where a trial runs."""
 
     def open(self, arm: Arm, *, lease_s: float, retry_s: float) -> Place:
         """New topics and a new group."""

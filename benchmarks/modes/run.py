@@ -161,7 +161,7 @@ def _two_digits(rate: float) -> float:
 
 
 def configuration(options: argparse.Namespace, kafka: places.Kafka) -> dict[str, str]:
-    """What the figures depend on."""
+    """Return the versions and settings that the figures depend on."""
     said = subprocess.run([str(java()), "-version"], capture_output=True, text=True, check=False).stderr
     return {
         "flowshare": flowshare.__version__,

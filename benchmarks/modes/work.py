@@ -1,4 +1,4 @@
-"""What a handler does with a record, told by the record's number alone, so that each arm does the same."""
+"""The work of a handler on a record. The record's number alone decides it, so that each arm does the same."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Work:
         return not (self.sleep_ms or self.slow_every or self.jitter_ms or self.fail_every)
 
     def slow(self, record: int) -> bool:
-        """Whether it is one of the slow ones."""
+        """True if the record is one of the slow ones."""
         return self.slow_every > 0 and record % self.slow_every == self.slow_every // 2
 
     def fails(self, record: int) -> bool:
-        """Whether it is one of those that fail once."""
+        """True if the record is one of those that fail once."""
         return self.fail_every > 0 and record % self.fail_every == self.fail_every // 2
 
     def seconds(self, record: int) -> float:

@@ -1,4 +1,4 @@
-"""What is measured: each workload runs one trial of one arm and says its figures. Numbers as in docs/modes.md."""
+"""The workloads: each runs one trial of one arm and returns its figures. Numbers as in docs/modes.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JOIN_S: Final = 15.0
 PREFILL: Final = 40
 """Records that say that a group is at work, before others are sent."""
 RATE_MOST: Final = 5_000.0
-"""What one sender can send evenly beside broker and members on two processors."""
+"""Highest even rate, in records a second, of one sender beside broker and members on two processors."""
 LEASE_S: Final = 3.0
 RETRY_S: Final = 1.0
 OUTPUTS_S: Final = 10.0
@@ -33,7 +33,7 @@ OUTPUTS_S: Final = 10.0
 
 @dataclass(slots=True)
 class Sample:
-    """What one trial said. raw: samples behind the figures. complaints: why it does not count."""
+    """Result of one trial. raw: samples behind the figures. complaints: reasons why the trial does not count."""
 
     workload: str
     variant: str
@@ -46,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What a workload is told. scale: 1, less for a quick try. rates: records a second (W3), by the variant's name."""
+    """Input of a workload. scale: 1, less for a quick try. rates: records a second (W3), by the variant's name."""
 
     site: Site
     arm: Arm
@@ -79,7 +79,7 @@ def _judged(trial: Trial, *, crashed: bool = False) -> list[str]:
 
 
 def _outputs_judged(trial: Trial) -> list[str]:
-    """What an exactly-once arm wrote: waits until all of it can be read."""
+    """Wait until all outputs of an exactly-once arm can be read, and return the complaints about them."""
     if trial.arm.delivery != EXACTLY:
         return []
     deadline_s = time.monotonic() + OUTPUTS_S

@@ -15,7 +15,7 @@ from typing import TypedDict
 
 import flowshare as fs
 
-DATABASE = os.environ.get("BALANCES_DB", "/tmp/flowshare-balances.sqlite")  # noqa: S108 - an example's default
+DATABASE = os.environ.get("BALANCES_DB", "balances.sqlite")
 
 app = fs.App("bank", broker=os.environ.get("FLOWSHARE_BROKER", "embedded:///tmp/flowshare-bank"))
 

@@ -24,7 +24,7 @@ app = fs.App("payments", broker=os.environ.get("FLOWSHARE_BROKER", "embedded:///
 
 @dataclass
 class Order:
-    """What is to be paid; `id` makes the call idempotent."""
+    """An order to be paid; `id` makes the call idempotent."""
 
     id: str
     amount: int

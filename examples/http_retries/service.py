@@ -3,7 +3,7 @@
 from aiohttp import web
 
 CHARGED = web.AppKey("charged", dict[str, int])
-"""What the service charged, by idempotency key."""
+"""The amounts that the service charged, by idempotency key."""
 
 
 def make_service() -> web.Application:

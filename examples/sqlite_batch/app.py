@@ -13,7 +13,7 @@ from typing import TypedDict
 
 import flowshare as fs
 
-DATABASE = os.environ.get("READINGS_DB", "/tmp/flowshare-readings.sqlite")  # noqa: S108 - an example's default
+DATABASE = os.environ.get("READINGS_DB", "readings.sqlite")
 
 app = fs.App("warehouse", broker=os.environ.get("FLOWSHARE_BROKER", "embedded:///tmp/flowshare-warehouse"))
 

@@ -1,19 +1,19 @@
-"""Where an app's share groups live: `open_backend` turns a broker URL into the backend that serves it.
+"""Backends keep an app's share groups: `open_backend` turns a broker URL into the backend that serves it.
 
     embedded    a path of this machine, led by one of its processes (`embedded`, `path_login`, `path_workers`)
     memory      nothing is kept (`memory`)
-    native      Kafka's own brokers lead (`native`)
+    native      Kafka's own brokers, or `flowshare serve`, lead (`native`)
     workers     a fleet of workers leads on any Kafka (`fleet*`);  `auto` chooses between these two
 
-`base` is what all of them are to their users and what each can do, `url` reads broker URLs, `group_location` says where
-a Kafka cluster's groups are. `broker` and `blocking` are for programs without agents. Leading itself is done by
-`flowshare.server` and `flowshare.fleet`; nothing here decides over records.
+`base` has the interface of all backends and the capabilities of each, `url` reads broker URLs, `group_location` finds
+the groups of a Kafka cluster. `broker` and `blocking` are for programs without agents. `flowshare.server` and
+`flowshare.fleet` do the leading; nothing here decides over records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from flowshare.backend.base import NOTHING_ASKED
 from flowshare.backend.url import BadBrokerUrl, BrokerUrl, parse_broker
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from flowshare.backend.base import Backend, GroupNeeds
     from flowshare.clock import Clock
 
-__all__ = ["BadBrokerUrl", "BrokerUrl", "open_backend", "parse_broker"]
+YIELD_PATIENCE_S: Final = 3.0
+"""Seconds that a program which gives an embedded path to workers waits for a worker to lead it."""
+
+__all__ = ["YIELD_PATIENCE_S", "BadBrokerUrl", "BrokerUrl", "open_backend", "parse_broker"]
 
 
 def open_backend(
@@ -35,13 +38,14 @@ def open_backend(
     asked: GroupNeeds = NOTHING_ASKED,
     cooperative: Collection[str] = (),
     share_groups: bool = True,
+    yields: bool = False,
 ) -> Backend:
-    """The backend for a broker URL, not started yet. Raises: BadBrokerUrl, BackendError.
+    """Return the backend for a broker URL, not started yet. Raises: BadBrokerUrl.
 
-    listen, patience_s: for a path that processes share, see `EmbeddedBackend`. lead: for a fleet, see
-    `WorkersBackend`. asked: the app's groups and what they need: a place is chosen for them, and one that is wrong for
-    them refused. cooperative: the app's cooperative groups, which Kafka's brokers do not keep. share_groups: False for
-    who needs topics and consumer groups only. Only what the backend needs is imported, and that when it starts.
+    listen, patience_s, yields: for a path that processes share, see `EmbeddedBackend`. lead: for a fleet, see
+    `WorkersBackend`. asked: the app's groups and their needs: `auto` chooses by them, and a wrong place is refused.
+    cooperative: the app's cooperative groups, which Kafka's brokers do not keep. share_groups: False for programs that
+    need topics and consumer groups only. Modules of the backend are imported when it starts.
     """
     broker = parse_broker(url) if isinstance(url, str) else url
     match broker.kind:
@@ -61,6 +65,7 @@ def open_backend(
                 listen=listen,
                 patience_s=patience_s,
                 open_to_all=broker.flag("open"),
+                yields=yields,
             )
         case "memory":
             from flowshare.backend.memory import MemoryBackend
@@ -75,15 +80,9 @@ def open_backend(
 
             return WorkersBackend(broker, clock=clock, lead=lead, asked=asked)
         case "kafka" if broker.share == "native":
-            from flowshare.backend.base import BackendError
             from flowshare.backend.native import NativeBackend
 
-            if cooperative:
-                raise BackendError(
-                    f"Kafka's brokers keep no committed sets, and cooperative groups ({', '.join(cooperative)}) need "
-                    "them: let the workers keep them (share='workers' in place of 'native'), or take an embedded path"
-                )
-            return NativeBackend(broker, clock=clock, asked=asked)
+            return NativeBackend(broker, clock=clock, asked=asked, cooperative=cooperative)
         case "kafka":
             from flowshare.backend.auto import AutoBackend
 

@@ -1,7 +1,8 @@
-"""`share="auto"` on a Kafka cluster: its brokers lead the share groups where they can, else the workers do.
+"""`share="auto"` on a Kafka cluster: its brokers lead the share groups if they can, else the workers lead.
 
-Decided when an app starts, and kept by what is there:
+The choice is made when an app starts; groups that exist keep their leader:
 
+    it is `flowshare serve`, or the port of a path       -> native: that leads, and lacks nothing
     the fleet has a state topic                          -> workers: its groups live there; the brokers, where the
                                                             app's groups are there and none is with the fleet
     the brokers have no share groups                     -> workers
@@ -35,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 
 class AutoBackend(KafkaBackend):
-    """The share groups of a Kafka cluster, wherever they can live; `chosen` and `reason` are known after `start`."""
+    """A backend for the share groups of a Kafka cluster, led by brokers or workers; `chosen` and `reason` are known
+    after `start`."""
 
     def __init__(
         self,
@@ -46,33 +48,33 @@ class AutoBackend(KafkaBackend):
         asked: GroupNeeds = NOTHING_ASKED,
         cooperative: Collection[str] = (),
     ) -> None:
-        """cooperative: groups that only workers keep. Raises: BadBrokerUrl (how it is secured cannot be)."""
+        """cooperative: groups that only workers keep. Raises: BadBrokerUrl (its security options are wrong)."""
         super().__init__(broker, clock=clock, asked=asked)
         self._cooperative = sorted(cooperative)
         self._lead = lead
         self._chosen: NativeBackend | WorkersBackend | None = None
         self.reason = ""
-        """Why it is the one that it is."""
+        """Reason of the choice, in words."""
 
     @property
     def chosen(self) -> NativeBackend | WorkersBackend:
-        """The backend that it came to. Raises: BackendError before `start` and after `close`."""
+        """The chosen backend. Raises: BackendError before `start` and after `close`."""
         if self._chosen is None:
             raise BackendError("the backend is not open")
         return self._chosen
 
     @property
     def kind(self) -> str:
-        """`native` or `workers`; `auto` while that is not known."""
+        """`native` or `workers`; `auto` before the choice."""
         return "auto" if self._chosen is None else self._chosen.kind
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the one that was chosen."""
+        """Capabilities of the chosen backend."""
         return self.chosen.capabilities
 
     async def _begin(self, cluster: Cluster) -> None:
-        """Look what there is, choose, and open it."""
+        """Look at the cluster, choose a backend, and open it."""
         try:
             native, self.reason = await self._choose(cluster)
         finally:
@@ -83,7 +85,9 @@ class AutoBackend(KafkaBackend):
                 f"brokers lead, as {self.reason}: leave them out, or have the workers lead with share=workers"
             )
         if native:
-            chosen: NativeBackend | WorkersBackend = NativeBackend(self._broker, clock=self._clock, asked=self._asked)
+            chosen: NativeBackend | WorkersBackend = NativeBackend(
+                self._broker, clock=self._clock, asked=self._asked, cooperative=self._cooperative
+            )
         else:
             chosen = WorkersBackend(self._broker, clock=self._clock, lead=self._lead, asked=self._asked)
         logger.info("share=%s (asked: auto), as %s", chosen.kind, self.reason)
@@ -91,32 +95,34 @@ class AutoBackend(KafkaBackend):
         self._chosen = chosen
 
     async def close(self) -> None:
-        """Close what was opened; harmless when nothing was."""
+        """Close the chosen backend and the cluster; harmless when nothing was opened."""
         chosen, self._chosen = self._chosen, None
         if chosen is not None:
             await chosen.close()
         await super().close()
 
     async def connect(self, client_id: str) -> Connection:
-        """A new connection. Raises: BackendError before `start` and after `close`."""
+        """Open a new connection. Raises: BackendError before `start` and after `close`."""
         return await self.chosen.connect(client_id)
 
     async def check_groups(self, groups: Collection[str]) -> None:
-        """As the one that was chosen does. Raises: BackendError with what to do, ClientError, OSError."""
+        """Check groups by the chosen backend. Raises: BackendError with what to do, ClientError, OSError."""
         await self.chosen.check_groups(groups)
 
-    async def set_address(self, address: str) -> None:
-        """Passed on."""
-        await self.chosen.set_address(address)
+    async def set_address(self, address: str, supervisor: str = "") -> None:
+        """Tell the chosen one."""
+        await self.chosen.set_address(address, supervisor)
 
     def stats(self) -> Mapping[str, Any]:
-        """Those of the one that was chosen."""
+        """Return the chosen backend's counters and gauges."""
         return {} if self._chosen is None else self._chosen.stats()
 
     # --- choosing -----------------------------------------------------------------------------------------------
 
     async def _choose(self, cluster: Cluster) -> tuple[bool, str]:
-        """Whether the brokers lead, and why. Raises: BackendError, OSError, ClientError."""
+        """Decide if the brokers lead, and return the reason with it. Raises: BackendError, OSError, ClientError."""
+        if cluster.is_flowshare:
+            return True, "flowshare's own server, which answers there, leads all kinds of groups"
         fleet = fleet_of(self._broker)
         kafka = cluster.connect("flowshare-choice")
         try:
@@ -144,7 +150,7 @@ class AutoBackend(KafkaBackend):
             await kafka.close()
 
     def _check_brokers_do(self, left: str, asks: GroupNeeds) -> None:
-        """Something lives on the brokers, so all has to. Raises: BackendError (they cannot do all that is asked)."""
+        """Check that brokers do all that is asked, as `left` lives there. Raises: BackendError if they cannot."""
         for group, words in asks.items():
             raise _lacking(group, words)
         if self._cooperative:
@@ -155,9 +161,9 @@ class AutoBackend(KafkaBackend):
             )
 
     async def _left(self, cluster: Cluster, fleet: str, *, native: bool) -> str | None:
-        """What lives on the brokers although the fleet has state: it was moved there. None: the workers lead.
+        """Name the groups that were moved to the brokers although the fleet has state. None: the workers lead.
 
-        Raises: BackendError (some of the groups are in one place and some in the other), OSError, ClientError.
+        Raises: BackendError (some of the groups are on the brokers and some with the workers), OSError, ClientError.
         """
         locations = GroupLocations(cluster, fleet, native=native, clock=self._clock)
         if not self._asked:
@@ -175,7 +181,7 @@ class AutoBackend(KafkaBackend):
 
 
 def _lacking(group: str, words: Sequence[str]) -> BackendError:
-    """A group on the brokers is asked for what they lack."""
+    """Make the error for a group on the brokers that asks for what brokers lack."""
     return BackendError(
         f"group {group} lives on the brokers, which lack {' and '.join(words)}: leave that out, or move "
         f"the group while no worker runs: flowshare groups move {group} --to workers"

@@ -1,4 +1,4 @@
-"""What a backend is: the place where an app's share groups live, reached through connections of one protocol."""
+"""The backend interface: the place where an app's share groups live, reached through connections of one protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 
 if TYPE_CHECKING:
     from flowshare.client.net.security import Security
@@ -21,19 +21,19 @@ class BackendError(FlowshareError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What differs between backends, checked when an app starts.
+    """The features that differ between backends, checked when an app starts.
 
-    durable: what was confirmed is there after a restart. durable_acquires: an acquire is written before its records
-    leave, so that no delivery is forgotten. delayed_release: a release can carry a delay.
-    unrun_release: a record that was never run can go back without costing an attempt. server_dead_letters: what the
-    delivery limit archives can be dead-lettered by the server. ranges_only: acquiring without record bytes.
-    group_configs: groups have settings. cheap_acknowledge: each may be sent by itself, because none is a write of a
-    broker's.
-    own_limits: any delivery limit and lock duration can be had. window_by_count: finished records behind a slow one do
-    not count against the record locks. pausing: groups can be paused. group_limit: what a whole group has in flight can
-    be limited. priority: new records can come before redeliveries. key_order: of each key one record at a time is out,
-    the first that is not settled. settling: outputs can be written in one step with what accepts their inputs.
-    What users are told of them is a table of docs/backends.md.
+    durable: confirmed writes survive a restart. durable_acquires: an acquire is written before its records leave, so
+    that no delivery is forgotten. delayed_release: a release can carry a delay. unrun_release: a record that was never
+    run can be released without costing an attempt. server_dead_letters: the server can write dead letters of records
+    that the delivery limit archives. letters_by_choice: a group chooses for which of the records that it gives up the
+    server writes letters. ranges_only: acquiring without record bytes. group_configs: groups have settings.
+    cheap_acknowledge: each acknowledgement may be sent alone, because none costs a broker a write. own_limits: any
+    delivery limit and lock duration can be set. window_by_count: finished records behind a slow one do not count
+    against the record locks. pausing: groups can be paused. group_limit: the records in flight of a whole group can be
+    limited. priority: new records can come before redeliveries. key_order: of each key one record at a time is handed
+    out, the first that is not settled. settling: outputs can be written in one step with accepting their inputs. A
+    table in docs/backends.md tells users about these features.
     """
 
     durable: bool
@@ -41,6 +41,7 @@ class Capabilities:
     delayed_release: bool = True
     unrun_release: bool = True
     server_dead_letters: bool = True
+    letters_by_choice: bool = True
     ranges_only: bool = True
     group_configs: bool = True
     cheap_acknowledge: bool = True
@@ -62,6 +63,7 @@ NATIVE: Final = Capabilities(
     delayed_release=False,
     unrun_release=False,
     server_dead_letters=False,
+    letters_by_choice=False,
     ranges_only=False,
     cheap_acknowledge=False,
     own_limits=False,
@@ -72,63 +74,69 @@ NATIVE: Final = Capabilities(
     key_order=False,
     settling=False,
 )
+SERVED: Final = EMBEDDED
+"""A `kafka://` address at which one of flowshare's own servers answers (`flowshare serve`, a path's port)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaAddress:
-    """Where clients of Kafka's protocol reach a backend: `host:port` of its brokers, and how they are secured."""
+    """Address for clients of Kafka's protocol: `host:port` of a backend's brokers, and their security."""
 
     hosts: tuple[str, ...]
     security: Security | None = None
 
 
 GroupNeeds = Mapping[str, Sequence[str]]
-"""All groups of an app, with what Kafka's brokers lack of what each asks for, in words."""
+"""Needs of an app: each of its groups, with what Kafka's brokers lack for that group, in words."""
 NOTHING_ASKED: Final[GroupNeeds] = MappingProxyType({})
 
 
 class Backend(ABC):
-    """One opened backend; everything happens on the loop that called `start`."""
+    """One opened backend; everything runs on the loop that called `start`."""
 
     @property
     @abstractmethod
     def kind(self) -> str:
-        """Which backend it is: embedded, memory, workers, native, or log (a Kafka without share groups)."""
+        """The backend's name: embedded, memory, workers, native, or log (a Kafka without share groups)."""
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What it can do."""
+        """The features of this backend."""
 
     @property
     def kafka(self) -> KafkaAddress | None:
-        """Where other people's Kafka clients reach it; None when they cannot, or before `start`."""
+        """Address for other people's Kafka clients; None when they cannot connect, or before `start`."""
         return None
 
     @abstractmethod
     async def start(self) -> None:
-        """Open it. Raises: BackendError, LogError (StorageHeld names who holds the path)."""
+        """Open the backend. Raises: BackendError, LogError (StorageHeld names the holder of the path)."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close all connections, write what is queued, let go of everything; harmless when it was not opened."""
+        """Close all connections, write what is queued, release everything; harmless when the backend was not opened."""
 
     @abstractmethod
     async def connect(self, client_id: str) -> Connection:
-        """A new connection. Raises: BackendError before `start` and after `close`."""
+        """Open a new connection. Raises: BackendError before `start` and after `close`."""
 
     async def check_groups(self, groups: Collection[str]) -> None:  # noqa: B027 - where there is no other place
-        """See, before a group is used, that it is not in another place: there it would be, here it would begin anew.
+        """Check, before a group is used, that the group is not in another place: used here, it would begin anew.
 
         Raises: BackendError with what to do, ClientError, OSError.
         """
 
-    async def set_address(self, address: str) -> None:  # noqa: B027 - where it is not possible
-        """Make known to other processes where this one's health pages answer (`host:port`), where that is possible."""
+    async def set_address(self, address: str, supervisor: str = "") -> None:  # noqa: B027 - where it is not possible
+        """Tell other processes the address of this process's health pages (`host:port`), where that is possible.
+
+        supervisor: `host:port` of the pages of this worker's supervisor; empty: no supervisor.
+        """
 
     def on_lost(self, listener: Callable[[BackendError], object]) -> None:  # noqa: B027 - where it cannot happen
-        """Have `listener` told, once, when what lay there is gone for good: to wait for it is of no use."""
+        """Have `listener` called once when the backend's data is gone for good, so that waiting is of no use."""
 
     def stats(self) -> Mapping[str, Any]:
-        """Counters and gauges of the share-partitions led here, `Server.stats`; empty when none are."""
+        """Return counters and gauges of the share-partitions led here (`Server.stats`); empty when this process leads
+        none."""
         return {}

@@ -4,8 +4,8 @@
         for record in consumer:
             ...
 
-The rules are those of `ShareConsumer` (KafkaShareConsumer's): the next poll accepts what the last one returned, unless
-the acknowledgement mode is explicit; what was not accepted when the consumer closes or the process dies runs again.
+The rules are those of `ShareConsumer` (KafkaShareConsumer's): the next poll accepts the records of the last one, unless
+the acknowledgement mode is explicit. Records not accepted when the consumer closes or the process dies run again.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from flowshare.client.consumer.backlog import Decoder
     from flowshare.client.consumer.commits import Outcomes
     from flowshare.client.consumer.inflight import ShareRecord
+    from flowshare.client.consumer.partitions import PartitionInfo
     from flowshare.client.settings import ConsumerSettings
 
 K = TypeVar("K")
@@ -38,14 +39,14 @@ V = TypeVar("V")
 R = TypeVar("R")
 
 END_S: Final = 5.0
-"""Time beyond the limit of `close` that its thread gets to end."""
+"""Seconds beyond the limit of `close` that the consumer's thread gets to end."""
 
 
 class BlockingShareConsumer(Generic[K, V]):
     """A member of a share group for code that blocks. One thread uses it; only `wakeup` may come from others.
 
-    Usable as a context manager. Records keep their locks while the code works on them only as long as the group's
-    lock duration (30 s): poll less at a time, or renew (explicit mode), when they take longer.
+    Usable as a context manager. Records keep their locks only for the group's lock duration (30 s): poll less at a
+    time, or renew (explicit mode), when the work takes longer.
     """
 
     @overload
@@ -107,9 +108,9 @@ class BlockingShareConsumer(Generic[K, V]):
     # --- polling ------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float) -> list[ShareRecord[K, V]]:
-        """Records, or an empty list when none came within `timeout`. Raises: as `ShareConsumer.poll`.
+        """Return records, or an empty list when none came within `timeout` seconds. Raises: as `ShareConsumer.poll`.
 
-        A poll that was interrupted (Ctrl-C) goes on underneath, and its records are returned by the next one.
+        A poll that was interrupted (Ctrl-C) goes on in the background, and the next poll returns its records.
         """
         if self._ready:
             records = list(self._ready)
@@ -121,7 +122,8 @@ class BlockingShareConsumer(Generic[K, V]):
         return self
 
     def __next__(self) -> ShareRecord[K, V]:
-        """The next record, however long it takes; ends when the consumer is closed. `poll` is faster for many."""
+        """Wait for the next record without limit; iteration ends when the consumer is closed. `poll` is faster for
+        many."""
         if self._closed:
             raise StopIteration
         if not self._ready:
@@ -131,13 +133,13 @@ class BlockingShareConsumer(Generic[K, V]):
         return self._ready.popleft()
 
     def wakeup(self) -> None:
-        """Make the poll that waits, or else the next one, raise `Wakeup`. May be called from any thread."""
+        """Make the waiting poll, or else the next one, raise `Wakeup`. May be called from any thread."""
         self._using().wakeup()
 
     # --- acknowledging ------------------------------------------------------------------------------------------
 
     def acknowledge(self, record: ShareRecord[K, V], type_: AcknowledgeType = AcknowledgeType.ACCEPT) -> None:
-        """Say what became of a record (explicit mode); sent with the next poll or commit. Raises: IllegalState."""
+        """Settle a record (explicit mode); sent with the next poll or commit. Raises: IllegalState."""
         consumer = self._using()
 
         async def acknowledge() -> None:
@@ -146,22 +148,38 @@ class BlockingShareConsumer(Generic[K, V]):
         self._call(acknowledge())
 
     def commit(self, timeout: float | None = None) -> Outcomes:
-        """Send what was acknowledged (implicit mode: accept what is in hand) and wait; as `commit_sync`."""
+        """Send acknowledgements (implicit mode: accept the records in hand) and wait; as `commit_sync`."""
         return self._call(self._using().commit_sync(timeout))
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    def partitions_for(self, topic: str, timeout: float | None = None) -> list[PartitionInfo]:
+        """Return the partitions of a topic with their leaders and replicas; as `ShareConsumer.partitions_for`."""
+        return self._call(self._using().partitions_for(topic, timeout))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the counters of this consumer; as `ShareConsumer.metrics`."""
+        consumer = self._using()
+
+        async def metrics() -> dict[str, float]:
+            return consumer.metrics()
+
+        return self._call(metrics())
 
     # --- closing ------------------------------------------------------------------------------------------------
 
-    def close(self, timeout: float = 30.0) -> None:
-        """Send what was acknowledged, give the rest back, leave the group, close the broker: within `timeout`.
+    def close(self, timeout: float = 30.0) -> Outcomes:
+        """Send acknowledgements, release other records, leave the group, close the broker: within `timeout` seconds.
 
-        Calling it again does nothing. What goes wrong on the way out is raised when all is closed.
+        Returns the outcomes of the acknowledgements, as `commit`. A second call does nothing. Errors on the way are
+        raised when all is closed.
         """
         if self._closed:
-            return
+            return {}
         consumer = self._using()
         self._closed = True
         try:
-            self._submit(consumer.close(timeout)).result(timeout + END_S)
+            return self._submit(consumer.close(timeout)).result(timeout + END_S)
         finally:
             assert self._loop is not None
             assert self._ending is not None
@@ -191,7 +209,7 @@ class BlockingShareConsumer(Generic[K, V]):
                 self._opened.set_exception(error)
                 return
             self._opened.set_result(None)
-            if not self._closed:  # who asked for it may have been interrupted
+            if not self._closed:  # the caller may have been interrupted
                 await self._ending.wait()
 
     async def _next(self) -> list[ShareRecord[K, V]]:
@@ -213,12 +231,13 @@ class BlockingShareConsumer(Generic[K, V]):
         return self._submit(work).result()
 
     def _finish(self, work: Coroutine[Any, Any, list[ShareRecord[K, V]]]) -> list[ShareRecord[K, V]]:
-        """What `work` brings, or the poll before it that was interrupted: its records are in hand already."""
+        """Wait for `work` and return its records. If an earlier poll was interrupted, return that poll's records
+        instead."""
         if self._unfinished is None:
             self._unfinished = self._submit(work)
         else:
             work.close()
         unfinished = self._unfinished
-        concurrent.futures.wait([unfinished])  # an interrupt leaves it here for the next poll
+        concurrent.futures.wait([unfinished])  # after an interrupt the next poll takes it
         self._unfinished = None
         return unfinished.result()

@@ -1,16 +1,16 @@
-"""Clients of a broker URL, for programs without agents: `ShareConsumer`, `ShareAdmin`, `Producer`; `Broker` they share.
+"""Clients of a broker URL, for programs without agents: `ShareConsumer`, `ShareAdmin`, `Producer`, and their `Broker`.
 
     async with ShareConsumer("kafka://localhost:9092", ["orders"], group_id="billing") as consumer:
         async for record in consumer:
             ...
 
-A client that is given a URL opens and closes a broker of its own. Several of a program share one:
+A client that is given a URL opens and closes a broker of its own. Several clients of a program share a broker:
 
     async with Broker("kafka://localhost:9092") as broker:
         await ShareAdmin(broker).create_topic("orders")
         await Producer(broker).send("orders", b"...")
 
-What they do is `flowshare.client`'s; that package knows connections, not URLs.
+The clients' work is done by `flowshare.client`; that package knows connections, not URLs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
-from flowshare.backend import open_backend
+from flowshare.backend import YIELD_PATIENCE_S, open_backend
 from flowshare.backend.base import BackendError
 from flowshare.backend.url import BrokerUrl, parse_broker
 from flowshare.client.admin import admin
@@ -30,6 +30,7 @@ from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from types import TracebackType
 
     from flowshare.client.consumer.backlog import Decoder
     from flowshare.client.settings import ConsumerSettings, CooperativeSettings, LinkSettings, ProducerSettings
@@ -39,7 +40,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 CLIENT_ID: Final = "flowshare"
-"""What brokers see of a client that was given no other name."""
+"""Client id that brokers see when a client was given no other name."""
 
 
 class Broker:
@@ -51,35 +52,45 @@ class Broker:
     def __init__(
         self, url: str | BrokerUrl, *, groups: Collection[str] = (), cooperative: Collection[str] = ()
     ) -> None:
-        """groups: the share groups that will be used; where they live is looked up at once. cooperative: cooperative
-        groups that will be. Raises: BadBrokerUrl, BackendError (Kafka's brokers are to keep cooperative ones)."""
+        """groups: share groups that will be used; their places are looked up at opening. cooperative: cooperative
+        groups that will be used. Raises: BadBrokerUrl, BackendError (Kafka's brokers keep no cooperative groups)."""
         self._url = parse_broker(url) if isinstance(url, str) else url
         self.clock = LoopClock()
         self._groups = groups
         self._found: set[str] = set()
         self._backend = open_backend(
-            self._url, clock=self.clock, asked=dict.fromkeys(groups, ()), cooperative=cooperative
+            self._url,
+            clock=self.clock,
+            asked=dict.fromkeys(groups, ()),
+            cooperative=cooperative,
+            patience_s=YIELD_PATIENCE_S,
+            yields=True,
         )
         self._open = False
         self.clients: list[Any] = []
-        """Those that were made for it and are not closed yet, the first one first."""
+        """Clients made for this broker and not closed yet, the first one first."""
 
     async def __aenter__(self) -> Self:
-        """Open it. Raises: BackendError, LogError, ClientError with what to do."""
+        """Open the broker. Raises: BackendError, LogError, ClientError with what to do."""
         await self._backend.start()  # sees whether the groups are here
         self._found.update(self._groups)
         self._open = True
         return self
 
-    async def __aexit__(self, *raised: object) -> None:
-        async with AsyncExitStack() as closing:
-            closing.push_async_callback(self._backend.close)
-            for client in self.clients:
-                closing.push_async_callback(client.close)
-        self._open = False
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with cooperative.behind(error):
+                async with AsyncExitStack() as closing:
+                    closing.push_async_callback(self._backend.close)
+                    for client in self.clients:
+                        closing.push_async_callback(client.close)
+        finally:
+            self._open = False
 
     async def connect(self, client_id: str, groups: Collection[str] = ()) -> Connection:
-        """A connection of a client. Raises: BackendError, also when a group lives in another place of the cluster."""
+        """Open a client's connection. Raises: BackendError, also when a group lives in another place of the cluster."""
         if not self._open:
             raise BackendError(f"broker {self._url} is not open: use it, or the client made for it, in `async with`")
         if not self._found.issuperset(groups):
@@ -89,7 +100,7 @@ class Broker:
 
 
 class _Client:
-    """What opens and closes a client: `async with`, or the broker that it shares with others."""
+    """The base of clients: `async with` opens and closes a client, on its own broker or on a shared one."""
 
     _broker: Broker
     _own: bool
@@ -97,7 +108,7 @@ class _Client:
     def _at(
         self, broker: str | BrokerUrl | Broker, groups: Collection[str] = (), *, cooperative: Collection[str] = ()
     ) -> Broker:
-        """The broker that was given, or one of its own. Raises: BadBrokerUrl, BackendError, TypeError."""
+        """Return the given broker, or make the client's own. Raises: BadBrokerUrl, BackendError, TypeError."""
         self._own = not isinstance(broker, Broker)
         if isinstance(broker, str | BrokerUrl):
             broker = Broker(broker, groups=groups, cooperative=cooperative)
@@ -108,24 +119,27 @@ class _Client:
         return broker
 
     async def __aenter__(self) -> Self:
-        """Open the broker, if it is its own. Raises: BackendError, LogError, ClientError with what to do."""
+        """Open the client's own broker, if it has one. Raises: BackendError, LogError, ClientError with what to do."""
         if self._own:
             await self._broker.__aenter__()
         return self
 
-    async def __aexit__(self, *raised: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._own:
-            await self._broker.__aexit__()
+            await self._broker.__aexit__(kind, error, trace)
         else:
             me: Any = self
             self._broker.clients.remove(me)
-            await me.close()
+            with cooperative.behind(error):
+                await me.close()
 
 
 class ShareConsumer(_Client, consumer.ShareConsumer[K, V]):
     """A member of a share group that hands out records, with the rules of Kafka's KafkaShareConsumer.
 
-    One task uses it. It joins at its first poll; a new group starts at its `share.auto.offset.reset` (latest).
+    One task uses a consumer. It joins at its first poll; a new group starts at its `share.auto.offset.reset` (latest).
     """
 
     @overload
@@ -163,7 +177,7 @@ class ShareConsumer(_Client, consumer.ShareConsumer[K, V]):
         """Decoders turn bytes (or None) into keys and values.
 
         Raises: BadBrokerUrl, ValueError (no group, no topic), TypeError. A group that lives in another place of the
-        cluster is a BackendError when its broker is opened, or of the first poll at a shared one.
+        cluster raises BackendError when its own broker is opened, or at the first poll on a shared one.
         """
         at = self._at(broker, [group_id])
         connect = partial(at.connect, client_id, [group_id])
@@ -175,7 +189,7 @@ class ShareConsumer(_Client, consumer.ShareConsumer[K, V]):
 class CooperativeConsumer(_Client, cooperative.CooperativeConsumer[K, V]):
     """A member of a cooperative group: members share partitions by keys, and commit records one by one.
 
-    One task uses it. It joins at its first poll; a new group starts at its `auto_offset_reset` (earliest).
+    One task uses a consumer. It joins at its first poll; a new group starts at its `auto_offset_reset` (earliest).
     """
 
     @overload
@@ -213,8 +227,8 @@ class CooperativeConsumer(_Client, cooperative.CooperativeConsumer[K, V]):
         free: bool = False,
         **decoders: Any,
     ) -> None:
-        """topics: none: `assign` says what it reads. Decoders turn bytes (or None) into keys and values. free: members
-        take records one by one, whatever their keys, in no order; all members of a group say the same.
+        """topics: empty: call `assign` to choose. Decoders turn bytes (or None) into keys and values. free: members
+        take records one by one, whatever their keys, in no order; all members of a group must agree.
 
         Raises: BadBrokerUrl, BackendError (Kafka's brokers keep no such groups), ValueError (no group), TypeError.
         """
@@ -227,19 +241,19 @@ class CooperativeConsumer(_Client, cooperative.CooperativeConsumer[K, V]):
 
 
 class ShareAdmin(_Client, admin.ShareAdmin):
-    """Topics, share groups, their offsets and settings, and plain reading of records."""
+    """A client for topics, share groups, their offsets and settings, and plain reading of records."""
 
     def __init__(
         self, broker: str | BrokerUrl | Broker, *, settings: LinkSettings | None = None, client_id: str = CLIENT_ID
     ) -> None:
-        """It connects at the first call. Raises: BadBrokerUrl, TypeError."""
+        """Connect at the first call. Raises: BadBrokerUrl, TypeError."""
         at = self._at(broker)
         super().__init__(partial(at.connect, client_id), clock=at.clock, settings=settings, client_id=client_id)
         at.clients.append(self)
 
 
 class Producer(_Client, producer.Producer):
-    """Sends records in batches, idempotent; what was handed over is sent before it is closed."""
+    """An idempotent producer that sends records in batches; records handed over are sent before it closes."""
 
     def __init__(
         self,
@@ -250,8 +264,8 @@ class Producer(_Client, producer.Producer):
         transactional_id: str | None = None,
         transaction_timeout: float = 60.0,
     ) -> None:
-        """transactional_id: who it is to those that take over from it; records are sent in transactions then,
-        between `begin` and `commit` or `abort`, each open for at most `transaction_timeout`.
+        """transactional_id: name by which a successor takes over; records are then sent in transactions, between
+        `begin` and `commit` or `abort`, each open for at most `transaction_timeout` seconds.
 
         Raises: BadBrokerUrl, TypeError.
         """

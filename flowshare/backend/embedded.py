@@ -1,8 +1,9 @@
 """The embedded backend: one machine, no Kafka; log and state in a directory that several processes may share.
 
-Whoever has the path's lock opens the storage, serves it, listens on a loopback port and writes that into
-`owner.json`; the others connect there. The system drops the lock with its process, so when the leader ends, in order
-or not, one of the others takes it within moments, opens the storage, and listens on the same port if it is free.
+The process that has the path's lock leads: it opens the storage, serves it, listens on a loopback port and writes the
+port into `owner.json`; the other processes connect there. The system drops the lock with its process, so when the
+leader ends, in order or not, another process takes the lock within moments, opens the storage, and listens on the same
+port if that is free.
 
     SEEKING -- the lock was free --> LEADING            until `close`
     LEADING -- another one leads, too --> SEEKING       where locks are not kept (`log.owner`)
@@ -10,26 +11,33 @@ or not, one of the others takes it within moments, opens the storage, and listen
     JOINED  -- the connection ended --> SEEKING         trying the lock first
     any     -- the directory is gone, or another --> LOST
 
-Who is LOST leads and joins nothing any more: in an empty directory all groups would begin anew. It is looked for by who
-leads, each second, and by the others when that one is gone.
+A LOST process leads and joins nothing any more: in an empty directory all groups would begin anew. The leader checks
+the directory each second; the others check it when the leader is gone.
 
-A process that others are to come before (a short command, a supervisor's worker) has patience: while workers live on
-the path, it tries the lock only after that time.
+A process that should lead only after others (a short command, a supervisor's worker) has patience: while workers live
+on the path, it tries the lock only after that time. A process that *yields* (a program that only sends, or a client)
+also hands the path over in order as soon as a worker lives on it: then its work and its restarts do not touch the
+workers.
+
+    LEADING -- it yields, and a worker lives on the path --> SEEKING, with patience; not again for YIELD_AGAIN_S
 
 Invariant: only a process that holds the lock is LEADING; a process is JOINED only while a connection to the leader
-stands. `connect` waits for either.
+stands. `connect` waits until the process leads or has joined.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import secrets
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare import processes
 from flowshare.backend.base import EMBEDDED, Backend, BackendError, KafkaAddress
 from flowshare.backend.path_workers import Registration, running_workers
 from flowshare.clock import LoopClock
@@ -58,18 +66,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIRST_LIMIT_S: Final = 10.0
-"""How long the first opening waits for a leader that has the lock but cannot be reached; for the next one anew."""
+"""Seconds that the first opening waits for a leader that has the lock and cannot be reached; a new leader gets them
+anew."""
 FIRST_TRIES: Final = 20
-"""So often it tries at least: on a busy machine a try can take seconds."""
+"""Least number of tries of the first opening: on a busy machine a try can take seconds."""
 SILENT_TRIES: Final = 2
-"""So often a command, which does not listen, waits for a leader's answer; a worker does for as long as it tries."""
+"""Tries of a command, which does not listen, to reach a leader that does not answer; a worker makes FIRST_TRIES."""
 JOIN_S: Final = 5.0
-"""How long a leader may take to prove who it is; one that takes longer is stopped, or its machine has no time."""
+"""Seconds for a leader to prove its identity; a slower one is suspended, or its machine overloaded."""
 SEEK_S: Final = 0.05
-"""Pause between two tries for the lock or the leader's address."""
+"""Seconds between two tries for the lock or the leader's address."""
 SEEK_SLOW_S: Final = 0.5
-"""The same after a while without success."""
+"""Seconds between two tries after `SEEK_FAST_TRIES` without success."""
 SEEK_FAST_TRIES: Final = 100
+READY_S: Final = 5.0
+"""Seconds after joining until a process loads the leader's modules, so that nobody waits when the leader ends."""
+YIELD_LOOK_S: Final = 1.0
+"""Seconds between two looks for a worker, of a leader that yields."""
+YIELD_AGAIN_S: Final = 60.0
+"""Seconds after a yield in which the process does not yield again: it leads again as no worker took the path."""
 LOOPBACK: Final = "127.0.0.1"
 _SIDES: Final[tuple[Side, ...]] = ("request", "response")
 
@@ -77,13 +92,14 @@ _SIDES: Final[tuple[Side, ...]] = ("request", "response")
 class EmbeddedBackend(Backend):
     """The share groups at `path`, led by this process or by another one that has the path.
 
-    What was confirmed survives the death of the process (`kill -9`); with `fsync` also a power cut, at the price of
-    one disk flush a group of writes.
+    Confirmed writes survive the death of the process (`kill -9`); with `fsync` also a power cut, at the price of one
+    disk flush per group of writes.
     settings: of the broker, while this process leads.
-    listen: let other processes join while this one leads; without it they wait until it has ended.
-    open_to_all: while this one leads, everybody on this machine may join and read and write; else this user's processes
-    only, and who has the login in `client.properties` (`backend.path_login`).
-    patience_s: how long others come first when nobody leads the path and a worker lives that could.
+    listen: let other processes join while this one leads; without `listen` they wait until this process has ended.
+    open_to_all: while this process leads, everybody on this machine may join, read and write; else only this user's
+    processes, and clients with the login in `client.properties` (`backend.path_login`).
+    patience_s: seconds that a living worker comes first when nobody leads the path.
+    yields: give the path to a worker as soon as one lives on it.
     """
 
     kind = "embedded"
@@ -99,6 +115,7 @@ class EmbeddedBackend(Backend):
         listen: bool = True,
         patience_s: float = 0.0,
         open_to_all: bool = False,
+        yields: bool = False,
     ) -> None:
         self.path = Path(path)
         self._clock = clock or LoopClock()
@@ -108,20 +125,24 @@ class EmbeddedBackend(Backend):
         self._patience_s = patience_s
         self._silent_max = FIRST_TRIES if listen else SILENT_TRIES
         self._open_to_all = open_to_all
+        self._yields = yields
+        self._yields_from_s = 0.0
         self._registration: Registration | None = None
         self._patient_until_s = 0.0
         self._security: Security | None = None
-        """How this user's processes log in at `bootstrap`; None: nobody has to."""
+        """Login of this user's processes at `bootstrap`; None: no login is needed."""
         self._watched: TcpConnection | None = None
         self._known = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
         self._holder: PathOwner | None = None
         self._silent = 0
-        """How often in a row the leader did not answer."""
+        """Number of times in a row that the leader did not answer."""
         self._led: LedPath | None = None
+        self._ending: asyncio.Task[None] | None = None
+        """Task that closes the led path, while it runs."""
         self._folder: OwnFolder | None = None
-        """The directory that is led or joined, open, so that it is told from another one at its path."""
+        """The directory that is led or joined, kept open to tell it from another one at its path."""
         self._lost: BackendError | None = None
         self._lost_listeners: list[Callable[[BackendError], object]] = []
         self.bootstrap: str | None = None
@@ -129,18 +150,18 @@ class EmbeddedBackend(Backend):
 
     @property
     def leading(self) -> bool:
-        """Whether this process leads the path now."""
+        """True if this process leads the path now."""
         return self._led is not None
 
     @property
     def kafka(self) -> KafkaAddress | None:
-        """The leader of the path, on the loopback interface; whoever leads next takes its port."""
+        """Address of the path's leader, on the loopback interface; the next leader takes the same port."""
         return None if self.bootstrap is None else KafkaAddress(hosts=(self.bootstrap,), security=self._security)
 
     async def start(self) -> None:
-        """Lead the path, or join the process that does.
+        """Lead the path, or join its leader.
 
-        Raises: StorageHeld (somebody has the path and lets nobody join), LogError, BackendError.
+        Raises: StorageHeld (another process has the path and lets nobody join), LogError, BackendError.
         """
         if self._task is not None:
             raise BackendError("the embedded backend is open already")
@@ -165,24 +186,22 @@ class EmbeddedBackend(Backend):
             await self._clock.sleep(SEEK_S)
 
     async def close(self) -> None:
-        """Close all connections, write what is queued, let go of the path; harmless when it is not open."""
+        """Close all connections, write what is queued, release the path; harmless when it is not open."""
         await self._unregister()
         task, self._task = self._task, None
         await cancelled(task)
         watched, self._watched = self._watched, None
         if watched is not None:
             await watched.close()
-        led, self._led = self._led, None
-        if led is not None:
-            await led.close()
+        await self._end_lead()
         self._let_go_of_folder()
         self._known, self.bootstrap, self._error, self._holder = asyncio.Event(), None, None, None
         self._lost = None
 
     async def connect(self, client_id: str) -> Connection:
-        """A connection to the leader, this process or another; waits for one, so the caller bounds the wait.
+        """Open a connection to the leader, this process or another; waits for a leader, so the caller bounds the wait.
 
-        Raises: BackendError before `start` and after `close`, OSError while there is no leader: callers try again.
+        Raises: BackendError before `start` and after `close`; OSError while there is no leader: callers try again.
         """
         if self._task is None:
             raise BackendError("the embedded backend is not open")
@@ -190,16 +209,19 @@ class EmbeddedBackend(Backend):
         if self._lost is not None:
             raise ConnectionError(str(self._lost))
         if self._led is not None:
-            return self._led.server.connect(client_id=client_id)
+            connection = self._led.server.connect(client_id=client_id)
+            connection.own = True  # its members hear of a dead member as soon as others do
+            return connection
         if self.bootstrap is None:
             raise ConnectionError(f"{self.path}: nobody leads it at the moment")
         return await self._open(self.bootstrap, client_id, self._security)
 
-    async def set_address(self, address: str) -> None:
+    async def set_address(self, address: str, supervisor: str = "") -> None:
         """Make this worker known in the path, where `flowshare inflight` finds it. Raises: OSError."""
         await self._unregister()
         now_ms = self._clock.now_ms()
-        self._registration = await asyncio.to_thread(Registration, self.path, address=address, now_ms=now_ms)
+        made = partial(Registration, self.path, address=address, now_ms=now_ms, supervisor=supervisor)
+        self._registration = await asyncio.to_thread(made)
 
     async def _unregister(self) -> None:
         before, self._registration = self._registration, None
@@ -211,13 +233,13 @@ class EmbeddedBackend(Backend):
         self._lost_listeners.append(listener)
 
     def stats(self) -> Mapping[str, Any]:
-        """Counters and gauges, see `Server.stats`; empty while another process leads."""
+        """Return counters and gauges, see `Server.stats`; empty while another process leads."""
         return {} if self._led is None else self._led.server.stats()
 
     # --- leading and joining ------------------------------------------------------------------------------------
 
     async def _lead(self) -> LedPath:
-        """Take the path's lock, open and serve it, on the port of before if it is free.
+        """Take the path's lock, open and serve the path, on the previous port if that is free.
 
         Raises: StorageHeld, LogError.
         """
@@ -252,7 +274,7 @@ class EmbeddedBackend(Backend):
         return led
 
     async def _settle(self) -> bool:
-        """One try to lead or to join; whether it came to either.
+        """Try once to lead or to join; return True if this process does either.
 
         Raises: LogError (but StorageHeld), BackendError (the leader lets nobody in without a login).
         """
@@ -264,7 +286,7 @@ class EmbeddedBackend(Backend):
         return True
 
     async def _lead_or_join(self) -> bool:
-        """As `_settle`."""
+        """Try to lead, else to join."""
         if await self._to_wait():
             return await self._join()
         try:
@@ -276,7 +298,7 @@ class EmbeddedBackend(Backend):
         return True
 
     async def _to_wait(self) -> bool:
-        """Whether it is a worker's turn to lead."""
+        """Tell if this process must leave the lead to a worker for now."""
         if self._clock.monotonic() >= self._patient_until_s:
             return False
         return bool(await asyncio.to_thread(running_workers, self.path))
@@ -322,9 +344,15 @@ class EmbeddedBackend(Backend):
         host, _, port = address.rpartition(":")
         try:
             connection = await open_tcp(
-                host, int(port), client_id=client_id, clock=self._clock, settings=LinkSettings(), security=security
+                host,
+                int(port),
+                client_id=client_id,
+                clock=self._clock,
+                settings=LinkSettings(),
+                security=security,
+                process=processes.own(),
             )
-        except ClientError as error:  # of the login: another one may listen there, or the secret is a new one
+        except ClientError as error:  # login failed: another process may listen there, or the secret is new
             raise ConnectionError(
                 f"what listens on {address} did not prove that it leads {self.path}: {error}"
             ) from error
@@ -338,16 +366,15 @@ class EmbeddedBackend(Backend):
         while True:
             led = self._led is not None
             if self._led is not None:
-                await self._led.storage.lost.wait()
+                await self._led_to_its_end(self._led)
                 self._known.clear()
-                leading, self._led = self._led, None
                 try:
-                    await leading.close()
+                    await self._end_lead()
                 except Exception:
                     logger.exception("%s could not be closed in order", self.path)
             else:
                 assert self._watched is not None
-                await self._watched.wait_closed()
+                await self._until_gone(self._watched)
                 self._watched = None
                 self._known.clear()
             if await asyncio.to_thread(self._is_gone):
@@ -357,6 +384,49 @@ class EmbeddedBackend(Backend):
                 logger.warning("the leader of %s is gone; taking its place or joining the next one", self.path)
             await self._seek()
 
+    async def _end_lead(self) -> None:
+        """Release the path, to the end even if the caller is cancelled: cut off, it would keep the lock. A second
+        caller waits for the same end."""
+        led, self._led = self._led, None
+        if led is not None:
+            self._ending = asyncio.create_task(led.close(), name=f"let go of {self.path}")
+        ending = self._ending
+        if ending is not None:
+            try:
+                await asyncio.shield(ending)
+            finally:
+                if ending.done():
+                    self._ending = None
+
+    async def _until_gone(self, leader: TcpConnection) -> None:
+        """Wait for the leader's end; a process that may lead next and has stayed joined loads the server's modules
+        meanwhile."""
+        try:
+            await self._clock.wait_for(leader.wait_closed(), READY_S if self._listen else None)
+        except TimeoutError:
+            await asyncio.to_thread(_import_server, listen=True)
+            await leader.wait_closed()
+
+    async def _led_to_its_end(self, led: LedPath) -> None:
+        """Lead until the storage is lost, or until a worker should lead."""
+        lost = asyncio.ensure_future(led.storage.lost.wait())
+        try:
+            while not lost.done():
+                if self._yields and await self._is_awaited():
+                    logger.info("a worker lives on %s, so it leads from now on, and this process joins it", self.path)
+                    self._yields_from_s = self._clock.monotonic() + YIELD_AGAIN_S
+                    return
+                with contextlib.suppress(TimeoutError):
+                    await self._clock.wait_for(asyncio.shield(lost), YIELD_LOOK_S if self._yields else None)
+        finally:
+            await cancelled(lost)
+
+    async def _is_awaited(self) -> bool:
+        """Tell if a worker runs that could lead in this process's place."""
+        if self._clock.monotonic() < self._yields_from_s:
+            return False
+        return bool(await asyncio.to_thread(running_workers, self.path))
+
     def _is_gone(self) -> bool:
         try:
             return self._folder is not None and not still_there(self._folder)
@@ -365,7 +435,7 @@ class EmbeddedBackend(Backend):
             return False
 
     def _lose(self, *, told: bool) -> None:
-        """Nothing is led or joined any more. told: the log has why."""
+        """Stop for good: the path is gone. told: the log already has the reason."""
         self._lost = BackendError(f"{self.path} {GONE}")
         if not told:
             logger.critical("%s", self._lost)
@@ -396,7 +466,7 @@ class EmbeddedBackend(Backend):
 
 
 def _security_at(path: Path, address: str) -> Security | None:
-    """Raises: ConnectionError (the secret cannot be read)."""
+    """Return `security_at(path, address)`. Raises: ConnectionError (the secret cannot be read)."""
     from flowshare.backend.path_login import NoLogin, security_at
 
     try:
@@ -418,7 +488,7 @@ def _import_client() -> None:
 class LedPath:
     """A path that this process leads: storage, server and, if others may join, a listener on a loopback port.
 
-    security: how this user's processes log in at the address; None: nobody has to.
+    security: login of this user's processes at the address; None: no login is needed.
     """
 
     storage: EmbeddedStorage
@@ -428,7 +498,7 @@ class LedPath:
     security: Security | None = None
 
     async def close(self) -> None:
-        """Hand over in order: members elsewhere keep what they hold, then the lock is let go."""
+        """Hand over in order: members in other processes keep their records, then the lock is released."""
         self.server.prepare_close()
         try:
             if self.listener is not None:
@@ -479,7 +549,7 @@ async def _listen(
 
 
 def _ports(preferred: str | None, before: PathOwner | None) -> tuple[int, ...]:
-    """Ports to try: that of before, then any."""
+    """Return the ports to try: the previous one, then any."""
     known = preferred or (before.listener if before is not None else None)
     return (int(known.rpartition(":")[2]), 0) if known else (0,)
 

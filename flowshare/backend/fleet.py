@@ -1,7 +1,8 @@
 """The workers backend: share groups on any Kafka, led by the workers themselves (docs/architecture.md).
 
-A worker that leads opens a listener that other workers, and anybody's share clients, reach; one that does not (a short
-command, `lead=false`) finds the others by their slot group. Records, producers and consumer groups are Kafka's own.
+A worker that leads opens a listener for other workers and anybody's share clients. A process that does not lead (a
+short command, `lead=false`) finds the workers by their slot group. Records, producers and consumer groups are Kafka's
+own.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
     from flowshare.server.runtime.connection import InProcess
 
 CHECK_S: Final = 5.0
-"""How long the advertised address may take to lead back here."""
+"""Seconds for the advertised address to lead back here."""
 
 logger = logging.getLogger(__name__)
 
 
 class WorkersBackend(KafkaBackend):
-    """The share groups of a fleet on the Kafka at `broker`, whose options say which fleet and where to listen."""
+    """The share groups of a fleet on the Kafka at `broker`; its options name the fleet and the listener."""
 
     kind = "workers"
     capabilities = WORKERS
@@ -50,7 +51,7 @@ class WorkersBackend(KafkaBackend):
     def __init__(
         self, broker: BrokerUrl, *, clock: Clock | None = None, lead: bool = True, asked: GroupNeeds = NOTHING_ASKED
     ) -> None:
-        """lead: share in leading the groups. asked: what is known of its groups. Raises: BadBrokerUrl."""
+        """lead: share in leading the groups. asked: needs of the app's groups. Raises: BadBrokerUrl."""
         super().__init__(broker, clock=clock, asked=asked)
         self._place = FleetPlace.of(broker, lead=lead)
         self._secured = FleetSecurity.of(broker)
@@ -59,16 +60,16 @@ class WorkersBackend(KafkaBackend):
         self.bootstrap: str | None = None
         """`host:port` where share clients reach this worker; None for one that does not lead."""
         self.fleet = self._place.fleet
-        """Its name."""
+        """The fleet's name."""
         self.worker: FleetWorker | None = None
         """This process's part in leading."""
         self.led = False
-        """Whether there were workers that lead when it was opened."""
+        """True if there were workers that lead when the backend was opened."""
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def _begin(self, cluster: Cluster) -> None:
-        """Lead or find who does."""
+        """Lead, or find the workers that lead."""
         from flowshare.fleet.state.outputs import ends_transactions
 
         if not ends_transactions(cluster.api_versions):
@@ -103,7 +104,7 @@ class WorkersBackend(KafkaBackend):
         worker = self.worker = FleetWorker(cluster, place.options(), clock=self._clock, dial=self._dial)
         await worker.prepare()
         host = await asyncio.to_thread(place.advertised_host, listens[0], brokers)
-        port = 0 if place.advertise is None else place.advertise[1]  # 0: that on which it listens
+        port = 0 if place.advertise is None else place.advertise[1]  # 0: the listener's port
         node = AdvertisedNode(host=host, port=port, node_id=worker.node_id, cluster_id=f"flowshare-{place.fleet}")
         listener = self._listener = Listener(
             worker.server,
@@ -128,7 +129,10 @@ class WorkersBackend(KafkaBackend):
         self._workers = self._cluster_of([self.bootstrap])
 
     async def _check_address(self, host: str, port: int) -> None:
-        """Whether what others are told leads back here, and a worker of the fleet is let in. Raises: BackendError."""
+        """Check that the advertised address leads back to this worker, and that this worker lets its fleet in.
+
+        Raises: BackendError.
+        """
         from flowshare.fleet.groups.calls import WHO
 
         assert self.worker is not None
@@ -154,13 +158,14 @@ class WorkersBackend(KafkaBackend):
         try:
             hosts = await self._addresses()
         except NotConnected as error:
-            logger.debug("%s", error)  # who only asks the brokers needs no workers
+            logger.debug("%s", error)  # a client of brokers only needs no workers
             hosts = []
         self.led = bool(hosts)
         self._workers = self._cluster_of(hosts)
 
     async def _addresses(self) -> list[str]:
-        """Where the fleet's workers listen, as their slot group says. Raises: NotConnected, ClientError."""
+        """Return the addresses of the fleet's workers, as told by their slot group. Raises: NotConnected,
+        ClientError."""
         from flowshare.fleet.inspection import describe_fleet
 
         if self._cluster is None:
@@ -194,14 +199,14 @@ class WorkersBackend(KafkaBackend):
     # --- connections --------------------------------------------------------------------------------------------
 
     async def connect(self, client_id: str) -> Connection:
-        """A new connection to brokers and workers. Raises: BackendError before `start` and after `close`."""
+        """Open a connection to brokers and workers. Raises: BackendError before `start` and after `close`."""
         cluster = self._opened()
         if self._workers is None:
             raise BackendError("the workers backend is not open")
         return FleetConnection(self._workers, client_id, cluster.connect(client_id))
 
     async def _connect_own(self, client_id: str) -> InProcess:
-        """A connection to this process's own worker, without a socket."""
+        """Open a connection to this process's own worker, without a socket."""
         if self.worker is None:
             raise NotConnected("this worker has left the fleet")
         return self.worker.connect(client_id)
@@ -210,7 +215,7 @@ class WorkersBackend(KafkaBackend):
         return await self._open(place.host, place.port, "flowshare-peer", LinkSettings())
 
     async def _open(self, host: str, port: int, client_id: str, settings: LinkSettings) -> TcpConnection:
-        """A connection to a worker, as one of the fleet. Raises: OSError, ClientError."""
+        """Open a connection to a worker, with the fleet's own login. Raises: OSError, ClientError."""
         from flowshare.client.net.tcp import open_tcp
 
         return await open_tcp(
@@ -218,12 +223,13 @@ class WorkersBackend(KafkaBackend):
         )
 
     def stats(self) -> Mapping[str, Any]:
-        """Counters and gauges of what this worker leads."""
+        """Return counters and gauges of the share-partitions that this worker leads."""
         return {} if self.worker is None else self.worker.stats()
 
 
 def of_brokers(request: Any) -> bool:
-    """Whether the brokers answer it, not the fleet's workers: topics, records, producers, consumer groups."""
+    """Tell if Kafka's brokers answer a request, not the fleet's workers: topics, records, producers, consumer
+    groups."""
     if isinstance(request, m.FindCoordinatorRequest):
         return request.kind == "transaction"
     api = request.api
@@ -231,7 +237,7 @@ def of_brokers(request: Any) -> bool:
 
 
 class FleetConnection(ClusterConnection):
-    """A connection to a fleet's workers; what is the brokers' goes to them."""
+    """A connection to a fleet's workers; requests for Kafka's brokers go to the brokers."""
 
     def __init__(self, workers: Cluster, client_id: str, brokers: ClusterConnection) -> None:
         super().__init__(workers, client_id)
@@ -239,28 +245,49 @@ class FleetConnection(ClusterConnection):
 
     async def _send(self, request: Any) -> Any:
         if isinstance(request, m.DescribeConfigsRequest) and request.resource_type == "broker" and request.resource:
-            # A client has the id from Kafka's brokers. Any worker tells of the settings, which are one for all.
+            # The id in the request is from Kafka's brokers. Any worker knows the settings, which are the same for all.
             nodes = (await super()._send(m.MetadataRequest(topics=()))).nodes
             request = replace(request, resource=str(min(nodes)))
         if isinstance(request, m.CooperativeDeleteRequest) and request.topics is None:
-            # The group is the brokers', its state a worker's; nothing else brings a deletion of theirs to them.
+            # The group is the brokers', its state a worker's; nothing else deletes the group at the brokers.
             told = await self._brokers.send(m.DeleteGroupsRequest(group_ids=(request.group_id,)))
             (group,) = told.groups
             if group.error not in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
                 return m.CooperativeDeleteResponse(error=group.error, message=group.message)
+        if isinstance(request, m.DeleteGroupsRequest):
+            return await self._delete_groups(request)
         return await (self._brokers.send(request) if of_brokers(request) else super()._send(request))
 
+    async def _delete_groups(self, request: m.DeleteGroupsRequest) -> m.DeleteGroupsResponse:
+        """Delete share groups of the workers, and consumer groups of the brokers, by name.
+
+        Share groups of the brokers stay: delete them with another `share=` in the URL.
+        """
+        told: m.DeleteGroupsResponse = await super()._send(request)
+        unknown = {group.group_id for group in told.groups if group.error is ErrorCode.GROUP_ID_NOT_FOUND}
+        if not unknown:
+            return told
+        listed = (await self._brokers.send(m.ListGroupsRequest())).groups
+        theirs = tuple(
+            group.group_id for group in listed if group.group_id in unknown and group.type.lower() != "share"
+        )
+        if not theirs:
+            return told
+        answer = await self._brokers.send(m.DeleteGroupsRequest(group_ids=theirs))
+        found = {group.group_id: group for group in answer.groups}
+        return m.DeleteGroupsResponse(groups=tuple(found.get(group.group_id, group) for group in told.groups))
+
     async def close(self) -> None:
-        """Close all of them."""
+        """Close both kinds of connections."""
         await self._brokers.close()
         await super().close()
 
 
 async def _who(connection: NodeConnection) -> int:
-    """The node id of the worker at the other end. Raises: OSError, ClientError."""
+    """Return the node id of the worker at the other end. Raises: OSError, ClientError."""
     from flowshare.client.net.tcp import TcpConnection
     from flowshare.fleet.groups.calls import WHO
 
-    assert isinstance(connection, TcpConnection)  # who is reached by an address
+    assert isinstance(connection, TcpConnection)  # as it was reached by an address
     told = await connection.call(WHO)
     return int(told["node_id"])

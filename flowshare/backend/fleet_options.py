@@ -1,12 +1,13 @@
-"""What a broker URL says of a fleet: which one, where this worker listens (`FleetPlace`), and how that is secured.
+"""The fleet options of a broker URL: the fleet's name, where this worker listens (`FleetPlace`), and how that is
+secured.
 
-`FleetSecurity` is who may talk to a fleet's listeners, and how the fleet's own processes prove that they are of it.
-A worker reads Kafka with its own credentials and hands records out, so its listener must not give away more than the
-brokers would. What is on:
+`FleetSecurity` says who may talk to a fleet's listeners, and how the fleet's own processes prove that they belong to
+it. A worker reads Kafka with its own credentials and hands records out, so its listener must not give away more than
+the brokers would. These options turn protection on:
 
     TLS                     `listen_tls_cert` (key, ca, client_auth: as `flowshare serve` has them)
     logins                  `listen_sasl_users`, or client certificates that are required
-    rights                  as soon as the listener asks who somebody is, or `listen_acls` is named: nobody but the
+    rights                  as soon as the listener asks for an identity, or `listen_acls` is named: nobody but the
                             fleet itself may do anything that the ACL file does not grant
 
 A listener with neither TLS nor logins is for this machine only, unless `listen_insecure` says otherwise.
@@ -56,9 +57,9 @@ WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104  compared with, not bound
 class FleetPlace:
     """One process's place in a fleet.
 
-    listen: host and port of the listener, port 0 any free one; None: see `listens`. advertise: what others are told,
-    None: found out.
-    settings: of a fleet that never had any.
+    listen: host and port of the listener, port 0: any free port; None: see `listens`. advertise: address told to
+    others; None: found out.
+    settings: for the first start of a fleet.
     """
 
     fleet: str
@@ -71,7 +72,7 @@ class FleetPlace:
 
     @classmethod
     def of(cls, broker: BrokerUrl, *, lead: bool) -> FleetPlace:
-        """Read the options. Raises: BadBrokerUrl."""
+        """Read the options of a broker URL. Raises: BadBrokerUrl."""
         options = broker.options
         slots = options.get("slots")
         if slots is not None and not (slots.isdigit() and 1 <= int(slots) <= 10_000):
@@ -87,7 +88,7 @@ class FleetPlace:
         )
 
     def listens(self, brokers: tuple[str, ...], *, guarded: bool) -> tuple[str, int]:
-        """Host and port: what was named, else all addresses and any free port.
+        """Return host and port of the listener: the named ones, else all addresses and any free port.
 
         A listener that is not `guarded`, by TLS or logins, is for this machine only where the brokers are on it.
         """
@@ -98,13 +99,14 @@ class FleetPlace:
         return (near, 0) if not guarded and not apart and is_loopback(near) else ("", 0)
 
     def advertised_host(self, listens: str, brokers: tuple[str, ...]) -> str:
-        """What was named, else where it `listens`, else the address from which this machine reaches the brokers."""
+        """Return the host to advertise: the named one, else the one it `listens` on, else this machine's address
+        towards the brokers."""
         if self.advertise is not None:
             return self.advertise[0]
         return listens if listens not in WILDCARDS else _towards(brokers)
 
     def options(self) -> FleetOptions:
-        """For the worker; node id and name are drawn."""
+        """Return the worker's options; node id and instance name are random."""
         from flowshare.fleet.worker import FleetOptions
         from flowshare.slots.placement import SLOTS_DEFAULT
 
@@ -119,12 +121,12 @@ class FleetPlace:
 
 
 def fleet_of(broker: BrokerUrl) -> str:
-    """Name of the fleet that a broker URL is about."""
+    """Return the name of the fleet in a broker URL."""
     return broker.options.get("fleet", DEFAULT_FLEET)
 
 
 def _towards(brokers: tuple[str, ...]) -> str:
-    """Address of the interface that leads to the first broker whose name is known; nothing is sent."""
+    """Return the address of the interface that leads to the first broker whose name is known; nothing is sent."""
     for broker in brokers:
         host, _, port = broker.rpartition(":")
         try:
@@ -147,12 +149,13 @@ def _address(name: str, text: str) -> tuple[str, int]:
 
 PASSWORD_VARIABLE: Final = "FLOWSHARE_FLEET_PASSWORD"  # noqa: S105 - the variable's name
 PREFIX: Final = "FLOWSHARE_"
-"""Each option is an environment variable, too, FLOWSHARE_LISTEN_TLS_CERT and so on; the URL has the last word."""
+"""Prefix of environment variables: each option has one, FLOWSHARE_LISTEN_TLS_CERT and so on; the URL has the last
+word."""
 _CLIENT_AUTH: Final = ("none", "requested", "required")
 
 
 class Doors(NamedTuple):
-    """What a listener is opened with; None for what is off."""
+    """The security of a listener; None: that part is off."""
 
     tls: ssl.SSLContext | None = None
     sasl: Sasl | None = None
@@ -161,11 +164,12 @@ class Doors(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSecurity:
-    """How a fleet's listeners are secured.
+    """Security of a fleet's listeners.
 
     tls, users_file, mechanisms, acl_file, super_users: as in `server.standalone.StandaloneOptions`. client_auth: none,
-    requested or required. insecure: listen beyond this machine although the brokers ask for more, or nobody is asked
-    anything. own: how the fleet's processes reach each other.
+    requested or required. insecure: listen beyond this machine with less protection than the brokers have, or with
+    none.
+    own: login of the fleet's processes among each other.
     """
 
     tls: ServerTls | None
@@ -179,7 +183,7 @@ class FleetSecurity:
 
     @classmethod
     def of(cls, broker: BrokerUrl, environment: Mapping[str, str] = os.environ) -> FleetSecurity:
-        """Read the options. Raises: BadBrokerUrl."""
+        """Read the options of a broker URL and the environment. Raises: BadBrokerUrl."""
         options = _options(broker, environment)
         auth = _client_auth(options)
         users = options.get("listen_sasl_users")
@@ -212,16 +216,16 @@ class FleetSecurity:
 
     @property
     def knows(self) -> bool:
-        """Whether the listener asks everybody who they are."""
+        """True if the listener asks every client for its identity."""
         return self.users_file is not None or self.client_auth == "required"
 
     @property
     def guarded(self) -> bool:
-        """Whether the listener has TLS or logins."""
+        """True if the listener has TLS or logins."""
         return self.tls is not None or self.knows
 
     def check(self, listen: str, kafka: Security) -> None:
-        """Refuse a listener at `listen` that gives away what the brokers protect, or that is not guarded at all.
+        """Refuse a listener at `listen` that is less protected than the brokers, or not guarded at all.
 
         Raises: BackendError
         """
@@ -243,14 +247,14 @@ class FleetSecurity:
             )
 
     async def doors(self, clock: Clock) -> Doors:
-        """Read the files. Raises: BackendError."""
+        """Read the files and make the listener's security. Raises: BackendError."""
         from flowshare.log.memory import MemoryStorage
         from flowshare.server.security.acl_file import BadAclFile
         from flowshare.server.security.tls import BadTls
         from flowshare.server.security.users_file import BadUsersFile, read_users
         from flowshare.server.standalone import open_sasl
 
-        store = MemoryStorage(clock)  # what is made over the wire elsewhere is not served here: files say it all
+        store = MemoryStorage(clock)  # users and ACLs come from files only
         try:
             users = None if self.users_file is None else read_users(self.users_file)
             return Doors(
@@ -282,7 +286,7 @@ def _options(broker: BrokerUrl, environment: Mapping[str, str]) -> dict[str, str
 
 
 def _client_auth(options: Mapping[str, str]) -> ClientCertificates:
-    """Raises: BadBrokerUrl."""
+    """Read client_auth. Raises: BadBrokerUrl."""
     beside = ("listen_tls_key", "listen_tls_ca", "listen_tls_client_auth")
     if "listen_tls_cert" not in options and any(name in options for name in beside):
         raise BadBrokerUrl(f"{', '.join(beside)} need the listener's certificate: listen_tls_cert")
@@ -293,7 +297,7 @@ def _client_auth(options: Mapping[str, str]) -> ClientCertificates:
 
 
 def _mechanisms(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Those of the listener. Raises: BadBrokerUrl."""
+    """Return the listener's SASL mechanisms. Raises: BadBrokerUrl."""
     from flowshare.server.security.sasl import UnknownMechanism, offered, words_of
 
     text = options.get("listen_sasl_mechanisms")
@@ -320,7 +324,7 @@ def _tls(options: Mapping[str, str], auth: ClientCertificates) -> ServerTls | No
 
 
 def _own(options: Mapping[str, str], auth: ClientCertificates, environment: Mapping[str, str]) -> Security:
-    """How this process reaches the fleet's listeners. Raises: BadBrokerUrl."""
+    """Return this process's security towards the fleet's listeners. Raises: BadBrokerUrl."""
     from flowshare.client.net.security import BadSecurity, Security, find_password
 
     certificate, key = options.get("fleet_certificate_file"), options.get("fleet_key_file")

@@ -1,8 +1,8 @@
-"""Where the share groups of a Kafka cluster are: with its brokers, or with the workers of a fleet.
+"""The place of each share group of a Kafka cluster: with its brokers, or with the workers of a fleet.
 
-A group that is begun in the wrong place runs everything again. So before groups are used in one place, it is compared
-with what there is: the mark of the last move (`read_marks`), the brokers' groups, and what the fleets' state topics
-have. Invariant: a group is begun anew only where none of its name is anywhere else.
+A group that is begun in the wrong place runs everything again. So before a group is used in one place, these are
+checked: the mark of its last move (`read_marks`), the brokers' groups, and the fleets' state topics. Invariant: a group
+is begun anew only if no group of its name is anywhere else.
 
     mark of a move      on the brokers   in the fleet   asked: native           asked: workers
     here                any              any            goes on                 goes on
@@ -14,12 +14,12 @@ have. Invariant: a group is begun anew only where none of its name is anywhere e
                                                         where another fleet     has one; refused where a consumer group
                                                         has it                  of this name has committed offsets
 
-"In the fleet" is the fleet that the URL names. Two fleets may have groups of one name, so that of another fleet is told
-and no more, unless it was moved there. What may not be read (no right) counts as not there.
+"In the fleet" is the fleet that the URL names. Two fleets may have groups of one name, so a group of another fleet is
+only logged, unless the group was moved there. A place that may not be read (no right) counts as empty.
 
-Marks of moves say where a group was moved to last, readable from where it went and where it left. They lie in one small
-compacted topic of the cluster, `__flowshare_moves`: key the group, value the mark. It is made by the first `flowshare
-groups move`; a cluster on which nothing was moved has none.
+A move's mark says where a group was moved to last; its old and its new place can read the mark. Marks lie in one small
+compacted topic of the cluster, `__flowshare_moves`: key the group, value the mark. The first `flowshare groups move`
+makes the topic; a cluster on which nothing was moved has none.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLocation:
-    """What there is of one group.
+    """The places where one group was found.
 
-    mark: of its last move. brokers: whether they have a share group of the name. fleet: whether the URL's fleet has
-    one. others: fleets that have one, too. consumer: whether a consumer group of the name has committed offsets.
+    mark: of its last move. brokers: True: the brokers have a share group of the name. fleet: True: the URL's fleet has
+    one. others: other fleets that have one. consumer: True: a consumer group of the name has committed offsets.
     """
 
     group: str
@@ -72,7 +72,7 @@ class GroupLocation:
     consumer: bool = False
 
     def is_in(self, fleet: str) -> Where | None:
-        """Where it is, for this fleet's workers; None: nowhere. Raises: BackendError (in two places)."""
+        """Return the group's place, for this fleet's workers; None: nowhere. Raises: BackendError (in two places)."""
         if self.mark is not None:
             return "workers" if self.mark.place == "workers" else "native"
         if self.brokers and self.fleet:
@@ -84,7 +84,8 @@ class GroupLocation:
         return "native" if self.brokers else "workers" if self.fleet else None
 
     def refusal(self, asked: Where, fleet: str) -> str | None:
-        """Why the group cannot be used there, and what to do; None: it can. Raises: BackendError (in two places)."""
+        """Say why the group cannot be used there, and what to do; None: it can. Raises: BackendError (in two
+        places)."""
         group = self.group
         back = f"flowshare groups move {group} --to {asked}"
         if self.mark is not None:
@@ -130,7 +131,7 @@ class GroupLocation:
 
 @dataclass(slots=True)
 class GroupLocations:
-    """What a cluster tells of where groups are. fleet: of the URL. native: whether the brokers have share groups."""
+    """Finder of the places of groups on one cluster. fleet: of the URL. native: True: the brokers have share groups."""
 
     cluster: Cluster
     fleet: str
@@ -139,7 +140,7 @@ class GroupLocations:
     _kinds: Mapping[str, str] = field(default_factory=dict)
 
     async def check(self, groups: Collection[str], asked: Where) -> None:
-        """See that these groups can be used there. Raises: BackendError, ClientError, OSError."""
+        """Check that these groups can be used there. Raises: BackendError, ClientError, OSError."""
         for location in (await self.look(groups, asked)).values():
             refusal = location.refusal(asked, self.fleet)
             if refusal is not None:
@@ -155,7 +156,7 @@ class GroupLocations:
                 )
 
     async def left_for_brokers(self) -> bool:
-        """Whether groups were moved from the fleet to the brokers, and the fleet has none any more.
+        """Tell if groups were moved from the fleet to the brokers, and the fleet has none any more.
 
         Raises: ClientError, OSError.
         """
@@ -170,7 +171,8 @@ class GroupLocations:
             await kafka.close()
 
     async def look(self, groups: Collection[str], asked: Where | None = None) -> Mapping[str, GroupLocation]:
-        """What there is of each group. asked: what cannot matter for that place is not looked for.
+        """Find the places of each group. asked: the place to be used; facts that cannot matter for it are not looked
+        up.
 
         Raises: ClientError, OSError.
         """
@@ -230,10 +232,10 @@ class GroupLocations:
     async def _in_fleets(
         self, kafka: ClusterConnection, groups: Collection[str], shares: set[str], asked: Where | None
     ) -> dict[str, frozenset[str]]:
-        """Fleet -> those of the groups that it has: its own fleet first, others only for who is nowhere yet."""
+        """Return which fleet has which of the groups; other fleets are asked only for groups found nowhere yet."""
         if not await has_state(kafka, self.fleet):
             own: frozenset[str] = frozenset()
-        elif asked == "workers":  # what nobody else has is the fleet's, old or new
+        elif asked == "workers":  # groups found nowhere else are the fleet's, old or new
             own = await self._known(kafka, self.fleet, [group for group in groups if group in self._kinds])
             groups = ()
         else:
@@ -248,7 +250,8 @@ class GroupLocations:
         return found
 
     async def _known(self, kafka: ClusterConnection, fleet: str, groups: Collection[str] | None) -> frozenset[str]:
-        """Raises: BackendError (the own fleet's state cannot be read now), ClientError, OSError."""
+        """Return the groups that a fleet has. Raises: BackendError (the own fleet's state cannot be read now),
+        ClientError, OSError."""
         try:
             return await known_groups(kafka, fleet, groups, clock=self.clock)
         except (ServerError, LogError) as error:
@@ -262,7 +265,7 @@ class GroupLocations:
 
 
 def _forbidden(error: BaseException) -> bool:
-    """Whether this login may not read it."""
+    """Tell if the error says that this login may not read."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ServerError):
         cause = cause.__cause__
@@ -270,7 +273,7 @@ def _forbidden(error: BaseException) -> bool:
 
 
 async def has_state(kafka: ClusterConnection, fleet: str) -> bool:
-    """Whether the fleet has a state topic. Raises: ClientError, OSError."""
+    """Tell if the fleet has a state topic. Raises: ClientError, OSError."""
     try:
         return bool(await slots_of(kafka, fleet))
     except ServerError as error:
@@ -289,12 +292,13 @@ NOT_THERE: Final = frozenset(
         ErrorCode.LEADER_NOT_AVAILABLE,
     }
 )
-"""No marks, or none that this login may read."""
+"""Errors that mean: no marks, or none that this login may read."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveMark:
-    """Where a group is. fleet: that it went to, or with `native` that it left. at_ms: when, since 1970."""
+    """Mark of a group's last move. fleet: its new fleet, or with `native` the fleet it left. at_ms: time, since
+    1970."""
 
     place: Literal["native", "workers"]
     fleet: str
@@ -307,7 +311,7 @@ class MoveMark:
 
 
 async def read_marks(admin: ShareAdmin) -> Mapping[str, MoveMark]:
-    """The last mark of each group. Raises: ClientError, OSError."""
+    """Read the last mark of each group. Raises: ClientError, OSError."""
     try:
         await admin.describe_topic(TOPIC)
         records = await admin.read(TOPIC, 0, limit=MARKS_MAX)
@@ -326,7 +330,7 @@ async def read_marks(admin: ShareAdmin) -> Mapping[str, MoveMark]:
 
 
 async def mark_move(admin: ShareAdmin, producer: Producer, group: str, mark: MoveMark | None) -> None:
-    """Write where a group is; None: it is nowhere, nothing is to be known of it. Raises: ClientError, OSError."""
+    """Write a group's place; None: the group is nowhere, and its mark is deleted. Raises: ClientError, OSError."""
     try:
         await admin.describe_topic(TOPIC)
     except ServerError as error:
@@ -338,7 +342,7 @@ async def mark_move(admin: ShareAdmin, producer: Producer, group: str, mark: Mov
 
 
 def _decode(value: bytes) -> MoveMark | None:
-    """The mark; None: of a later release, or somebody else's."""
+    """Decode a mark; None: of a later release, or not flowshare's."""
     try:
         read = orjson.loads(value)
         place = read["to"]

@@ -1,6 +1,6 @@
-"""The native backend: share groups that Kafka's own brokers lead (Kafka 4.2 and newer, KIP-932).
+"""The native backend: share groups that Kafka's own brokers lead (Kafka 4.2 and newer, KIP-932), or `flowshare serve`.
 
-Here is, too, what it has in common with the others that are on a Kafka cluster.
+`KafkaBackend` has the parts shared with the other backends on a Kafka cluster.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
-from flowshare.backend.base import NATIVE, NOTHING_ASKED, Backend, BackendError, GroupNeeds, KafkaAddress
+from flowshare.backend.base import NATIVE, NOTHING_ASKED, SERVED, Backend, BackendError, GroupNeeds, KafkaAddress
 from flowshare.backend.fleet_options import fleet_of
 from flowshare.backend.group_location import GroupLocations
 from flowshare.client.errors import ClientError
@@ -30,11 +30,11 @@ NEEDED: Final = {
     ApiKey.SHARE_FETCH: 2,
     ApiKey.SHARE_ACKNOWLEDGE: 2,
 }
-"""API -> version that must be there: with the first one of 78 and 79 there is neither record_limit nor renewal."""
+"""API -> least version needed: the first versions of 78 and 79 have neither record_limit nor renewal."""
 
 
 def missing_apis(cluster: Cluster) -> list[str]:
-    """Names of the APIs that a started cluster lacks for share groups; empty when it has them all."""
+    """Return the names of the APIs that a started cluster lacks for share groups; empty when it has them all."""
     return [
         key.name.title().replace("_", "")
         for key, version in NEEDED.items()
@@ -43,10 +43,10 @@ def missing_apis(cluster: Cluster) -> list[str]:
 
 
 class KafkaBackend(Backend):
-    """What the backends on a Kafka cluster have in common. `broker`: its URL."""
+    """Common base of the backends on a Kafka cluster. broker: its URL."""
 
     def __init__(self, broker: BrokerUrl, *, clock: Clock | None = None, asked: GroupNeeds = NOTHING_ASKED) -> None:
-        """asked: what is known of its groups. Raises: BadBrokerUrl (how it is secured cannot be)."""
+        """asked: needs of the app's groups. Raises: BadBrokerUrl (its security options are wrong)."""
         self._asked = asked
         self._broker = broker
         self._clock = clock or LoopClock()
@@ -55,11 +55,11 @@ class KafkaBackend(Backend):
 
     @property
     def kafka(self) -> KafkaAddress:
-        """The brokers."""
+        """The brokers' address."""
         return KafkaAddress(hosts=self._broker.hosts, security=self._security)
 
     async def start(self) -> None:
-        """Find the brokers, and see whether the groups are in the right place. Raises: BackendError."""
+        """Find the brokers, and check that the groups are in the right place. Raises: BackendError."""
         if self._cluster is not None:
             raise BackendError(f"the {self.kind} backend is open already")
         self._cluster = Cluster(self._broker.hosts, clock=self._clock, security=self._security)
@@ -75,10 +75,10 @@ class KafkaBackend(Backend):
 
     @abstractmethod
     async def _begin(self, cluster: Cluster) -> None:
-        """The brokers are found. Raises: BackendError, OSError, ClientError, LogError."""
+        """Begin with the found brokers. Raises: BackendError, OSError, ClientError, LogError."""
 
     async def check_groups(self, groups: Collection[str]) -> None:
-        """See that they are not in the other place. Raises: BackendError with what to do, ClientError, OSError."""
+        """Check that groups are not in the other place. Raises: BackendError with what to do, ClientError, OSError."""
         cluster = self._opened()
         native = not missing_apis(cluster)
         locations = GroupLocations(cluster, fleet_of(self._broker), native=native, clock=self._clock)
@@ -90,21 +90,41 @@ class KafkaBackend(Backend):
         return self._cluster
 
     async def close(self) -> None:
-        """Forget the cluster; connections are closed by those who opened them."""
+        """Close the cluster; users close their connections themselves."""
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
             await cluster.close()
 
 
 class NativeBackend(KafkaBackend):
-    """A Kafka cluster with share groups. The brokers lead, and have metrics of their own."""
+    """A Kafka cluster with share groups. The brokers lead, and have metrics of their own. `flowshare serve` in their
+    place has all capabilities of an embedded path."""
 
     kind = "native"
     capabilities = NATIVE
 
+    def __init__(
+        self,
+        broker: BrokerUrl,
+        *,
+        clock: Clock | None = None,
+        asked: GroupNeeds = NOTHING_ASKED,
+        cooperative: Collection[str] = (),
+    ) -> None:
+        """cooperative: groups that Kafka's brokers do not keep. Raises: BadBrokerUrl."""
+        super().__init__(broker, clock=clock, asked=asked)
+        self._cooperative = sorted(cooperative)
+
     async def _begin(self, cluster: Cluster) -> None:
-        """See whether the brokers have share groups, and whether the groups are elsewhere."""
+        """Check what the brokers can do, and that the groups are not elsewhere."""
         self._check(cluster)
+        if cluster.is_flowshare:
+            self.capabilities = SERVED
+        elif self._cooperative:
+            raise BackendError(
+                f"Kafka's brokers keep no committed sets, and cooperative groups ({', '.join(self._cooperative)}) need "
+                "them: let the workers keep them (share='workers' in place of 'native'), or take an embedded path"
+            )
         await self.check_groups(self._asked)
 
     def _check(self, cluster: Cluster) -> None:
@@ -117,19 +137,19 @@ class NativeBackend(KafkaBackend):
             )
 
     async def connect(self, client_id: str) -> Connection:
-        """A new connection to the cluster. Raises: BackendError before `start` and after `close`."""
+        """Open a connection to the cluster. Raises: BackendError before `start` and after `close`."""
         return self._opened().connect(client_id)
 
 
 class LogBackend(KafkaBackend):
-    """A Kafka cluster of which topics and consumer groups are used, and no share groups: whatever its brokers have."""
+    """A Kafka cluster used for topics and consumer groups only; its brokers need no share groups."""
 
     kind = "log"
     capabilities = NATIVE
 
     async def _begin(self, cluster: Cluster) -> None:
-        """Nothing more is needed."""
+        """Do nothing more."""
 
     async def connect(self, client_id: str) -> Connection:
-        """A new connection to the cluster. Raises: BackendError before `start` and after `close`."""
+        """Open a connection to the cluster. Raises: BackendError before `start` and after `close`."""
         return self._opened().connect(client_id)

@@ -1,11 +1,11 @@
-"""Who is let in at the port of an embedded path, and whom this user's processes trust there.
+"""The login at the port of an embedded path: clients prove themselves to the leader, and the leader to them.
 
-A loopback port can be dialled, and taken when it is free, by every user of the machine. The path's directory is this
-user's alone (`log.folder`), so what stands in it proves who somebody is: `secret` is for flowshare's own processes,
-`client.properties` has the login of other Kafka clients, ready for Java's. Both ways are SCRAM, in which either end
-proves that it knows the password and neither tells it. PLAIN is not offered: it would tell it to whoever listens.
+Every user of the machine can dial a loopback port, and take it when it is free. The path's directory is this user's
+alone (`log.folder`), so its files prove an identity: `secret` is for flowshare's own processes, `client.properties` has
+the login of other Kafka clients, ready for Java's. Both logins are SCRAM: each end proves that it knows the password,
+and neither tells the password. PLAIN is not offered: it would tell the password to any listener.
 
-Invariant: whoever cannot read the directory gets no answer but to ApiVersions and the login; and no process of
+Invariant: a client that cannot read the directory gets no answer but to ApiVersions and the login; and no process of
 flowshare's sends anything but these to a listener that cannot read the directory.
 
     who dials                  who listens
@@ -22,10 +22,10 @@ flowshare's sends anything but these to a listener that cannot read the director
     client with the login      the same, passing all on          not found out: its name has no port
     anybody else               the leader                        refused as a wrong password is
 
-What is not found out takes a leader that was killed and a successor that did not get its port; who cannot accept it
-serves the path with TLS (`flowshare serve`).
+The case that is not found out needs a leader that was killed and a successor that did not get its port; serve the path
+with TLS (`flowshare serve`) if that is not acceptable.
 
-A file that is missing or torn is made anew by the next leader, which alone writes them: the path's lock is its.
+A file that is missing or torn is made anew by the next leader; only the holder of the path's lock writes these files.
 """
 
 from __future__ import annotations
@@ -64,14 +64,15 @@ class NoLogin(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class PathLogins:
-    """What a path's port asks for. secret: of flowshare's own processes. password: of other clients."""
+    """The passwords of a path's port. secret: for flowshare's own processes. password: for other clients."""
 
     secret: str = field(repr=False)
     password: str = field(repr=False)
 
 
 def make_logins(folder: OwnFolder, token: Callable[[], str]) -> PathLogins:
-    """The path's logins, made where they are missing; for whoever holds its lock. token: makes a new password.
+    """Return the path's logins, made where they are missing; the caller holds the path's lock. token: makes a new
+    password.
 
     Raises: NotPrivate, OSError.
     """
@@ -88,20 +89,21 @@ def make_logins(folder: OwnFolder, token: Callable[[], str]) -> PathLogins:
 
 @dataclass(frozen=True, slots=True)
 class PathDoor:
-    """The login at the port of a path that this process leads. Made by `open_door`. own: of flowshare's own user."""
+    """The login at the port of a path that this process leads. Made by `open_door`. own: credential of flowshare's own
+    user."""
 
     users: Users
     own: Credential
     secret: str = field(repr=False)
 
     def sasl(self) -> Sasl:
-        """What the listener is given."""
+        """Return the SASL logins of the listener."""
         from flowshare.server.security.sasl import Sasl
 
         return Sasl(self.users, random=os.urandom, mechanisms=MECHANISMS, managed=False)
 
     def bound(self, address: str) -> Security:
-        """The listener's address is known: this user's processes are let in. How they log in there."""
+        """Let this user's processes in at the listener's address, now known; return their login there."""
         security = _security(address, self.secret)
         self.users.fix(security.username, self.own)
         return security
@@ -123,7 +125,7 @@ async def open_door(logins: PathLogins, clock: Clock) -> PathDoor:
 
 
 def security_at(path: Path, address: str) -> Security | None:
-    """How this user's processes log in at the path's port; None: nobody has to. Blocks. Raises: NoLogin."""
+    """Return this user's login at the path's port; None: no login is needed. Blocks. Raises: NoLogin."""
     folder = OwnFolder.found(path)
     if folder is None:
         raise NoLogin(f"{path} is no directory of this user's")
@@ -141,7 +143,7 @@ def security_at(path: Path, address: str) -> Security | None:
 
 
 def client_security(path: Path) -> Security:
-    """How other Kafka clients log in at the path's port. Blocks. Raises: NoLogin."""
+    """Return the login of other Kafka clients at the path's port. Blocks. Raises: NoLogin."""
     folder = OwnFolder.found(path)
     if folder is None:
         raise NoLogin(f"{path} is no directory of this user's: name one that was opened before")
@@ -172,7 +174,7 @@ def _client_password(text: str) -> re.Match[str] | None:
 
 
 def _told(folder: OwnFolder, name: str, find: Callable[[str], re.Match[str] | None]) -> str | None:
-    """The same for who asks only. Raises: NoLogin."""
+    """Read a login file as `_read`, for a process that does not lead. Raises: NoLogin."""
     try:
         return _read(folder, name, find)
     except (OSError, NotPrivate) as error:
@@ -180,7 +182,7 @@ def _told(folder: OwnFolder, name: str, find: Callable[[str], re.Match[str] | No
 
 
 def _read(folder: OwnFolder, name: str, find: Callable[[str], re.Match[str] | None]) -> str | None:
-    """What is found in a file, its last group; None: there is no such file, or it was torn.
+    """Return the last group of a match in a file; None: the file does not exist, has no match, or was torn.
 
     Raises: NotPrivate, OSError.
     """

@@ -1,7 +1,7 @@
-"""Which worker processes a path has: `workers/<pid>.json` beside `owner.json`, one file each.
+"""Worker processes of a path: `workers/<pid>.json` beside `owner.json`, one file each.
 
-A file is locked by its process for as long as that lives, so that one which was left behind is told from a living
-one's, whatever process has the number by now.
+A process locks its file for as long as it lives. So the file of a dead process is told from that of a living one, even
+if another process has the number by now.
 """
 
 from __future__ import annotations
@@ -25,27 +25,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEntry:
-    """A worker: process, machine, `host:port` of its health pages, when it made itself known (ms since 1970)."""
+    """A worker: process, machine, `host:port` of its health pages, time of its registration (ms since 1970).
+
+    supervisor: `host:port` of its supervisor's pages; empty: no supervisor, or one without pages.
+    """
 
     pid: int
     host: str
     address: str
     since_ms: int
+    supervisor: str = ""
 
 
 class Registration:
-    """This process's file, from construction to `remove`. The calls block for a moment."""
+    """This process's registration: a file from construction to `remove`. The calls block for a moment."""
 
-    def __init__(self, path: Path, *, address: str, now_ms: int) -> None:
+    def __init__(self, path: Path, *, address: str, now_ms: int, supervisor: str = "") -> None:
         """Make this process known at the path. Raises: OSError, NotPrivate (the directory is another user's)."""
-        self.entry = WorkerEntry(pid=os.getpid(), host=socket.gethostname(), address=address, since_ms=now_ms)
+        self.entry = WorkerEntry(
+            pid=os.getpid(), host=socket.gethostname(), address=address, since_ms=now_ms, supervisor=supervisor
+        )
         with OwnFolder.own(path) as own, own.below(WORKERS_DIRECTORY) as folder:
             self._file = folder.path / f"{self.entry.pid}.json"
             draft = folder.path / f"{self.entry.pid}.new"
             self._locked = folder.open(draft.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         hold_alone(self._locked)
         try:
-            # Locked and complete before it can be seen under its name.
+            # The file is locked and complete before it gets its name.
             fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(self._locked, orjson.dumps(asdict(self.entry)))
             draft.replace(self._file)
@@ -54,17 +60,18 @@ class Registration:
             raise
 
     def remove(self) -> None:
-        """Take the file away; harmless when it is gone, or has to stay. It is not a forked child's."""
+        """Remove the file, unless this process is a forked child; harmless when the file is gone or cannot be
+        removed."""
         if os.getpid() == self.entry.pid:
-            with contextlib.suppress(OSError):  # it is nobody's when its lock is gone
+            with contextlib.suppress(OSError):  # a file without a lock counts as dead anyway
                 self._file.unlink(missing_ok=True)
         os.close(self._locked)
 
 
 def running_workers(path: Path) -> list[WorkerEntry]:
-    """The path's workers that live, the first to come first. Files of dead ones are removed on the way.
+    """Return the path's living workers, the first registered first, and remove the files of dead ones.
 
-    None where the path is another user's: what stands there is that user's to say.
+    The list is empty where the path is another user's: files there are not trusted.
     """
     found: list[WorkerEntry] = []
     folder = OwnFolder.found(path)
@@ -88,7 +95,7 @@ def _living(folder: OwnFolder, name: str) -> WorkerEntry | None:
     except OSError:
         return _read(descriptor)
     else:
-        with contextlib.suppress(OSError):  # nothing but tidiness depends on it
+        with contextlib.suppress(OSError):  # only tidiness depends on it
             folder.remove(name)
         return None
     finally:

@@ -1,25 +1,25 @@
-"""Broker URLs: which backend, and where.
+"""Broker URLs name a backend and its place.
 
     embedded:///absolute/path       log and state in a directory of this machine
     memory://                       nothing is kept
     kafka://host:port[,host:port]   a Kafka cluster
 
 Options follow as a query: `embedded:///data/shop?fsync=true`, or `?open=true`, which lets every user of the machine in
-at the path's port (docs/security.md). Faust, which garbles such URLs, never sees them. The
-settings of an embedded broker are options, too, under the names that they have in a server.properties:
-`embedded:///data/shop?offsets.retention.minutes=1440`; a name with a dot is one of them. Those of a fleet are
-for its first start: `kafka://host:port?share=workers&group.share.max.size=500`; `flowshare fleet config` changes them.
+at the path's port (docs/security.md). Faust, which garbles such URLs, never sees them. An option with a dot in its name
+is a setting of an embedded broker, named as in a server.properties:
+`embedded:///data/shop?offsets.retention.minutes=1440`. Settings of a fleet apply at its first start:
+`kafka://host:port?share=workers&group.share.max.size=500`; `flowshare fleet config` changes them later.
 
-How a Kafka cluster is secured stands in its URL, too (docs/security.md), with what is no letter or digit in user
-name, password and files percent-encoded:
+The security of a Kafka cluster stands in its URL, too (docs/security.md). In user name, password and files, characters
+other than letters and digits are percent-encoded:
 
     kafka://user:password@host:port?security=SASL_SSL&sasl_mechanism=SCRAM-SHA-512&ca_file=/etc/ca.pem
 
-Who leads the share groups of a Kafka cluster (docs/backends.md), and, where the workers do, which fleet of them:
+The URL says who leads the share groups of a Kafka cluster (docs/backends.md), and for workers, which fleet of them:
 
     kafka://host:port?share=workers&fleet=shop&listen=0.0.0.0:9095&advertise=worker-1:9095&state_dir=/var/lib/shop
 
-No text made here shows a password.
+No text made in this module shows a password, but that of `BrokerUrl.revealed`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import parse_qsl, quote, unquote
 
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 
 if TYPE_CHECKING:
     from flowshare.client.net.security import Security
@@ -47,7 +47,7 @@ FLEET_SECURITY: Final = (
     | {"fleet_security", "fleet_user", "fleet_password_file", "fleet_sasl_mechanism"}
     | {"fleet_ca_file", "fleet_certificate_file", "fleet_key_file", "fleet_check_hostname"}
 )
-"""How a fleet's listeners are secured (`fleet_options`)."""
+"""Options that secure a fleet's listeners (`fleet_options`)."""
 OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "embedded": frozenset({"fsync", "open"}),
     "memory": frozenset(),
@@ -58,7 +58,7 @@ OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     ),
 }
 SHARES: Final = ("auto", "native", "workers")
-"""Who may lead the share groups of a Kafka cluster: who can, its brokers, or the workers."""
+"""Leaders of a Kafka cluster's share groups: `auto` chooses, `native` are its brokers, `workers` a fleet."""
 FORMS: Final = "embedded:///absolute/path, memory:// or kafka://host:port"
 
 
@@ -67,7 +67,7 @@ class BadBrokerUrl(FlowshareError, ValueError):
 
 
 def as_flag(name: str, text: str) -> bool:
-    """A yes-or-no option's value. Raises: BadBrokerUrl."""
+    """Read a yes-or-no option. Raises: BadBrokerUrl."""
     if text.lower() not in ("true", "false"):
         raise BadBrokerUrl(f"{name}={text!r}: write true or false")
     return text.lower() == "true"
@@ -85,28 +85,28 @@ class BrokerUrl:
     password: str = field(default="", repr=False)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """A yes-or-no option. Raises: BadBrokerUrl."""
+        """Return a yes-or-no option. Raises: BadBrokerUrl."""
         text = self.options.get(name)
         return default if text is None else as_flag(f"broker option {name}", text)
 
     @property
     def share(self) -> str:
-        """Who leads the share groups of a Kafka cluster, as far as it was said: `auto`, `native` or `workers`."""
+        """Leader of a Kafka cluster's share groups: `auto` (the default), `native` or `workers`."""
         return self.options.get("share", "auto")
 
     def with_defaults(self, options: Mapping[str, str]) -> BrokerUrl:
-        """The same URL with these options where it says nothing."""
+        """Return this URL with these options added; options of the URL stay as they are."""
         return replace(self, options={**options, **self.options})
 
     @property
     def settings(self) -> dict[str, str]:
-        """The broker's settings among the options, see `server.settings`."""
+        """Broker settings among the options, see `server.settings`."""
         return {name: text for name, text in self.options.items() if "." in name}
 
     def security(self, environment: Mapping[str, str] = os.environ) -> Security:
-        """How a Kafka cluster is reached; SASL_SSL with SCRAM-SHA-512 when a user is named and nothing else said.
+        """Return the security of a Kafka cluster; the default is SASL_SSL with SCRAM-SHA-512 when a user is named.
 
-        The password: the URL's, else of `password_file`, else of the variable FLOWSHARE_SASL_PASSWORD.
+        The password is the URL's, else that of `password_file`, else of the variable FLOWSHARE_SASL_PASSWORD.
         Raises: BadBrokerUrl
         """
         from flowshare.client.net.security import BadSecurity, Security, find_password
@@ -133,7 +133,7 @@ class BrokerUrl:
             raise BadBrokerUrl(f"broker {self}: {error}") from None
 
     def revealed(self) -> str:
-        """The URL with the password in it: to hand on, never to show."""
+        """Return the URL with its password: to hand on, never to show."""
         return self._text(f":{quote(self.password, safe='')}")
 
     def __str__(self) -> str:
@@ -151,11 +151,11 @@ _LOGIN_ALONE: Final = re.compile(
     rf"((?:[^:/?]*://)?(?:{_HOST}:\d+\s*,)*{_HOST}):(?!\d+\s*(?:[,/?]|$)|/)[^@]*",
     re.DOTALL,
 )
-"""A user and a password without a host: what follows the first colon that no port follows."""
+"""Pattern of a user and a password without a host: the password follows the first colon without a port."""
 
 
 def masked(url: str) -> str:
-    """A broker URL, however wrong, as it may be shown: without what could be a password."""
+    """Return a broker URL, however wrong, without anything that could be a password."""
     shown = _LOGIN_ALONE.sub(r"\1:***", url) if _LOGIN_ALONE.fullmatch(url) else _LOGIN.sub(r"\1:***@", url)
     return re.sub(r"([?&]\w*passw\w*)=[^&]*", r"\1=***", shown, flags=re.IGNORECASE)
 
@@ -209,7 +209,7 @@ def _options(kind: Scheme, url: str, query: str) -> dict[str, str]:
     for name in options:
         settings = kind == "embedded" or (kind == "kafka" and "@" not in query)
         if name not in OPTIONS[kind] and not (settings and "." in name):
-            if "@" in query:  # what is taken for an option can be a part of a password
+            if "@" in query:  # a part of a password may look like an option
                 raise BadBrokerUrl(f"broker {url!r} has a login with a bare '?'; write %3F for it")
             known = sorted(OPTIONS[kind])
             close = difflib.get_close_matches(name, known, n=1)
@@ -219,14 +219,14 @@ def _options(kind: Scheme, url: str, query: str) -> dict[str, str]:
 
 
 def _check_share(url: str, options: Mapping[str, str]) -> None:
-    """Raises: BadBrokerUrl."""
+    """Check `share`. Raises: BadBrokerUrl."""
     share = options.get("share", "auto")
     if share not in SHARES:
         raise BadBrokerUrl(f"broker {url!r} has share={share!r}; write {', '.join(SHARES[:-1])} or {SHARES[-1]}")
 
 
 def _check_settings(url: str, broker: BrokerUrl) -> None:
-    """Of an embedded broker, or of a fleet. Raises: BadBrokerUrl."""
+    """Check the settings of an embedded broker or a fleet. Raises: BadBrokerUrl."""
     if not broker.settings:
         return
     from flowshare.core_errors import InvalidConfig
@@ -252,6 +252,17 @@ def _check_settings(url: str, broker: BrokerUrl) -> None:
 
 def _path(url: str, place: str) -> str:
     path = unquote(place)
+    login = "@" in place or ":***" in url
+    if login and not path.startswith("/"):  # not repeated in a hint, as it may contain a password
+        raise BadBrokerUrl(
+            f"broker {url!r} has a login or a host, and an embedded path has none: write embedded:///absolute/path, "
+            "or kafka://user:password@host:9092 for a broker"
+        )
+    if path.lstrip("/").startswith(("~", "$")):
+        raise BadBrokerUrl(
+            f"broker {url!r} begins its path with a name for the shell, but neither ~ nor $HOME is replaced here; "
+            "write the path in full, such as embedded:///home/me/data"
+        )
     if not path.startswith("/"):
         shown = path.removeprefix("./") or "path"
         rooted = "" if path.startswith(".") else f"embedded:///{shown} with three slashes, or "
@@ -264,12 +275,25 @@ def _path(url: str, place: str) -> str:
     return path
 
 
+_BRACKETS: Final = re.compile(r"\[[^][]*\]|[^][]*")
+"""Pattern of a host whose brackets, if any, are closed and around the whole host."""
+
+
 def _hosts(url: str, place: str) -> tuple[str, ...]:
     hosts = tuple(host.strip() for host in place.rstrip("/").split(","))
     for host in hosts:
-        name, _, port = host.rpartition(":")
-        if not name:
+        name, colon, port = host.rpartition(":")
+        if not colon:
             name, port = host, "9092"
-        if not name or not port.isdigit():
+        if not _BRACKETS.fullmatch(name):
+            raise BadBrokerUrl(
+                f"broker {url!r}: {host!r} is no host:port; an IPv6 address stands in brackets, with a port "
+                "behind them: write kafka://[::1]:9092"
+            )
+        if not host or not (port.isascii() and port.isdigit()):
             raise BadBrokerUrl(f"broker {url!r}: {host!r} is no host:port; write kafka://host:9092")
+        if len(port) > 5 or not 1 <= int(port) <= 65_535:
+            raise BadBrokerUrl(f"broker {url!r}: port {port} is no port of a host; write one from 1 to 65535")
+        if not name.strip("[]"):
+            raise BadBrokerUrl(f"broker {url!r}: {host!r} has no host before the port; write kafka://host:{port}")
     return hosts

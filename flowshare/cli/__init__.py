@@ -16,9 +16,9 @@ from typing import Final
 
 import click
 
-import flowshare
 from flowshare.optimized import refusal
 from flowshare.printable import printable
+from flowshare.version import __version__
 
 COMMANDS: Final = {
     "check": ("flowshare.cli.check", "check", "Say what would go wrong if the app was started."),
@@ -74,7 +74,7 @@ class _Lazy(click.Group):
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(flowshare.__version__, prog_name="flowshare")
+@click.version_option(__version__, prog_name="flowshare")
 def cli() -> None:
     """Share groups for Python: one decorated function, every record at least once, an outcome per record.
 

@@ -16,7 +16,7 @@ from flowshare.cli.session import CommandSession, run
 from flowshare.share.ranges import Range, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from flowshare.client.admin.browsing import ActName, BrowsedRecord, BrowsedRun, BrowsePage
@@ -106,7 +106,7 @@ async def _places(
 
 
 class _Look:
-    """What is asked of each partition."""
+    """The filters to apply to each partition."""
 
     def __init__(self, states: Sequence[str], limit: int, key: str | None, values: str, since: datetime | None) -> None:
         """since: begin at the first record of then."""
@@ -398,6 +398,7 @@ def _act(
     columns = headings("first", "last", "done", "not_held", "gone", "busy", "blocked", gone="finished")
     show(rows, columns, as_json=as_json, empty="nothing", right=tuple(columns))
     if as_json:
+        _check_done(rows, f"{act.replace('_', '-')} of {group} in {topic}-{partition}", dry_run=dry_run)
         return
     if any(row["busy"] for row in rows):
         say("busy: an acknowledgement is being written, or its key is not known yet; try again", err=True)
@@ -408,6 +409,17 @@ def _act(
         )
     if dry_run:
         say("nothing was changed; leave out --dry-run to do it", err=True)
+    _check_done(rows, f"{act.replace('_', '-')} of {group} in {topic}-{partition}", dry_run=dry_run)
+
+
+def _check_done(rows: Sequence[Mapping[str, Any]], deed: str, *, dry_run: bool) -> None:
+    """Raises: Failure, when nothing was, or would be, done: a script is not to go on as if it were."""
+    if any(row["done"] for row in rows):
+        return
+    counts = {name: sum(row[name] for row in rows) for name in ("not_held", "gone", "busy", "blocked")}
+    words = {"not_held": "are in no state for that, or were handed out to nobody yet", "gone": "are finished"}
+    why = ", ".join(f"{count} {words.get(name, f'are {name}')}" for name, count in counts.items() if count)
+    raise Failure(f"{deed}: nothing {'would be' if dry_run else 'was'} done: {why or 'no record stands there'}")
 
 
 COMMANDS: Final = (browse, release, reject, dead_letter, now, end_delays)

@@ -9,25 +9,34 @@ import asyncio
 import os
 import shutil
 import tempfile
+from contextlib import asynccontextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from flowshare.agents.feed.limits import asked_of
+from flowshare.agents.feed.backend_limits import asked_of
 from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.handler.texts import clip
 from flowshare.backend.url import BadBrokerUrl
 from flowshare.cli.options import debug_option, json_option
 from flowshare.cli.output import emit_json, explain
 from flowshare.cli.session import CommandSession, brokers_of, embedded_path, open_session, run
 from flowshare.client.errors import ClientError
+from flowshare.share.config import ISOLATION
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from flowshare.agents.app.app import App
     from flowshare.backend.url import BrokerUrl
+    from flowshare.client.admin.admin import ShareAdmin
     from flowshare.client.net.routing import ClusterConnection
 
 _DISK_LOW: Final = 1 << 30
+GROUPS_MAX: Final = 100
+"""Groups of others that are looked at."""
 
 
 class Finding(NamedTuple):
@@ -67,12 +76,12 @@ def examine(app: App) -> list[Finding]:
     agents, queues = list(app.share_agents.values()), list(app.kmq_agents.values())
     sharing = map(summary.cooperative_line, app.cooperative_agents.values())
     findings = [Finding("ok", text) for text in (*map(summary.line, agents), *map(summary.kmq_line, queues), *sharing)]
-    findings += _streams(app)
+    findings += _streams(app) + _pipelines(app)
     if not findings:
-        findings.append(
-            Finding("error", "the app has no share agent; decorate a function with @app.share_agent('topic')")
-        )
+        text = "the app has neither an agent nor a pipeline; decorate a function with @app.share_agent('topic')"
+        findings.append(Finding("error", text))
     findings += [Finding("warning", text) for text in (*summary.surprises(agents), *summary.kmq_surprises(queues))]
+    findings += [Finding("warning", text) for text in summary.uncommitted(app)]
     findings += _middleware(app)
     return findings + _fleet_rights(app) + _broker(app)
 
@@ -88,6 +97,26 @@ def _streams(app: App) -> list[Finding]:
     return [Finding("ok", f"Faust's own, in consumer group {app.conf.id}: {', '.join(declared)}")]
 
 
+def _pipelines(app: App) -> list[Finding]:
+    """Pipelines, each with its settings or with the error that would keep it from starting."""
+    if not app.pipelines:
+        return []
+    try:
+        from flowshare.spark.pipeline.rehearsal import line, rehearse_options
+    except ImportError as error:
+        return [
+            Finding("error", f"pipelines run on Spark, and {error.name} is missing: pip install 'flowshare[spark]'")
+        ]
+    findings = []
+    for pipeline in app.pipelines.values():
+        try:
+            rehearse_options(pipeline, app.broker_address.revealed())
+            findings.append(Finding("ok", line(pipeline)))
+        except Exception as error:  # noqa: BLE001 - what would refuse the start is what we are here to say
+            findings.append(Finding("error", explain(error)))
+    return findings
+
+
 def _middleware(app: App) -> list[Finding]:
     findings = []
     for agent in (*app.share_agents.values(), *app.kmq_agents.values(), *app.cooperative_agents.values()):
@@ -99,7 +128,7 @@ def _middleware(app: App) -> list[Finding]:
 
 
 def _fleet_rights(app: App) -> list[Finding]:
-    """What Kafka's brokers have to allow a fleet of workers; what prevents asking is told by `_broker`."""
+    """List the rights that brokers must grant a fleet of workers; `_broker` reports errors that prevent asking."""
     try:
         return asyncio.run(fleet_acls(app))
     except (OSError, ClientError, BadBrokerUrl):
@@ -108,15 +137,17 @@ def _fleet_rights(app: App) -> list[Finding]:
 
 def _broker(app: App) -> list[Finding]:
     from flowshare.backend.path_workers import running_workers
+    from flowshare.log.owner import exists
 
     url = app.broker_address.revealed()
     try:
         path = embedded_path(url)
-        if path is not None and not path.exists():
+        if path is not None and not exists(path):
             return [*_new_path(path), *run("memory://", lambda session: _log(session, app))]
         findings: list[Finding] = []
         if path is not None:
             findings += _disk(path)
+            findings += _leader(path)
             findings += [
                 Finding("ok", f"process {entry.pid} works on it already, health at http://{entry.address}")
                 for entry in running_workers(path)
@@ -126,6 +157,32 @@ def _broker(app: App) -> list[Finding]:
         return findings + run(url, lambda session: _log(session, app), asked=asked, cooperative=cooperative)
     except Exception as error:  # noqa: BLE001 - what would refuse the start is what we are here to say
         return [Finding("error", explain(error))]
+
+
+def _leader(path: Path) -> list[Finding]:
+    """Which process leads the path now, if one does, with its program where this user may see it."""
+    from flowshare.log.owner import holder
+
+    owner = holder(path)
+    if owner is None:
+        return [Finding("ok", f"nobody leads {path} now: the first worker will")]
+    try:
+        words = Path(f"/proc/{owner.pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        words = []
+    text = _program(words)
+    return [Finding("ok", f"{path} is led by {owner}{f': {clip(text, 200)}' if text else ''}")]
+
+
+def _program(words: list[str]) -> str:
+    """The program of a command line, and its script or module: what comes behind them may be a password."""
+    first = [
+        word.split(maxsplit=1)[0] if word.strip() else "" for word in words[:3]
+    ]  # some write their title as one word
+    plain = list(takewhile(lambda word: not any(sign in word for sign in ("=", "://", "@")), first))
+    if len(plain) > 2 and plain[1] == "-m":
+        return " ".join(plain[:3])
+    return " ".join(word for word in plain[:2] if not word.startswith("-")).strip()
 
 
 def _new_path(path: Path) -> list[Finding]:
@@ -169,15 +226,43 @@ async def _log(session: CommandSession, app: App) -> list[Finding]:
         findings += await _cooperative(session, sharing, topics)
     for queue in app.kmq_agents.values():
         findings += await _queue_rehearsal(session, queue)
-    return [*findings, *await _left_behind(session, app, groups)]
+    findings += await _groups_of_pipelines(session, app, topics)
+    return [*findings, *await _left_behind(session, app, groups), *await _uncommitted(session, app, groups)]
+
+
+async def _groups_of_pipelines(session: CommandSession, app: App, topics: set[str]) -> list[Finding]:
+    """Topics that pipelines wait for, and groups that they cannot be members of; a query makes no topic."""
+    if not app.pipelines:
+        return []
+    try:
+        from flowshare.spark.pipeline.rehearsal import rehearse_group
+    except ImportError:  # told by `_pipelines`
+        return []
+    findings = []
+    for pipeline in app.pipelines.values():
+        for name in pipeline.topics:
+            if name not in topics:
+                text = (
+                    f"pipeline {pipeline.name}: topic {name} is not there; the pipeline fails and is tried again until "
+                    f"it is: flowshare topics create {name} --app MODULE:APP"
+                )
+                findings.append(Finding("warning", text))
+        if session.led:
+            try:
+                await rehearse_group(pipeline, session.admin)
+            except (UsageError, ClientError) as error:
+                findings.append(Finding("error", f"pipeline {pipeline.name}: {error}"))
+    return findings
 
 
 async def _cooperative(session: CommandSession, agent: Any, topics: set[str]) -> list[Finding]:
-    """What would refuse the start of a cooperative agent, what will be made, and where its group is."""
+    """List the problems that would stop a cooperative agent at its start, the topics to be made, and where its group
+    is."""
     from flowshare.agents.cooperative.feeder import rehearse
 
     try:
-        await rehearse(agent, session.admin, session.backend.capabilities)
+        async with _knowing_groups(session) as groups:
+            await rehearse(agent, session.admin, session.backend.capabilities, groups)
         findings = [
             Finding("ok", f"{agent.name}: topic {name} is not there yet and will be made")
             for name in agent.topics
@@ -196,29 +281,38 @@ async def _cooperative(session: CommandSession, agent: Any, topics: set[str]) ->
 
 
 async def _queue_rehearsal(session: CommandSession, agent: Any) -> list[Finding]:
-    """What would refuse the start of an agent of a KMQ queue: its topics, its group."""
+    """List the problems that would stop an agent of a KMQ queue at its start: its topics, its group."""
     from flowshare.agents.kmq.setup import rehearse
 
     try:
-        await rehearse(agent, session.admin)
+        async with _knowing_groups(session) as groups:
+            await rehearse(agent, session.admin, groups)
     except (UsageError, ClientError) as error:
         return [Finding("error", str(error))]
     return []
 
 
 async def _rehearsal(session: CommandSession, agent: Any) -> list[Finding]:
-    """What would refuse the start: limits of the brokers, names and settings of topics, settings of the group."""
+    """List the problems that would stop an agent at its start: limits of the brokers, names and settings of topics,
+    settings of the group."""
     from flowshare.agents.feed.setup import rehearse
 
     try:
-        if session.led:
-            await rehearse(agent, session.admin, session.backend.capabilities, session.admin)
-        else:  # nobody knows the fleet's groups now, so a server of its own is asked about the settings
-            async with open_session("memory://") as alone:
-                await rehearse(agent, session.admin, session.backend.capabilities, alone.admin)
+        async with _knowing_groups(session) as groups:
+            await rehearse(agent, session.admin, session.backend.capabilities, groups)
     except (UsageError, ClientError) as error:
         return [Finding("error", str(error))]
     return []
+
+
+@asynccontextmanager
+async def _knowing_groups(session: CommandSession) -> AsyncIterator[ShareAdmin]:
+    """Who is asked about groups: where nobody leads the fleet's now, a server of its own, which has none yet."""
+    if session.led:
+        yield session.admin
+        return
+    async with open_session("memory://") as alone:
+        yield alone.admin
 
 
 async def _position(session: CommandSession, agent: Any) -> Finding:
@@ -227,9 +321,35 @@ async def _position(session: CommandSession, agent: Any) -> Finding:
     return Finding("ok", f"{agent.name}: group {agent.group} goes on where it was, with a backlog of {backlog}")
 
 
+async def _uncommitted(session: CommandSession, app: App, groups: set[str]) -> list[Finding]:
+    """Share groups of others that read all records of what this app writes exactly once, in transactions of Kafka's."""
+    from flowshare.agents.app import summary
+
+    writers = {} if session.backend.kafka is None else summary.once_outputs(app)
+    own = {agent.group for agent in app.share_agents.values()} | {one.group for one in app.pipelines.values()}
+    findings = []
+    for group in sorted(groups - own)[: GROUPS_MAX if writers else 0]:
+        try:
+            read = {part.topic for part in await session.admin.group_offsets(group)} & writers.keys()
+            configs = {entry.name: entry.value for entry in await session.admin.group_configs(group)} if read else {}
+        except ClientError:  # no right to see it
+            continue
+        findings += [
+            Finding(
+                "warning",
+                f"group {group} reads {topic} with {ISOLATION}={configs[ISOLATION]}, and {writers[topic]} writes it "
+                "exactly once: of what a crash made it write again both are read; `flowshare groups config "
+                f"{group} {ISOLATION}=read_committed`",
+            )
+            for topic in sorted(read)
+            if configs.get(ISOLATION) == "read_uncommitted"
+        ]
+    return findings
+
+
 async def _left_behind(session: CommandSession, app: App, groups: set[str]) -> list[Finding]:
     """Groups of this app that no agent uses any more: a renamed function leaves its backlog behind."""
-    used = {agent.group for agent in app.share_agents.values()}
+    used = {agent.group for agent in app.share_agents.values()} | {one.group for one in app.pipelines.values()}
     findings = []
     for group in sorted(groups - used):
         if not group.startswith(f"{app.conf.id}."):
@@ -267,7 +387,8 @@ async def _workers_lead(kafka: ClusterConnection, app: App) -> bool:
     from flowshare.fleet.rights import absent
     from flowshare.fleet.state.topic import state_topic
 
-    if missing_apis(kafka.cluster) or app.cooperative_agents or any(asked_of(app.share_agents.values()).values()):
+    lacks = app.cooperative_agents or any(asked_of(app.share_agents.values()).values())
+    if missing_apis(kafka.cluster) or (lacks and not kafka.cluster.is_flowshare):
         return True
     return not await absent(kafka, [state_topic(fleet_of(app.broker_address))])
 

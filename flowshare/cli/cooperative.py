@@ -1,4 +1,4 @@
-"""What `flowshare groups` says of cooperative groups, and does with them."""
+"""Cooperative groups in `flowshare groups`: how they are shown and changed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def groups_of(session: CommandSession, topic: str) -> list[str]:
 
 
 async def is_cooperative(session: CommandSession, group: str) -> bool:
-    """Whether this is a cooperative group that has begun with a partition."""
+    """Tell if this is a cooperative group that has begun with a partition."""
     if not session.backend.capabilities.key_order:
         return False
     try:
@@ -140,10 +140,10 @@ async def reset(
 
 
 async def patiently(session: CommandSession, call: Callable[[], Awaitable[T]]) -> T:
-    """What a call gives that is refused while members hold something.
+    """Make a call that is refused while members hold keys, and wait for their leases if this process leads.
 
-    Where this process leads, no worker runs: what is held is a dead one's, and free when its lease ends, which is
-    waited for. Elsewhere the refusal is told at once.
+    Where this process leads, no worker runs: held keys are a dead worker's, and free when its lease ends. Elsewhere the
+    refusal is raised at once.
     """
     until_s, told = session.clock.monotonic() + PATIENCE_S, False
     while True:

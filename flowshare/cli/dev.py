@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from flowshare.cli.options import debug_option, json_option
+from flowshare.cli.options import DIRECTORY, debug_option, json_option
 from flowshare.cli.output import say
 from flowshare.dev.flights_data import ROWS
 
@@ -22,59 +22,78 @@ NO_ANSWER: Final = 1
 
 @click.group("dev")
 def dev() -> None:
-    """Start and end a throw-away real Kafka.
+    """Start and end throw-away real Kafkas, one a port.
 
-    It has one node with the settings that share groups need there. It is started by a Docker engine if one runs, else
+    Each has one node with the settings that share groups need there. It is started by a Docker engine if one runs, else
     from Kafka's jars (fetched once by Maven) with Java 17 or newer.
     """
 
 
+_named = click.option("--port", type=click.IntRange(1, 65535), help="Of which broker.  [default: the only one]")
+
+
 @dev.command("up")
-@click.option("--port", type=click.IntRange(0, 65535), help="Where to listen; 0 takes a free port.  [default: 9092]")
-@click.option("--data", type=click.Path(path_type=Path), help="Keep the data here.  [default: gone with the broker]")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Where to listen; 0: another one at a free port.  [default: 9092, or the only one's that runs]",
+)
+@click.option("--data", type=DIRECTORY, help="Keep the data here.  [default: gone with the broker]")
 @click.option("--version", metavar="X.Y.Z", help="The Kafka to start; before 4.2 there are no share groups.")
 @click.option("--by", type=click.Choice(["docker", "jars"]), help="Do not choose by what is there.")
 @debug_option
 def up(port: int | None, data: Path | None, version: str | None, by: Literal["docker", "jars"] | None) -> None:
     """Start the broker, and print its URL when it is ready. When it runs already, only its URL is printed."""
     from flowshare.dev import DevFailure
-    from flowshare.dev.broker import current
+    from flowshare.dev.broker import Several
     from flowshare.dev.broker import up as start
 
-    there = current()
-    if there is None or not there.runs:
+    def starting() -> None:
         say("starting Kafka (the first time its jars, or its image, are fetched) …", err=True)
+
     try:
-        broker, started = start(version=version, port=port, data=data, how=by)
+        broker, started = start(version=version, port=port, data=data, how=by, starting=starting)
+    except Several as error:
+        raise click.UsageError(str(error)) from None
     except DevFailure as error:
         raise click.ClickException(str(error)) from error  # keeps the lines of the log apart
-    say(f"{'started' if started else 'it runs already'}: {_where(broker)}; end it with: flowshare dev down", err=True)
+    done = "started" if started else "it runs already"
+    say(f"{done}: {_where(broker)}; end it with: flowshare dev down --port {broker.port}", err=True)
     say(broker.url)
 
 
 @dev.command("down")
+@_named
 @debug_option
-def down() -> None:
+def down(port: int | None) -> None:
     """End the broker. Its data goes with it, unless `up` was given --data."""
+    from flowshare.dev.broker import Several
     from flowshare.dev.broker import down as end
 
-    ended = end()
+    try:
+        ended = end(port)
+    except Several as error:
+        raise click.UsageError(str(error)) from None
     if ended is None:
-        say("no broker runs that `flowshare dev up` started", err=True)
+        say(f"no broker runs{_at(port)} that `flowshare dev up` started", err=True)
     else:
         kept = f"; its data is in {ended.data}" if ended.keep else ""
         say(f"ended Kafka {ended.version} at {ended.url}{kept}", err=True)
 
 
 @dev.command("status")
+@_named
 @json_option
 @debug_option
-def status(as_json: bool) -> int:
+def status(as_json: bool, port: int | None) -> int:
     """Say whether the broker runs. Exit code 0: it runs and answers, 3: it does not run, 1: it does not answer."""
     from flowshare.cli.output import emit_json
-    from flowshare.dev.broker import current
+    from flowshare.dev.broker import Several, current
 
-    broker = current()
+    try:
+        broker = current(port)
+    except Several as error:
+        raise click.UsageError(str(error)) from None
     code = NOT_RUNNING if broker is None or not broker.runs else 0 if broker.answers else NO_ANSWER
     state = {0: "running", NOT_RUNNING: "stopped", NO_ANSWER: "silent"}[code]
     facts: dict[str, Any] = {"state": state, "url": None, "version": None, "data": None, "pids": [], "container": None}
@@ -85,12 +104,17 @@ def status(as_json: bool) -> int:
         emit_json(facts)
     elif broker is None or code == NOT_RUNNING:
         died = " (the last one died)" if broker is not None else ""
-        say(f"no broker runs{died}; start one with: flowshare dev up")
+        wanted = "" if port is None else f" --port {port}"
+        say(f"no broker runs{_at(port)}{died}; start one with: flowshare dev up{wanted}")
     elif code == NO_ANSWER:
         say(f"Kafka {broker.version} at {broker.url} does not answer; {_where(broker)}")
     else:
         say(f"Kafka {broker.version} runs at {broker.url}; {_where(broker)}")
     return code
+
+
+def _at(port: int | None) -> str:
+    return "" if port is None else f" at port {port}"
 
 
 def _where(broker: DevBroker) -> str:
@@ -102,9 +126,7 @@ def _where(broker: DevBroker) -> str:
 
 @click.command("demo")
 @click.option("--rows", type=click.IntRange(1000, ROWS), default=ROWS, show_default=True, help="How many flights.")
-@click.option(
-    "--data", type=click.Path(path_type=Path), help="Where to keep the broker's data.  [default: removed at the end]"
-)
+@click.option("--data", type=DIRECTORY, help="Where to keep the broker's data.  [default: removed at the end]")
 @click.option("--no-spark", is_flag=True, help="Leave the pipeline out, which needs Spark and Java.")
 @click.option("--console", is_flag=True, help="Instead: three workers and a console to look at, until Ctrl-C.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8090, show_default=True, help="Of the console.")

@@ -11,7 +11,7 @@ import click
 from flowshare.cli.letters import SUFFIX, partitions_of, place_of, plain, read_letters, text_of, time_of
 from flowshare.cli.options import facts_options, moment, together
 from flowshare.cli.output import Failure, emit_json, headings, say, show
-from flowshare.cli.replay import ParkedReplay, Replay, why_bare
+from flowshare.cli.replay import ParkedReplay, Replay, Replayed, replayed_in, why_bare
 from flowshare.cli.session import CommandSession, run
 from flowshare.printable import printable
 from flowshare.protocol.key_hash import key_name
@@ -59,8 +59,15 @@ def ls(as_json: bool, url: str, app_path: str | None) -> None:
 
     named = _of_app(app_path) if app_path else {}
     rows = run(url, lambda session: _list(session, named))
-    columns = headings("topic", "letters", "newest", "agent")
-    show(rows, columns, as_json=as_json, empty="there are no dead-letter topics", right=("letters",))
+    columns = headings("topic", "letters", "replayed", "newest", "agent")
+    show(
+        rows,
+        columns,
+        as_json=as_json,
+        empty="there are no dead-letter topics",
+        right=("letters", "replayed"),
+        spare=("agent", "newest"),
+    )
 
 
 @dlq.command("show")
@@ -83,7 +90,7 @@ def show_letters(
 
     wanted = _wanted(**filters)
 
-    async def call(session: CommandSession) -> list[dict[str, Any]]:
+    async def call(session: CommandSession) -> tuple[list[dict[str, Any]], Replayed | None]:
         found, others = [], 0
         async for letter in read_letters(session, topic):
             others += not letter["is_letter"]
@@ -91,16 +98,24 @@ def show_letters(
                 found.append(letter)
         if others and not found:
             raise Failure(f"{others} records of {topic} are no dead letters; `flowshare dlq ls` lists the right topics")
-        return found
+        return found, await replayed_in(session.admin, topic)
 
-    found = run(url, call)
-    left_out, letters = max(0, len(found) - limit), [plain(letter) for letter in found[-limit:]]
+    found, replayed = run(url, call)
+    left_out, letters = max(0, len(found) - limit), [plain(letter, replayed) for letter in found[-limit:]]
     if as_json:
         emit_json(letters)
         return
     more = ("key", "value") if values else ()
-    columns = headings("at", "died", "origin", "attempts", "reason", *more, at="letter", origin="from")
-    show(letters, columns, as_json=False, empty=f"no dead letters in {topic}", right=("attempts",))
+    columns = headings("at", "died", "origin", "attempts", "replayed", "reason", *more, at="letter", origin="from")
+    show(
+        letters,
+        columns,
+        as_json=False,
+        empty=f"no dead letters in {topic}",
+        right=("attempts",),
+        spare=("attempts", "died", "replayed", "origin"),
+        prose=("reason", *more),
+    )
     for letter in letters if trace else ():
         say("")
         say(f"{letter['at']} from {letter['origin']}:")
@@ -166,9 +181,11 @@ def replay(
         return job
 
     done = run(url, call)
+    _check_matched(done, topic, filters)
     sent = done.sent
     if as_json:
         emit_json({"topic": topic, "replayed": sent, "replayed_before": done.left_out, "dry_run": dry_run})
+        _check_refused(done)
         return
     _tell_of_others(done, topic, deleted=delete and not dry_run)
     for key in done.parked[:SHOWN]:
@@ -178,6 +195,27 @@ def replay(
     verb = "would be replayed" if dry_run else "replayed"
     for name, count in sorted(sent.items()):
         say(f"{count} {verb} to {name}")
+    _check_refused(done)
+
+
+def _check_refused(done: Replay) -> None:
+    """Raises: Failure, when letters cannot be sent."""
+    if done.refused:
+        raise Failure(done.why_refused())
+
+
+def _check_matched(done: Replay, topic: str, filters: Mapping[str, str | None]) -> None:
+    """Raises: Failure, when letters were asked for and there is nothing to send: a script is not to go on as if there
+    were."""
+    if not any(filters.values()) or done.sent or done.bare or done.lost or done.refused:
+        return
+    if done.left_out:
+        raise Failure(f"nothing is replayed: {done.left_out} were replayed before; --again sends them too")
+    if done.settled:
+        raise Failure(
+            f"nothing is replayed: {done.settled} of parked keys are settled, or from before these were parked"
+        )
+    raise Failure(f"no dead letter of {topic} matches; `flowshare dlq show {topic}` lists them")
 
 
 def _parked_text(key: ParkedReplay, topic: str) -> str:
@@ -189,7 +227,7 @@ def _parked_text(key: ParkedReplay, topic: str) -> str:
 
 
 def _tell_of_others(done: Replay, topic: str, *, deleted: bool) -> None:
-    """What was not sent, and why."""
+    """Print which letters were not sent, and why."""
     if done.left_out:
         say(f"{done.left_out} were replayed before and are left out; --again sends them too", err=True)
     if done.settled:
@@ -209,7 +247,7 @@ def _tell_of_others(done: Replay, topic: str, *, deleted: bool) -> None:
     if deleted and done.kept:
         places = ", ".join(f"{topic}-{partition}@{offset}" for partition, offset in sorted(done.kept.items())[:SHOWN])
         say(f"nothing is deleted from {places} on: letters of parked keys are kept until these are settled", err=True)
-    if not done.sent:
+    if not (done.sent or done.refused):
         say(f"no dead letters to replay in {topic}", err=True)
 
 
@@ -306,15 +344,17 @@ async def _list(session: CommandSession, named: Mapping[str, str]) -> list[dict[
     for topic in await session.admin.list_topics():
         if not topic.name.endswith(SUFFIX) and topic.name not in named:
             continue
-        count, newest = 0, 0
+        count, newest, sent = 0, 0, 0
+        replayed = await replayed_in(session.admin, topic.name)
         for partition in range(topic.partitions):
             ends = await session.admin.offsets(topic.name, partition)
             count += ends.high_watermark - ends.log_start
+            sent += 0 if replayed is None else replayed.count(partition, ends.log_start, ends.high_watermark)
             if ends.high_watermark > ends.log_start:
                 last = await session.admin.read(topic.name, partition, ends.high_watermark - 1, limit=1)
                 newest = max([newest, *(record.timestamp_ms for record in last)])
-        row = {"topic": topic.name, "letters": count, "newest": time_of(newest) if newest else None}
-        rows.append({**row, "agent": named.get(topic.name)})
+        row = {"topic": topic.name, "letters": count, "replayed": None if replayed is None else sent}
+        rows.append({**row, "newest": time_of(newest) if newest else None, "agent": named.get(topic.name)})
     return sorted(rows, key=lambda row: str(row["topic"]))
 
 

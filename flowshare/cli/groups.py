@@ -76,7 +76,7 @@ def describe(group: str, as_json: bool, url: str) -> None:
         right=tuple(columns)[1:],
         spare=("redeliveries", "blocked", "delayed"),
     )
-    for line in stuck_lines(facts["offsets"]):
+    for line in stuck_lines(facts["offsets"], least=1):
         say(line)
 
 
@@ -281,7 +281,7 @@ def _pause(group: str, url: str, *, paused: bool) -> None:
 
 
 def _controls(facts: dict[str, Any]) -> str:
-    """What keeps the group from taking all it could, for the line that describes it."""
+    """Return the limits that slow the group down, as text for its description line."""
     texts = [", paused"] if facts["paused"] else []
     breaker = facts["breaker"]
     if breaker is not None and breaker["state"] != "closed":

@@ -138,7 +138,7 @@ async def _tell(at_work: QueueTracker) -> None:
 
 
 def told(at_work: QueueTracker) -> str:
-    """What a tracker has done, in one line."""
+    """Return a tracker's counts as one line."""
     counts = at_work.counts
     return (
         f"started {counts.starts}, ended {counts.ends}, sent again {counts.redelivered}, undelivered "

@@ -12,10 +12,9 @@ import click
 
 from flowshare.agents.handler.texts import age
 from flowshare.cli import pages
-from flowshare.cli.looks import KeptSession
 from flowshare.cli.options import facts_options
-from flowshare.cli.output import Failure, fitting, headings, rich_table, say, show
-from flowshare.cli.session import embedded_path
+from flowshare.cli.output import Failure, fitting, headings, left_out, rich_table, say, show
+from flowshare.cli.session import KeptSession
 from flowshare.clock import LoopClock
 from flowshare.printable import printable
 
@@ -68,10 +67,11 @@ class _LagSource:
     """Numbers over one connection."""
 
     def __init__(self, url: str, addresses: tuple[str, ...] = ()) -> None:
+        from flowshare.agents.pages.gate import read_token
         from flowshare.agents.scale.rates import Rates
+        from flowshare.cli.worker_pages import Workers
 
-        self._url = url
-        self._addresses = addresses
+        self._workers = Workers(url, addresses, read_token())
         self.session = KeptSession(url)
         self.rates = Rates()
 
@@ -94,10 +94,17 @@ class _LagSource:
     async def needed(self) -> Needed:
         """Needed workers of each group and topic, as far as running workers say."""
         found: Needed = {}
-        for address in self._addresses or _workers(self._url):
-            for row in await asyncio.to_thread(_topics_of, address):
+        for rows in (await self._workers.topics()).rows.values():
+            for row in rows:
+                if row.get("group") is None:
+                    raise Failure(pages.NUMBERS_ONLY)
                 found.setdefault((row["group"], row["topic"]), row["needed_workers"])
         return found
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        self._workers.close()
+        await self.session.close()
 
 
 async def _once(source: _LagSource, view: View) -> None:
@@ -111,7 +118,7 @@ async def _once(source: _LagSource, view: View) -> None:
             found = await source.rows()
             rows = view.prepare(found, clock.monotonic(), source.rates, await source.needed())
     finally:
-        await source.session.close()
+        await source.close()
     view.emit(rows)
 
 
@@ -133,7 +140,7 @@ async def _watch(source: _LagSource, view: View, interval: float) -> None:
                     update(rows)
                 await _rest(source, interval, clock)
         finally:
-            await source.session.close()
+            await source.close()
 
 
 async def _rest(source: _LagSource, interval: float, clock: Clock) -> None:
@@ -143,24 +150,6 @@ async def _rest(source: _LagSource, interval: float, clock: Clock) -> None:
         await clock.sleep(min(left, _LOOK_S))
         if source.session.leads:
             await source.session.close()
-
-
-def _workers(url: str) -> list[str]:
-    """Health pages of the workers of an embedded path."""
-    from flowshare.backend.path_workers import running_workers
-
-    path = embedded_path(url)
-    return [] if path is None else [entry.address for entry in running_workers(path)]
-
-
-def _topics_of(address: str) -> Rows:
-    try:
-        rows: Rows = pages.ask(address, "/lag?topics=1")
-    except Failure:
-        return []  # it starts, or ends
-    if any("group" not in row for row in rows):
-        raise Failure(pages.NUMBERS_ONLY)
-    return rows
 
 
 Rows = list[dict[str, Any]]
@@ -194,6 +183,8 @@ SPARE: Final = (
 _RATES: Final = ("arrival_rate", "rate", "redelivery_rate")
 _POSITIONS: Final = ("start_offset", "backlog")
 NOT_KNOWN: Final = "not known yet"
+STUCK_SHOWN: Final = 10
+"""Fewer records that wait for one are nothing to tell of, unless nothing is finished."""
 _SHOWN: Final = ("oldest", "retention_left")
 """Columns that are there for people; programs get seconds."""
 
@@ -248,11 +239,11 @@ class View:
     def emit(self, rows: Rows) -> None:
         """Print the rows."""
         if self._as_json:
-            rows = [{key: value for key, value in row.items() if key not in _SHOWN} for row in rows]
+            told = [{key: value for key, value in row.items() if key not in _SHOWN} for row in rows]
         else:
-            rows = self.cells(rows)
+            told = self.cells(rows)
         show(
-            rows,
+            told,
             self.columns,
             as_json=self._as_json,
             empty="no group has a position yet",
@@ -274,20 +265,30 @@ class View:
         return max(0.0, float(finished - before[1]) / (now - before[0]))
 
 
-def stuck_lines(rows: Rows) -> list[str]:
-    """Which records most others of their key wait for, and where keys are parked, a line each."""
-    found = [(row, key) for row in rows for key in row.get("stuck") or () if key["blocked"] >= STUCK_SHOWN]
+def stuck_lines(rows: Rows, least: int = STUCK_SHOWN) -> list[str]:
+    """Which records at least so many others of their key wait for, and where keys are parked, a line each."""
+    from flowshare.agents.scale.stall_reason import QUIET_S, parked_keys
+
+    found = [
+        (row, key)
+        for row in rows
+        for key in row.get("stuck") or ()
+        if key["blocked"] >= least or (row.get("rate") == 0 and (row.get("oldest_age_s") or 0) >= QUIET_S)
+    ]
     found.sort(key=lambda pair: -pair[1]["blocked"])
     return [
-        f"{row['group']}: {key['blocked']} records wait for {row['topic']}-{key['partition']}@{key['offset']}, "
+        f"{row['group']}: {_count(key['blocked'])} for {row['topic']}-{key['partition']}@{key['offset']}, "
         f"{_WHY[key['state']].format(**key)} (attempt {key['delivery_count']})"
         for row, key in found[:STUCK_LINES]
     ] + [
-        f"{row['group']}: {row['parked']} keys of {row['topic']} are parked, their records become dead letters, unrun: "
-        f"`flowshare dlq parked {row['group']}`"
+        f"{row['group']}: {parked}"
         for row in rows
-        if row.get("parked")
+        if (parked := parked_keys(row["group"], row.get("parked") or 0, row["topic"]))
     ]
+
+
+def _count(waiting: int) -> str:
+    return "1 record waits" if waiting == 1 else f"{waiting} records wait"
 
 
 _WHY: Final = {
@@ -296,8 +297,6 @@ _WHY: Final = {
     "ARCHIVING": "whose dead letter is being written",
     "AVAILABLE": "which nobody has fetched yet",
 }
-STUCK_SHOWN: Final = 10
-"""Fewer records that wait for one are nothing to tell of."""
 STUCK_LINES: Final = 5
 
 
@@ -313,7 +312,8 @@ def spoken(row: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def screen(view: View) -> Iterator[Callable[[Rows], None]]:
-    """What shows rows: a live table on a terminal; elsewhere each round is printed below the last one."""
+    """Yield a function that shows rows: in a live table on a terminal; elsewhere each round is printed below the last
+    one."""
     if not sys.stdout.isatty():
         yield view.emit
         return
@@ -327,7 +327,8 @@ def screen(view: View) -> Iterator[Callable[[Rows], None]]:
             cells = view.cells(rows)
             columns = fitting(cells, view.columns, SPARE, shown.console.width)
             table = rich_table(cells, columns, view.right, box=box.SIMPLE_HEAD)
-            shown.update(Group(table, *(printable(line) for line in stuck_lines(rows))), refresh=True)
+            below = [line for line in (left_out(view.columns, columns), *stuck_lines(rows)) if line]
+            shown.update(Group(table, *(printable(line) for line in below)), refresh=True)
 
         yield update
 

@@ -11,6 +11,7 @@ import click
 from flowshare.cli.output import Failure
 
 if TYPE_CHECKING:
+    from flowshare.cli.replay import Replayed
     from flowshare.cli.session import CommandSession
 
 SUFFIX: Final = ".dlq"
@@ -21,6 +22,9 @@ SERVER_PREFIX: Final = "__dlq.errors."
 NOT_COPIED: Final = "key, value and headers: the server did not copy the record, which is at its place"
 _SERVERS: Final = {"delivery.count": "attempts", "message": "reason", "topic.id": "topic_id"}
 """The server's names of facts that an agent's dead letters have too."""
+_NUMBERS: Final = ("partition", "offset", "attempts", "timestamp")
+"""Facts that are numbers, though headers have text only."""
+_NUMBER_MAX: Final = 19
 _FACTS: Final = ("reason", "exception", "topic", "partition", "offset", "attempts", "agent", "group", "timestamp")
 
 
@@ -78,20 +82,28 @@ def place_of(topic: str, text: str) -> tuple[int, int]:
     return int(partition), int(offset)
 
 
-def plain(letter: Mapping[str, Any]) -> dict[str, Any]:
-    """A letter as text, for tables and JSON."""
+def plain(letter: Mapping[str, Any], replayed: Replayed | None) -> dict[str, Any]:
+    """A letter for tables and JSON. replayed: of its topic; None: it is not told."""
     kept = {name: letter[name] for name in (*_FACTS, "trace")}
+    kept |= {name: _number(letter[name]) for name in _NUMBERS}
     origin = f"{letter['topic']}-{letter['partition']}@{letter['offset']}" if letter["topic"] else ""
     headers = {name: text_of(value) for name, value in letter["headers"] if not is_own(name)}
     return {
         **kept,
         "at": place_text(letter),
+        "replayed": None if replayed is None else (letter["letter_partition"], letter["letter_offset"]) in replayed,
         "died": time_of(letter["died_ms"]),
         "origin": origin,
         "key": text_of(letter["raw_key"]),
         "value": text_of(letter["raw_value"]),
         "headers": headers,
     }
+
+
+def _number(text: str) -> int | None:
+    """Return a header's number; None: the text is no number."""
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdecimal() and len(digits) <= _NUMBER_MAX else None
 
 
 def is_own(name: str) -> bool:

@@ -40,12 +40,18 @@ TRACE_MAX: Final = 16_000
 """Characters of a message, and of a traceback, that are shown."""
 
 
-def set_up(level: str = "info", form: str = "text", worker: int | None = None) -> None:
+OURS: Final = ("flowshare", "faust", "mode", "aiokafka")
+"""Loggers, with all below them, that an application's own set-up does not switch off by not naming them."""
+
+
+def set_up(level: str = "info", form: str = "text", worker: int | None = None, *, for_app: bool = False) -> None:
     """Configure the root logger: one handler on stderr.
 
+    for_app: an application is loaded next, which may set logging up itself: until `settle` the handler is the one of
+    last resort, so that `logging.basicConfig` finds none and works.
     level: of flowshare and the application; libraries that are chatty at INFO (mode, faust, aiokafka) start at
-    WARNING unless the level is debug, and what clients say again and again is counted (`Repeats`). form: `text` or
-    `json`. worker: this process's number among several, to be in each line.
+    WARNING unless the level is debug, and what clients say again and again is counted (`Repeats`).
+    form: `text` or `json`. worker: this process's number among several, to be in each line.
     """
     formatter = JsonFormatter(worker) if form == "json" else TextFormatter(colour=sys.stderr.isatty(), worker=worker)
     handler = logging.StreamHandler(sys.stderr)
@@ -53,12 +59,50 @@ def set_up(level: str = "info", form: str = "text", worker: int | None = None) -
     if level != "debug":
         handler.addFilter(Repeats())
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [] if for_app else [handler]
+    if for_app:
+        logging.lastResort = handler
     root.setLevel(level.upper())
+    logging.getLogger("flowshare").setLevel(level.upper())  # whatever an application says of the root
     if level != "debug":
         for noisy in ("faust", "mode", "aiokafka", "asyncio", "aiohttp", "flowshare.agents.app.app"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.captureWarnings(capture=True)
+
+
+def settle(*, for_start: bool = False) -> None:
+    """The application is loaded: what it set up stays, and flowshare's lines stay, too.
+
+    for_start: it is started next, and may set logging up only then: as long as it has set up nothing the handler is
+    still the one of last resort.
+
+    They go to the application's handlers of the root logger. The one on stderr is there besides, unless one of those
+    writes to the terminal already; it takes the place of one that has no format of its own, which a single
+    `logging.warning(…)` of a module makes. Calling it again is harmless.
+    """
+    root, last = logging.getLogger(), logging.lastResort
+    for name, logger in list(logging.Logger.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and f"{name}.".startswith(tuple(f"{one}." for one in OURS)):
+            logger.disabled = False  # dictConfig and fileConfig do so with all that they do not name
+    if last is None or not isinstance(last.formatter, (TextFormatter, JsonFormatter)):
+        return
+    root.handlers[:] = [handler for handler in root.handlers if not _is_by_the_way(handler)]
+    if for_start and not root.handlers:
+        return
+    if not any(getattr(handler, "stream", None) in (sys.stderr, sys.stdout) for handler in root.handlers):
+        root.addHandler(last)
+
+
+def _is_by_the_way(handler: logging.Handler) -> bool:
+    """True if it is as `logging.warning(…)` makes one when it finds none: on stderr, with no format named."""
+    written = handler.formatter
+    return (
+        type(handler) is logging.StreamHandler
+        and handler.stream is sys.stderr
+        and type(written) is logging.Formatter
+        and (vars(written)["_fmt"], written.datefmt) == (logging.BASIC_FORMAT, None)
+        and not handler.filters
+    )
 
 
 class Repeats(logging.Filter):
@@ -75,7 +119,7 @@ class Repeats(logging.Filter):
         """When the period of each kind began, and how many lines it has had."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is shown; its text may get an addition."""
+        """True if the line is shown; its text may get an addition."""
         if not record.name.startswith(REPEATING):
             return True
         kind = (record.name, record.levelno, record.msg, record.exc_info and record.exc_info[0])

@@ -62,7 +62,7 @@ def move(
 async def move_group(
     url: BrokerUrl, group: str, target: Where, fleet: str | None, *, execute: bool, keep: bool, yes: bool
 ) -> MovePlan:
-    """What is carried, or with `execute` was. Raises: Failure, ClientError, OSError."""
+    """Move a group and return the plan; without `execute`, only plan. Raises: Failure, ClientError, OSError."""
     from flowshare.backend.fleet_options import fleet_of
     from flowshare.backend.group_location import MoveMark, mark_move
     from flowshare.client.admin.moving import carry, plan_move

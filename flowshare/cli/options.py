@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -38,6 +40,48 @@ class _Seconds(click.ParamType):
 
 
 SECONDS: Final = _Seconds()
+
+
+class _Directory(click.ParamType):
+    """A directory. What looks like a URL is refused: a directory of such a name is hardly meant.
+
+    memory: words for no directory at all, which the command gets as `IN_MEMORY`; empty: it always needs one.
+    """
+
+    name = "path"
+
+    def __init__(self, *memory: str) -> None:
+        self._memory = memory
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        text = str(value)
+        if text in self._memory:
+            return IN_MEMORY
+        if (url := _URL.fullmatch(text)) is not None:
+            shown = text if not (url["place"] or "").strip("/") else f"{url['scheme']}://…"  # it may hold a password
+            instead = self._instead(text, url)
+            self.fail(
+                f"{shown!r} is no directory; write {instead}, or ./ before it if it is the name of one", param, ctx
+            )
+        return Path(text)
+
+    def _instead(self, text: str, url: re.Match[str]) -> str:
+        path = (url["place"] or "").partition("?")[0].partition("#")[0].strip("/")
+        if self._memory and "memory" in text.lower():
+            return f"{self._memory[0]} to keep nothing"
+        if path and "@" not in path and (url["scheme"] or "").lower() in ("embedded", "file"):
+            return f"the path alone, /{path}"
+        return "the path of a directory"
+
+
+_URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<place>/.*)?|:[A-Za-z]+:?")
+"""Also `:memory:` and what is one letter from it."""
+IN_MEMORY: Final = Path(":memory:")
+"""No directory, itself and not what equals it, such as `./:memory:`. Not None: click before 8.3 takes a required option
+of this value for one that is missing."""
+DIRECTORY: Final = _Directory()
+MEMORY_OR_DIRECTORY: Final = _Directory(":memory:", "memory://")
+"""`IN_MEMORY`, or a directory."""
 
 
 def together(*options: Callable[[Fun], Fun]) -> Callable[[Fun], Fun]:
@@ -119,7 +163,7 @@ class PageOptions:
         return self.settings(app.web_hosts)
 
     def settings(self, more_hosts: Iterable[str] = ()) -> PageSettings:
-        """What it comes to, without an app. Raises: BadPages."""
+        """Return the page settings, without an app. Raises: BadPages."""
         from flowshare.agents.pages.gate import PageSettings, read_hosts, read_token
 
         hosts = read_hosts((*self.hosts, *more_hosts))

@@ -1,6 +1,6 @@
-"""What commands print: tables, lines and progress, rich on a terminal, plain in a pipe; JSON; errors as one line.
+"""The output of commands: tables, lines and progress, rich on a terminal, plain in a pipe; JSON; errors as one line.
 
-All of it goes through here, so that no name from outside tells a terminal what to do (`flowshare.printable`).
+All output goes through this module, so that no name from outside can control a terminal (`flowshare.printable`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 NOTHING_DONE: Final = "nothing was changed; add --execute to do it"
 _SILENT: Final = ("-", "0", "0.0")
+PROSE_LEAST: Final = 24
+"""Characters that a column with sentences has in a narrow terminal, at least."""
 
 
 def show(
@@ -32,19 +34,21 @@ def show(
     empty: str,
     right: Iterable[str] = (),
     spare: Sequence[str] = (),
+    prose: Collection[str] = (),
 ) -> None:
     """Print rows as JSON or as a table.
 
     columns: key of each column to its heading, in order. JSON has all keys of the rows, the table these only.
     empty: what to say when there are no rows. right: keys of columns with numbers. spare: keys of columns that a
-    narrow terminal may do without, the first to go first; those that say nothing go before all others.
+    narrow terminal may do without, the first to go first; those that say nothing go before all others. prose: keys of
+    columns with sentences, which take what is left and are broken into lines; nothing else is then.
     """
     if as_json:
         emit_json(list(rows))
     elif not rows:
-        click.echo(empty, err=True)
+        say(empty, err=True)
     elif sys.stdout.isatty():
-        _rich_table(rows, columns, frozenset(right), spare)
+        _rich_table(rows, columns, frozenset(right), spare, frozenset(prose))
     else:
         _plain_table(rows, columns, frozenset(right))
 
@@ -94,18 +98,32 @@ def _plain_table(rows: Sequence[Row], columns: Mapping[str, str], right: frozens
         click.echo("  ".join(parts).rstrip())
 
 
-def _rich_table(rows: Sequence[Row], columns: Mapping[str, str], right: frozenset[str], spare: Sequence[str]) -> None:
+def _rich_table(
+    rows: Sequence[Row],
+    columns: Mapping[str, str],
+    right: frozenset[str],
+    spare: Sequence[str],
+    prose: frozenset[str],
+) -> None:
     from rich import box
     from rich.console import Console
 
     console = Console()
-    kept = fitting(rows, columns, spare, console.width)
-    console.print(rich_table(rows, kept, right, box=box.SIMPLE_HEAD))
-    if left := [heading for key, heading in columns.items() if key not in kept]:
-        console.print(f"left out: {', '.join(left)} (a wider terminal or --json has them)", style="dim")
+    kept = fitting(rows, columns, spare, console.width, prose)
+    console.print(rich_table(rows, kept, right, box=box.SIMPLE_HEAD, prose=prose))
+    if left := left_out(columns, kept):
+        console.print(left, style="dim")
 
 
-def fitting(rows: Sequence[Row], columns: Mapping[str, str], spare: Sequence[str], width: int) -> dict[str, str]:
+def left_out(columns: Mapping[str, str], kept: Mapping[str, str]) -> str:
+    """Which columns a narrow terminal does without; empty: none."""
+    left = [heading for key, heading in columns.items() if key not in kept]
+    return f"left out: {', '.join(left)} (a wider terminal or --json has them)" if left else ""
+
+
+def fitting(
+    rows: Sequence[Row], columns: Mapping[str, str], spare: Sequence[str], width: int, prose: Collection[str] = ()
+) -> dict[str, str]:
     """The columns that fit into a width, as far as leaving out spare ones helps; headings get a line a word if need be.
 
     Rich would break headings by itself, and cut the last column off while it does.
@@ -113,25 +131,33 @@ def fitting(rows: Sequence[Row], columns: Mapping[str, str], spare: Sequence[str
     kept = dict(columns)
     silent = [key for key in spare if all(cell(row.get(key)) in _SILENT for row in rows)]
     for key in [*silent, *spare]:
-        if _width(rows, kept) <= width:
+        if _width(rows, kept, prose) <= width:
             break
         kept.pop(key, None)
-    if sum(max(_needs(rows, key, heading), len(heading)) + 3 for key, heading in kept.items()) > width:
+    if sum(max(_needs(rows, key, heading, prose), len(heading)) + 3 for key, heading in kept.items()) > width:
         return {key: "\n".join(heading.split()) for key, heading in kept.items()}
     return kept
 
 
-def _width(rows: Sequence[Row], columns: Mapping[str, str]) -> int:
+def _width(rows: Sequence[Row], columns: Mapping[str, str], prose: Collection[str] = ()) -> int:
     """Characters of a line with its borders; headings of several words take several lines."""
-    return sum(_needs(rows, key, heading) + 3 for key, heading in columns.items())
+    return sum(_needs(rows, key, heading, prose) + 3 for key, heading in columns.items())
 
 
-def _needs(rows: Sequence[Row], key: str, heading: str) -> int:
+def _needs(rows: Sequence[Row], key: str, heading: str, prose: Collection[str] = ()) -> int:
     """Characters of a column."""
-    return max(*map(len, heading.split()), *(len(cell(row.get(key))) for row in rows), 0)
+    needs = max(*map(len, heading.split()), *(len(cell(row.get(key))) for row in rows), 0)
+    return min(needs, PROSE_LEAST) if key in prose else needs
 
 
-def rich_table(rows: Sequence[Row], columns: Mapping[str, str], right: Iterable[str] = (), *, box: Any = None) -> Any:
+def rich_table(
+    rows: Sequence[Row],
+    columns: Mapping[str, str],
+    right: Iterable[str] = (),
+    *,
+    box: Any = None,
+    prose: Collection[str] = (),
+) -> Any:
     """The rows as a rich Table, for `lag --watch` and the like."""
     from rich.table import Table
     from rich.text import Text
@@ -143,7 +169,8 @@ def rich_table(rows: Sequence[Row], columns: Mapping[str, str], right: Iterable[
             heading,
             justify="right" if number else "left",
             overflow="fold",
-            min_width=_needs(rows, key, heading) if number else None,  # it is names that are broken, never numbers
+            # It is names that are broken, never numbers; where there are sentences, only these.
+            min_width=_needs(rows, key, heading, prose) if number or prose else None,
         )
     for row in rows:
         table.add_row(*(Text(cell(row.get(key))) for key in columns))
@@ -189,7 +216,7 @@ def explain(error: BaseException) -> str:
 
 
 def _speaks_for_itself(error: BaseException) -> bool:
-    """Whether it is one of flowshare's own errors, whose texts are written for users."""
+    """Tell if the error is one of flowshare's own, whose texts are written for users."""
     return any(
         base.__module__.startswith("flowshare.") and base.__module__ != "flowshare.cli.output"
         for base in type(error).__mro__

@@ -5,6 +5,7 @@ A page is asked for by the way that the worker's own user has, else over TCP wit
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 from typing import TYPE_CHECKING, Any, Final
@@ -49,10 +50,14 @@ def ask(address: str, page: str, *, method: str = "GET", timeout_s: float = _TIM
 
 
 def _why(answer: Answer) -> str:
-    """What it says of its refusal, as one line."""
-    if answer.content_type != "text/plain":
+    """Return the reason that an answer gives for its refusal, as one line."""
+    said = answer.body[:_WHY_MAX].decode(errors="replace")
+    if answer.content_type == "application/json":
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            said = str(json.loads(answer.body)["error"])[:_WHY_MAX]
+    elif answer.content_type != "text/plain":
         return "is it a worker's address for health and metrics?"
-    text = " ".join(answer.body[:_WHY_MAX].decode(errors="replace").split())
+    text = " ".join(said.split())
     return "".join(sign for sign in text if sign.isprintable())
 
 
@@ -63,7 +68,7 @@ _RIGHT: Final = ("partition", "offset", "attempt", "age", "lock_left", "blocked"
 
 
 @click.command("inflight")
-@click.argument("app_path", metavar="MODULE:APP", required=False)
+@click.argument("app_path", metavar="[MODULE:APP]", required=False)
 @click.option("--broker", metavar="URL", help="Instead of an app: the broker that the workers run on.")
 @click.option(
     "--web", "addresses", metavar="HOST:PORT", multiple=True, help="Ask the worker with these health pages; repeatable."
@@ -104,7 +109,25 @@ def named_workers(addresses: tuple[str, ...]) -> dict[str, str]:
     return {address: address for address in addresses}
 
 
-def _workers(url: str) -> dict[str, str]:
+def _supervisors(url: str) -> dict[str, str]:
+    """Address of each supervisor of an embedded path, by what it is called. Raises: Failure."""
+    from flowshare.backend.path_workers import running_workers
+
+    path = embedded_path(url)
+    if path is None:
+        raise Failure(
+            f"the supervisors on {parse_broker(url)} are not known to it: name one by --web host:port, the address "
+            "that it prints when it starts"
+        )
+    found = {one.supervisor: one.supervisor for one in running_workers(path) if one.supervisor}
+    if not found:
+        raise Failure(f"no supervisor has workers on {url}: start some with `flowshare worker --procs N`")
+    return found
+
+
+def _workers(url: str, *, by_supervisor: bool = False) -> dict[str, str]:
+    """Address of each worker of an embedded path, by what it is called; by_supervisor: of a supervisor in place of its
+    workers. Raises: Failure."""
     from flowshare.backend.path_workers import running_workers
 
     path = embedded_path(url)
@@ -113,14 +136,20 @@ def _workers(url: str) -> dict[str, str]:
             f"the workers on {parse_broker(url)} are not known to it: name them by --web host:port, the address that "
             "each prints when it is ready"
         )
-    found = {str(entry.pid): entry.address for entry in running_workers(path)}
+    found: dict[str, str] = {}
+    for entry in running_workers(path):
+        if by_supervisor and entry.supervisor:
+            found[f"supervisor {entry.supervisor}"] = entry.supervisor
+        else:
+            found[str(entry.pid)] = entry.address
     if not found:
         raise Failure(f"no worker runs on {url}")
     return found
 
 
 def _ask_all(workers: dict[str, str], page: str) -> tuple[Rows, list[str]]:
-    """What all of them work on, oldest first, and why some did not say."""
+    """Ask all workers for their running work. Return the rows, oldest first, and the reasons of workers that did not
+    answer."""
     rows: Rows = []
     silent: list[str] = []
     hidden = False
@@ -162,26 +191,53 @@ def _print_stacks(rows: Rows, *, several: bool) -> None:
 
 
 @click.command("drain")
-@click.option("--web", "address", metavar="HOST:PORT", required=True, help="The worker's health pages.")
+@click.argument("app_path", metavar="[MODULE:APP]", required=False)
+@click.option("--broker", metavar="URL", help="Instead of an app: the embedded path that the worker runs on.")
+@click.option("--web", "address", metavar="HOST:PORT", help="The worker's health pages.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=300.0, show_default=True, help="Seconds.")
 @debug_option
-def drain(address: str, timeout: float) -> None:
+def drain(app_path: str | None, broker: str | None, address: str | None, timeout: float) -> None:
     """Have a worker on this machine finish what it is running; it fetches nothing more, and ends by SIGTERM later.
+
+    The one worker of an embedded path is found by it, or the one supervisor (flowshare worker --procs), which drains
+    all of its workers. Of several, and on other brokers, name one: --web with the address that it prints when it is
+    ready.
 
     For hooks that run before a stop, as Kubernetes' preStop. Handlers get the worker's --drain-timeout, and what is
     left then is given back; --timeout is how long this command waits for the answer.
     """
+    if address is None:
+        url = app_broker(app_path) if app_path else broker_url(broker, None)
+        address = _only("worker", _workers(url, by_supervisor=True))
     answer = ask(address, "/drain", method="POST", timeout_s=timeout)
     if not answer.get("drained"):
         raise Failure("handlers were cut off at the drain deadline; their records run again")
     say("drained: everything that was begun is finished")
 
 
+def _only(kind: str, known: dict[str, str]) -> str:
+    """The address of the only one. kind: its name in an error. Raises: Failure (there are several)."""
+    if len(known) > 1:
+        listed = ", ".join(name if name == address else f"{name} at {address}" for name, address in known.items())
+        raise Failure(f"several {kind}s run there, {listed}: name one of them by --web")
+    return next(iter(known.values()))
+
+
 @click.command("resize")
 @click.argument("workers", type=click.IntRange(1, 256))
-@click.option("--web", "address", metavar="HOST:PORT", required=True, help="The supervisor's health pages.")
+@click.argument("app_path", metavar="[MODULE:APP]", required=False)
+@click.option("--broker", metavar="URL", help="Instead of an app: the embedded path that the workers run on.")
+@click.option("--web", "address", metavar="HOST:PORT", help="The supervisor's health pages.")
 @debug_option
-def resize(workers: int, address: str) -> None:
-    """Have a supervisor (flowshare worker --procs) keep so many workers from now on; those that go drain first."""
+def resize(workers: int, app_path: str | None, broker: str | None, address: str | None) -> None:
+    """Have a supervisor (flowshare worker --procs) keep so many workers from now on; those that go drain first.
+
+    The one supervisor of an embedded path is found by it. Of several, and on other brokers, name one: --web with the
+    address that it prints when it starts.
+    """
+    if address is None:
+        url = app_broker(app_path) if app_path else broker_url(broker, None)
+        address = _only("supervisor", _supervisors(url))
     answer = ask(address, f"/resize?workers={workers}", method="POST")
-    say(f"the supervisor keeps {answer['workers']} workers")
+    count = answer["workers"]
+    say(f"the supervisor keeps {count} worker{'' if count == 1 else 's'}")

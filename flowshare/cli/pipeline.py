@@ -60,9 +60,10 @@ def pipeline(
     """
     from flowshare.agents.app.loading import load_app
 
-    logs.set_up(log_level, log_format)
+    logs.set_up(log_level, log_format, for_app=True)
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of each call back from the JVM
     app = load_app(app_path)
+    logs.settle()
     chosen = choose(app, names)
     settings: dict[str, str | None] = {}
     for one in chosen:

@@ -17,10 +17,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from flowshare.agents.handler.texts import said
 from flowshare.cli.letters import ROUND, is_own, letter_of, place_text, read_letters
 from flowshare.cli.output import Failure, progress, say
 from flowshare.cli.session import CommandSession
-from flowshare.client.errors import ClientError, ServerError, Unsupported
+from flowshare.client.errors import ClientError, IllegalState, ServerError, Unsupported
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.key_hash import KeyOrder, key_name
 from flowshare.protocol.private import REPLAY_HEADER
@@ -40,6 +41,10 @@ KEYS_AT_ONCE: Final = 1_000
 ASKED_AT_ONCE: Final = 50
 STEPS_A_SECOND: Final = 10
 """How finely a replay at a rate is divided."""
+REFUSALS_SHOWN: Final = 5
+"""The most letters that cannot be sent and are named."""
+REFUSAL_MAX: Final = 300
+"""Characters of the reason why a letter cannot be sent."""
 METADATA_MAX: Final = 4000
 """Characters of metadata: brokers take 4,096 bytes (offset.metadata.max.bytes)."""
 
@@ -82,6 +87,10 @@ class Replay:
         self._last: dict[int, int] = {}
         self.bare = 0
         """Letters without their record."""
+        self.refused = 0
+        """Letters that cannot be sent: too large, or for a topic that cannot be made."""
+        self._refusals: list[str] = []
+        """The first refused letters, each with the reason."""
         self._pending: list[dict[str, Any]] = []
         self.sent: dict[str, int] = {}
         self._parked = ParkedLookup(session.admin)
@@ -146,7 +155,7 @@ class Replay:
         await self._flush()
 
     async def _of_parked_key(self, letter: Mapping[str, Any]) -> bool:
-        """Whether a letter is of a parked key, which is then replayed whole, by `run_parked`."""
+        """Tell if a letter belongs to a parked key; such a key is then replayed as a whole by `run_parked`."""
         at = None if self._target else await self._parked.of(await self._with_record(letter))
         if at is None:
             return False
@@ -181,9 +190,17 @@ class Replay:
         """Delete up to the last letter that was sent. Raises: Failure."""
         if self.bare:
             raise Failure(f"nothing is deleted: {why_bare(self.bare)}")
+        if self.refused:
+            raise Failure(f"nothing is deleted: {self.why_refused()}")
         for partition, offset in self._last.items():
             end = min(offset + 1, self.kept.get(partition, offset + 1))
             await self._session.admin.delete_records(self._topic, partition, end)
+
+    def why_refused(self) -> str:
+        """Say how many letters cannot be sent, which the first ones are, and why."""
+        more = self.refused - len(self._refusals)
+        text = f"{self.refused} cannot be sent: {'; '.join(self._refusals)}"
+        return f"{text}; and {more} more" if more else text
 
     async def run_parked(self) -> None:
         """Replay the parked keys of which a letter was wanted. Raises: Failure."""
@@ -255,7 +272,11 @@ class Replay:
         step = len(messages) if self._per_s is None else max(1, int(self._per_s / STEPS_A_SECOND))
         for first in range(0, len(messages), step):
             some = [message for _, message in messages[first : first + step]]
-            outcomes += await self._session.producer.send_many(topic, some, return_exceptions=True)
+            try:
+                outcomes += await self._session.producer.send_many(topic, some, return_exceptions=True)
+            except ClientError as error:  # the topic's: it holds for all that are left
+                outcomes += [error] * (len(messages) - len(outcomes))
+                break
             if self._per_s is not None:
                 await self._session.clock.sleep(len(some) / self._per_s)
         failed: dict[K, ClientError] = {}
@@ -304,13 +325,26 @@ class Replay:
             message = Message(letter["raw_value"], letter["raw_key"], headers)
             place = (letter["letter_partition"], letter["letter_offset"])
             to_send.setdefault(self._count(letter), []).append((place, message))
-        errors: list[ClientError] = []
         for name, messages in to_send.items():
             failed = await self._send(name, messages)
-            errors += failed.values()
-            await self.before.add([place for place, _ in messages if place not in failed])
-        if errors:
-            raise errors[0]
+            if sent := [place for place, _ in messages if place not in failed]:
+                await self.before.add(sent)
+            for place, error in failed.items():
+                self._refuse(name, place, error)
+
+    def _refuse(self, to: str, place: tuple[int, int], error: ClientError) -> None:
+        """Count a letter that cannot be sent, so that the others can. Raises: the error, when it is of no letter."""
+        from flowshare.client.producer.channel import out_of_time
+
+        if out_of_time(error) or isinstance(error, IllegalState):
+            raise error
+        self.refused += 1
+        self.sent[to] -= 1
+        if not self.sent[to]:
+            del self.sent[to]
+        if len(self._refusals) < REFUSALS_SHOWN:
+            partition, offset = place
+            self._refusals.append(f"{self._topic}-{partition}@{offset} ({said(error, REFUSAL_MAX)})")
 
 
 def why_bare(count: int) -> str:
@@ -379,17 +413,17 @@ def _has_place(letter: Mapping[str, Any]) -> bool:
 
 
 def _is_from(letter: Mapping[str, Any], told: ParkedKeyTold) -> bool:
-    """Whether a letter is of this topic, and not of an earlier one of that name."""
+    """Tell if a letter is of this topic, and not of an earlier one with the same name."""
     return letter["topic_id"] in ("", str(told.topic_id))
 
 
 def _is_of(letter: Mapping[str, Any], parked: ParkedKey) -> bool:
-    """Whether this letter of a parked key is one of those that are not settled."""
+    """Tell if this letter of a parked key is one of those that are not settled."""
     return parked.done < int(letter["offset"]) <= parked.last
 
 
 class ParkedOf(NamedTuple):
-    """What is parked of a group. spans: by topic and partition one that has all that is not settled there."""
+    """The parked keys of a group. spans: by topic and partition, one entry that covers all unsettled offsets there."""
 
     order: KeyOrder | None
     keys: Mapping[KeyAt, ParkedKeyTold]
@@ -428,7 +462,7 @@ class ParkedLookup:
         return at if at is not None and at in keys and _is_from(letter, keys[at]) else None
 
     async def may_be(self, letter: Mapping[str, Any]) -> bool:
-        """Whether a letter without its record may be one of a parked key that is not settled."""
+        """Tell if a letter without its record may belong to a parked key that is not settled."""
         if not _has_place(letter):
             return False
         of_group = await self._of_group(letter["group"])
@@ -436,7 +470,7 @@ class ParkedLookup:
         return span is not None and _is_from(letter, span) and _is_of(letter, span.parked)
 
     def known(self, at: KeyAt) -> ParkedKeyTold:
-        """What was told of a parked key."""
+        """Return the state of a parked key as its group reported it."""
         return self._groups[at.group].keys[at]
 
     async def _of_group(self, group: str) -> ParkedOf:
@@ -472,13 +506,19 @@ class Replayed:
                     [*([(0, part.offset - 1)] if part.offset else []), *parse(part.metadata)]
                 )
 
+    def count(self, partition: int, start: int, end: int) -> int:
+        """How many offsets from `start` to before `end` were replayed."""
+        runs = self._runs.get(partition, ())
+        return sum(max(0, min(last + 1, end) - max(first, start)) for first, last in runs)
+
     def __contains__(self, place: tuple[int, int]) -> bool:
-        """Whether the letter at this partition and offset was replayed."""
+        """Tell if the letter at this partition and offset was replayed."""
         partition, offset = place
         return any(first <= offset <= last for first, last in self._runs.get(partition, ()))
 
     async def check(self) -> None:
-        """Whether letters can be remembered, before any is sent. Raises: ServerError (the group may not be written)."""
+        """Check that replayed letters can be remembered, before any is sent. Raises: ServerError (no right to write the
+        group)."""
         await self._commit(self._runs or {0: []})
 
     async def add(self, places: list[tuple[int, int]]) -> None:
@@ -501,6 +541,16 @@ class Replayed:
         await self._admin.commit_offsets(self._topic + REPLAYED, commits)
 
 
+async def replayed_in(admin: ShareAdmin, topic: str) -> Replayed | None:
+    """Load the replayed letters of a topic, for commands that only read; None: the server refused to tell."""
+    found = Replayed(admin, topic)
+    try:
+        await found.load()
+    except ServerError:
+        return None
+    return found
+
+
 def format_runs(runs: list[Range]) -> str:
     """Runs as text, the newest as far as there is room."""
     texts: list[str] = []
@@ -515,7 +565,7 @@ def format_runs(runs: list[Range]) -> str:
 
 
 def parse(text: str) -> list[Range]:
-    """What `format_runs` wrote; nothing of what somebody else did."""
+    """Parse the output of `format_runs`; skip everything else."""
     runs: list[Range] = []
     for word in text.split(","):
         first, _, last = word.partition("-")

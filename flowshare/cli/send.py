@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import io
 import signal
 import sys
@@ -21,6 +22,10 @@ from flowshare.cli.session import CommandSession, run
 
 _ROUND: Final = 5_000
 """Records that are confirmed together: the progress bar's step, and what is held in memory."""
+_CLOSE: Final = 0.8
+"""How much a name has to be like another one to be taken for a slip; `payments` and `shipments` are meant."""
+_OWN: Final = (".dlq", ".retry")
+"""Ends of names that are like others by design."""
 
 
 @click.command("send")
@@ -71,6 +76,9 @@ def send(
         if topic not in known and topic in (made := {one.name: one for one in await session.admin.list_topics()}):
             count = made[topic].partitions
             say(f"created topic {topic} with {count} partition{'' if count == 1 else 's'}", err=True)
+            meant = topic.endswith(_OWN) or bool(app_path and topic in _declared(app_path))
+            if not meant and (close := difflib.get_close_matches(topic, known, n=1, cutoff=_CLOSE)):
+                say(f"did you mean {close[0]}? If so: flowshare topics delete {topic}, and send it again", err=True)
         return interrupt.is_set()
 
     if run(url, call, create=True):
@@ -140,9 +148,9 @@ async def _send(
 
 
 async def _as_read(values: Iterator[bytes], interrupt: asyncio.Event) -> AsyncIterator[list[bytes]]:
-    """What has been read by now, up to _ROUND values at a time: input may come slowly, and never end.
+    """Yield the values read so far, up to _ROUND at a time: input may come slowly, and never end.
 
-    interrupt: ends it with what has been read until then.
+    interrupt: ends the iteration after the values read until then.
     """
     loop, ready, room = asyncio.get_running_loop(), asyncio.Event(), threading.Condition()
     found: deque[bytes] = deque()
@@ -197,6 +205,17 @@ def _values(value: str | None, path: Path | None, lines: bool) -> Iterator[bytes
             yield from _read(file, lines)
     else:
         yield from _read(_standard_input(), lines)
+
+
+def _declared(app_path: str) -> set[str]:
+    """Topics that the app's agents and pipelines read: they are meant."""
+    from flowshare.agents.app.loading import load_app
+
+    app = load_app(app_path)
+    agents = (*app.share_agents.values(), *app.cooperative_agents.values(), *app.kmq_agents.values())
+    return {name for one in agents for name in one.topics} | {
+        name for one in app.pipelines.values() for name in one.topics
+    }
 
 
 def _warning(values: Iterator[bytes], topic: str, app_path: str) -> Iterator[bytes]:

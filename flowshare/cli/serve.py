@@ -8,12 +8,12 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
 from flowshare.cli import logs
-from flowshare.cli.options import PageOptions, debug_option, log_options, page_options
+from flowshare.cli.options import IN_MEMORY, MEMORY_OR_DIRECTORY, PageOptions, debug_option, log_options, page_options
 from flowshare.cli.output import Failure, say
 from flowshare.clock import LoopClock, new_loop
 
@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flowshare.serve")
 
-MEMORY: Final = frozenset({":memory:", "memory://"})
-
 existing = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command("serve")
-@click.option("--data", required=True, metavar="PATH", help="Where the log is kept; :memory: keeps nothing.")
+@click.option(
+    "--data",
+    required=True,
+    type=MEMORY_OR_DIRECTORY,
+    metavar="PATH",
+    help="Where the log is kept; :memory: keeps nothing.",
+)
 @click.option("--listen", default="127.0.0.1:9092", show_default=True, metavar="HOST:PORT", help="Port 0: a free one.")
 @click.option("--advertise", metavar="HOST:PORT", help="Where clients are told to connect.  [default: --listen]")
 @click.option("--config", type=existing, help="Settings by Kafka's names, as in a server.properties.")
@@ -80,7 +84,7 @@ def _pages(pages: PageOptions) -> PageSettings | None:
 
 def _options(
     *,
-    data: str,
+    data: Path,
     listen: str,
     advertise: str | None,
     config: Path | None,
@@ -98,7 +102,7 @@ def _options(
 
     settings = read_properties(config) if config is not None else {}
     return StandaloneOptions(
-        data=None if data in MEMORY else Path(data),
+        data=None if data is IN_MEMORY else data,
         listen=Address.parse(listen),
         advertise=Address.parse(advertise) if advertise else None,
         settings={**settings, **parse_words(words)},

@@ -1,15 +1,15 @@
-"""What commands that talk to a log need: backend, admin client and producer, opened and closed in order.
+"""The session of a command that talks to a log: backend, admin client and producer, opened and closed in order.
 
-A command leads a fleet that has no workers at the moment (`_lead`): its groups can be looked after while all are
-stopped. It listens on this machine only. Workers that start meanwhile find the slots claimed, and take them when it
-ends.
+If a fleet has no workers at the moment, the command leads it itself (`_lead`), so that its groups can be managed while
+all workers are stopped. It listens on this machine only. Workers that start meanwhile find the slots claimed, and take
+them when the command ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -20,6 +20,7 @@ from flowshare.cli.output import Failure
 from flowshare.clock import LoopClock
 
 if TYPE_CHECKING:
+    from flowshare.agents.scale.retention import Facts
     from flowshare.backend.base import Backend, GroupNeeds
     from flowshare.backend.fleet import WorkersBackend
     from flowshare.backend.url import BrokerUrl
@@ -61,12 +62,12 @@ class CommandSession:
 
     @property
     def led(self) -> bool:
-        """Whether somebody leads the groups; False: workers do, and none of them runs."""
+        """True if somebody leads the groups; False: workers should, and none of them runs."""
         return bool(getattr(serving(self.backend), "led", True))
 
     @property
     def leads(self) -> bool:
-        """Whether this process has an embedded path to itself, or leads a fleet of which no worker runs."""
+        """True if this process has an embedded path to itself, or leads a fleet of which no worker runs."""
         from flowshare.backend.embedded import EmbeddedBackend
 
         backend = serving(self.backend)
@@ -119,10 +120,11 @@ async def open_session(
     Raises: Failure, and what the backend refuses with (StorageHeld names the holder).
     """
     from flowshare.client.admin.admin import ShareAdmin
+    from flowshare.log.owner import exists
 
     broker = parse_broker(url) if isinstance(url, str) else url
     path = embedded_path(broker)
-    if path is not None and not create and not path.exists():
+    if path is not None and not create and not exists(path):
         raise Failure(f"nothing is stored at {path} yet; a worker, or `flowshare topics create`, makes it")
     clock = LoopClock()
     backend = open_backend(
@@ -137,6 +139,51 @@ async def open_session(
         yield session
     finally:
         await session.close()
+
+
+class KeptSession:
+    """The session of one command that looks at a log again and again: open as long as somebody else leads the groups.
+    Otherwise the path is opened, or the fleet led, and let go of after each look: a worker may come.
+
+    Close it in the end, and after an error.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._open: tuple[AsyncExitStack, CommandSession, Facts] | None = None
+        self.moving = False
+        """True if the last look found that somebody may work on the group, so that a rate can be measured."""
+        self.clock: Clock = LoopClock()
+
+    async def opened(self) -> tuple[CommandSession, Facts]:
+        """Return the open session and its facts; open them first if needed.
+
+        Raises: Failure, LogError, BackendError, ClientError, OSError.
+        """
+        from flowshare.agents.scale.retention import Facts
+
+        if self._open is None:
+            stack = AsyncExitStack()
+            session = await stack.enter_async_context(open_session(self._url, groups=True))
+            self._open = stack, session, Facts(session.admin)
+        return self._open[1:]
+
+    @property
+    def leads(self) -> bool:
+        """True if this process leads in place of workers, because none runs."""
+        return self._open is not None and self._open[1].leads
+
+    async def let_go(self) -> None:
+        """A look is over: keep nothing that a worker may want."""
+        self.moving = not self.leads
+        if self.leads:
+            await self.close()
+
+    async def close(self) -> None:
+        """Let go of what is open."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            await opened[0].aclose()
 
 
 def run(

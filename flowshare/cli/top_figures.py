@@ -33,7 +33,7 @@ SIDE_BY_SIDE: Final = 8
 
 
 class Look(NamedTuple):
-    """What a look found: all groups by name, and figures of some."""
+    """The result of one look: all groups by name, and figures of some."""
 
     names: list[str]
     rows: list[GroupRow]

@@ -1,8 +1,8 @@
-"""What `flowshare top` shows: from what is known of groups to lines of a terminal, and what keys do to it. Pure.
+"""The screen of `flowshare top`: turns known facts of groups into terminal lines, and handles keys. Pure.
 
 A line is its text, not longer than the terminal is wide, and a style: `head`, `row`, `selected`, `why`, `bad`, `dim`.
-Everything fits into 80 columns; what a narrower terminal does without stands in `SPARE`. Each group has a row, and a
-second line where it has a reason to stand still.
+Everything fits into 80 columns; `SPARE` lists the columns that a narrower terminal leaves out. Each group has a row,
+and a second line if it has a reason to stand still.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Detail(NamedTuple):
 
 
 class Act(NamedTuple):
-    """What a key asks for: `quit`, `open` a group (its details are wanted), `pause` or `resume` one."""
+    """The action of a key: `quit`, `open` a group (its details are wanted), `pause` or `resume` one."""
 
     name: str
     group: str = ""
@@ -126,16 +126,17 @@ SORTS: Final[Mapping[str, Callable[[GroupRow], tuple[Any, ...]]]] = {
     "again/s": lambda row: (-(row.redelivered or 0.0),),
     "name": lambda _: (),
 }
-"""What groups may be sorted by; among equals by name."""
+"""The sort orders of groups; equal groups are sorted by name."""
 HELP: Final = "q quit  j/k choose  enter members  p pause/resume  s sort"
 HELP_DETAIL: Final = "q quit  j/k scroll  enter/esc back  p pause/resume"
 
 
 @dataclass(slots=True)
 class Screen:
-    """What is shown, and what a key changes of it.
+    """The state of the screen, and the effect of keys on it.
 
-    counted: groups that there are, more than `rows` when there are too many. trouble: why nothing is known any more.
+    counted: the number of existing groups, more than `rows` when there are too many. trouble: the reason why nothing is
+    known any more.
     """
 
     where: str = ""
@@ -154,7 +155,7 @@ class Screen:
     # --- keys -----------------------------------------------------------------------------------------------------
 
     def press(self, key: str) -> Act | None:
-        """What a key does; the act that is left to be carried out, if any."""
+        """Handle a key; return the act that is left to be carried out, if any."""
         self.note = ""
         if self.asking is not None:
             asked, self.asking = self.asking, None
@@ -197,7 +198,7 @@ class Screen:
     # --- what is known ----------------------------------------------------------------------------------------------
 
     def update(self, rows: Sequence[GroupRow], names: Sequence[str], now_s: float) -> None:
-        """What a look found: `rows` of some groups, and all there are by name."""
+        """Take in the result of a look: `rows` of some groups, and the names of all."""
         self.counted, self.trouble, self.looked_s = len(names), "", now_s
         kept = dict.fromkeys(names[:GROUPS_MAX])
         self.rows = {name: self.rows.get(name, GroupRow(group=name)) for name in kept}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -10,6 +11,12 @@ from flowshare.cli.cooperative import groups_of
 from flowshare.cli.options import broker_options, facts_options, pair
 from flowshare.cli.output import Failure, emit_json, headings, say, show
 from flowshare.cli.session import CommandSession, run
+
+if TYPE_CHECKING:
+    from flowshare.protocol.messages import TopicMetadata
+
+AT_ONCE: Final = 32
+"""Topics that are asked about at the same time."""
 
 
 @click.group("topics")
@@ -20,11 +27,14 @@ def topics() -> None:
 @topics.command("ls")
 @facts_options
 def ls(as_json: bool, url: str) -> None:
-    """List the topics with their partitions and records."""
+    """List the topics with their partitions and the offsets that their logs hold.
+
+    An offset each has a record, a transaction's marker, and what compaction took out of the middle.
+    """
 
     rows = run(url, _list)
-    columns = headings("topic", "partitions", "records")
-    show(rows, columns, as_json=as_json, empty="there are no topics", right=("partitions", "records"))
+    columns = headings("topic", "partitions", "offsets")
+    show(rows, columns, as_json=as_json, empty="there are no topics", right=("partitions", "offsets"))
 
 
 @topics.command("create")
@@ -53,7 +63,7 @@ def describe(name: str, as_json: bool, url: str) -> None:
     say(f"topic {facts['topic']} (id {facts['topic_id']})")
     for key, value in facts["configs"].items():
         say(f"  {key} = {value}")
-    columns = headings("partition", "log_start", "log_end", "records")
+    columns = headings("partition", "log_start", "log_end", "offsets")
     show(facts["partitions"], columns, as_json=False, empty="no partitions", right=columns)
 
 
@@ -96,13 +106,19 @@ def delete(name: str, internal: bool, yes: bool, url: str) -> None:
 
 
 async def _list(session: CommandSession) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for topic in await session.admin.list_topics():
-        parts = [await session.admin.offsets(topic.name, number) for number in range(topic.partitions)]
-        records = sum(part.high_watermark - part.log_start for part in parts)
-        rows.append(
-            {"topic": topic.name, "partitions": topic.partitions, "records": records, "topic_id": str(topic.topic_id)}
-        )
+    topics = await session.admin.list_topics()
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def offsets(topic: TopicMetadata) -> int:
+        async with turns:
+            parts = [await session.admin.offsets(topic.name, number) for number in range(topic.partitions)]
+        return sum(part.high_watermark - part.log_start for part in parts)
+
+    counts = await asyncio.gather(*map(offsets, topics))
+    rows = [
+        {"topic": one.name, "partitions": one.partitions, "offsets": count, "topic_id": str(one.topic_id)}
+        for one, count in zip(topics, counts, strict=True)
+    ]
     return sorted(rows, key=lambda row: str(row["topic"]))
 
 
@@ -116,7 +132,7 @@ async def _describe(session: CommandSession, name: str) -> dict[str, Any]:
                 "partition": number,
                 "log_start": at.log_start,
                 "log_end": at.high_watermark,
-                "records": at.high_watermark - at.log_start,
+                "offsets": at.high_watermark - at.log_start,
             }
         )
     configs = {entry.name: entry.value for entry in await session.admin.topic_configs(name)}

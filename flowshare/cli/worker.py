@@ -69,12 +69,13 @@ def worker(
         return _reloading(drain_timeout)
     from flowshare.agents.worker.supervisor import worker_command, worker_number
 
-    logs.set_up(log_level, log_format, worker=worker_number())
+    logs.set_up(log_level, log_format, worker=worker_number(), for_app=True)
     from flowshare.agents.app.loading import load_app
     from flowshare.garbage import collector_paused, keep_loaded
 
     with collector_paused():  # modules are no garbage: looking at them again and again is 7 % of the time to start
         app = load_app(app_path)
+        logs.settle(for_start=procs is None and master is None)  # others start it, in processes of theirs
         from flowshare.agents.telemetry.active import exporting
         from flowshare.agents.worker.worker import run_worker
         from flowshare.protocol.decoding import load_reader
@@ -97,7 +98,9 @@ def worker(
                 concurrency=concurrency,
                 drain_timeout_s=drain_timeout,
                 pages=settings,
-                prepare=partial(logs.set_up, log_level, log_format),  # travels with the tasks
+                prepare=partial(logs.set_up, log_level, log_format, for_app=True),  # these three travel with the tasks
+                loaded=partial(logs.settle, for_start=True),
+                started=logs.settle,
             )
             return run_workers(app, on_spark)
         except BadMaster as error:
@@ -113,7 +116,13 @@ def worker(
     def served(host: Host) -> WebServer:
         return WebServer(host, settings, drain_timeout_s=drain_timeout)
 
-    with exporting(app.app_id) as prepare:
+    with exporting(app.app_id) as export:
+
+        def prepare() -> None:
+            logs.settle()  # an `on_start` function may have set logging up
+            if export is not None:
+                export()
+
         return run_worker(app, drain_timeout_s=drain_timeout, parts=(served,), prepare=prepare)
 
 
@@ -143,7 +152,7 @@ def introduce(app: App, concurrency: int | None) -> None:
         logger.info("%s", text)
     if app.streams.declared:
         logger.info("Faust's own, in consumer group %s: %s", app.conf.id, ", ".join(app.streams.declared))
-    for text in (*summary.surprises(agents), *summary.kmq_surprises(queues)):
+    for text in (*summary.surprises(agents), *summary.kmq_surprises(queues), *summary.uncommitted(app)):
         logger.warning("%s", text)
 
 
@@ -160,7 +169,7 @@ def supervise(
 
     settings: where health and metrics of all of them are served, and to whom.
     """
-    from flowshare.agents.feed.limits import asked_of
+    from flowshare.agents.feed.backend_limits import asked_of
     from flowshare.agents.worker.supervisor import SupervisorOptions, run_supervisor
     from flowshare.web.supervisor import SupervisorPages
 
@@ -228,7 +237,7 @@ def scale(
     what waits within --target-age. More workers start at once; fewer are kept only after fewer have been enough for
     --down-after, and those that go drain first. Signals and exit codes are those of flowshare worker --procs.
     """
-    logs.set_up(log_level, log_format)
+    logs.set_up(log_level, log_format, for_app=True)
     from flowshare.agents.app.loading import load_app
     from flowshare.agents.scale.scaling import Autoscaler, ScalePolicy
     from flowshare.agents.worker.supervisor import worker_command
@@ -236,6 +245,7 @@ def scale(
     if fewest > most:
         raise click.UsageError(f"--min {fewest} is more than --max {most}")
     app = load_app(app_path)
+    logs.settle()
     introduce(app, concurrency)
     arguments = ["worker", app_path, "--log-level", log_level, "--log-format", log_format]
     if concurrency is not None:

@@ -1,8 +1,8 @@
-"""What workers say of themselves, read: each answer is a claim of whoever listens there.
+"""Parse the answers of workers about themselves. Each answer is a claim of whoever listens at the address.
 
-Of an answer no more is kept than pages show, and only what is of the kind that it has to be, so that nobody's answer
-breaks a page of others or fills the memory: `ROWS_MAX` rows, `TEXT_MAX` characters of a text. Everything here raises
-ValueError for what no worker of flowshare says.
+Only values that pages show are kept, and only those of the right type, so that no answer breaks a page about others or
+fills the memory: `ROWS_MAX` rows, `TEXT_MAX` characters of a text. Everything here raises ValueError for an answer that
+no worker of flowshare gives.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TEXT_MAX: Final = 500
 """Characters of a name, a reason, an error."""
 NUMBER_MAX: Final = 2**63
 _METRICS: Final = ("flowshare_record", "flowshare_handler", "flowshare_dead_letter")
-"""What names of metrics of agents begin with."""
+"""Prefixes of the names of agents' metrics."""
 
 
 def handlers(body: bytes) -> list[Row]:
@@ -98,7 +98,7 @@ def families(body: bytes) -> dict[str, Metric]:
 
 
 def ordered(body: bytes, figure: str) -> float:
-    """What is answered to an order: the figure of this name."""
+    """Return the figure of this name from the answer to an order."""
     found = _typed(_mapping(json.loads(body), "an order"), "an order", {figure: _number}, needed=(figure,))
     return float(found[figure])
 
@@ -167,7 +167,7 @@ _OF_PIPELINES: Final = tuple(name for name in _PIPELINE if name != "last_error")
 
 
 def _typed(row: Mapping[str, Any], page: str, kinds: Mapping[str, Kind], needed: Sequence[str] = ()) -> dict[str, Any]:
-    """What of these a row has, each of its kind. needed: it has to have these."""
+    """Return the row's values of these kinds. needed: names that the row must have. Raises: ValueError."""
     if any(name not in row for name in needed):
         raise other(page)
     try:

@@ -2,7 +2,9 @@
 
 Those of an embedded path are found by it; others are named (`--web host:port`). They are asked by the way that their
 own user has, else with the operator's token. A worker that does not answer within `ASK_S`, or says what no worker says,
-is told as silent; it holds up nobody, and is not asked again before it is done with the last question.
+is told as silent; it holds up nobody, and is not asked again before it is done with the last question. One that let a
+question lie is waited for no longer than `AGAIN_S` until it has answered one in time, and takes none of the threads of
+the others.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +29,10 @@ if TYPE_CHECKING:
 ASK_S: Final = 2.0
 LIMIT_S: Final = 2 * ASK_S
 """How long all of them may take together: one that answers in pieces, or so many that they are asked in turns."""
+AGAIN_S: Final = 0.2
+"""How long for one that let the last question lie."""
 ASKERS: Final = 32
+SLOW_ASKERS: Final = 8
 WORKERS_MAX: Final = 256
 """Workers that are asked; of more the first ones."""
 KEPT_S: Final = 0.9
@@ -52,7 +58,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What workers say. rows: by worker's name. silent: why others said nothing, by name."""
+    """The answers of workers. rows: by worker's name. silent: by name, why other workers gave no answer."""
 
     rows: Mapping[str, Any] = field(default_factory=dict[str, Any])
     silent: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -68,6 +74,9 @@ class Workers:
         self._askers = ThreadPoolExecutor(ASKERS, "ask worker")
         self._kept: dict[str, tuple[float, asyncio.Future[Told]]] = {}
         self._bytes_max = ANSWER_MAX
+        self._slow_askers = ThreadPoolExecutor(SLOW_ASKERS, "ask slow worker")
+        self._slow: set[str] = set()
+        """Addresses of those who have let the last question lie."""
         self._late: set[str] = set()
         """Addresses of those who have not answered in time and are still waited for."""
         self._silent: frozenset[str] = frozenset()
@@ -75,12 +84,13 @@ class Workers:
 
     @property
     def known(self) -> bool:
-        """Whether workers can be found here at all."""
+        """True if workers can be found here at all."""
         return self._path is not None or bool(self._addresses)
 
     def close(self) -> None:
         """Ask nobody any more."""
         self._askers.shutdown(wait=False, cancel_futures=True)
+        self._slow_askers.shutdown(wait=False, cancel_futures=True)
 
     async def running(self) -> list[Worker]:
         """Those that run, the first to come first."""
@@ -98,7 +108,8 @@ class Workers:
         return await self._all("/inflight?stacks=1" if stacks else "/inflight", worker_answers.handlers)
 
     async def in_hand(self) -> Told:
-        """What agents hold and what their handlers raised last, a list a worker (`scale.in_hand`)."""
+        """Ask each worker which records its agents hold and which errors their handlers raised last; one list a worker
+        (`scale.in_hand`)."""
         return await self._all("/agents", worker_answers.agents)
 
     async def topics(self) -> Told:
@@ -110,7 +121,7 @@ class Workers:
         return await self._all("/scale", worker_answers.scale)
 
     async def ready(self) -> Told:
-        """Whether each is ready and why not."""
+        """Ask each worker if it is ready, and if not, why."""
         return await self._all("/ready", worker_answers.readiness, (200, 503))
 
     async def metrics(self) -> Told:
@@ -188,14 +199,30 @@ class Workers:
         where = worker.address
         if where in self._late:
             return _Silent("it has not answered the last question yet")
-        asking = self._askers.submit(self._one, worker, page, read, statuses)
-        done, _ = await asyncio.wait([asyncio.wrap_future(asking)], timeout=LIMIT_S)
+        slow = where in self._slow
+        limit_s = AGAIN_S if slow else LIMIT_S
+        asking = (self._slow_askers if slow else self._askers).submit(self._one, worker, page, read, statuses)
+        asked = asyncio.wrap_future(asking)
+        done, _ = await asyncio.wait([asked], timeout=limit_s)
         if done:
-            return asking.result()
-        if not asking.cancel():
+            self._heard(where, asked)
+            return asked.result()
+        if slow or not asking.cancel():  # else no thread has begun with it
             self._late.add(where)
-            asking.add_done_callback(lambda _: self._late.discard(where))
-        return _Silent(f"it has not answered within {LIMIT_S:g} s")
+            self._slow.add(where)
+            asked.add_done_callback(partial(self._heard, where))
+        return _Silent(f"it has not answered within {limit_s:g} s")
+
+    def _heard(self, where: str, asked: asyncio.Future[Any]) -> None:
+        """It has answered, or the question was given up."""
+        self._late.discard(where)
+        if asked.cancelled():
+            return
+        answer = asked.result()
+        if isinstance(answer, _Silent) and answer.late:
+            self._slow.add(where)
+        else:
+            self._slow.discard(where)
 
     def _one(self, worker: Worker, page: str, read: Callable[[Any], Any], statuses: Sequence[int]) -> Any:
         try:
@@ -205,12 +232,15 @@ class Workers:
                 return _Silent(f"it answered {answer.status}: {_line(answer.body)}")
             return read(answer.body)
         except (OSError, HTTPException, ValueError, RecursionError, own_user.OtherUser) as error:
-            return _Silent(str(error) or type(error).__name__)
+            return _Silent(str(error) or type(error).__name__, isinstance(error, TimeoutError))
 
 
 @dataclass(frozen=True, slots=True)
 class _Silent:
+    """late: it let the question lie, as against having refused it."""
+
     why: str
+    late: bool = False
 
 
 def _line(body: bytes) -> str:

@@ -1,4 +1,4 @@
-"""What users give to the clients, held against the annotations where they call: a wrong type never reaches a server."""
+"""Check the arguments of client calls against their annotations, so that a wrong type never reaches a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _NONE: Final = type(None)
 
 
 def checked(cls: C) -> C:
-    """Class decorator: public coroutine functions raise TypeError at the call when an argument is of another type."""
+    """Make public coroutine functions of a class raise TypeError at the call if an argument has another type
+    (decorator)."""
     for name, function in list(vars(cls).items()):
         if not name.startswith("_") and inspect.iscoroutinefunction(function):
             setattr(cls, name, _checking(function))
@@ -25,7 +26,7 @@ def checked(cls: C) -> C:
 
 
 def check_argument(what: str, value: object, hint: Any) -> None:
-    """Raises: TypeError when `value` does not fit the annotation `hint`; ValueError when it is none of a Literal's."""
+    """Check a value against an annotation. Raises: TypeError; ValueError: the value is none of a Literal's."""
     if fits(value, hint):
         return
     error = ValueError if get_origin(hint) is Literal else TypeError
@@ -33,7 +34,7 @@ def check_argument(what: str, value: object, hint: Any) -> None:
 
 
 def check_settings(settings: object, least: Mapping[str, float]) -> None:
-    """Hold a settings object against its annotations, and its numbers against the smallest that make sense.
+    """Check a settings object against its annotations, and its numbers against the least allowed ones.
 
     Raises: TypeError, ValueError.
     """
@@ -47,7 +48,7 @@ def check_settings(settings: object, least: Mapping[str, float]) -> None:
 
 
 def settings_of(settings: S | None, kind: Callable[[], S]) -> S:
-    """The settings that were given, the defaults for None. Raises: TypeError: it is something else."""
+    """Return the given settings, or the defaults for None. Raises: TypeError: the settings are of another type."""
     if settings is None:
         return kind()
     if not isinstance(settings, cast("type", kind)):
@@ -57,7 +58,7 @@ def settings_of(settings: S | None, kind: Callable[[], S]) -> S:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation says. A bool is no number, a str no sequence of str."""
+    """Tell if a value fits an annotation. A bool does not count as a number, nor a str as a sequence of str."""
     origin, args = get_origin(hint), get_args(hint)
     kind: Any = origin
     if origin in (Union, types.UnionType):
@@ -75,7 +76,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def _holds(value: Any, origin: type, args: tuple[Any, ...]) -> bool:
-    """Whether a container, and all in it, is what `origin[args]` says."""
+    """Tell if a container and all its items fit `origin[args]`."""
     given: Any = value
     if not isinstance(value, Collection) or isinstance(value, (str, bytes)):
         return False
@@ -89,7 +90,7 @@ def _holds(value: Any, origin: type, args: tuple[Any, ...]) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """An annotation in a user's words."""
+    """Describe an annotation in a user's words."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is _NONE:
         return "None"
@@ -126,7 +127,7 @@ def _hints(of: Any) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    """A value's type, and what it holds: of containers the types only, as there may be secrets among the settings."""
+    """Describe a value by its type and content; of containers by the types only, as settings may contain secrets."""
     kind = type(value).__name__
     if isinstance(value, Mapping):
         mapping = cast("Mapping[object, object]", value)

@@ -1,19 +1,22 @@
-"""What the client raises. Every text says what happened and, where a user can act, what to do.
+"""The errors of the client. Every text says what happened and, where a user can act, what to do.
 
-The tree of them is in `flowshare.errors`, with all others.
+`flowshare.errors` has the tree of all errors.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 NO_COORDINATOR: Final = frozenset(
     {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
 )
-"""Codes of who does not coordinate a group or transaction, or not yet: nothing was done."""
+"""Codes of a node that does not coordinate a group or transaction, or not yet: nothing was done."""
 RETRIABLE: Final = NO_COORDINATOR | frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -64,14 +67,16 @@ ADVICE: Final[dict[ErrorCode, str]] = {
     ErrorCode.KAFKA_STORAGE_ERROR: "the server's disk fails: check its space and health, and the server's log",
     ErrorCode.NETWORK_EXCEPTION: "the connection ended; what was held runs again",
 }
+SHOWN: Final = 5
+"""The most records that an error names in its text."""
 
 
 class ClientError(FlowshareError):
-    """Base of all that the client raises."""
+    """Base of all errors that the client raises."""
 
 
 class ServerError(ClientError):
-    """The server refused. `code` is Kafka's; `retriable` says whether the same request can succeed later."""
+    """The server refused. code: Kafka's error code. retriable: True: the same request can succeed later."""
 
     def __init__(self, code: ErrorCode, message: str | None = None, *, about: str = "") -> None:
         self.code = code
@@ -84,12 +89,16 @@ class ServerError(ClientError):
 
     @property
     def retriable(self) -> bool:
-        """Whether the same request can succeed later."""
+        """True if the same request can succeed later."""
         return self.code in RETRIABLE
 
 
 class NotConnected(ClientError, ConnectionError):
-    """No connection could be had in time; the request was never sent."""
+    """No connection was open in time; the request was never sent."""
+
+
+class AnotherBroker(NotConnected):
+    """Another broker, or a broker of another cluster, is at the address of the broker that was meant."""
 
 
 class ConnectionLost(ClientError, ConnectionError):
@@ -97,7 +106,7 @@ class ConnectionLost(ClientError, ConnectionError):
 
 
 class Unsupported(ClientError):
-    """The broker does not have the API, or only in versions that cannot say this."""
+    """The broker does not have the API, or only in versions without the requested fields."""
 
 
 class IllegalState(ClientError):
@@ -113,7 +122,8 @@ class Wakeup(ClientError):
 
 
 class RecordError(ClientError):
-    """One record cannot be decoded. It is released unless it is acknowledged otherwise by topic, partition, offset."""
+    """One record cannot be decoded. It is released, unless it is acknowledged otherwise by topic, partition and
+    offset."""
 
     def __init__(self, topic: str, partition: int, offset: int, cause: str) -> None:
         self.topic = topic
@@ -140,11 +150,25 @@ class CorruptRecords(ClientError):
 
 
 class RecordTooLarge(ClientError):
-    """The record is larger than what may be sent."""
+    """The record is larger than the allowed size."""
 
 
 class BufferFull(ClientError):
     """The producer's buffer has no room now; await `send` instead of `send_nowait`, or raise `buffer_memory`."""
+
+
+class NotCommitted(ClientError):
+    """Finished `records` (topic, partition, offset) that may or may not be committed."""
+
+    def __init__(self, records: Collection[tuple[str, int, int]], why: str) -> None:
+        self.records = frozenset(records)
+        first = sorted(self.records)[:SHOWN]
+        shown = ", ".join(f"{topic}-{partition}@{offset}" for topic, partition, offset in first)
+        more = f" and {len(self.records) - len(first)} more" if len(self.records) > len(first) else ""
+        super().__init__(
+            f"{why}; it is not known whether {shown}{more} {'are' if len(self.records) > 1 else 'is'} committed: "
+            "what is not comes again"
+        )
 
 
 class DeliveryTimeout(ClientError):
@@ -152,6 +176,6 @@ class DeliveryTimeout(ClientError):
 
 
 def check(code: ErrorCode, message: str | None, about: str) -> None:
-    """Nothing for NONE. Raises: ServerError."""
+    """Raise the error of a code; NONE: do nothing. Raises: ServerError."""
     if code is not ErrorCode.NONE:
         raise ServerError(code, message, about=about)

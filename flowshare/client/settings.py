@@ -1,7 +1,7 @@
-"""Settings of the client's parts: Kafka's names, in snake case and without a unit, where Kafka has the setting.
+"""Settings of the client's parts, named as Kafka's settings where Kafka has them, in snake case and without a unit.
 
-Durations are seconds, sizes are bytes. What has another name in Kafka has that in brackets. Each class raises TypeError
-for a value of another type and ValueError for one that is too small.
+Durations are seconds, sizes are bytes. Kafka's name stands in brackets where it differs. Each class raises TypeError
+for a value of another type and ValueError for a value that is too small.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ MIB: Final = 1 << 20
 
 
 SESSION_S_MIN: Final = 6.0
-"""The shortest session that Kafka's brokers take unless told otherwise (group.min.session.timeout.ms)."""
+"""The shortest session, in seconds, that Kafka's brokers accept by default (group.min.session.timeout.ms)."""
 SESSION_S_MAX: Final = 10.0
 
 
 def session_s(limit_s: float) -> float:
-    """The session of a member that others can take over from after `limit_s`: no longer, where brokers take it."""
+    """Return the session of a member that others may take over from after `limit_s` seconds: at most as long, where
+    brokers accept that."""
     return min(SESSION_S_MAX, max(SESSION_S_MIN, limit_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """How a connection is kept. The bounds are a socket's; in process nothing is in flight.
+    """Settings of a connection. The bounds are a socket's; in process no request is in flight.
 
-    connect_timeout: how long a call waits for a connection before it gives up (default.api.timeout.ms is 60 s).
-    request_timeout: how long an answer may take, on top of what the request itself waits (request.timeout.ms).
-    retry_backoff, retry_backoff_max: pause before a new try, doubled each time.
-    max_in_flight_requests, max_in_flight_bytes: unanswered requests of one connection, and their bytes; more wait.
-    max_response_bytes: the largest answer that is read; what is larger ends the connection.
-    acknowledge_linger: how long acknowledgements wait for a fetch to ride on, where a broker takes one request at a
-        time; 0 for who waits for them before it fetches.
+    connect_timeout: longest wait of a call for a connection (default.api.timeout.ms is 60 s).
+    request_timeout: longest wait for an answer, on top of the request's own wait (request.timeout.ms).
+    retry_backoff, retry_backoff_max: pause before a retry, doubled each time.
+    max_in_flight_requests, max_in_flight_bytes: unanswered requests of one connection, and their bytes; others wait.
+    max_response_bytes: the largest answer that is read; a larger one ends the connection.
+    acknowledge_linger: longest wait of acknowledgements for a fetch to be sent with, where a broker takes one request
+        at a time; 0 for callers that wait for them before the next fetch.
     """
 
     connect_timeout: float = 30.0
@@ -50,7 +51,7 @@ class LinkSettings:
     acknowledge_linger: float = 0.002
 
     def __post_init__(self) -> None:
-        """Raises: TypeError, ValueError."""
+        """Check the settings. Raises: TypeError, ValueError."""
         seconds = ("connect_timeout", "request_timeout", "retry_backoff", "retry_backoff_max", "acknowledge_linger")
         counts = ("max_in_flight_requests", "max_in_flight_bytes", "max_response_bytes")
         check_settings(self, {**dict.fromkeys(seconds, 0), **dict.fromkeys(counts, 1)})
@@ -60,8 +61,8 @@ class LinkSettings:
 class MemberSettings:
     """Settings of one member of a share group.
 
-    rack_id: where the member runs (client.rack).
-    close_timeout: how long `close` waits in all.
+    rack_id: the rack where the member runs (client.rack).
+    close_timeout: longest wait of `close` in all.
     """
 
     link: LinkSettings = field(default_factory=LinkSettings)
@@ -69,7 +70,7 @@ class MemberSettings:
     close_timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        """Raises: TypeError, ValueError."""
+        """Check the settings. Raises: TypeError, ValueError."""
         check_settings(self, {"close_timeout": 0})
 
 
@@ -77,19 +78,23 @@ class MemberSettings:
 class ConsumerSettings:
     """Settings of a `ShareConsumer`.
 
-    acknowledgement_mode: `implicit`: the next poll or commit accepts what the last poll returned; `explicit`: every
-        record is acknowledged by the application before the next poll (share.acknowledgement.mode).
+    acknowledgement_mode: `implicit`: the next poll or commit accepts the records of the last poll; `explicit`: the
+        application acknowledges every record before the next poll (share.acknowledgement.mode).
+    isolation_level: the records that the group hands out to all its members: `read_committed`: none of a transaction
+        that is open or was aborted; `read_uncommitted`: all, at once; None: as the group is set. This is the group's
+        share.isolation.level, set with the first poll; a consumer without the right to set it logs that once.
     acquire_mode: how strictly `max_poll_records` is kept (share.acquire.mode, KIP-1206).
-    max_poll_records: records a poll asks for; with BATCH_OPTIMIZED it may return more (max.poll.records).
-    max_poll_interval: the longest time between two polls; after it the member leaves its group, and the next
-        poll joins again (max.poll.interval.ms).
-    fetch_max_bytes, fetch_max_wait: bytes of one fetch and how long the server may hold it (fetch.max.bytes,
-        fetch.max.wait.ms).
-    default_api_timeout: how long `commit_sync` waits unless told otherwise (default.api.timeout.ms).
+    max_poll_records: records that a poll asks for; with BATCH_OPTIMIZED it may return more (max.poll.records).
+    max_poll_interval: the longest time between two polls; after it the member leaves its group, and the next poll joins
+        again (max.poll.interval.ms).
+    fetch_max_bytes, fetch_max_wait: bytes of one fetch, and the longest time that the server may hold it
+        (fetch.max.bytes, fetch.max.wait.ms).
+    default_api_timeout: default wait of `commit_sync` (default.api.timeout.ms).
     """
 
     member: MemberSettings = field(default_factory=MemberSettings)
     acknowledgement_mode: Literal["implicit", "explicit"] = "implicit"
+    isolation_level: Literal["read_uncommitted", "read_committed"] | None = "read_committed"
     acquire_mode: AcquireMode = AcquireMode.BATCH_OPTIMIZED
     max_poll_records: int = 500
     max_poll_interval: float = 300.0
@@ -98,7 +103,7 @@ class ConsumerSettings:
     default_api_timeout: float = 60.0
 
     def __post_init__(self) -> None:
-        """Raises: TypeError, ValueError."""
+        """Check the settings. Raises: TypeError, ValueError."""
         seconds = ("max_poll_interval", "fetch_max_wait", "default_api_timeout")
         check_settings(self, {**dict.fromkeys(seconds, 0), "max_poll_records": 1, "fetch_max_bytes": 1})
 
@@ -107,35 +112,36 @@ class ConsumerSettings:
 class CooperativeSettings:
     """Settings of a member of a cooperative group, and of a `CooperativeConsumer`.
 
-    enable_auto_commit: the next poll commits what the last one returned; else each record is committed by the
-        application (enable.auto.commit).
-    auto_offset_reset: where a partition begins of which the group has committed nothing: `earliest`, `latest`, or
-        `none`: that is an error (auto.offset.reset).
+    enable_auto_commit: the next poll commits the records of the last one; else the application commits each record
+        (enable.auto.commit).
+    auto_offset_reset: the start in a partition without commits of the group: `earliest`, `latest`, or `none`: an error
+        (auto.offset.reset).
     isolation_level: `read_committed` hands out no record of a transaction that is open or was aborted
         (isolation.level).
-    lease: after so long without an answer of the server a member begins nothing, and others get what it holds.
-    drain_mode: what others may do that wait for what this member does not give back in time. `strict`: wait for its
-        lease; `available`: take it after `drain_timeout`, so that two handlers of one key may overlap.
-    shares: whether it takes parts of partitions. unshared_topics: topics of which it takes whole partitions only.
-    exact_starts: each start of a record is counted by the server before it is made, so that the death of a member takes
-        an attempt from what it had in flight alone, at the price of a write for each poll that brings something. Else
-        first starts are counted by the thousand, ahead of time: a death may count once for records beside it.
-    session_timeout, heartbeat_interval, rebalance_timeout, group_instance_id: of its membership in the group, as
-        Kafka's consumers have them.
-    max_poll_records: records that a poll returns at most, and that are taken ahead in free mode (max.poll.records).
-    max_poll_interval: the longest time between two polls; after it the consumer gives all back and leaves its group,
-        and the next poll joins again (max.poll.interval.ms).
-    buffer_records: records of one partition that wait at most; with so many nothing more of it is read.
-    fetch_max_bytes, partition_fetch_bytes, fetch_max_wait: bytes of one fetch, of each partition in it, and how long
-        the server may hold it (fetch.max.bytes, max.partition.fetch.bytes, fetch.max.wait.ms).
-    default_api_timeout: how long `commit_sync` waits unless told otherwise (default.api.timeout.ms).
-    close_timeout: how long `close` waits for commits.
+    lease: after this time without an answer of the server a member begins nothing, and others get its claims.
+    drain_mode: the right of others that wait for claims which this member does not give back in time. `strict`: they
+        wait for its lease; `available`: they take the claims after `drain_timeout`, so that two handlers of one key may
+        overlap.
+    shares: the member takes parts of partitions. unshared_topics: topics of which it takes whole partitions only.
+    exact_starts: the server counts each start of a record before it is made, so that the death of a member takes an
+        attempt only from its records in flight, at the price of a write for each poll with records. Else first starts
+        are counted by the thousand, ahead of time: a death may count once for records beside it.
+    session_timeout, heartbeat_interval, rebalance_timeout, group_instance_id: of the membership in the group, as in
+        Kafka's consumers.
+    max_poll_records: the most records that a poll returns, and that are taken ahead in free mode (max.poll.records).
+    max_poll_interval: the longest time between two polls; after it the consumer gives everything back and leaves its
+        group, and the next poll joins again (max.poll.interval.ms).
+    buffer_records: the most records of one partition that wait; with so many its reading stops.
+    fetch_max_bytes, partition_fetch_bytes, fetch_max_wait: bytes of one fetch, of each partition in it, and the longest
+        time that the server may hold it (fetch.max.bytes, max.partition.fetch.bytes, fetch.max.wait.ms).
+    default_api_timeout: default wait of `commit_sync` (default.api.timeout.ms).
+    close_timeout: longest wait of `close` for commits.
     """
 
     link: LinkSettings = field(default_factory=LinkSettings)
     enable_auto_commit: bool = False
     auto_offset_reset: Literal["earliest", "latest", "none"] = "earliest"
-    isolation_level: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
+    isolation_level: Literal["read_uncommitted", "read_committed"] = "read_committed"
     lease: float = 30.0
     drain_mode: Literal["strict", "available"] = "strict"
     drain_timeout: float = 60.0
@@ -156,7 +162,7 @@ class CooperativeSettings:
     close_timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        """Raises: TypeError, ValueError."""
+        """Check the settings. Raises: TypeError, ValueError."""
         seconds = (
             "drain_timeout",
             "fetch_max_wait",
@@ -173,14 +179,14 @@ class CooperativeSettings:
 class ProducerSettings:
     """Settings of a `Producer`.
 
-    linger: how long a batch waits for more records (linger.ms). Without waiting, records given in one turn of the
-        event loop share a request, and so do those that come while five of their partition are under way.
+    linger: how long a batch waits for more records (linger.ms). Without waiting, records that are sent in one turn of
+        the event loop share a request, and so do records sent while five requests of their partition are under way.
     batch_size: size at which a batch is closed (batch.size; Kafka's 16 KiB is small for one process).
     max_request_size: the largest record (max.request.size).
-    buffer_memory: records not yet confirmed, in all; above it `send` waits (buffer.memory).
+    buffer_memory: bytes of all records not yet confirmed; above it `send` waits (buffer.memory).
     compression: codec of the batches (compression.type).
-    delivery_timeout: after it an unconfirmed record fails (delivery.timeout.ms).
-    metadata_max_age: how long a topic's partition count is believed (metadata.max.age.ms).
+    delivery_timeout: time after which an unconfirmed record fails (delivery.timeout.ms).
+    metadata_max_age: how long a topic's known partition count is used (metadata.max.age.ms).
     auto_create_topics: create an unknown topic with one partition, as brokers do by default
         (auto.create.topics.enable).
     """
@@ -196,7 +202,7 @@ class ProducerSettings:
     auto_create_topics: bool = True
 
     def __post_init__(self) -> None:
-        """Raises: TypeError, ValueError."""
+        """Check the settings. Raises: TypeError, ValueError."""
         seconds = ("linger", "delivery_timeout", "metadata_max_age")
         sizes = ("batch_size", "max_request_size", "buffer_memory")
         check_settings(self, {**dict.fromkeys(seconds, 0), **dict.fromkeys(sizes, 1)})

@@ -1,8 +1,8 @@
-"""What the console can do: one table. Each deed is a command of the command line, which its button shows.
+"""Actions of the console, in one table. Each action is a command of the command line, which its button shows.
 
-An action is asked for in two steps: the first shows the command and what would happen (`preview`), the second does it
-(`act`). Both go through the same calls as the command. Only operators act, and each deed is written down before it is
-done (`store`).
+An action takes two steps: the first shows the command and what would happen (`preview`), the second carries it out
+(`act`). Both use the same calls as the command. Only operators act. Each action is written down before it is carried
+out (`store`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ASK_LIMIT_S: Final = 5.0
 
 
 async def _check_pausing(session: CommandSession, group: str) -> None:
-    """Raises: Failure (it cannot be paused), ServerError (there is no such group)."""
+    """Check that the group can be paused. Raises Failure (it cannot), ServerError (no such group)."""
     await cooperative.refuse(session, group, "stop its workers, or call `agent.pause()` in each of them")
     if not session.backend.capabilities.pausing:
         raise Failure(f"Kafka's brokers cannot pause group {group}: stop its workers")
@@ -177,7 +177,7 @@ def _key(params: Params) -> bytes:
 
 
 async def _about_unpark(_: Means, params: Params) -> Preview:
-    _key(params)  # what cannot be is told before anything is asked
+    _key(params)  # bad input is refused before the log is asked
     number(params, "partition")
     text = f"The key goes on in {params['topic']}-{params['partition']}."
     return Preview((text, "Its letters stay in the dead letters, and are out of order if they are replayed later."))
@@ -192,7 +192,7 @@ async def _unpark(means: Means, params: Params) -> str:
 
 
 def _places(params: Params) -> frozenset[tuple[int, int]]:
-    """`0@17, 0@18`. Raises: BadForm."""
+    """Read places such as `0@17, 0@18`. Raises BadForm."""
     places = set[tuple[int, int]]()
     for text in params.get("at", "").replace(",", " ").split():
         partition, _, offset = text.partition("@")
@@ -246,7 +246,9 @@ async def _about_replay(means: Means, params: Params) -> Preview:
 async def _replay(means: Means, params: Params) -> str:
     job = await _replayed(means, params, dry_run=False)
     sent = ", ".join(f"{count} to {topic}" for topic, count in sorted(job.sent.items()))
-    return f"replayed {sent}" if sent else "there was nothing to replay"
+    parts = [f"replayed {sent}"] if sent else []
+    parts += [job.why_refused()] if job.refused else []
+    return "; ".join(parts) or "there was nothing to replay"
 
 
 # --- records that members hold, or that wait -------------------------------------------------------------------------
@@ -264,7 +266,7 @@ INTERVENE: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def _ranges(params: Params) -> list[tuple[int, int]]:
-    """`5-9, 12`. Raises: BadForm."""
+    """Read ranges such as `5-9, 12`. Raises BadForm."""
     found: list[tuple[int, int]] = []
     for text in params["ranges"].replace(",", " ").split():
         first, dash, last = text.partition("-")
@@ -296,7 +298,7 @@ async def _intervened(means: Means, params: Params, act: Any, *, dry_run: bool) 
 
 
 def counted(count: int, what: str) -> str:
-    """`1 record`, `2 records`."""
+    """Return a count as text: `1 record`, `2 records`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
@@ -508,4 +510,4 @@ _ALL: Final = (
     ),
 )
 ACTIONS: Final[Mapping[str, Action]] = {one.name: one for one in _ALL}
-"""By name."""
+"""Actions by name."""

@@ -1,6 +1,6 @@
-"""Looks at the workers' counters of agents every few seconds: how many records they handle, and how that ends.
+"""Looks at the workers' counters of agents every few seconds: handled records, and their outcomes.
 
-While a group stands still they are asked who holds what, too, and what handlers raised.
+While a group stands still workers are also asked for held records and their handlers' exceptions.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ logger = logging.getLogger("flowshare.console")
 
 LOOK_S: Final = 5.0
 AGENTS_MAX: Final = 500
-"""Agents that are counted; of more the first ones that workers tell of."""
+"""The most agents that are counted; of more the first ones that workers tell of."""
 KINDS_MAX: Final = 50
-"""Exceptions, and outcomes, of an agent."""
+"""The most exceptions, and outcomes, of an agent."""
 NAME_MAX: Final = 200
-"""Characters of a name."""
+"""The most characters of a name."""
 COUNT_MAX: Final = 2.0**63
-"""More than a counter says."""
+"""A bound above every true counter."""
 COUNTERS: Final = {
     "flowshare_record_acknowledgements": "type",
     "flowshare_records_redelivered": None,
@@ -48,8 +48,8 @@ COUNTERS: Final = {
 
 @dataclass(slots=True)
 class AgentCounts:
-    """Counters of an agent, summed over workers. counts: by name. exceptions: by type. buckets: handlers that took at
-    most so many seconds; seconds: all of them took."""
+    """Counters of an agent, summed over workers. counts: by name. exceptions: by type. buckets: upper bound in seconds
+    -> handlers that took at most so long; seconds: the time of all handlers."""
 
     counts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     exceptions: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -58,12 +58,12 @@ class AgentCounts:
 
     @property
     def handled(self) -> float:
-        """Handlers that have ended."""
+        """The number of handlers that have ended."""
         return max(self.buckets.values(), default=0.0)
 
 
 def counted(workers: Sequence[Mapping[str, Any]]) -> dict[str, AgentCounts]:
-    """Agents by name, from the metrics of several workers (families by name)."""
+    """Return agents by name, from the metrics of several workers (families by name)."""
     agents: dict[str, AgentCounts] = {}
     for families in workers:
         for name, label in COUNTERS.items():
@@ -89,7 +89,8 @@ def _add(counts: dict[str, float], what: str, value: float) -> None:
 
 
 def figures(before: AgentCounts, after: AgentCounts, seconds: float) -> AgentFigures:
-    """What was done between two looks. Counters fall when a worker ends; then nothing is known of that time."""
+    """Return an agent's figures for the time between two looks. Counters fall when a worker ends; then the figures of
+    that time are unknown."""
     handled = after.handled - before.handled
     errors = after.counts["handler errors"] - before.counts["handler errors"]
     late = after.counts["handler timeouts"] - before.counts["handler timeouts"]
@@ -106,7 +107,7 @@ def figures(before: AgentCounts, after: AgentCounts, seconds: float) -> AgentFig
 def _samples(
     families: Mapping[str, Any], name: str, agents: dict[str, AgentCounts]
 ) -> Iterator[tuple[Any, AgentCounts]]:
-    """Samples of a family with the counts that they belong to."""
+    """Yield the samples of a family with the counts that they belong to."""
     family = families.get(name)
     samples: list[Any] = [] if family is None else family.samples
     for one in samples:
@@ -118,7 +119,7 @@ def _samples(
 
 
 def _is_known(sample: Any) -> bool:
-    """Whether it can be counted: what a worker says is a claim."""
+    """True if a sample can be counted: a worker's figures are claims, so they are checked."""
     if not abs(sample.value) <= COUNT_MAX:
         return False
     try:
@@ -128,8 +129,8 @@ def _is_known(sample: Any) -> bool:
 
 
 class AgentWatch:
-    """Everything on one loop. silent: workers that do not answer, and why. messages: exceptions with their texts, which
-    may hold values of records; else by their types only."""
+    """The watch over all workers' agents, on one loop. silent: workers that do not answer, with the reason. messages:
+    exceptions with their texts, which may hold values of records; else by their types only."""
 
     def __init__(self, workers: Workers, store: Store, clock: Clock, *, messages: bool = True) -> None:
         self._workers = workers
@@ -142,17 +143,17 @@ class AgentWatch:
         self.silent: Mapping[str, str] = {}
         self.answered = 0
         self.wanted = False
-        """Whether a group stands still, so that it is worth asking who holds what."""
+        """True if a group stands still, so that it is worth asking who holds records."""
         self.in_hand: Mapping[str, InHand] = {}
-        """Who holds what and what was raised last, by group, while that is wanted."""
+        """Held records and last exceptions, by group, while wanted."""
 
     def start(self) -> None:
-        """Begin to look, where workers are known."""
+        """Begin to look, if workers are known."""
         if self._workers.known:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="flowshare-console-agents")
 
     async def close(self) -> None:
-        """End."""
+        """Stop."""
         task, self._task = self._task, None
         await cancelled(task)
 
@@ -169,7 +170,7 @@ class AgentWatch:
             }
             self._store.keep(AGENTS, self._clock.now_ms() // 1000, made)
         self.silent, self._at_s = dict(told.silent), now_s
-        if told.rows or not told.silent:  # else what was seen last is shown, beside who is silent
+        if told.rows or not told.silent:  # else the last figures are shown, beside the silent workers
             self.agents, self.answered = found, len(told.rows)
         holding: Mapping[str, Any] = (await self._workers.in_hand()).rows if self.wanted else {}
         self.in_hand = in_hand.of_groups(holding, messages=self._messages)

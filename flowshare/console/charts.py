@@ -1,6 +1,6 @@
 """Drawings as SVG, without style and script: lines over time, bars, a share-partition's window as a strip. Pure.
 
-Colours are classes of the style sheet. Every drawing has its figures as text beside it, for who cannot see it.
+Colours are classes of the style sheet. Every drawing has its figures as text beside it, for people who cannot see it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CELL: Final = 10
 
 
 class Series(NamedTuple):
-    """A line: what it is called, its colour (0 to 3), and values at times, oldest first. None: not known."""
+    """A line: its name, its colour (0 to 3), and values at times, oldest first. None: not known."""
 
     name: str
     colour: int
@@ -30,7 +30,7 @@ class Series(NamedTuple):
 def lines(
     series: Sequence[Series], since_s: float, until_s: float, *, show: Callable[[float], str], title: str
 ) -> Markup:
-    """Lines over time. A value holds until the next one. show: how a figure is written."""
+    """Draw lines over time. A value holds until the next one. show: formats a figure."""
     span = max(1.0, until_s - since_s)
     top = max((value for one in series for _, value in one.points if value is not None), default=0.0)
     scale = (HEIGHT - 8) / top if top > 0 else 0.0
@@ -62,7 +62,7 @@ def _last(one: Series, show: Callable[[float], str]) -> str:
 def _path(
     points: Sequence[tuple[float, float | None]], since_s: float, until_s: float, span: float, scale: float
 ) -> str:
-    """Steps, as figures hold until the next ones; a gap where nothing is known."""
+    """Draw steps, as figures hold until the next ones; gaps for unknown ones."""
     made: list[str] = []
     drawing = False
     y = 0.0
@@ -84,7 +84,7 @@ def _path(
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """name: below it. shown: its figure as text. href: where it leads."""
+    """One bar. name: below it. shown: its figure as text. href: its link."""
 
     name: str
     value: float
@@ -93,7 +93,7 @@ class Bar:
 
 
 def bars(found: Sequence[Bar], title: str) -> Markup:
-    """A histogram as a table whose rows have a bar: it reads well without the bars."""
+    """Draw a histogram as a table whose rows have a bar: it reads well without the bars."""
     top = max((one.value for one in found), default=0.0)
     rows = Markup("").join(
         Markup(
@@ -110,7 +110,7 @@ def bars(found: Sequence[Bar], title: str) -> Markup:
 
 
 class Run(NamedTuple):
-    """Offsets of one state. mark: it holds others up."""
+    """Offsets of one state. mark: True: they hold others up."""
 
     first: int
     last: int
@@ -119,7 +119,7 @@ class Run(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Offsets that one cell of a strip stands for, and the state that is shown of them."""
+    """The offsets of one cell of a strip, and the state shown for them."""
 
     first: int
     last: int
@@ -142,12 +142,12 @@ STATES: Final = (
     "free",
     "hole",
 )
-"""Which state a cell of several offsets shows: the first of these that one of them has."""
+"""States by rank: a cell of several offsets shows the first of these that one of them has."""
 _RANK: Final[Mapping[str, int]] = {state: number for number, state in enumerate(STATES)}
 
 
 def cells(runs: Sequence[Run], first: int, end: int, *, cells_max: int = CELLS_MAX) -> list[Cell]:
-    """Cells for the offsets [first, end), each of equally many. Offsets in no run are available."""
+    """Return cells for the offsets [first, end), each of equally many. Offsets in no run are available."""
     if end <= first:
         return []
     each = -(-(end - first) // cells_max)
@@ -182,8 +182,8 @@ def _each(found: Sequence[Cell]) -> str:
 
 
 def strip(found: Sequence[Cell], link: Callable[[Cell], str]) -> Markup:
-    """Cells in rows; each says its offsets and leads to its records, for who points at it: Tab passes them by, as there
-    may be a thousand, and goes through the list of runs."""
+    """Draw cells in rows; each shows its offsets and leads to its records, by pointer only: Tab passes the cells by, as
+    there may be a thousand, and goes through the list of runs."""
     rows = -(-len(found) // CELLS_A_ROW)
     parts = [
         Markup('<svg class="strip" viewBox="0 0 {} {}" role="group" aria-label="{}">').format(

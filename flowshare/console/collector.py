@@ -1,8 +1,9 @@
-"""Looks at all groups every second, whoever looks at a page: the table of groups, and figures for the store.
+"""Looks at all groups every second, pages open or not: the table of groups, and figures for the store.
 
 Share-partitions are asked about with each look; members and settings of a group every `SLOW_S`, a few groups a look. A
-look that takes long makes the next one later (`SHARE`), so that the console takes a bounded part of whoever answers.
-When the log does not answer, what was seen last is shown with its age, and the next look comes `AWAY_S` later.
+look that takes long makes the next one later (`SHARE`), so that the console takes a bounded part of the answering
+process. When the log does not answer, the last figures are shown with their age, and the next look comes `AWAY_S`
+later.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.agents.scale import lag
 from flowshare.agents.scale.in_hand import InHand
+from flowshare.agents.scale.in_turn import InTurn
 from flowshare.agents.scale.rates import Rates
 from flowshare.agents.scale.retention import Facts
 from flowshare.agents.scale.stall_reason import BreakerFacts, GroupFacts, of_group, stall_reason
@@ -22,7 +24,7 @@ from flowshare.cli.output import Failure, explain
 from flowshare.client.admin.admin import BREAKER, PAUSED
 from flowshare.client.errors import ServerError
 from flowshare.console.store import GROUPS, Figures
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
@@ -32,31 +34,36 @@ if TYPE_CHECKING:
     from flowshare.console.agents import AgentWatch
     from flowshare.console.source import Source
     from flowshare.console.store import Store
+    from flowshare.protocol.messages import TopicMetadata
 
 logger = logging.getLogger("flowshare.console")
 
 LOOK_S: Final = 1.0
 SHARE: Final = 5
-"""A look may take one of so many parts of the time, as long as the next one comes within `AWAY_S`."""
+"""A look may take one part in `SHARE` of the time, as long as the next one comes within `AWAY_S`."""
 SLOW_S: Final = 30.0
 SETTINGS_AT_LEAST: Final = 5
-"""Groups whose members and settings are asked for in one look, if so many are due."""
+"""The least number of groups whose members and settings are asked for in one look, if so many are due."""
 SLOW_PART_S: Final = 2.0
-"""How long one look may take for members and settings; of very many groups the others come with the next looks."""
+"""Time, in s, that one look may take for members and settings; of very many groups the others come with the next
+looks."""
 BREAKERS_MAX: Final = 100
-"""Groups whose breaker is asked for in one look."""
+"""The most groups whose breaker is asked for in one look."""
 AWAY_S: Final = 5.0
 LEADING_S: Final = 30.0
-"""Between two looks at a fleet of which no worker runs: each claims all its slots."""
+"""Time, in s, between two looks at a fleet without running workers: each look claims all its slots."""
 LOOK_LIMIT_S: Final = 30.0
 SUFFIX: Final = ".dlq"
+NEVER: Final = (float("-inf"), 0)
+"""The time of counting a topic of dead letters, and its count, before the first time."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettings:
-    """What is asked for less often. members, assigned: how many; None: not known. state: of a cooperative group."""
+    """Facts of a group that are asked for less often. members, assigned: their numbers; None: not known. state: of a
+    cooperative group."""
 
     configs: Mapping[str, str] = field(default_factory=dict[str, str])
     members: int | None = None
@@ -66,45 +73,49 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLine:
-    """A group as it stands in the table. topics: rows of `lag.by_topic`; partitions: of `lag.rows`."""
+    """A group in the table. topics: rows of `lag.by_topic`; partitions: of `lag.rows`. asked: False: of very many
+    groups, this one's turn has not come yet."""
 
     name: str
     kind: str
     state: str
     topics: Sequence[Row] = ()
     partitions: Sequence[Row] = ()
+    asked: bool = True
     settings: GroupSettings = GroupSettings()
     letters: int | None = None
     breaker: BreakerFacts = field(default_factory=BreakerFacts)
     stall: str | None = None
 
     def total(self, name: str) -> float | None:
-        """A column's sum over the topics; None as soon as one of them is not known."""
+        """Return a column's sum over the topics; None if one of them is not known."""
+        if not self.asked:
+            return None
         found = [row.get(name) for row in self.topics]
         known = [one for one in found if one is not None and one >= 0]
         return sum(known) if len(known) == len(found) else None
 
     def worst(self, name: str) -> float | None:
-        """A column's largest value over the topics."""
+        """Return a column's largest value over the topics."""
         return max((row[name] for row in self.topics if row.get(name) is not None), default=None)
 
     def least(self, name: str) -> float | None:
-        """A column's smallest value over the topics."""
+        """Return a column's smallest value over the topics."""
         return min((row[name] for row in self.topics if row.get(name) is not None), default=None)
 
     @property
     def paused(self) -> bool:
-        """Whether somebody paused it."""
+        """True if a user paused the group."""
         return self.settings.configs.get(PAUSED) == "true"
 
     @property
     def held_back(self) -> bool:
-        """Whether it is paused, by somebody or by its breaker."""
+        """True if the group is paused, by a user or by its breaker."""
         return self.paused or self.breaker.state != "closed"
 
     @property
     def shown_state(self) -> str:
-        """In a word or two."""
+        """The state in a word or two."""
         if self.paused:
             return "paused"
         return self.state if self.breaker.state == "closed" else f"breaker {self.breaker.state}"
@@ -112,9 +123,11 @@ class GroupLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What was seen. at_ms: when, 0: nothing was seen yet. took_s: how long it took. leads: nobody leads the groups,
-    so the console did while it looked. backend: where they live. led: how many share-partitions each worker of a fleet
-    leads, by node id. controls: groups can be paused and limited there."""
+    """Result of a look at all groups. at_ms: time of the look; 0: none yet. took_s: its duration. leads: the groups had
+    no leader, so the console led them during the look. backend: where the groups live. led: number of share-partitions
+    that each worker of a fleet leads, by node id. controls: groups can be paused and limited there. oldest_s: with very
+    many groups, which are asked in turn, the age of the oldest figures. unasked: number of groups that have not had
+    their turn yet."""
 
     at_ms: int = 0
     took_s: float = 0.0
@@ -122,11 +135,13 @@ class Look:
     leads: bool = False
     backend: str = ""
     controls: bool = True
+    oldest_s: float = 0.0
+    unasked: int = 0
     led: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 class _Asked(NamedTuple):
-    """What is remembered of a session."""
+    """State that is kept of a session."""
 
     session: CommandSession
     facts: Facts
@@ -134,7 +149,8 @@ class _Asked(NamedTuple):
 
 
 class Collector:
-    """Everything on one loop. store: where figures are kept. agents: knows what workers hold; None: nobody does."""
+    """The collector of all groups, on one loop. store: keeps the figures. agents: knows the workers' held records;
+    None: not known."""
 
     def __init__(self, source: Source, store: Store, clock: Clock, agents: AgentWatch | None = None) -> None:
         self._source = source
@@ -142,26 +158,28 @@ class Collector:
         self._clock = clock
         self._agents = agents
         self._rates = Rates()
+        self._in_turn = InTurn(clock)
         self._of: _Asked | None = None
         self._slow: dict[str, tuple[float, GroupSettings]] = {}
-        self._letters: tuple[float, dict[str, int]] = (float("-inf"), {})
+        self._letters: tuple[float, dict[str, tuple[float, int]]] = (float("-inf"), {})
+        """The time at which all topics were counted, and for each topic the time of its count and the count."""
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self.look = Look()
         self.trouble: str | None = None
-        """Why the last look failed."""
+        """The last look's failure; None: it succeeded."""
 
     def start(self) -> None:
         """Begin to look."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="flowshare-console-collector")
 
     async def close(self) -> None:
-        """End."""
+        """Stop."""
         task, self._task = self._task, None
         await cancelled(task)
 
     def hurry(self) -> None:
-        """Look at once, and at what is asked for less often too: something was changed."""
+        """Look at once, also at the slow facts, because a setting was changed."""
         self._slow.clear()
         self._wake.set()
 
@@ -208,15 +226,18 @@ class Collector:
         kinds: dict[str, list[str]] = {"share": [], "cooperative": []}
         for name, (kind, _) in listed.items():
             kinds[kind].append(name)
-        found = await _rows(self._of, kinds["share"], kinds["cooperative"], self._clock.now_ms())
+        watched = kinds["share"] if session.backend.capabilities.pausing else []
+        found = await lag.watched(self._of.watch, self._clock.now_ms()) if watched else []
         self._rates.look(found, now_s)
         await lag.add_retention(found, facts, self._rates, now_s)
+        of_topics = _grouped(lag.by_topic(found, self._rates))
+        of_partitions = _grouped(found)
+        in_turn = await self._in_turn.look(admin, facts, [] if watched else kinds["share"], kinds["cooperative"])
+        for name, one in in_turn.items():
+            of_topics[name], of_partitions[name] = one.topics, one.partitions
         await self._ask_slowly(session, listed, now_s)
         letters = await self._count_letters(session, now_s)
-        topics = lag.by_topic(found, self._rates)
         breakers = await self._breakers(session)
-        of_topics = _grouped(topics)
-        of_partitions = _grouped(found)
         lines = {
             name: self._line(
                 name,
@@ -226,6 +247,7 @@ class Collector:
                 of_partitions.get(name, ()),
                 letters=letters,
                 breaker=breakers.get(name, BreakerFacts()),
+                asked=name not in in_turn or in_turn[name].known,
             )
             for name, (kind, state) in listed.items()
         }
@@ -236,6 +258,8 @@ class Collector:
             leads=session.leads,
             backend=session.backend.kind,
             controls=session.backend.capabilities.pausing,
+            oldest_s=self._in_turn.oldest_s,
+            unasked=sum(not one.known for one in in_turn.values()),
             led=self._of.watch.led(),
         )
 
@@ -249,6 +273,7 @@ class Collector:
         *,
         letters: Mapping[str, int],
         breaker: BreakerFacts,
+        asked: bool,
     ) -> GroupLine:
         _, slow = self._slow.get(name, (0.0, GroupSettings()))
         in_hand = InHand() if self._agents is None else self._agents.in_hand.get(name, InHand())
@@ -267,6 +292,7 @@ class Collector:
             state=state or slow.state,
             topics=topics,
             partitions=parts,
+            asked=asked,
             settings=slow,
             letters=letters.get(name + SUFFIX),
             breaker=breaker,
@@ -274,14 +300,15 @@ class Collector:
         )
 
     async def _breakers(self, session: CommandSession) -> dict[str, BreakerFacts]:
-        """Of the groups that have one."""
+        """Return the breakers of the groups that have one."""
         having = [name for name, (_, slow) in self._slow.items() if slow.configs.get(BREAKER, "0") != "0"]
         return {
             name: await lag.breaker(session.admin, name, self._slow[name][1].configs) for name in having[:BREAKERS_MAX]
         }
 
     async def _ask_slowly(self, session: CommandSession, listed: Mapping[str, tuple[str, str]], now_s: float) -> None:
-        """Members and settings of the groups whose turn it is, or whose state has changed: somebody came or went."""
+        """Ask for members and settings of the groups whose turn it is, or whose state has changed: members came or
+        went."""
         for name, line in self.look.groups.items():
             if name in listed and listed[name][1] not in ("", line.state):
                 self._slow.pop(name, None)
@@ -297,34 +324,37 @@ class Collector:
             self._slow[name] = now_s, await _settings_of(session, name, listed[name][0])
 
     async def _count_letters(self, session: CommandSession, now_s: float) -> Mapping[str, int]:
-        """Records of the topics of dead letters."""
+        """Return the number of records of each topic of dead letters."""
         at_s, known = self._letters
         if now_s - at_s < SLOW_S:
-            return known
-        counts: dict[str, int] = {}
-        for topic in await session.admin.list_topics():
-            if topic.name.endswith(SUFFIX):
-                ends = await asyncio.gather(
-                    *(session.admin.offsets(topic.name, number) for number in range(topic.partitions)),
-                    return_exceptions=True,
-                )
-                counts[topic.name] = sum(
-                    one.high_watermark - one.log_start for one in ends if not isinstance(one, BaseException)
-                )
-        self._letters = now_s, counts
-        return counts
+            return {name: count for name, (_, count) in known.items()}
 
+        async def count(topic: TopicMetadata) -> int:
+            ends = await asyncio.gather(
+                *(session.admin.offsets(topic.name, number) for number in range(topic.partitions)),
+                return_exceptions=True,
+            )
+            return sum(one.high_watermark - one.log_start for one in ends if not isinstance(one, BaseException))
 
-async def _rows(of: _Asked, share: Sequence[str], cooperative: Sequence[str], now_ms: int) -> list[Row]:
-    """A row a partition: of share groups from what has changed, where flowshare leads them."""
-    admin, rest = of.session.admin, lag.Groups(share, cooperative)
-    if not of.session.backend.capabilities.pausing:
-        return await lag.rows(admin, rest, now_ms, of.facts)
-    return [*await lag.watched(of.watch, now_ms), *await lag.rows(admin, rest._replace(share=()), now_ms, of.facts)]
+        topics = [topic for topic in await session.admin.list_topics() if topic.name.endswith(SUFFIX)]
+        counts = {topic.name: known[topic.name] for topic in topics if topic.name in known}
+        due = [topic for topic in topics if now_s - counts.get(topic.name, NEVER)[0] >= SLOW_S]
+        due.sort(key=lambda topic: counts.get(topic.name, NEVER)[0])  # of very many, the others come later
+        until_s = self._clock.monotonic() + SLOW_PART_S
+        for first in range(0, len(due), lag.AT_ONCE):
+            if self._clock.monotonic() > until_s:
+                break
+            some = due[first : first + lag.AT_ONCE]
+            found = await asyncio.gather(*map(count, some))
+            counts |= {topic.name: (now_s, number) for topic, number in zip(some, found, strict=True)}
+        else:
+            at_s = now_s
+        self._letters = at_s, counts
+        return {name: number for name, (_, number) in counts.items()}
 
 
 async def _settings_of(session: CommandSession, name: str, kind: str) -> GroupSettings:
-    """What is known of it; nothing of what may not be seen."""
+    """Return the known facts of a group; those that may not be seen are left out."""
     admin = session.admin
     members: int | None = None
     assigned: int | None = None
@@ -345,7 +375,7 @@ async def _settings_of(session: CommandSession, name: str, kind: str) -> GroupSe
 
 
 def figures_of(line: GroupLine) -> Figures:
-    """What is kept of a look."""
+    """Return the figures of a look to keep."""
     return Figures(
         backlog=line.total("backlog"),
         in_flight=line.total("in_flight"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from flowshare.cli import logs
-from flowshare.cli.options import broker_options, debug_option, log_options
+from flowshare.cli.options import DIRECTORY, broker_options, debug_option, log_options
 from flowshare.cli.output import Failure, say
 from flowshare.cli.pages import named_workers
 from flowshare.cli.session import embedded_path
@@ -41,9 +41,7 @@ PORT: Final = 8090
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, PEM.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="Its key, where it is not in the same file.")
 @click.option("--insecure", is_flag=True, help="On other addresses than this machine's, too, without TLS or logins.")
-@click.option(
-    "--data", type=click.Path(path_type=Path), help="Folder of history and audit.  [default: the log's, else yours]"
-)
+@click.option("--data", type=DIRECTORY, help="Folder of history and audit.  [default: the log's, else yours]")
 @click.option(
     "--mask", "masks", metavar="FIELD", multiple=True, help="A field of values that is not shown; repeatable."
 )
@@ -160,7 +158,7 @@ async def serve(
 
 
 def schemas_of(registry_url: str, ca: Path | None) -> Schemas:
-    """The schemas of a registry. Raises: Failure: there is no such address, or its client is not installed."""
+    """Return the schemas of a registry. Raises Failure: bad address, or its client is not installed."""
     from flowshare.agents.codecs.registry import Registry
     from flowshare.agents.handler.errors import OptionError
 
@@ -174,8 +172,8 @@ def schemas_of(registry_url: str, ca: Path | None) -> Schemas:
 
 
 def data_folder(url: str) -> Path:
-    """Where history and audit lie: with an embedded path that is there, else in the user's own state folder, by the
-    log's address. (A path with nothing but that in it would be no storage, and no empty directory to make one in.)"""
+    """Return the folder of history and audit: in an existing embedded path, else in the user's own state folder, by the
+    log's address. (In a path without storage the folder would stop a new storage, which needs an empty directory.)"""
     from flowshare.log.folder import place_of
     from flowshare.log.owner import STORE_DIRECTORY
 

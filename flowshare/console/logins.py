@@ -1,7 +1,7 @@
-"""Who may log in to the console: a file with a line for each, `name role salt hash`.
+"""The logins of the console: a file with a line for each, `name role salt hash`.
 
-Passwords are stored as scrypt's (RFC 7914) with N = 2^15, r = 8, p = 1, 32 MB and about 80 ms a guess. The file is
-written by `flowshare console-login`, read again when it has changed, and may be read by its owner only.
+Passwords are stored as scrypt's (RFC 7914) with N = 2^15, r = 8, p = 1, 32 MB and about 80 ms a guess. `flowshare
+console-login` writes the file; it is read again when it has changed, and only its owner may read it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NAME: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 PASSWORD_MIN: Final = 8
 PASSWORD_MAX: Final = 1024
-"""Characters."""
+"""Most characters."""
 LOGINS_MAX: Final = 10_000
 _N: Final = 2**15
 _MEMORY: Final = 64 * 1024 * 1024
@@ -32,11 +32,11 @@ _SALT: Final = 16
 
 
 class BadLogins(FlowshareError, ValueError):
-    """The file of logins, or one of them, cannot be used; the text says what to do."""
+    """Error: the file of logins, or one of them, cannot be used; the text has the remedy."""
 
 
 class Role(Enum):
-    """What somebody may do. A viewer sees everything that is shown, and changes nothing."""
+    """Rights of a user. A viewer sees everything that is shown, and changes nothing."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -44,7 +44,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """One of them. salt, hashed: of the password."""
+    """One login. salt, hashed: of the password."""
 
     name: str
     role: Role
@@ -52,12 +52,12 @@ class Login:
     hashed: bytes
 
     def line(self) -> str:
-        """As it stands in the file."""
+        """Return the login's line in the file."""
         return f"{self.name} {self.role.value} {self.salt.hex()} {self.hashed.hex()}\n"
 
 
 def make(name: str, role: Role, password: str, *, salt: bytes | None = None) -> Login:
-    """A login. Takes 80 ms. Raises: BadLogins (a name or a password that cannot be)."""
+    """Make a login. Takes 80 ms. Raises BadLogins (name or password not allowed)."""
     if not NAME.fullmatch(name):
         raise BadLogins(f"{name!r} is no name: 1 to 64 letters, digits and . _ - @")
     if not PASSWORD_MIN <= len(password) <= PASSWORD_MAX:
@@ -67,14 +67,14 @@ def make(name: str, role: Role, password: str, *, salt: bytes | None = None) -> 
 
 
 def matches(login: Login | None, password: str) -> bool:
-    """Whether this is its password; False where there is no such login, after as much time."""
+    """True if this is the login's password. False if there is no such login, after as much time."""
     asked = _NOBODY if login is None else login
     same = hmac.compare_digest(_hash(password[:PASSWORD_MAX], asked.salt), asked.hashed)
     return same and login is not None
 
 
 def parse(text: str, where: str) -> dict[str, Login]:
-    """Logins by name. Raises: BadLogins."""
+    """Return the logins by name. Raises BadLogins."""
     found: dict[str, Login] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -96,10 +96,10 @@ def parse(text: str, where: str) -> dict[str, Login]:
 
 
 class LoginFile:
-    """The file, read again when it has changed. Blocks."""
+    """The file of logins, read again when it has changed. Blocks."""
 
     def __init__(self, path: Path, *, empty: bool = False) -> None:
-        """empty: it may have no login yet. Raises: BadLogins."""
+        """empty: True: the file may have no login yet. Raises BadLogins."""
         self.path = path
         self._stamp: tuple[int, int, int] | None = None
         self._logins: Mapping[str, Login] = {}
@@ -107,7 +107,7 @@ class LoginFile:
             raise BadLogins(f"{path} has no login: flowshare console-login NAME --role operator --file {path}")
 
     def logins(self) -> Mapping[str, Login]:
-        """By name. Raises: BadLogins."""
+        """Return the logins by name. Raises BadLogins."""
         try:
             with self.path.open(encoding="utf-8") as file:
                 facts = os.fstat(file.fileno())
@@ -127,7 +127,7 @@ class LoginFile:
 def write(path: Path, logins: Mapping[str, Login]) -> None:
     """Write the file. Raises: OSError."""
     draft = path.with_name(f"{path.name}.new")
-    draft.unlink(missing_ok=True)  # left behind, or prepared by somebody else
+    draft.unlink(missing_ok=True)  # left behind, or prepared by another user
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.writelines(login.line() for login in logins.values())
         file.flush()
@@ -136,7 +136,7 @@ def write(path: Path, logins: Mapping[str, Login]) -> None:
 
 
 def _own() -> tuple[int, ...]:
-    """Whose file it may be: this user's, or root's, who can do anything else, too."""
+    """Return the users that may own the file: this user, or root, who can do anything else, too."""
     return os.geteuid(), 0
 
 
@@ -146,4 +146,4 @@ def _hash(password: str, salt: bytes) -> bytes:
 
 
 _NOBODY: Final = Login("", Role.VIEWER, bytes(_SALT), bytes(32))
-"""Whose password nobody has: so that a name that is not there takes as long as one that is."""
+"""A login without a password, so that checking an unknown name takes as long as checking a known one."""

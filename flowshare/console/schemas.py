@@ -1,7 +1,8 @@
 """Values whose schema stands in a registry, for people: Avro and JSON Schema in Confluent's wire format.
 
 Schemas are asked for in threads of their own, so that a registry that does not answer holds no page up for longer than
-`WAIT_S`: what is not known by then is shown as bytes, and the page that is fetched a second later may know it.
+`WAIT_S`: values with schemas unknown by then are shown as bytes, and the page that is fetched a second later may know
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 WAIT_S: Final = 1.0
 ASKED_MAX: Final = 20
-"""Questions to the registry that wait for an answer: ids come out of records, which anybody may have written."""
+"""The most questions that wait for the registry: ids come out of records, which any producer may have written."""
 _THREADS: Final = 2
 _AVRO, _JSON = "AVRO", "JSON"
 
@@ -36,7 +37,7 @@ class Schemas:
         self._threads = ThreadPoolExecutor(_THREADS, "schemas")
 
     async def learn(self, values: Iterable[bytes | None]) -> str | None:
-        """Ask for what is not known yet of these values' schemas. Returns: why some stay unknown, in a sentence."""
+        """Ask for these values' unknown schemas. Returns a sentence why some stay unknown, or None."""
         self._asking = {number: future for number, future in self._asking.items() if not future.done()}
         unknown = {number: raw for raw in values if raw is not None and (number := self._unknown(raw)) is not None}
         for number, raw in unknown.items():
@@ -54,9 +55,9 @@ class Schemas:
         return f"{self.registry.shown} has not answered within {WAIT_S:g} s" if waiting else None
 
     def read(self, raw: bytes) -> Any:
-        """What a value says, as JSON could. Does not block.
+        """Decode a value, as JSON could express it. Does not block.
 
-        Raises: wire.NotFramed: it has no schema's id; ValueError: it is not shown as a value, and why.
+        Raises: wire.NotFramed: the value has no schema id; ValueError: the value cannot be decoded, with the reason.
         """
         number = wire.schema_id(raw)
         if self._unknown(raw) is not None:
@@ -72,7 +73,7 @@ class Schemas:
         raise ValueError(f"schema {number} is of the kind {kind}, of which values are not shown")
 
     def _unknown(self, raw: bytes) -> int | None:
-        """The id of its schema, where that has to be asked for."""
+        """Return the id of a value's schema, if the registry has to be asked for it."""
         try:
             number = wire.schema_id(raw)
         except wire.NotFramed:
@@ -82,11 +83,11 @@ class Schemas:
     def _ask(self, number: int, raw: bytes) -> None:
         try:
             if self.registry.schema(number).text.kind == _AVRO and (missing := self._avro.missing(raw, ())):
-                missing.fetch()  # it is compiled here, as a large schema takes a while
+                missing.fetch()  # compiles the schema here, as a large one takes a while
         except RegistryUnavailable:
             raise
         except RegistryError:
-            return  # that is known now, and told by `read`
+            return  # the error is known now, and `read` raises it
 
     def close(self) -> None:
         """Ask nothing more."""

@@ -1,13 +1,13 @@
-"""The console's web server: routes, and who may ask for what.
+"""The console's web server: routes, and the rights to each.
 
-| who | gets |
+| user | gets |
 |---|---|
 | without a session | the login page, the script and the style |
 | viewer | every page |
 | operator | actions, too: a form with the session's page token, from one of the console's own pages |
 
 Before that the gate (`agents.pages.gate`) judges `Host` and `Origin`, so that a page of another site and a name that
-was made to lead here get nothing. Without a file of logins there is one operator, whoever has the token that the
+was made to lead here get nothing. Without a file of logins there is one operator: the holder of the token that the
 command prints; it is taken from the address at once and becomes a cookie. Cookies are HttpOnly and SameSite=Strict,
 with TLS Secure.
 """
@@ -47,7 +47,7 @@ from flowshare.console.pages.page import Missing, Page, View
 from flowshare.console.sessions import AGE_S, Session, Sessions
 from flowshare.console.source import NotAnswering
 from flowshare.console.store import TEXT_MAX, Deed
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.security.guesses import FailureTally, Guesses, Pace, is_loopback
 from flowshare.tasks import cancelled
@@ -59,22 +59,22 @@ logger = logging.getLogger("flowshare.console")
 
 BOUNDS: Final = Bounds(connections=512, by_address=128, request_bytes=0, one_request=False, strangers_go=True)
 BODY_MAX: Final = 32 * 1024
-"""Bytes of a form."""
+"""The most bytes of a form."""
 BODY_S: Final = 10.0
-"""How long a form may take to come."""
+"""Time, in s, that a form may take to come."""
 QUERY_MAX: Final = 4_096
 LATE_S: Final = 8.0
-"""A look that is older than this is told of, unless looks take that long."""
+"""Age, in s, from which a look is reported as late, unless looks take that long."""
 PAGES_AT_ONCE: Final = 16
-"""Pages that are made at the same time; more wait."""
+"""The most pages that are made at the same time; more wait."""
 ACTIONS_AT_ONCE: Final = 4
-"""Of those that are soon done, of those that may take minutes, and of previews, each."""
+"""The most actions at the same time: of short ones, of long ones, and of previews, each."""
 DEEDS: Final = Pace(burst=200, per_s=0.5)
-"""How many actions somebody may begin: so nobody fills the audit up before days have passed."""
+"""The pace of a user's actions: it takes days to fill the audit up."""
 HASHES_AT_ONCE: Final = 2
-"""Passwords that are looked at at the same time, 32 MB each, however many log in."""
+"""The most passwords that are checked at the same time, 32 MB each, however many users log in."""
 ANSWER_S: Final = 5.0
-"""How long who asked for an action waits; then it goes on by itself."""
+"""Time, in s, that the browser waits for an action; then the action goes on by itself."""
 STATIC: Final = Path(__file__).parent / "static"
 TYPES: Final[Mapping[str, str]] = {
     "console.js": "text/javascript",
@@ -93,19 +93,19 @@ HEADERS: Final[Mapping[str, str]] = {
     "Server": "flowshare",
 }
 OPERATOR_BY_TOKEN: Final = "operator"  # noqa: S105 - a name
-"""What who came by the printed address is called."""
+"""Name of a user who came by the printed address."""
 
 
 class ConsoleError(FlowshareError):
-    """The console cannot be served; the text says what to do."""
+    """Error: the console cannot be served; the text has the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings:
-    """Where the console is served, and to whom.
+    """The address of the console, and its users.
 
-    hosts: further hosts that are ours. tls: None: no TLS. logins: None: whoever has the token is the operator.
-    insecure: also elsewhere than on this machine without TLS or without logins.
+    hosts: further hosts that are this server's. tls: None: no TLS. logins: None: the holder of the token is the
+    operator. insecure: also elsewhere than on this machine without TLS or without logins.
     """
 
     port: int = 0
@@ -116,7 +116,7 @@ class ConsoleSettings:
     insecure: bool = False
 
     def check(self) -> None:
-        """Raises: ConsoleError (it would be open to others)."""
+        """Check that others are kept out. Raises ConsoleError."""
         if is_loopback(self.bind) or self.insecure:
             return
         if self.tls is None:
@@ -135,7 +135,7 @@ class ConsoleServer:
     """Serves the pages, on the loop that calls `start`."""
 
     def __init__(self, settings: ConsoleSettings, view: View) -> None:
-        """Raises: ConsoleError."""
+        """Check the settings. Raises ConsoleError."""
         settings.check()
         self._settings = settings
         self._view = view
@@ -151,11 +151,11 @@ class ConsoleServer:
         self._limiter = ConnectionLimiter(BOUNDS, clock)
         self._making = asyncio.Semaphore(PAGES_AT_ONCE)
         self._deeds: dict[asyncio.Task[None], bool] = {}
-        """Those that go on, and whether each may take minutes."""
+        """Actions under way; True for those that may take minutes."""
         self._previewing = asyncio.Semaphore(ACTIONS_AT_ONCE)
         self._hashing = asyncio.Semaphore(HASHES_AT_ONCE)
         self._paces: dict[str, FailureTally] = {}
-        """Of actions, by name."""
+        """Paces of actions, by the user's name."""
         self._runner: web.AppRunner | None = None
         self._gate: Gate | None = None
         self._cookie = ""
@@ -166,7 +166,7 @@ class ConsoleServer:
 
     @property
     def url(self) -> str:
-        """Where a browser finds it: with the token, where there are no logins."""
+        """The address for a browser: with the token, if there are no logins."""
         scheme = "http" if self._settings.tls is None else "https"
         token = "" if self._settings.logins is not None else f"?token={self._token}"
         return f"{scheme}://{self.address}/{token}"
@@ -196,7 +196,7 @@ class ConsoleServer:
         await Listening(runner, self._limiter, sock, settings.tls).start()
 
     async def close(self) -> None:
-        """Stop listening and drop what is open; what is being done is cut off."""
+        """Stop listening and drop open connections; actions under way are cancelled."""
         await cancelled(*self._deeds)
         runner, self._runner = self._runner, None
         if runner is not None:
@@ -239,7 +239,7 @@ class ConsoleServer:
                 session = None
         connection = request.protocol
         if isinstance(connection, PageConnection):
-            connection.known = session is not None
+            connection.recognise(None if session is None else session.name)
         return session
 
     async def _root(self, request: web.Request) -> web.StreamResponse:
@@ -262,7 +262,7 @@ class ConsoleServer:
         )
 
     def _is_secure(self, request: web.Request) -> bool:
-        """Whether the browser came by TLS: to here, or to a proxy whose `https://` address was listed."""
+        """True if the browser came by TLS: to this server, or to a proxy whose `https://` address was listed."""
         host = read_host(request.headers.get("Host", ""))
         behind = host is not None and any(
             one.scheme == "https" and one.name == host.name for one in self._settings.hosts
@@ -305,7 +305,7 @@ class ConsoleServer:
             found = self._settings.logins.logins().get(name)
             async with self._hashing:
                 login = found if await asyncio.to_thread(logins.matches, found, password) else None
-        except BadLogins as error:  # a stranger is not told what lies where
+        except BadLogins as error:  # a stranger is not told where files are
             logger.warning("nobody can log in to the console: %s", error)
             raise web.HTTPServiceUnavailable(text="logins cannot be read now; the console's log says why") from None
         finally:
@@ -333,7 +333,7 @@ class ConsoleServer:
         return handler
 
     async def _loaded(self, page: Page, request: web.Request) -> tuple[dict[str, Any], int]:
-        """What a page shows; or, when it cannot be known, why."""
+        """Return a page's content and status; or the reason, if the content cannot be known."""
         query = dict(request.query)
         async with self._making:
             try:
@@ -365,7 +365,7 @@ class ConsoleServer:
                 **context,
             },
         )
-        # Half surrogates are in what JSON of others says, and no text that can be sent.
+        # Half surrogates may come in others' JSON, and cannot be sent as text.
         body = text.encode("utf-8", "backslashreplace")
         return web.Response(body=body, content_type="text/html", charset="utf-8", status=status)
 
@@ -386,7 +386,7 @@ class ConsoleServer:
         return session
 
     async def _ask_action(self, request: web.Request) -> web.StreamResponse:
-        """The first step: what is to be filled in, then what would happen and which command does the same."""
+        """Show the first step of an action: its form, then its effects and the command that does the same."""
         session, action = self._operator(request), _action(request)
         query = dict(request.query)
         context: dict[str, Any] = {"action": action, "query": query, "page": None, "back": None}
@@ -409,7 +409,7 @@ class ConsoleServer:
         return self._html("confirm.html", context, session, status=status)
 
     async def _act(self, request: web.Request) -> web.StreamResponse:
-        """The second step: do it."""
+        """Carry out the second step: the action itself."""
         session, action, form = self._operator(request), _action(request), await _form(request)
         if not session.is_page(form.get("page_token", "")):
             raise web.HTTPForbidden(text="this form is of an earlier login or of another site; open the page again")
@@ -432,7 +432,7 @@ class ConsoleServer:
         return _see_other(back)
 
     def _check_pace(self, session: Session) -> None:
-        """Raises: HTTPTooManyRequests."""
+        """Check the pace. Raises HTTPTooManyRequests."""
         pace, now_s = self._paces.setdefault(session.name, FailureTally(DEEDS)), self._clock.monotonic()
         if (wait_s := pace.wait_s(now_s)) > 0:
             raise web.HTTPTooManyRequests(text=f"{session.name} has done very much; the next action in {wait_s:.0f} s")
@@ -441,7 +441,8 @@ class ConsoleServer:
     async def _carry_out(
         self, request: web.Request, session: Session, action: Action, params: Mapping[str, str], command: str
     ) -> None:
-        """Write it down, do it, write down what became of it, and tell who asked; also when nobody waits any more."""
+        """Write the action down, do it, write its outcome down, and notify the user; also when no browser waits any
+        more."""
         deed = Deed(
             at_ms=self._clock.now_ms(),
             who=session.name,
@@ -470,19 +471,19 @@ class ConsoleServer:
 
 
 PROBLEMS: Final = (FlowshareError, Failure, click.ClickException, OSError, ValueError)
-"""What pages and actions tell in a sentence; anything else is a fault of the console."""
+"""Errors that pages and actions tell in a sentence; any other error is a fault of the console."""
 _NOT_FOUND: Final = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 def _late(look: Look, seen_s: float) -> str | None:
-    """That the next look takes much longer than the last one did."""
+    """Return the warning if the next look takes much longer than the last one did, else None."""
     if not look.at_ms or seen_s < max(LATE_S, AWAY_S + 3 * look.took_s):
         return None
     return "the log does not answer at the moment"
 
 
 def _problem(error: BaseException) -> tuple[int, str]:
-    """Status and text for what a page cannot show."""
+    """Return status and text for an error that a page shows instead."""
     if isinstance(error, click.ClickException):
         return 400, error.format_message()
     text = str(error) if isinstance(error, ValueError) else explain(error)
@@ -501,7 +502,7 @@ def _action(request: web.Request) -> Action:
 
 
 async def _form(request: web.Request) -> dict[str, str]:
-    """The fields of a form, the first of each name. Raises: HTTPException."""
+    """Return the fields of a form, the first of each name. Raises HTTPException."""
     if request.content_type != "application/x-www-form-urlencoded":
         raise web.HTTPUnsupportedMediaType(text="send a form (application/x-www-form-urlencoded)")
     try:
@@ -516,7 +517,7 @@ async def _form(request: web.Request) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def _room(turns: asyncio.Semaphore) -> AsyncGenerator[None]:
-    """One of a few at once. Raises: HTTPServiceUnavailable at once, when all are taken."""
+    """Take one of a few places. Raises HTTPServiceUnavailable at once, when all are taken."""
     if turns.locked():
         raise web.HTTPServiceUnavailable(text="too much is being done already; wait until some of it has ended")
     async with turns:

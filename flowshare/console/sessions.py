@@ -1,9 +1,9 @@
-"""Sessions: who has logged in, by a cookie. No I/O; time and secrets come in.
+"""Sessions: the users that have logged in, by a cookie. No I/O; time and secrets come in.
 
-A cookie is a secret of 32 bytes of which only the hash is kept here. Each session has a page token, which forms carry:
-another site's page can send a form, but has never seen one. A session ends when it was not used for `IDLE_S`, is older
-than `AGE_S`, its login is gone or has another role or password, or when there are more than `SESSIONS_MAX`, or
-`OF_ONE_MAX` of one name: then the one of these that was not used for longest ends.
+A cookie is a secret of 32 bytes; only its hash is kept here. Each session has a page token, which forms carry: another
+site's page can send a form, but has never seen a token. A session ends when it was not used for `IDLE_S`, is older than
+`AGE_S`, its login is gone or has another role or password, or when there are more than `SESSIONS_MAX`, or `OF_ONE_MAX`
+of one name: then the one of these unused for longest ends.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ IDLE_S: Final = 12 * 3600.0
 AGE_S: Final = 7 * 24 * 3600.0
 SESSIONS_MAX: Final = 1_000
 OF_ONE_MAX: Final = 50
-"""Sessions of one name: who logs in again and again ends nobody else's."""
+"""The most sessions of one name: repeated logins under a name end no other name's sessions."""
 NOTICES_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What became of an action."""
+    """Result of an action."""
 
     text: str
     good: bool
@@ -37,7 +37,7 @@ class Notice:
 
 @dataclass(slots=True)
 class Session:
-    """Somebody who has logged in. proof: of the login that it was made with, so that a changed one ends it."""
+    """A user who has logged in. proof: of the login at that time, so that a changed login ends the session."""
 
     name: str
     role: Role
@@ -48,29 +48,29 @@ class Session:
     notices: list[Notice] = field(default_factory=list)
 
     def add_notice(self, text: str, *, good: bool) -> None:
-        """Something that the next page tells."""
+        """Add a notice for the next page."""
         self.notices.append(Notice(text, good))
         del self.notices[:-NOTICES_MAX]
 
     def take_notices(self) -> list[Notice]:
-        """What is to be told, once."""
+        """Return the notices that are to be shown, once."""
         taken, self.notices = self.notices, []
         return taken
 
     def is_page(self, token: str) -> bool:
-        """Whether a form that carries this token came from a page of this session."""
+        """True if a form that carries this token came from a page of this session."""
         return hmac.compare_digest(token.encode("utf-8", "replace"), self.page_token.encode())
 
 
 class Sessions:
-    """All of them. secret: a new one at each call, as text."""
+    """All sessions. secret: returns a new secret at each call, as text."""
 
     def __init__(self, secret: Callable[[], str]) -> None:
         self._secret = secret
         self._by_hash: OrderedDict[bytes, Session] = OrderedDict()
 
     def begin(self, name: str, role: Role, now_s: float, proof: bytes = b"") -> tuple[str, Session]:
-        """A new session and its cookie."""
+        """Begin a session; return its cookie and the session."""
         cookie = self._secret()
         session = Session(name, role, self._secret(), now_s, now_s, proof)
         own = [key for key, one in self._by_hash.items() if one.name == name]
@@ -82,7 +82,7 @@ class Sessions:
         return cookie, session
 
     def find(self, cookie: str, now_s: float) -> Session | None:
-        """The session of a cookie, which is used by that; None: it has none, or not any more."""
+        """Return the session of a cookie, and count that as use; None: no such session, or it has ended."""
         key = _hash(cookie)
         session = self._by_hash.get(key)
         if session is None:
@@ -95,7 +95,7 @@ class Sessions:
         return session
 
     def end(self, cookie: str) -> None:
-        """Log out; harmless when there is none."""
+        """End a session; harmless without one."""
         self._by_hash.pop(_hash(cookie), None)
 
     def __len__(self) -> int:

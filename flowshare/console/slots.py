@@ -1,6 +1,6 @@
-"""Who leads the slots of a fleet, as its slot group says on Kafka: asked every few seconds while somebody looks.
+"""The leaders of a fleet's slots, by its slot group on Kafka: asked every few seconds while a page is open.
 
-What has moved since the console looks is kept, the newest `MOVES_MAX`.
+Moves seen since the console looks are kept, the newest `MOVES_MAX`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOVES_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A slot went from one worker to another; a node id of −1: nobody led it."""
+    """A slot went from one worker to another; node id −1: it had no leader."""
 
     at_ms: int
     slot: int
@@ -41,7 +41,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class FleetLook:
-    """fleet: its name. owners: node id of each slot's leader. nodes: host and port of each worker by node id."""
+    """A fleet as last seen. fleet: its name. owners: node id of each slot's leader. nodes: host and port of each worker
+    by node id."""
 
     fleet: str
     owners: Mapping[int, int]
@@ -50,7 +51,7 @@ class FleetLook:
 
 
 class Slots:
-    """url: of the fleet. On one loop."""
+    """The slots of one fleet. url: of the fleet. On one loop."""
 
     def __init__(self, url: str, clock: Clock) -> None:
         self._url = parse_broker(url)
@@ -61,7 +62,8 @@ class Slots:
         self._turn = asyncio.Lock()
 
     async def look(self) -> FleetLook | None:
-        """The fleet as it is; None: it has no workers, or they are just sharing the slots out. Raises: NotAnswering."""
+        """Return the fleet's present state; None: it has no workers, or they are just sharing the slots out. Raises
+        NotAnswering."""
         async with self._turn:
             if self._clock.monotonic() - self._at_s >= KEPT_S:
                 await self._ask()

@@ -1,7 +1,7 @@
-"""The log as the console reaches it: one session for all that is asked, each question with a limit of time.
+"""The log as the console reaches it: one session for all questions, each with a limit of time.
 
-Where nobody leads the groups (no worker runs), a session leads them itself, as the commands do. A worker that starts
-wants them, so such a session is closed as soon as nothing is asked, and opened again by the next question.
+Where the groups have no leader (no worker runs), a session leads them itself, as the commands do. A worker that starts
+wants them, so such a session is closed as soon as no question is open, and opened again by the next one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flowshare.backend.base import BackendError
 from flowshare.cli.output import Failure, explain
 from flowshare.cli.session import CommandSession, open_session
 from flowshare.client.errors import ClientError, ServerError, Unsupported
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.log.base import LogError, StorageHeld
 from flowshare.tasks import cancelled
 
@@ -26,19 +26,19 @@ T = TypeVar("T")
 Question = Callable[[CommandSession], Awaitable[T]]
 
 ASK_S: Final = 3.0
-"""How long a page waits."""
+"""Time, in s, that a page waits."""
 OPEN_S: Final = 60.0
-"""How long a session may take to be opened; who asks meanwhile waits as long as for an answer."""
+"""Time, in s, that opening a session may take; questions meanwhile wait as long as for an answer."""
 ACT_S: Final = 60.0
-"""How long an action may take; one that goes on for longer is a job."""
+"""Time, in s, that an action may take; one that goes on for longer is a job."""
 
 
 class NotAnswering(FlowshareError):
-    """The log does not answer now, or not in time."""
+    """Error: the log does not answer now, or not in time."""
 
 
 class Source:
-    """url: of the log. Everything on one loop."""
+    """The log, through one session. url: of the log. On one loop."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -49,16 +49,16 @@ class Source:
 
     @property
     def backend(self) -> Backend | None:
-        """What the last session was opened on; None: none is open."""
+        """Backend of the last session; None: no session is open."""
         return None if self._session is None else self._session.backend
 
     @property
     def leads(self) -> bool:
-        """Whether no worker leads at the moment, so that this process does while it asks."""
+        """True if no worker leads at the moment, so that this process leads while it asks."""
         return self._session is not None and self._session.leads
 
     async def ask(self, question: Question[T], *, limit_s: float = ASK_S) -> T:
-        """What a question gives. Raises: NotAnswering, and why the log refuses (ServerError, Unsupported, Failure)."""
+        """Return a question's answer. Raises: NotAnswering; ServerError, Unsupported, Failure (the log refuses)."""
         self._asking += 1
         session: CommandSession | None = None
         try:
@@ -79,7 +79,7 @@ class Source:
             await self._let_go()
 
     async def close(self) -> None:
-        """Close what is open, and open nothing more for those who still ask."""
+        """Close all sessions, and open none for questions still waiting."""
         opening, self._opening = self._opening, None
         await cancelled(opening)
         await self._drop()
@@ -106,7 +106,7 @@ class Source:
         return session
 
     async def _let_go(self) -> None:
-        """Of what a worker may want, as soon as nobody asks."""
+        """Close a session that leads, which a worker may want, if no question is open."""
         if not self._asking and self.leads:
             await self._drop()
 
@@ -119,6 +119,6 @@ class Source:
 
 
 def _heard(task: asyncio.Task[CommandSession]) -> None:
-    """Whoever waited has heard of it; nobody may have."""
+    """Retrieve the task's error: the askers have heard of it, if any."""
     if not task.cancelled():
         task.exception()

@@ -1,10 +1,12 @@
-"""What outlives the console's process: figures of each group for a day, and who did what. A small SQLite.
+"""Data that outlives the console's process: figures of each group for a day, and the audit of actions. A small SQLite.
 
-Figures are kept by the second for an hour and by the minute (means, and the largest age) for a day. What has not
-changed is written once a minute, so that 10,000 groups that stand still cost nothing. Bounds: `SUBJECTS_MAX` groups a
-second, the busiest; `AUDIT_MAX` deeds. A disk that takes nothing, or a folder that cannot be written, costs the history
-and is told of; pages go on. A file that is no database any more is set aside, and a new one begun. One that
-was removed or replaced is opened anew, as what went on into the old one would be gone with the process.
+Figures are kept by the second for an hour, and by the minute (means, and the largest age) for a day. Unchanged figures
+are written once a minute, so that 10,000 groups that stand still cost nothing. Bounds: `SUBJECTS_MAX` groups a second,
+the busiest; `AUDIT_MAX` actions.
+
+A disk that takes no writes, or a folder that cannot be written, costs the history and is reported; pages go on. A file
+that is no database any more is set aside, and a new one begun. A file that was removed or replaced is opened anew,
+because data written into the old one would be gone with the process.
 
 Everything here runs on one thread; the methods may be called from any loop.
 """
@@ -35,17 +37,17 @@ FILE: Final = "console.sqlite"
 SECONDS_KEPT_S: Final = 3600
 MINUTES_KEPT_S: Final = 24 * 3600
 AGAIN_S: Final = 60
-"""What is unchanged is written again after this time."""
+"""Seconds after which unchanged figures are written again."""
 SUBJECTS_MAX: Final = 500
 AUDIT_MAX: Final = 100_000
 TEXT_MAX: Final = 8_000
-"""Characters of a text of the audit. A command that is longer is not carried out."""
+"""The most characters of a text of the audit. A command that is longer is not carried out."""
 _QUEUE_MAX: Final = 8
-"""Looks that wait to be written; later ones are dropped."""
+"""The most looks that wait to be written; later ones are dropped."""
 
 
 class Figures(NamedTuple):
-    """Of a group at a moment; None: unknown."""
+    """Figures of a group at a moment; None: unknown."""
 
     backlog: float | None = None
     in_flight: float | None = None
@@ -58,14 +60,14 @@ class Figures(NamedTuple):
 
 
 class AgentFigures(NamedTuple):
-    """Of an agent's handlers at a moment, all workers together; None: unknown."""
+    """Figures of an agent's handlers at a moment, all workers together; None: unknown."""
 
     handled: float | None = None
-    """A second, as are the next two."""
+    """Per second, as the next two."""
     failed: float | None = None
     timed_out: float | None = None
     mean_s: float | None = None
-    """How long a handler took."""
+    """The mean time of a handler, in s."""
 
 
 F = TypeVar("F", bound="Figures | AgentFigures")
@@ -80,7 +82,7 @@ class Point(NamedTuple, Generic[F]):
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """Somebody did something. outcome: `begun` until it is known."""
+    """An action of a user. outcome: `begun` until the outcome is known."""
 
     at_ms: int
     who: str
@@ -95,8 +97,8 @@ class Deed:
 class Kept(Generic[F]):
     """Figures of many things of one kind: two tables, `<name>_second` and `<name>_minute`.
 
-    largest: columns of which a minute says the largest figure; of others the mean of what held in it. mass: what the
-    busiest are chosen by, when there are more than `SUBJECTS_MAX`.
+    largest: columns whose minute has the largest figure; the minutes of others have the mean over time. mass: the
+    measure by which the busiest are chosen, when there are more than `SUBJECTS_MAX`.
     """
 
     def __init__(self, name: str, kind: type[F], mass: Callable[[F], float], largest: Collection[str] = ()) -> None:
@@ -113,7 +115,7 @@ class Kept(Generic[F]):
         self._last: dict[str, tuple[int, F]] = {}
 
     def schema(self) -> str:
-        """Its tables."""
+        """Return the tables' SQL."""
         return "".join(
             f"CREATE TABLE IF NOT EXISTS {self.name}_{unit} "
             f"(subject TEXT, at INTEGER, {self.columns}, PRIMARY KEY (subject, at)) WITHOUT ROWID;\n"
@@ -122,11 +124,12 @@ class Kept(Generic[F]):
         )
 
     def forget(self) -> None:
-        """Have the next look be written whole."""
+        """Forget the last figures, so that the next look is written whole."""
         self._last.clear()
 
     def changed(self, at_s: int, figures: Mapping[str, F]) -> list[tuple[str, F]]:
-        """What is to be written of a look: what differs from the last one that was, and the rest once a minute."""
+        """Return the figures of a look that are to be written: those that differ from the last written, the rest once a
+        minute."""
         for gone in self._last.keys() - figures.keys():
             del self._last[gone]
         found: list[tuple[str, F]] = []
@@ -156,7 +159,7 @@ CREATE TABLE IF NOT EXISTS deed (
 
 
 class Store:
-    """The file, opened by `open`."""
+    """The file of figures and audit, opened by `open`."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
@@ -164,19 +167,19 @@ class Store:
         self._thread = ThreadPoolExecutor(1, "console store")
         self._db: sqlite3.Connection | None = None
         self._place: tuple[int, int] | None = None
-        """Device and inode of the file that is open."""
+        """Device and inode of the open file."""
         self._minutes_s: dict[str, int] = {}
         self._waiting = 0
         self._closed = False
         self.trouble: str | None = None
-        """Why figures are not kept at the moment."""
+        """The reason why figures are not kept at the moment."""
 
     async def open(self) -> None:
-        """Raises: NotPrivate (the folder is another user's)."""
+        """Open the file. Raises NotPrivate (another user's folder)."""
         await self._run(self._open)
 
     async def close(self) -> None:
-        """Write what is queued and close; harmless twice."""
+        """Write the queued looks and close; harmless twice."""
         if not self._closed:
             self._closed = True
             await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
@@ -185,7 +188,7 @@ class Store:
     # --- figures ----------------------------------------------------------------------------------------------------
 
     def keep(self, kind: Kept[F], at_s: int, figures: Mapping[str, F]) -> None:
-        """Write what was seen, when there is time; a disk that is slower than the looks loses some of them."""
+        """Queue figures for writing; a disk that is slower than the looks loses some of them."""
         if self._waiting >= _QUEUE_MAX:
             return
         changed = kind.changed(at_s, figures)
@@ -193,7 +196,7 @@ class Store:
         self._thread.submit(self._keep, kind, at_s, changed)
 
     async def figures(self, kind: Kept[F], subject: str, since_s: int, *, minutes: bool = False) -> list[Point[F]]:
-        """What is known from a time on, oldest first, with what held at that time."""
+        """Return the known figures from a time on, oldest first; the first point has the figures at that time."""
         table = f"{kind.name}_{'minute' if minutes else 'second'}"
         select = f"SELECT at, {kind.columns} FROM {table} WHERE subject = ? AND at "  # noqa: S608 - names are the code's
         before, query = f"{select} < ? ORDER BY at DESC LIMIT 1", f"{select} >= ? ORDER BY at LIMIT 5000"
@@ -208,11 +211,12 @@ class Store:
     # --- who did what -------------------------------------------------------------------------------------------------
 
     async def note(self, deed: Deed) -> int:
-        """Write down what is about to be done; its number. Raises: sqlite3.Error: then it is not to be done."""
+        """Write down an action before it begins; return its number. Raises sqlite3.Error: then the action must not
+        begin."""
         return await self._run(lambda: self._note(deed))
 
     async def end(self, number: int, outcome: str) -> None:
-        """Write down what became of it; where that cannot be written, the next console says that it is not known."""
+        """Write down an action's outcome; if that fails, the next console shows the outcome as not known."""
         try:
             await self._run(
                 lambda: self._write(
@@ -223,7 +227,7 @@ class Store:
             logger.warning("what became of deed %s is not written down: %s path=%s", number, error, self.path)
 
     async def deeds(self, *, before: int | None = None, limit: int = 100) -> list[Deed]:
-        """The newest ones first. before: only with smaller numbers."""
+        """Return actions, the newest first. before: only those with smaller numbers."""
         query = (
             "SELECT at_ms, who, role, peer, action, command, outcome, number FROM deed WHERE number < ? "
             "ORDER BY number DESC LIMIT ?"
@@ -250,7 +254,7 @@ class Store:
             self._fail(error)
 
     def _ready(self) -> sqlite3.Connection | None:
-        """The file, opened anew where it could not be before, or is not at its place any more; None: it cannot be."""
+        """Return the open file, opened anew if it was missing or moved; None: it cannot be opened."""
         if self._db is not None and _place(self.path) != self._place:
             logger.warning("history and audit were removed or replaced, and are opened anew: path=%s", self.path)
             self._close()
@@ -290,8 +294,8 @@ class Store:
                 self._minutes_s[kind.name] = minute_s
 
     def _add_minutes(self, db: sqlite3.Connection, kind: Kept[F], minute_s: int, at_s: int) -> None:
-        """Of the minutes that have ended since the last one that is there; and drop what is old, or of a time to come:
-        the clock was set back since."""
+        """Add the minutes that have ended since the last stored one; drop rows that are old, or in the future after the
+        clock was set back."""
         seconds, minutes = f"{kind.name}_second", f"{kind.name}_minute"
         for table in (seconds, minutes):
             db.execute(f"DELETE FROM {table} WHERE at > ?", (at_s,))  # noqa: S608 - names are the code's
@@ -330,7 +334,7 @@ class Store:
             return []
 
     def _fail(self, error: Exception) -> None:
-        """Have the pages say that nothing is kept; the log says it once."""
+        """Note the failure for the pages; log it once."""
         if self.trouble is None:
             logger.warning("history and audit cannot be used: %s path=%s", error, self.path)
         self.trouble = str(error)
@@ -342,7 +346,7 @@ class Store:
 
 
 def _place(path: Path) -> tuple[int, int] | None:
-    """Device and inode; None: it is not there."""
+    """Return device and inode; None: no such file."""
     try:
         found = path.stat()
     except OSError:
@@ -363,17 +367,17 @@ class _transaction:  # noqa: N801 - used as a statement
             if kind is None:
                 self._db.execute("COMMIT")
         finally:
-            if self._db.in_transaction:  # what failed for want of room has rolled back by itself
+            if self._db.in_transaction:  # a transaction that failed for want of room has rolled back by itself
                 self._db.execute("ROLLBACK")
 
 
 def _encodable(text: str) -> str:
-    """The same; half surrogates, which names in JSON of others may have, as their escapes."""
+    """Return the text with half surrogates, which names in others' JSON may have, as their escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """Raises: sqlite3.Error, OSError."""
+    """Open. Raises sqlite3.Error, OSError."""
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         path.chmod(0o600)
@@ -389,7 +393,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _set_aside(path: Path) -> Path:
-    """Give the file, and what belongs to it, another name. Raises: OSError."""
+    """Rename the file, and its side files. Raises OSError."""
     aside = path.with_name(f"{path.name}.damaged-{secrets.token_hex(4)}")
     for end in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):

@@ -33,7 +33,7 @@ class TopicPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscriber:
-    """What a member wants. shares: whether it takes parts of partitions, but for topics in `unshared`."""
+    """A member's subscription. shares: it takes parts of partitions, except of topics in `unshared`."""
 
     topics: frozenset[str]
     shares: bool = True
@@ -56,7 +56,8 @@ def assign(
     topics: Mapping[str, int],
     owned: Mapping[str, Mapping[TopicPartition, KeyRanges]],
 ) -> dict[str, Assignment]:
-    """What each member gets. topics: how many partitions each has. owned: what members had last, if that is known."""
+    """Assign partitions and their keys to all members. topics: how many partitions each has. owned: the members' last
+    assignments, where they are known."""
     assignment: dict[str, Assignment] = {member: {} for member in members}
     for topic in sorted(topics):
         subscribed = sorted(member for member, subscriber in members.items() if topic in subscriber.topics)

@@ -72,7 +72,8 @@ HORIZON_MAX: Final = 1_000_000
 
 
 class Begun(NamedTuple):
-    """What others may have begun: who takes keys, or offsets, over begins from there (`attempts.starts_of`)."""
+    """Starts that other members may have made. A member that takes over keys, or offsets, counts from there
+    (`attempts.starts_of`)."""
 
     reaches: tuple[Reach, ...] = ()
     starts: tuple[Pair, ...] = ()
@@ -113,12 +114,13 @@ class Attempts:
 
     @property
     def begun(self) -> Begun:
-        """What members are told that get keys."""
+        """The starts by others, as told to members that are granted keys."""
         reaches, starts, _, abandoned = self.state
         return Begun(reaches, tuple(starts.items()), abandoned)
 
     def begun_of(self, spans: Sequence[Pair]) -> Begun:
-        """What members are told that get these offsets, ascending and disjoint."""
+        """Return the starts by others within these offsets, as told to members that get them. spans: ascending and
+        disjoint."""
         reaches, starts, _, abandoned = self.state
         return begun_within(reaches, starts, abandoned, spans)
 
@@ -127,7 +129,8 @@ class Attempts:
         return self.state.horizons.get(member, 0)
 
     def counted_since(self, before: AttemptsState) -> tuple[Mutation, ...]:
-        """What counts more after a step: to be written before what it follows from."""
+        """Return the mutations that count more starts after a step. They are written before the change that caused
+        them."""
         state, old = self.state, before.starts
         if state is before:
             return ()
@@ -149,7 +152,7 @@ class Attempts:
         return (*self.counted_since(before), *self.dropped_since(before))
 
     def grew_since(self, before: AttemptsState) -> bool:
-        """Whether more was left by the dead since."""
+        """True if members that are gone have left more since: reaches, or abandoned offsets."""
         if self.state is before:
             return False
         pairs = ((self.state.reaches, before.reaches), (self.state.abandoned, before.abandoned))
@@ -167,7 +170,7 @@ class Attempts:
         self._move(member, furthest + HORIZON_STEP)
 
     def begin(self, member: str, starts: Sequence[Pair], horizon: int, committed: CommittedOffsets) -> None:
-        """What the member is about to begin, or has begun: (offset, how often then; 0: never).
+        """Count starts that the member is about to make, or has made: (offset, how often then; 0: never).
 
         Raises: InvalidRequest, BoundReached; nothing is changed then.
         """
@@ -226,7 +229,7 @@ class Attempts:
             self.state = self.state._replace(abandoned=tuple(one for one in abandoned if one.end > stable))
 
     def cut(self, end: int) -> None:
-        """What lies behind is another record now."""
+        """Forget the starts at `end` and behind: other records lie there now."""
         reaches, starts, _, abandoned = self.state
         kept = {at: count for at, count in starts.items() if at < end}
         if len(kept) < len(starts):
@@ -286,7 +289,8 @@ def starts_of(
 def begun_within(
     reaches: Sequence[Reach], starts: Mapping[int, int], abandoned: Sequence[Pair], spans: Sequence[Pair]
 ) -> Begun:
-    """What is known of these offsets, ascending and disjoint; `reaches` are left as they are."""
+    """Return the starts that are known of these offsets. spans: ascending and disjoint. `reaches` are returned as they
+    are."""
     if not (reaches or starts or abandoned):
         return NOTHING
     inside: list[Pair] = []

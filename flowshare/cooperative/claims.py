@@ -105,9 +105,9 @@ class Reserved(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What became of a `hold`. held: all that the member holds now. granted: what of it is new: S and R are to be read
-    again before a handler starts there. taken: what was taken from others before they gave it back. superseded: there
-    is a newer generation, join again."""
+    """The result of a `hold`. held: all that the member holds now. granted: the new part of it; S and R must be read
+    again before a handler starts there. taken: claims that were taken from others before they gave them back.
+    superseded: there is a newer generation, join again."""
 
     held: tuple[Claim, ...]
     granted: KeyRanges
@@ -135,11 +135,11 @@ class Claims:
         return bool(self.state.claims)
 
     def of(self, member: str) -> tuple[Claim, ...]:
-        """What a member holds, ascending."""
+        """Return the claims of a member, ascending."""
         return tuple(claim for claim in self.state.claims if claim.member == member)
 
     def holds(self, member: str, epoch: int, keys: Pair) -> bool:
-        """Whether a commit of the member for these keys, under this epoch, is let through."""
+        """True if a commit of the member for these keys, under this epoch, is accepted."""
         at, end = keys
         claims = self.state.claims
         place = max(0, bisect_right(claims, at, key=itemgetter(0)) - 1)
@@ -166,7 +166,7 @@ class Claims:
         return min((standing.deadline_ms for standing in self.state.members.values()), default=None)
 
     def changed_since(self, before: ClaimsState) -> PutClaims | None:
-        """What is to be written after a step; None: nothing. Of a lease its length is stored, not its end."""
+        """Return the mutation to write after a step; None: nothing. A lease is stored by its length, not by its end."""
         if self.state is before:
             return None
         holders = _holders(self.state)
@@ -265,7 +265,8 @@ def _waits(
     before: Sequence[Blocked],
     now_ms: int,
 ) -> list[Blocked]:
-    """What of `missing` others hold, ascending; where the member waited for this holder before, it waits since then."""
+    """List the parts of `missing` that others hold or that are reserved, ascending. If the member waited for the same
+    holder before, it has waited since then."""
     found = [Blocked(first, end, others[at].member, now_ms) for first, end, _, at in overlaps(missing, _pairs(others))]
     if reserved:
         free = minus(missing, _pairs(others))
@@ -285,7 +286,7 @@ def _waits(
 
 
 def _overdue(waits: Iterable[Blocked], members: Mapping[str, Standing], terms: Terms, now_ms: int) -> list[Blocked]:
-    """What the member has waited for so long that it may take it."""
+    """List the keys for which the member has waited so long that it may take them."""
     if terms.mode is DrainMode.STRICT:
         return []
     since_ms = now_ms - terms.drain_timeout_ms

@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 
 class DecisionState(enum.Enum):
-    """What became of a decision."""
+    """The outcome of a decision."""
 
     UNDER_WAY = "under way"
     CONFIRMED = "confirmed"
@@ -37,7 +37,7 @@ class DecisionState(enum.Enum):
 
 
 class Decision(Generic[Answer]):
-    """What was decided: `mutations` are to be written, in this order; then the answer may leave."""
+    """A decision: its `mutations` must be written, in this order; then its answer may leave."""
 
     __slots__ = ("answer", "before", "change", "mutations", "state")
 
@@ -57,7 +57,7 @@ class Decisions:
 
     @property
     def under_way(self) -> bool:
-        """Whether some are."""
+        """True if decisions are under way."""
         return bool(self._under_way)
 
     def begin(self, decision: Decision[Any]) -> None:

@@ -49,8 +49,8 @@ class _Window(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a step does to the set. puts: ranges that are new or longer. stable: None: as before. drops: keys of
-    ranges. lost: offsets that count as committed and were not finished. Empty: `not change.mutations`."""
+    """The effect of a step on the committed set. puts: ranges that are new or longer. stable: None: as before. drops:
+    keys of ranges. lost: offsets that count as committed and were not finished. Empty: `not change.mutations`."""
 
     puts: tuple[OffsetRange, ...]
     stable: int | None
@@ -63,7 +63,7 @@ class Change(NamedTuple):
 
     @property
     def mutations(self) -> tuple[Mutation, ...]:
-        """What is to be written, in this order."""
+        """The mutations to write, in this order."""
         puts = [PutRange(first, end, self.reset_epoch) for first, end in self.puts]
         stable = [] if self.stable is None else [PutStable(self.stable, self.reset_epoch)]
         drops = map(DropRange, self.drops)
@@ -123,7 +123,7 @@ class CommittedOffsets:
         return list(map(OffsetRange, self._firsts, self._ends))
 
     def is_committed(self, offset: int) -> bool:
-        """Whether the offset is finished."""
+        """True if the offset is committed."""
         return offset < self.stable or self.committed_end(offset) > offset
 
     def committed_end(self, offset: int) -> int:
@@ -137,7 +137,7 @@ class CommittedOffsets:
         return self._firsts[at] if at < len(self._firsts) else None
 
     def uncommitted(self, first: int, end: int) -> list[OffsetRange]:
-        """What of the offsets from `first` to `end` is not committed."""
+        """List the offsets from `first` to before `end` that are not committed."""
         found: list[OffsetRange] = []
         at = bisect_right(self._ends, first)
         first = max(first, self.stable)

@@ -110,7 +110,7 @@ class SettleAnswer(NamedTuple):
 
     @property
     def taken(self) -> bool:
-        """Whether it is settled."""
+        """True if the settle was accepted."""
         return not (self.fenced or self.committed)
 
 
@@ -155,7 +155,7 @@ class PartitionState(NamedTuple):
 
 
 class _Before(NamedTuple):
-    """What a decision found, but for the committed set, which is taken back by its `Change`."""
+    """The state before a decision, without the committed set: that one is restored by its `Change`."""
 
     claims: ClaimsState
     spans: SpansState
@@ -194,7 +194,7 @@ class CooperativePartition:
 
     @property
     def in_use(self) -> bool:
-        """Whether a member holds anything, or a transaction has something pending."""
+        """True if a member holds anything, or a transaction has something pending."""
         return bool(self.claims or self.spans or self.pending)
 
     def check_unused(self) -> None:
@@ -327,7 +327,7 @@ class CooperativePartition:
             return step.decided(self.spans.renew(member, epochs, now_ms, lease_ms=lease_ms))
 
     def give_back(self, member: str, epoch: int, now_ms: int) -> Decision[Progress]:
-        """What is not committed of a span is free again. Raises: FencedMemberEpoch."""
+        """Free the offsets of a span that are not committed. Raises: FencedMemberEpoch."""
         with self._step(now_ms) as step:
             self.spans.give_back(member, epoch)
             return step.decided(self.progress)
@@ -394,7 +394,7 @@ class CooperativePartition:
             return step.decided(SettleAnswer(self.progress))
 
     def waits(self, member: str, reset_epoch: int, entries: Sequence[CommitEntry | SpanEntry]) -> bool:
-        """Whether a settle would be taken and is not next: something before its first offset is not committed."""
+        """True if a settle would be accepted but is not next: an offset before its first one is not committed."""
         ranges = [pair for entry in entries for pair in entry.ranges]
         if reset_epoch != self.offsets.reset_epoch or min(ranges)[0] <= self.offsets.stable:
             return False
@@ -466,7 +466,7 @@ class CooperativePartition:
     # -- what happens to it
 
     def read(self, *, ranges: bool = False) -> Decision[Read]:
-        """What may be told of it when all that was decided before is durable. ranges: R, too."""
+        """Return the facts that may be told when all earlier decisions are durable. ranges: R, too."""
         columns = self.offsets.columns if ranges else None
         with self._step(None) as step:
             begun = self.attempts.begun if ranges else Begun()

@@ -43,7 +43,8 @@ Ticket = TypeVar("Ticket")
 
 
 def is_stored(producer_id: int) -> bool:
-    """Whether what is pending under this id is stored. Below 0 it is a settle's, which the log of the leader knows."""
+    """True if the offsets pending under this id are stored. An id below 0 is that of a settle, which stands in the
+    leader's log."""
     return producer_id >= 0
 
 
@@ -60,7 +61,7 @@ class Pending:
 
     @property
     def unstable(self) -> bool:
-        """Whether the committed set may grow by a transaction that is open: a reader that wants a stable one waits."""
+        """True if an open transaction may still add to the committed set. A reader that wants a stable set waits."""
         return bool(self.state)
 
     def ranges(self) -> list[Pair]:
@@ -126,7 +127,7 @@ def _check(producer_id: int, producer_epoch: int, pending: PendingOffsets | None
 
 
 class Parked(NamedTuple, Generic[Ticket]):
-    """What waits until the stable offset is at `first`. ticket: the caller's."""
+    """An entry that waits until the stable offset is at `first`. ticket: the caller's."""
 
     first: int
     order: int
@@ -136,9 +137,9 @@ class Parked(NamedTuple, Generic[Ticket]):
 
 
 class StableWait(Generic[Ticket]):
-    """What of one partition waits for the stable offset, at most `waiting_max`, each for at most `wait_ms`.
+    """The entries of one partition that wait for the stable offset: at most `waiting_max`, each for at most `wait_ms`.
 
-    Invariant: nothing is released before something that is parked and begins before it.
+    Invariant: no entry is released while another one that begins before it is parked.
     """
 
     def __init__(self, *, waiting_max: int = WAITING_MAX, wait_ms: int = WAIT_MS_MAX) -> None:

@@ -27,7 +27,7 @@ def merged(ranges: Iterable[Pair]) -> list[Pair]:
 
 
 def minus(ranges: Iterable[Pair], taken: Sequence[Pair]) -> list[Pair]:
-    """What of `ranges` is in none of `taken`; both ascending and disjoint."""
+    """Return the parts of `ranges` that are in none of `taken`; both are ascending and disjoint."""
     left: list[Pair] = []
     at = 0
     for first, end in ranges:
@@ -99,6 +99,7 @@ def checked(given: Sequence[Pair]) -> KeyRanges:
 
 
 def assigned(given: Sequence[Pair]) -> KeyRanges:
-    """What an assignment says of a partition, by the leader or by hand: no ranges are the whole partition. What it
-    leaves out belongs to others, or to nobody (`Claims.unowned`). Raises: InvalidRequest, as `checked`."""
+    """Return the keys of a partition that an assignment gives, by the leader or by hand; no ranges are the whole
+    partition. Keys outside of the ranges belong to others, or to nobody (`Claims.unowned`). Raises: InvalidRequest, as
+    `checked`."""
     return checked(given) or WHOLE

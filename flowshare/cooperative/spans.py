@@ -58,12 +58,12 @@ class Spans:
         return bool(self.state.spans)
 
     def of(self, member: str) -> tuple[Span, ...]:
-        """What a member has, ascending."""
+        """Return the spans of a member, ascending."""
         return tuple(span for span in self.state.spans if span.member == member)
 
     @property
     def full(self) -> bool:
-        """Whether there are as many spans as there may be."""
+        """True if there are as many spans as there may be."""
         return len(self.state.spans) >= SPANS_MAX
 
     def next_deadline_ms(self) -> int | None:
@@ -71,13 +71,13 @@ class Spans:
         return min((span.deadline_ms for span in self.state.spans), default=None)
 
     def changed_since(self, before: SpansState) -> PutSpans | None:
-        """What is to be written after a step; None: nothing. Of a lease its length is stored, not its end."""
+        """Return the mutation to write after a step; None: nothing. A lease is stored by its length, not by its end."""
         if self.state.spans is before.spans or _stored(self.state) == _stored(before):
             return None
         return PutSpans(self.state.epoch, self.state.spans)
 
     def holds(self, member: str, epoch: int, offsets: Pair) -> bool:
-        """Whether a commit of the member for these offsets, under this epoch, is let through."""
+        """True if a commit of the member for these offsets, under this epoch, is accepted."""
         spans = self.state.spans
         place = bisect_right(spans, offsets[0], key=itemgetter(0)) - 1
         if place < 0:
@@ -132,7 +132,8 @@ class Spans:
         return tuple(sorted(asked - mine))
 
     def give_back(self, member: str, epoch: int) -> None:
-        """What is not committed of a span is free. Raises: FencedMemberEpoch if the member has no such span."""
+        """End a span; its offsets that are not committed are free. Raises: FencedMemberEpoch if the member has no such
+        span."""
         if not self._end(lambda span: span.member == member and span.epoch == epoch):
             raise FencedMemberEpoch(f"member {member} has no span of epoch {epoch} any more")
 

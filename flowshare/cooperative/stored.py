@@ -67,8 +67,8 @@ _two: Final = struct.Struct(">qq")
 
 
 class Loaded(NamedTuple):
-    """What `load` found. unreadable: how many ranges could not be read. repair: what a crash left undone, to be written
-    before anything else: else entries stay that nobody deletes."""
+    """The result of `load`. unreadable: how many ranges could not be read. repair: mutations that a crash left undone.
+    They must be written before anything else, or entries stay that nobody deletes."""
 
     state: PartitionState
     unreadable: int
@@ -76,7 +76,7 @@ class Loaded(NamedTuple):
 
 
 def is_entry(name: bytes) -> bool:
-    """Whether an entry of this name is one of these; servers have others beside them."""
+    """True if the entry belongs to the stored form of a partition; servers have other entries beside these."""
     return STABLE_KEY <= name[:1] <= REACHES_KEY
 
 
@@ -154,7 +154,8 @@ def load(entries: Iterable[tuple[bytes, bytes]], *, now_ms: int) -> Loaded | Non
 def _repair(
     offsets: CommittedOffsets, stable: tuple[int, int], counted: Mapping[int, int], keys: Iterable[int]
 ) -> tuple[Mutation, ...]:
-    """What makes the entries those of the offsets, in an order of which every prefix is as good."""
+    """Return the mutations that make the entries match the offsets. Any prefix of them leaves the entries as good as
+    before."""
     there = dict(offsets.ranges())
     puts = [PutRange(first, end, offsets.reset_epoch) for first, end in there.items() if counted.get(first) != end]
     moved = [PutStable(*stable)._replace(stable=offsets.stable)] if offsets.stable != stable[0] else []
@@ -200,7 +201,7 @@ def _pending(value: bytes) -> PendingOffsets:
 def _attempts(
     entries: Iterable[tuple[bytes, bytes]], offsets: CommittedOffsets
 ) -> tuple[Attempts, tuple[Mutation, ...]]:
-    """What was begun, and what of the entries is of no use any more."""
+    """Load the starts, and return the mutations that drop useless entries with them."""
     reaches = PutReaches((), ())
     starts: dict[int, int] = {}
     for key, value in entries:

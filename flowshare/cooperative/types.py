@@ -55,8 +55,9 @@ class OffsetColumns(NamedTuple):
 
 
 class DrainMode(enum.StrEnum):
-    """What frees a range that its holder does not give back: STRICT: only the end of its lease. AVAILABLE: a member
-    that waited for `drain_timeout_ms`, too, which may let two handlers of one key overlap and is counted."""
+    """The ways to free a range that its holder does not give back. STRICT: only the end of its lease frees it.
+    AVAILABLE: a member that has waited for `drain_timeout_ms` may take it, too. Then two handlers of one key may
+    overlap, which is counted."""
 
     STRICT = "strict"
     AVAILABLE = "available"
@@ -129,7 +130,8 @@ class Horizon(NamedTuple):
 
 
 class PendingOffsets(NamedTuple):
-    """What a producer's open transaction will commit. keys: of the claims that its records were handled under."""
+    """The offsets that a producer's open transaction will commit. keys: of the claims under which its records were
+    handled."""
 
     producer_epoch: int
     ranges: tuple[OffsetRange, ...]
@@ -176,7 +178,7 @@ class PutSpans(NamedTuple):
 
 
 class PutPending(NamedTuple):
-    """What an open transaction will commit. Key: `producer_id`."""
+    """The offsets that an open transaction will commit. Key: `producer_id`."""
 
     producer_id: int
     pending: PendingOffsets
@@ -202,8 +204,8 @@ class DropStarts(NamedTuple):
 
 
 class PutReaches(NamedTuple):
-    """What may have been begun by members that are gone, and how far those that are here may go. abandoned: offsets
-    of spans that ended, ascending and disjoint."""
+    """The records that gone members may have begun, and the horizons of the present members. abandoned: offsets of
+    spans that ended, ascending and disjoint."""
 
     reaches: tuple[Reach, ...]
     horizons: tuple[Horizon, ...]

@@ -8,10 +8,11 @@ that ends; the others (`flowshare dev up`) stay until they are ended.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,15 +28,16 @@ How = Literal["docker", "jars"]
 READY_LIMIT_S: Final = 90.0
 STOP_LIMIT_S: Final = 30.0
 _POLL_S: Final = 0.05
+logger = logging.getLogger("flowshare.dev")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to start.
+    """Settings of a Kafka to start.
 
-    port: of the first node; 0 takes a free one, the other nodes always do. data: a directory that is kept; None is a
-    temporary one, removed at the end. settings: broker settings over the single-node ones. heap: of each JVM at most.
-    jvm: further options of each JVM (from jars only; an image has Kafka's own).
+    port: of the first node; 0: a free port. The other nodes always take free ports. data: a directory that is kept;
+    None: a temporary directory, removed at the end. settings: broker settings, which override the single-node settings.
+    heap: largest heap of each JVM. jvm: further options of each JVM (from jars only; an image has Kafka's own).
     """
 
     version: str = VERSION
@@ -61,7 +63,7 @@ class DevBroker:
 
     @property
     def bootstrap(self) -> str:
-        """What clients call bootstrap.servers."""
+        """Addresses for bootstrap.servers of clients."""
         return ",".join(self.addresses)
 
     @property
@@ -70,8 +72,13 @@ class DevBroker:
         return f"kafka://{self.bootstrap}"
 
     @property
+    def port(self) -> int:
+        """Of the first node."""
+        return _split(self.addresses[0])[1]
+
+    @property
     def runs(self) -> bool:
-        """Whether all of it is still there (not whether it answers)."""
+        """True if all nodes are still there, even if they do not answer."""
         if self.container is not None:
             from flowshare.dev.by_docker import container_runs
 
@@ -80,7 +87,7 @@ class DevBroker:
 
     @property
     def answers(self) -> bool:
-        """Whether every node answers and knows all others."""
+        """True if every node answers and knows all others."""
         return all(nodes_seen(host, port) == len(self.addresses) for host, port in map(_split, self.addresses))
 
     def end(self) -> None:
@@ -100,7 +107,7 @@ class DevBroker:
             shutil.rmtree(self.data, ignore_errors=True)
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
+        """Return the broker in the form that `from_json` takes."""
         return {
             "version": self.version,
             "addresses": self.addresses,
@@ -112,7 +119,7 @@ class DevBroker:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> DevBroker:
-        """The broker that another process started. Raises: KeyError, TypeError, ValueError."""
+        """The broker that another process started. Raises: LookupError, TypeError, ValueError."""
         return cls(
             version=found["version"],
             addresses=tuple(found["addresses"]),
@@ -166,91 +173,167 @@ def _split(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-# --- the one of `flowshare dev up`: started once a user, remembered in a file, ended from any other process -----------
+# --- those of `flowshare dev up`: one a port, each remembered in a file, ended from any other process -----------------
 
 PORT: Final = 9092
-"""Where it listens when no port is named: Kafka's own."""
+"""Where one listens when no port is named: Kafka's own."""
 
-STATE_FILE: Final = "dev-broker.json"
+STATE_NAME: Final = "dev-broker"
 
 
-def current() -> DevBroker | None:
-    """The broker that was started last and not ended; it may have died since (`DevBroker.runs`). Raises: DevFailure."""
-    file = _file()
-    try:
-        return DevBroker.from_json(json.loads(file.read_bytes()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DevFailure(
-            f"{file} cannot be read ({error}): remove it, and end its broker by hand if one runs"
-        ) from error
+class Several(DevFailure):
+    """Several brokers run, and none was named."""
+
+    def __init__(self, brokers: Sequence[DevBroker]) -> None:
+        listed = ", ".join(one.url for one in brokers)
+        super().__init__(f"{len(brokers)} brokers run: {listed}; name one with --port")
+
+
+def current(port: int | None = None) -> DevBroker | None:
+    """The broker that was started at `port` and not ended, None: the only one; it may have died (`DevBroker.runs`).
+
+    Raises: DevFailure, Several.
+    """
+    found = [one for one in _known().values() if port is None or one.port == port]
+    return _only([one for one in found if one.runs]) or (found[-1] if found else None)
 
 
 def up(
-    *, version: str | None = None, port: int | None = None, data: Path | None = None, how: How | None = None
+    *,
+    version: str | None = None,
+    port: int | None = None,
+    data: Path | None = None,
+    how: How | None = None,
+    starting: Callable[[], object] = lambda: None,
 ) -> tuple[DevBroker, bool]:
-    """Start the broker unless it runs. Returns it, and whether it was started now.
+    """Start the broker of a port unless it runs. Returns it, and whether it was started now.
 
-    None leaves the choice: version 4.3.1, port 9092, a temporary directory, `start`'s way; or what runs already.
-    Raises: DevFailure, also when a broker runs that is not the one that is wanted.
+    None leaves the choice: version 4.3.1, a temporary directory, `start`'s way, or what runs already; of ports 9092, or
+    that of the only one that runs. Port 0 starts another one at a free port. starting: called before one is started.
+    Raises: DevFailure, also when a broker runs that is not the one that is wanted; Several.
     """
     with _alone():
-        found = current()
-        if found is not None and found.runs:
-            _refuse_another(found, version, port, data)
-            return found, False
+        there = _without_dead(_known(), needed=PORT if port is None else port)
+        found = _meant(there, port)
         if found is not None:
-            found.end()  # what a broker that died left behind
+            _refuse_another(found, version, data)
+            return found, False
+        _refuse_held(there, data)
         wanted = Wanted(version=version or VERSION, port=PORT if port is None else port, data=data)
+        starting()
         broker = start(wanted, tied=False, how=how)
         _write(broker)
         return broker, True
 
 
-def down() -> DevBroker | None:
-    """End the broker; None when there was none. Only processes that are the very ones that `up` started are ended.
+def down(port: int | None = None) -> DevBroker | None:
+    """End the broker at `port`, None: the only one. None when there was none.
 
-    Raises: DevFailure.
+    Only processes that are the very ones that `up` started are ended. Raises: DevFailure, Several.
     """
     with _alone():
-        found = current()
-        if found is not None:
-            found.end()
-            _file().unlink(missing_ok=True)
-        return found
+        known = {file: one for file, one in _known().items() if port is None or one.port == port}
+        left = _without_dead(known)
+        found = _only(left)
+        for file in (file for file, one in known.items() if one is found):
+            _end(file, known[file])
+        return found or next(reversed(known.values()), None)
 
 
-def _refuse_another(found: DevBroker, version: str | None, port: int | None, data: Path | None) -> None:
+def _meant(there: Sequence[DevBroker], port: int | None) -> DevBroker | None:
+    """Which of those that run is asked for; None: one is to be started. Raises: Several."""
+    if port is not None:
+        return next((one for one in there if one.port == port), None)
+    return next((one for one in there if one.port == PORT), None) or _only(there)
+
+
+def _only(brokers: Sequence[DevBroker]) -> DevBroker | None:
+    """Raises: Several."""
+    if len(brokers) > 1:
+        raise Several(brokers)
+    return brokers[0] if brokers else None
+
+
+def _refuse_another(found: DevBroker, version: str | None, data: Path | None) -> None:
     """Raises: DevFailure."""
     other = [
         f"{name} {there}, not {asked}"
         for name, there, asked in (
             ("version", found.version, version),
-            ("port", int(found.addresses[0].rpartition(":")[2]), port or None),
             ("data", found.data if found.keep else "temporary", data.absolute() if data is not None else None),
         )
         if asked is not None and there != asked
     ]
     if other:
         raise DevFailure(
-            f"a broker runs at {found.url} with {'; '.join(other)}: end it first with `flowshare dev down`"
+            f"a broker runs at {found.url} with {'; '.join(other)}: end it first with "
+            f"`flowshare dev down --port {found.port}`, or name another port with --port"
         )
 
 
+def _refuse_held(there: Sequence[DevBroker], data: Path | None) -> None:
+    """Raises: DevFailure when a broker at another port has this data."""
+    for one in there:
+        if data is not None and one.keep and one.data == data.absolute():
+            raise DevFailure(
+                f"the broker at {one.url} has its data in {data}: name another directory, or end it first with "
+                f"`flowshare dev down --port {one.port}`"
+            )
+
+
+def _known() -> dict[Path, DevBroker]:
+    """All that were started and not ended, by their files, in the order of their ports. Raises: DevFailure."""
+    found: dict[Path, DevBroker] = {}
+    ports: dict[Path, int] = {}
+    for file in cache_dir().glob(f"{STATE_NAME}*.json"):
+        try:
+            found[file] = DevBroker.from_json(json.loads(file.read_bytes()))
+            ports[file] = found[file].port
+        except FileNotFoundError:  # it was ended meanwhile
+            continue
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise DevFailure(
+                f"{file} cannot be read ({error}): remove it, and end its broker by hand if one runs"
+            ) from error
+    return {file: found[file] for file in sorted(found, key=lambda file: ports[file])}
+
+
+def _without_dead(known: Mapping[Path, DevBroker], needed: int | None = None) -> list[DevBroker]:
+    """Those that run; what the others left behind is removed.
+
+    needed: of a broker at another port that cannot be asked, or ended, a warning is logged; None: all are needed.
+    Raises: DevFailure.
+    """
+    left = []
+    for file, one in known.items():
+        try:
+            if one.runs:
+                left.append(one)
+            else:
+                _end(file, one)
+        except DevFailure as error:
+            if needed in (None, one.port):
+                raise
+            logger.warning("the broker at %s is left as it is: %s", one.url, error)
+    return left
+
+
+def _end(file: Path, broker: DevBroker) -> None:
+    """Raises: DevFailure."""
+    broker.end()
+    file.unlink(missing_ok=True)
+
+
 def _write(broker: DevBroker) -> None:
-    draft = _file().with_suffix(".new")
+    file = cache_dir() / f"{STATE_NAME}-{broker.port}.json"
+    draft = file.with_suffix(".new")
     try:
         draft.write_text(json.dumps(broker.as_json()))
-        draft.replace(_file())
+        draft.replace(file)
     except OSError as error:
         broker.end()
         raise DevFailure(f"{draft} cannot be written ({error.strerror}); the broker was ended again") from error
 
 
-def _file() -> Path:
-    return cache_dir() / STATE_FILE
-
-
 def _alone() -> AbstractContextManager[None]:
-    return locked(cache_dir() / "dev-broker.lock", FETCH_LIMIT_S)
+    return locked(cache_dir() / f"{STATE_NAME}.lock", FETCH_LIMIT_S)

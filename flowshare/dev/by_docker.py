@@ -25,12 +25,12 @@ _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1", None})
 
 
 def engine_runs() -> bool:
-    """Whether an engine of this machine answers: what one elsewhere publishes on its loopback is not to be reached."""
+    """True if an engine of this machine answers: ports that another machine's engine publishes cannot be reached."""
     return _answers() and _elsewhere() is None
 
 
 def can(wanted: Wanted) -> bool:
-    """Whether the image serves: it has no older versions than 3.7, and its containers keep their data inside."""
+    """True if the image serves: it has no versions older than 3.7, and its containers keep their data inside."""
     return wanted.nodes == 1 and wanted.data is None and numbers(wanted.version) >= (3, 7, 0)
 
 
@@ -95,7 +95,7 @@ def _run(wanted: Wanted, port: int, name: str) -> DevBroker:
 
 
 def container_runs(container: str) -> bool:
-    """Whether the container with this id runs. Raises: DevFailure when docker does not answer."""
+    """True if the container with this id runs. Raises: DevFailure when docker does not answer."""
     return _docker("inspect", "--format", "{{.State.Running}}", container).stdout.strip() == "true"
 
 
@@ -113,7 +113,8 @@ def _log(container: str) -> str:
 
 
 def _answers() -> bool:
-    """Whether there is an engine, not just its command: the command names the server's version only if one answers."""
+    """True if there is an engine, not just its command: the command names the server's version only if an engine
+    answers."""
     if shutil.which("docker") is None:
         return False
     try:

@@ -51,7 +51,7 @@ class Processes:
             )
 
     def log(self, name: str) -> str:
-        """What it has printed."""
+        """Return the output of the process so far."""
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
     def check(self, needed: Collection[str] | None = None) -> None:

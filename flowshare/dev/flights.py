@@ -50,7 +50,7 @@ class DemoFailed(Exception):
 
 @dataclass(slots=True)
 class FlightsOutcome:
-    """What lies in the topics at the end, and how it came there."""
+    """Content of the topics at the end, and how it came there."""
 
     produced: int = 0
     classes: Counter[str] = field(default_factory=Counter)
@@ -477,13 +477,19 @@ def both_halves(folder: Path, limit: int, *, spark: bool, keep: bool) -> int:
     if code or not spark:
         return code
     good = report(folder / "broker", folder, limit)
-    picture = folder / PICTURE
-    if not keep:
-        picture = Path(tempfile.gettempdir()) / f"flowshare-demo-{PICTURE}"
-        shutil.move(folder / PICTURE, picture)
-    say(f"plot: {picture}")
+    say(f"plot: {kept_picture(folder, keep=keep)}")
     say("\nthe pipeline's table is the raw table's" if good else "\nthe pipeline's table differs")
     return 0 if good else 1
+
+
+def kept_picture(folder: Path, *, keep: bool) -> Path:
+    """Where the plot lies; keep: the folder stays, else it is moved out of it."""
+    picture = folder / PICTURE
+    if not keep:
+        # A folder of its own: at a name that others can guess may lie a link of theirs.
+        picture = Path(tempfile.mkdtemp(prefix="flowshare-demo-plot-")) / PICTURE
+        shutil.move(folder / PICTURE, picture)
+    return picture
 
 
 def demo(limit: int, data: Path | None, *, spark: bool) -> int:

@@ -13,12 +13,13 @@ import os
 from typing import TYPE_CHECKING, TypedDict
 
 import flowshare as fs
+from flowshare.dev import cache_dir
 from flowshare.dev.flights_data import classify_row, is_flaky
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-OUT = os.environ.get("FLOWSHARE_FLIGHTS_OUT", "/tmp/flowshare-flights-out")  # noqa: S108 - a demo's default
+OUT = os.environ.get("FLOWSHARE_FLIGHTS_OUT") or str(cache_dir() / "flights-out")
 
 
 class Flight(TypedDict):
@@ -36,7 +37,7 @@ class Flight(TypedDict):
 
 
 class Delay(TypedDict):
-    """What the agent makes of a flight."""
+    """Result that the agent makes of a flight."""
 
     id: int
     carrier: str

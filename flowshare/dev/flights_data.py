@@ -71,13 +71,13 @@ def classify_row(dep_delay: int | None) -> str | None:
 
 
 def is_flaky(row_id: int) -> bool:
-    """Whether the row's first attempt times out."""
+    """True if the row's first attempt times out."""
     return row_id % FLAKY_EVERY == 0
 
 
 @dataclass(slots=True)
 class Figures:
-    """What the raw table says, or what came out."""
+    """Figures of the raw table, or of the results."""
 
     flights: int = 0
     cancelled: int = 0

@@ -64,7 +64,7 @@ def libraries(name: str, pom: bytes, options: Sequence[str] = ()) -> Path:
 
 
 def class_path(folder: Path) -> str:
-    """What Java's -cp wants for the jars in `folder`."""
+    """Return the argument of Java's -cp for the jars in `folder`."""
     return f"{folder}{os.sep}*"
 
 

@@ -29,12 +29,12 @@ SHARE: Final[Mapping[str, str]] = {
 
 
 def share_groups(version: str) -> bool:
-    """Whether share groups are on in this version without being asked for."""
+    """True if share groups are on by default in this version."""
     return numbers(version) >= (4, 2, 0)
 
 
 def kraft(version: str) -> bool:
-    """Whether this version runs without ZooKeeper (3.3 is the first where that is not a preview)."""
+    """True if this version runs without ZooKeeper (3.3 is the first where that is not a preview)."""
     return numbers(version) >= (3, 3, 0)
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flowshare import processes
+
 POLL_S: Final = 0.02
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -26,7 +28,7 @@ class Process:
 
     @property
     def runs(self) -> bool:
-        """Whether it is still there; one that has ended and waits to be collected by its parent is not."""
+        """True if the process is still there. One that has ended and waits to be collected by its parent is not."""
         return birth(self.pid) == self.birth
 
     def end(self, grace_s: float) -> bool:
@@ -67,19 +69,14 @@ def birth(pid: int) -> str | None:
         asked = said(["ps", "-o", "stat=,lstart=", "-p", str(pid)], 10)
         state, _, since = asked.stdout.strip().partition(" ")
         return None if not since or state.startswith("Z") else since.strip()
-    try:
-        # The name of the program stands in brackets and may hold anything, so the fields are counted from its end.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else f"{boot}/{fields[19]}"
+    born = processes.birth(pid)
+    return None if born is None else f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{born}"
 
 
 def tied_to_parent() -> Callable[[], None] | None:
-    """What to give Popen as `preexec_fn` so that the system kills the child when the thread that starts it is gone.
+    """Return a `preexec_fn` for Popen: the system kills the child when the thread that starts the child is gone.
 
-    Linux only (None elsewhere): there a parent that is killed leaves the child behind.
+    Linux only. Elsewhere the result is None, and a parent that is killed leaves the child behind.
     """
     if sys.platform != "linux":
         return None

@@ -1,9 +1,9 @@
-"""Who leads which slot, as far as this worker knows; what clients are told comes from here.
+"""The slots' leaders as far as this worker knows them; clients are told from here.
 
-Ownership is the claim in a slot's log. A worker knows its own claims for certain; of others it knows what they told,
-and whom the slot group chose. So for each slot the claim with the highest epoch counts, as long as its holder is a
-member of the fleet; without one, the worker that was chosen is named, who answers when it has claimed. What is wrong
-here costs a detour: who does not lead says so and names whom it takes for the leader.
+Ownership is the claim in a slot's log. A worker knows its own claims for certain; of others it knows their messages,
+and the slot group's choice. So for each slot the claim with the highest epoch counts, as long as its holder is a member
+of the fleet; without a claim, the chosen worker is named, which answers when it has claimed. An error here costs a
+detour: a worker that does not lead says so and names the one that it takes for the leader.
 
 Invariant: the epoch told of a slot never falls.
 """
@@ -40,11 +40,11 @@ OF_WORKERS: Final = frozenset(
         ApiKey.SHARE_GROUP_HEARTBEAT,
     }
 )
-"""What clients ask a fleet's workers, beside flowshare's own calls; all else is the brokers'."""
+"""APIs that clients ask a fleet's workers, besides flowshare's own calls; all others are the brokers'."""
 
 
 class WorkerAddress(NamedTuple):
-    """Where a worker is."""
+    """The node id and address of a worker."""
 
     node_id: int
     host: str
@@ -52,7 +52,7 @@ class WorkerAddress(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """A claim: its epoch and who made it."""
+    """A claim: its epoch and the worker that made it."""
 
     epoch: int
     place: WorkerAddress
@@ -65,7 +65,7 @@ class Directory:
         self.slots = slots
         self.place = place
         self.map: SlotMap | None = None
-        """What the slot group agreed on last."""
+        """The map that the slot group agreed on last."""
         self._claims: dict[int, Claimed] = {}
         self.nodes: Mapping[int, WorkerAddress] = {}
         """All workers that lead, by node id, as the slot group has them."""
@@ -73,7 +73,7 @@ class Directory:
         self._heard_left: list[Callable[[frozenset[int]], object]] = []
 
     def on_change(self, listener: Callable[[], object]) -> None:
-        """Call `listener` when who leads what may have changed."""
+        """Call `listener` when a slot's leader may have changed."""
         self._heard.append(listener)
 
     def on_left(self, listener: Callable[[frozenset[int]], object]) -> None:
@@ -83,7 +83,7 @@ class Directory:
     # --- what is learned ----------------------------------------------------------------------------------------
 
     def agreed(self, slot_map: SlotMap) -> None:
-        """The slot group chose anew."""
+        """Take over the slot group's new map."""
         self.map = slot_map
         before = self.nodes
         self.nodes = {node_id: WorkerAddress(node_id, *address) for node_id, address in slot_map.nodes.items()}
@@ -98,7 +98,7 @@ class Directory:
             listener(left)
 
     def claimed(self, slot: int, claim: Claimed) -> None:
-        """Somebody claims a slot."""
+        """Note a worker's claim of a slot."""
         if self._learn(slot, claim):
             self._tell()
 
@@ -130,16 +130,16 @@ class Directory:
         return frozenset(holders.union(chosen).intersection(self.nodes) - {me})
 
     def is_me(self, node_id: int) -> bool:
-        """Whether it is this worker's."""
+        """True if the node id is this worker's."""
         return self.place is not None and node_id == self.place.node_id
 
     def group_epoch(self, group_id: str) -> int:
-        """Of the last claim that is known of a group's slot; 0: none is."""
+        """Return the epoch of the last known claim of a group's slot; 0: none is known."""
         claim = self._claims.get(group_slot(group_id, self.slots))
         return 0 if claim is None else claim.epoch
 
     def leader(self, slot: int) -> tuple[int, int]:
-        """Node (NOBODY: none) and epoch (−1: not known) of a slot."""
+        """Return node (NOBODY: none) and epoch (−1: not known) of a slot's leader."""
         claim = self._claims.get(slot)
         epoch = -1 if claim is None else claim.epoch
         nodes = self.nodes
@@ -149,19 +149,19 @@ class Directory:
         return (chosen if chosen in nodes else NOBODY), epoch
 
     def leader_of(self, topic_id: uuid.UUID, partition: int) -> tuple[int, int]:
-        """As `leader`, of a share-partition."""
+        """Return node and epoch of a share-partition's leader, as `leader`."""
         return self.leader(share_slot(topic_id, partition, self.slots))
 
     def group_leader(self, group_id: str) -> int:
-        """Node id of who coordinates a group; NOBODY: nobody at the moment."""
+        """Return the node id of a group's coordinator; NOBODY: none at the moment."""
         return self.leader(group_slot(group_id, self.slots))[0]
 
     def coordinator(self, group_id: str) -> WorkerAddress | None:
-        """Who coordinates a group; None: nobody at the moment."""
+        """Return the worker that coordinates a group; None: none at the moment."""
         return self.nodes.get(self.group_leader(group_id))
 
     def address(self, node_id: int) -> WorkerAddress | None:
-        """Where a worker is, also one that left the group but holds a claim still."""
+        """Return a worker's address, also of one that left the slot group but still holds a claim."""
         known = self.nodes.get(node_id)
         if known is not None:
             return known

@@ -1,7 +1,7 @@
-"""What a fleet is, seen from outside: for commands, and for workers that lead nothing.
+"""A fleet as seen from outside: for commands, and for workers that lead nothing.
 
-`describe_fleet` asks the brokers who leads its slots, `known_groups` reads its groups from the state topic: no worker
-is asked, and none has to run.
+`describe_fleet` asks the brokers for the leaders of the fleet's slots, `known_groups` reads the fleet's groups from the
+state topic. No worker is asked, and none has to run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ SETTINGS: Final = SlotSettings(deadline_s=10.0)
 
 
 async def slots_of(kafka: ClusterConnection, fleet: str) -> int:
-    """How many slots a fleet has; 0: it has no state topic. Raises: ClientError (no such name), OSError."""
+    """Return the number of a fleet's slots; 0: it has no state topic. Raises ClientError (name not allowed),
+    OSError."""
     (topic,) = (await kafka.send(MetadataRequest(topics=(state_topic(fleet),)))).topics
     if topic.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
         raise ServerError(topic.error, about=f"looking for {topic.name}")
@@ -38,7 +39,7 @@ async def slots_of(kafka: ClusterConnection, fleet: str) -> int:
 
 
 async def fleets_of(kafka: ClusterConnection) -> list[str]:
-    """The fleets that have state on the cluster, as far as this login is told. Raises: ClientError, OSError."""
+    """Return the fleets with state on the cluster, as far as this login may see them. Raises ClientError, OSError."""
     answer = await kafka.send(MetadataRequest(topics=None))
     return sorted(topic.name.removeprefix(PREFIX) for topic in answer.topics if topic.name.startswith(PREFIX))
 
@@ -46,9 +47,9 @@ async def fleets_of(kafka: ClusterConnection) -> list[str]:
 async def known_groups(
     kafka: ClusterConnection, fleet: str, groups: Collection[str] | None, *, clock: Clock
 ) -> frozenset[str]:
-    """Those of the groups that the fleet has; None: all that it has.
+    """Return the groups that the fleet has, of the given ones; None: of all.
 
-    Only the slots in which they would lie are read. Raises: StorageError (it cannot be read), StorageDamaged,
+    Only the slots that would hold them are read. Raises: StorageError (a slot cannot be read), StorageDamaged,
     ClientError, OSError.
     """
     slots = await slots_of(kafka, fleet)
@@ -65,15 +66,15 @@ async def known_groups(
 
 
 async def describe_fleet(kafka: ClusterConnection, fleet: str) -> SlotMap | None:
-    """The fleet's present map; None: it has no workers, or they are just sharing the slots out: ask again.
+    """Return the fleet's present map; None: it has no workers, or they are just sharing the slots out: ask again.
 
-    Raises: ServerError (DESCRIBE on the group is needed), NotConnected, ConnectionLost, ClientError (no such name).
+    Raises: ServerError (DESCRIBE on the group is needed), NotConnected, ConnectionLost, ClientError (name not allowed).
     """
     return await described(kafka, slot_group(fleet))
 
 
 async def described(kafka: ClusterConnection, group_id: str) -> SlotMap | None:
-    """As `describe_fleet`, by the id of the slot group."""
+    """Return the map as `describe_fleet`, by the id of the slot group."""
     answer = await kafka.send(DescribeGroupRequest(group_id=group_id))
     if answer.error is ErrorCode.GROUP_ID_NOT_FOUND:
         return None  # brokers before 4.0 say that it is dead (KIP-1043)

@@ -1,19 +1,20 @@
-"""How the workers of a fleet prove to each other who they are.
+"""The mutual proof of identity between the workers of a fleet.
 
 A worker draws a pair of keys (X25519) when it starts; the private half never leaves its memory. The mark of the public
-half (128 bits of its SHA-256: the whole map has all of them, and Kafka's record has an end) stands in what it tells the
-slot group: only who may READ that group can put one there, and whoever is only told of the group (DESCRIBE) learns
-nothing that helps. A line between two workers begins with a greeting:
+half (128 bits of its SHA-256: the whole map has all of them, and Kafka's record has an end) stands in the worker's
+metadata in the slot group: only a client that may READ that group can put a mark there, and a client that may only see
+the group (DESCRIBE) learns nothing that helps. A line between two workers begins with a greeting:
 
     caller → callee    fleet_greet {from: public half, to: mark, generation, nonce}
     callee → caller    {key: public half, nonce}
 
-Both ends make the line's key of their own private half, the other's public half, and both nonces; nobody else can.
-Each call and each answer carries its text and a MAC over the direction, a number, the call's name and that text. So
-what is answered was asked by a worker of this fleet, of this one, on this line, once; and the answer is this worker's.
+Both ends make the line's key of their own private half, the other's public half, and both nonces; no third party can.
+Each call and each answer carries its text and a MAC over the direction, a number, the call's name and that text. So an
+answered call came from a worker of this fleet, to this one, on this line, once; and the answer is this worker's.
 
-A mark counts as long as the slot group's last map has it, and `KEPT_S` longer: who leaves in order is asked, and
-asks, while it gives its slots away. A caller of a newer map is waited for: `GREET_S`, in which Kafka is asked, too.
+A mark counts as long as the slot group's last map has it, and `KEPT_S` longer: a worker that leaves in order is asked,
+and asks, while it gives its slots away. A caller with a newer map is waited for: `GREET_S`, in which Kafka is asked,
+too.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ if TYPE_CHECKING:
     from flowshare.slots.membership import SlotMap
 
 GREET: Final = "fleet_greet"
-"""{"from", "to", "generation", "nonce"} -> {"key", "nonce"}: begins a line; what follows on it is proven."""
+"""{"from", "to", "generation", "nonce"} -> {"key", "nonce"}: begins a line; all later calls on it are proven."""
 KEPT_S: Final = 30.0
-"""How long a worker that left may still call; what others tell it, or it tells them, is over by then."""
+"""Time, in s, for which a worker that left may still call; calls to and from it are over by then."""
 GREET_S: Final = 2.0
-"""How long a caller is waited for whom the next map may have."""
+"""Time, in s, to wait for a caller that the next map may have."""
 PAUSE_S: Final = 0.2
 GREETINGS_MAX: Final = 100
-"""Callers that are waited for at a time."""
+"""The most callers that are waited for at a time."""
 WINDOW: Final = 4096
-"""Calls of a line that may overtake each other; more are never under way."""
+"""The calls of a line that may overtake each other; more are never under way."""
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 16
 _MARK_DIGITS: Final = 32
@@ -60,7 +61,8 @@ _LINE: Final = "fleet line"
 _ASKED: Final = b"asked"
 _ANSWERED: Final = b"answered"
 STRANGER: Final = "this call is for the workers of this fleet only"
-"""What is said to who is none; a worker that the slot group gave up hears it, too, until it has joined again."""
+"""Message to a caller that is no worker of this fleet. A worker that the slot group gave up gets the message, too,
+until it has joined again."""
 
 Body = dict[str, Any]
 Random = Callable[[int], bytes]
@@ -70,17 +72,17 @@ class PeerLine(Protocol):
     """A connection to one worker (`client.net.tcp.TcpConnection`, `ProvenLine`)."""
 
     async def call(self, name: str, **fields: Any) -> dict[str, Any]:
-        """One private call. Raises: ServerError, NotConnected, ConnectionLost."""
+        """Make one private call. Raises ServerError, NotConnected, ConnectionLost."""
         ...
 
     async def close(self) -> None:
-        """End it."""
+        """Close."""
 
 
 class KeyPair:
-    """One worker's keys. `public`: the half that others are told, and its `mark`, in hexadecimal digits.
+    """One worker's keys. `public`: the half that others are told; `mark`: its mark. Both in hexadecimal digits.
 
-    random: so many bytes.
+    random: returns the given number of random bytes.
     """
 
     def __init__(self, random: Random) -> None:
@@ -90,23 +92,24 @@ class KeyPair:
         self.mark: Final = mark_of(self.public)
 
     def nonce(self) -> str:
-        """What is said once."""
+        """Return a random value that is used once, in hexadecimal digits."""
         return self._random(_NONCE_BYTES).hex()
 
     def line_key(self, other: str, greeting: Greeting) -> bytes:
-        """The key of a line to the worker whose public half is `other`. Raises: ValueError (it is none)."""
+        """Return the key of a line to the worker whose public half is `other`. Raises ValueError (not a public
+        half)."""
         shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
         made = HKDF(SHA256(), _KEY_BYTES, salt=None, info=b"\0".join((_LABEL, *map(str.encode, greeting))))
         return made.derive(shared)
 
 
 def mark_of(public: str) -> str:
-    """What a public half is known by."""
+    """Return the mark of a public half, in hexadecimal digits."""
     return hashlib.sha256(public.encode()).hexdigest()[:_MARK_DIGITS]
 
 
 class Greeting(NamedTuple):
-    """What a line's key is bound to: both public halves, both nonces."""
+    """Values to which a line's key is bound: both public halves, both nonces."""
 
     caller: str
     callee: str
@@ -118,9 +121,9 @@ class Greeting(NamedTuple):
 
 
 class KnownKeys:
-    """Marks of the fleet's workers, as the slot group has them or had them shortly ago.
+    """Marks of the fleet's workers, now or shortly ago in the slot group.
 
-    describe: the slot group's map as Kafka tells it to anybody; None: not now.
+    describe: returns the slot group's map as Kafka tells it to any client; None: not now.
     """
 
     def __init__(self, directory: Directory, clock: Clock, describe: Callable[[], Awaitable[SlotMap | None]]) -> None:
@@ -137,16 +140,17 @@ class KnownKeys:
         directory.on_change(self._look)
 
     def has(self, mark: str) -> bool:
-        """Whether it is one of the fleet's."""
+        """True if the mark belongs to a worker of the fleet, or to one that left shortly ago."""
         return mark in self._present or self._clock.monotonic() < self._former.get(mark, 0.0)
 
     def of(self, node_id: int) -> str | None:
-        """The mark of a worker, also of one that left shortly ago."""
+        """Return the mark of a worker, also of one that left shortly ago."""
         mark = self._nodes.get(node_id)
         return mark if mark is not None and self.has(mark) else None
 
     async def expect(self, mark: str, generation: int) -> bool:
-        """Whether it is one of the fleet's, or becomes one shortly; generation: of the map that its owner has."""
+        """True if the mark is one of the fleet's, or becomes one shortly. generation: of the map that the mark's owner
+        has."""
         if self.has(mark) or not self._behind(generation) or self._waiting >= GREETINGS_MAX:
             return self.has(mark)
         self._waiting += 1
@@ -164,7 +168,7 @@ class KnownKeys:
             await self._news.wait()
 
     async def close(self) -> None:
-        """Ask Kafka no more."""
+        """Stop asking Kafka."""
         await cancelled(self._lookups)
 
     def _behind(self, generation: int) -> bool:
@@ -172,7 +176,7 @@ class KnownKeys:
         return now is not None and now.generation < generation
 
     async def _ask(self) -> None:
-        """While somebody waits, take what Kafka tells of a map that this worker has not got yet, or gets no more."""
+        """While a caller waits, take Kafka's map if it is newer than this worker's."""
         while self._waiting:
             with suppress(OSError, ClientError):
                 found = await self._clock.wait_for(self._describe(), GREET_S)
@@ -222,7 +226,7 @@ async def greet(line: PeerLine, pair: KeyPair, callee: str, *, generation: int, 
 
 
 class ProvenLine:
-    """A line between two workers that know each other; made by `greet`."""
+    """A line between two workers that have proven their identity; made by `greet`."""
 
     def __init__(self, line: PeerLine, key: bytes, about: str) -> None:
         self._line = line
@@ -231,7 +235,7 @@ class ProvenLine:
         self._number = 0
 
     async def call(self, name: str, **fields: Any) -> dict[str, Any]:
-        """One call. Raises: ServerError, NotConnected, ConnectionLost (also: another one answered)."""
+        """Make one call. Raises ServerError, NotConnected, ConnectionLost (also: another worker answered)."""
         self._number += 1
         number, text = self._number, orjson.dumps(fields).decode()
         told = await self._line.call(name, number=number, text=text, mac=_mac(self._key, _ASKED, number, name, text))
@@ -244,7 +248,7 @@ class ProvenLine:
         return body
 
     async def close(self) -> None:
-        """End it."""
+        """Close."""
         await self._line.close()
 
 
@@ -252,17 +256,17 @@ class ProvenLine:
 
 
 class _CallSession:
-    """A line at the one that is called. Each number is taken once."""
+    """The callee's end of a line. Each call number is accepted once."""
 
     def __init__(self, caller: str, key: bytes) -> None:
         self.caller = caller
         self.key = key
         self._highest = 0
         self._taken = 0
-        """A bit a number, the highest one's the lowest."""
+        """One bit per used number; the lowest bit is the highest number's."""
 
     def takes(self, number: int) -> bool:
-        """Whether this number is new; it is not from now on."""
+        """True if this call number is new; from now on it counts as used."""
         ahead = number - self._highest
         if ahead > 0:
             self._taken = (self._taken << ahead | 1) & (1 << WINDOW) - 1 if ahead < WINDOW else 1
@@ -275,7 +279,7 @@ class _CallSession:
 
 
 class OpenedCall(NamedTuple):
-    """A call that was proven: what it says, and how its answer is."""
+    """A proven call, with the values that its answer's proof needs."""
 
     body: Body
     name: str
@@ -283,13 +287,13 @@ class OpenedCall(NamedTuple):
     key: bytes
 
     def answered(self, answer: Body) -> Body:
-        """The answer, proven."""
+        """Return the answer with its proof."""
         text = orjson.dumps(answer).decode()
         return {"text": text, "mac": _mac(self.key, _ANSWERED, self.number, self.name, text)}
 
 
 class PeerDoor:
-    """Lets the calls of other workers in."""
+    """Accepts the calls of other workers."""
 
     def __init__(self, pair: KeyPair, known: KnownKeys, directory: Directory) -> None:
         self._pair = pair
@@ -297,7 +301,7 @@ class PeerDoor:
         self._directory = directory
 
     async def greet(self, call: SocketCall) -> Body:
-        """Begin a line. Raises: Refused."""
+        """Begin a line. Raises Refused."""
         caller, callee, generation, nonce = (call.request.get(name) for name in ("from", "to", "generation", "nonce"))
         words = all(isinstance(one, str) for one in (caller, callee, nonce))
         if type(generation) is not int or not words or len(nonce) != 2 * _NONCE_BYTES:
@@ -321,7 +325,7 @@ class PeerDoor:
         return {"key": self._pair.public, "nonce": answered}
 
     def open(self, call: SocketCall) -> OpenedCall:
-        """What a call says, if a worker of this fleet says it to this one, now. Raises: Refused."""
+        """Return a call's content if a worker of this fleet makes the call to this worker, now. Raises Refused."""
         session: _CallSession | None = call.peer.extra.get(_LINE)
         name, number, text = str(call.request["call"]), call.request.get("number"), call.request.get("text")
         if (

@@ -1,6 +1,6 @@
 """Calls between the workers of a fleet: flowshare's private API, over one connection to each worker.
 
-Both ends of a line prove who they are (`fleet.peer_login`). What is told to all others is repeated until it was
+Both ends of a line prove their identity (`fleet.peer_login`). A message to all others is repeated until it was
 answered, for a bounded time: the receivers take it twice without harm.
 """
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CALL_S: Final = 5.0
-"""How long an answer is waited for."""
+"""Time, in s, to wait for an answer."""
 FIND_S: Final = 10.0
 FIND_PAUSE_S: Final = 0.1
-"""How long a group's coordinator is looked for, and how often."""
+"""Pause, in s, between looks for a group's coordinator; `FIND_S` is the whole time."""
 MOVED: Final = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
-"""What a worker says that does not coordinate a group, or not yet."""
+"""Errors of a worker that does not coordinate a group, or not yet."""
 TELL_S: Final = 30.0
-"""How long a telling is repeated; by then what it is about has lapsed by itself."""
+"""Time, in s, for which a message is repeated; its subject has lapsed by itself by then."""
 PAUSE_S: Final = 0.2
 TELLINGS_MAX: Final = 10_000
-"""Tellings under way; past that the oldest news wait for the next occasion."""
+"""The most messages under way; further ones are not sent, their news wait for the next occasion."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ Dial = Callable[["WorkerAddress"], Awaitable[PeerLine]]
 
 
 class Peers:
-    """The other workers. pair: this one's keys. known: those of the others."""
+    """Client of the other workers. pair: this worker's keys. known: the others' marks."""
 
     def __init__(self, directory: Directory, dial: Dial, clock: Clock, *, pair: KeyPair, known: KnownKeys) -> None:
         self._directory = directory
@@ -62,7 +62,7 @@ class Peers:
         self._closed = False
 
     async def call(self, node_id: int, name: str, *, limit_s: float = CALL_S, **fields: Any) -> dict[str, Any]:
-        """Ask one worker. Raises: OSError (not reached, no answer), ClientError (refused: ServerError)."""
+        """Ask one worker. Raises OSError (not reached, no answer), ClientError (refused: ServerError)."""
         heard = self._heard[node_id]
         try:
             return await self._clock.wait_for(self._call(node_id, name, **fields), limit_s)
@@ -74,9 +74,9 @@ class Peers:
     async def ask_coordinator(
         self, group_id: str, name: str, here: Callable[[], Awaitable[T]], /, **fields: Any
     ) -> T | dict[str, Any]:
-        """Ask who coordinates a group, `here` where this worker does; one that is not found or moves is looked for.
+        """Ask a group's coordinator, by `here` if this worker is it; a missing or moved one is looked for.
 
-        Raises: Refused (it is not reached in time, or `here` refuses), ServerError (it refuses), ClientError.
+        Raises: Refused (not reached in time, or `here` refuses), ServerError (the coordinator refuses), ClientError.
         """
         end_s = self._clock.monotonic() + FIND_S
         while True:
@@ -98,19 +98,19 @@ class Peers:
             await self._clock.sleep(FIND_PAUSE_S)
 
     def tell_all(self, name: str, **fields: Any) -> None:
-        """Tell all other workers of now."""
+        """Tell all other workers known now."""
         for node_id in self._directory.other_nodes:
             self.tell(node_id, name, **fields)
 
     def tell_leaders(self, name: str, **fields: Any) -> list[asyncio.Task[None]]:
-        """Tell all other workers that lead, or are about to; a fleet may have many more that do not."""
+        """Tell all other workers that lead, or are about to; a fleet may have many more workers that do not."""
         tellings = [self.tell(node_id, name, **fields) for node_id in self._directory.leading]
         return [telling for telling in tellings if telling is not None]
 
     def tell(self, node_id: int, name: str, **fields: Any) -> asyncio.Task[None] | None:
         """Tell one worker, again and again until it answers, has left, or TELL_S are over.
 
-        Returns what ends then; None when too much is told already.
+        Returns the task; None when too many messages are under way.
         """
         if self._closed or len(self._tellings) >= TELLINGS_MAX:
             return None
@@ -120,7 +120,7 @@ class Peers:
         return task
 
     async def close(self) -> None:
-        """End all connections; what is not told by now stays untold."""
+        """Close all connections; messages not delivered yet stay undelivered."""
         self._closed = True
         await cancelled(*self._tellings)
         lines, self._lines = self._lines, {}
@@ -171,7 +171,7 @@ class Peers:
             return line
 
     async def _greet(self, place: WorkerAddress, key: str) -> ProvenLine:
-        """A new line to the worker at this place. Raises: OSError, ClientError."""
+        """Open a proven line to the worker at this place. Raises OSError, ClientError."""
         known = self._directory.map
         generation = -1 if known is None else known.generation
         line = await self._dial(place)

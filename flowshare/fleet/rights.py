@@ -1,9 +1,9 @@
-"""What Kafka's brokers have to allow a fleet's workers, as ACLs, and what of it they do not.
+"""Rights that Kafka's brokers have to give a fleet's workers, as ACLs, and which of them the brokers refuse.
 
-For itself a fleet has its state topic, the slot group of the same name, and a transactional id a slot, of that name
-with a dot and a number. Beside these its workers read what the agents read, for all members, and write sinks and dead
-letters. For exactly-once outcomes the leaders write what agents send, by transactional ids whose names begin as the
-others, and count these transactions in groups of their own (`slots.prepared`).
+For itself a fleet has its state topic, the slot group of the same name, and one transactional id per slot: the same
+name with a dot and a number. Besides, its workers read the topics that the agents read, for all members, and write
+sinks and dead letters. For exactly-once outcomes the leaders write the agents' outputs. They use transactional ids
+whose names begin as the others, and count these transactions in groups of their own (`slots.prepared`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NO_MEMBER: Final = "flowshare-check"
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Operations on one thing, or with `prefixed` on all whose names begin so. why: what for, in words."""
+    """Operations on one resource, or with `prefixed` on all whose names begin so. why: the purpose, in words."""
 
     resource: ResourceType
     name: str
@@ -55,7 +55,7 @@ class Permission:
         return f"{names} on {kind} {self.name}{'*' if self.prefixed else ''} ({self.why})"
 
     def command(self, bootstrap: str, principal: str) -> str:
-        """What grants it, for Kafka's own tool. It asks for a login itself: --command-config."""
+        """Return the command of Kafka's own tool that grants the right. The tool's login: --command-config."""
         words = ["kafka-acls.sh", "--bootstrap-server", bootstrap, "--add", "--allow-principal", principal]
         for operation in self.operations:
             words += ["--operation", _word(operation)]
@@ -68,11 +68,12 @@ class Permission:
 def needed(
     fleet: str, *, reads: Iterable[str], writes: Iterable[str], makes: Iterable[str], settles: bool = False
 ) -> list[Permission]:
-    """What a fleet needs that reads and writes these topics and makes some of them. Raises: ClientError (no such name).
+    """Return the rights that a fleet needs to read and write these topics and to make some of them.
 
-    settles: agents ask for exactly-once outcomes; what they write to is among `writes`.
+    settles: agents ask for exactly-once outcomes; the topics that they write to are among `writes`.
 
     The right to alter the state topic's settings is used once, when a topic with three replicas or more was made.
+    Raises: ClientError (a fleet cannot have this name).
     """
     topic, made = state_topic(fleet), set(makes)
     own = (READ, WRITE, CREATE, DELETE, Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS)
@@ -98,18 +99,19 @@ def needed(
 
 
 async def absent(kafka: ClusterConnection, names: Iterable[str]) -> list[str]:
-    """Those of the topics that are known not to be there. Raises: ServerError, OSError."""
+    """Return the topics that are known to be missing. Raises ServerError, OSError."""
     answer = await kafka.send(MetadataRequest(topics=tuple(names)))
     return [topic.name for topic in answer.topics if topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
 async def missing(kafka: ClusterConnection, right: Permission) -> Sequence[Operation]:
-    """What of a right the brokers refuse whoever is logged in on this connection; what cannot be found out counts as
-    allowed.
+    """Return the operations of a right that the brokers refuse the user of this connection. Operations that cannot be
+    checked count as allowed.
 
-    Nothing is changed by asking: a topic's rights come with its metadata, the right to make one is asked for by a
-    creation that is only validated, a group is sent the heartbeat of a member that it does not have, and of a
-    transactional id it is asked where it is, for which any right on it will do. Raises: ServerError, OSError.
+    The check changes nothing. A topic's rights come with its metadata. The right to make a topic is checked by a
+    creation that is only validated. A group is sent the heartbeat of a member that it does not have. For a
+    transactional id the coordinator is looked up, for which any right on the id is enough. Raises: ServerError,
+    OSError.
     """
     try:
         match right.resource:
@@ -144,5 +146,5 @@ async def _missing_on_topic(kafka: ClusterConnection, right: Permission) -> Sequ
 
 
 def _word(operation: Operation) -> str:
-    """As Kafka's tools write it."""
+    """Return an operation as Kafka's tools write it."""
     return operation.name.title().replace("_", "")

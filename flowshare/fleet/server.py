@@ -1,4 +1,4 @@
-"""`FleetServer`: what a worker of a fleet answers, to its own members within the process and to others by socket."""
+"""`FleetServer`: answers a fleet worker's clients: its own members in the process, and others by socket."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ ADVERTISED: Final = OF_WORKERS | {
     ApiKey.DESCRIBE_CLUSTER,
     ApiKey.FLOWSHARE,
 }
-"""What a worker answers, Produce and Fetch by refusing (`fleet.groups.metadata`); for records, producers and consumer
-groups clients use Kafka's own brokers."""
+"""APIs that a worker answers; it answers Produce and Fetch by refusing (`fleet.groups.metadata`). For records,
+producers and consumer groups, clients use Kafka's own brokers."""
 
 
 class FleetServer:
@@ -61,7 +61,8 @@ class FleetServer:
         look: Callable[[Collection[str]], Awaitable[object]],
         cooperative: CooperativeGroups,
     ) -> None:
-        """look: finds topics that are not known here yet, by name. cooperative: those groups that are this worker's."""
+        """look: finds topics by name that are not known here yet. cooperative: the cooperative groups of this
+        worker."""
         self._service = service
         self.clock, self.topics = service.clock, service.topics
         self.authorize = service.authorize
@@ -89,7 +90,7 @@ class FleetServer:
         return NOBODY if place is None else place.node_id, tuple(self._directory.nodes)
 
     def stats(self) -> Mapping[str, Any]:
-        """Counters and gauges, see `Server.stats`."""
+        """Return counters and gauges, see `Server.stats`."""
         return {**self._service.figures(), "cooperative": self._cooperative.figures()}
 
     @property
@@ -97,12 +98,16 @@ class FleetServer:
         """Settings of the share groups' servers."""
         return self._service.config
 
+    async def size(self, topic: str, partition: int) -> int:
+        """Return 0: the brokers have the logs."""
+        return 0
+
     def connect(self, *, client_id: str, host: str) -> InProcess:
-        """A new connection. `host` stands in the descriptions of its members."""
+        """Return a new connection. `host` stands in the descriptions of its members."""
         return self._service.connect(self._handlers, client_id=client_id, host=host)
 
     def connect_own(self, client_id: str) -> InProcess:
-        """A connection of this process's own members."""
+        """Return a connection of this process's own members."""
         place = self._directory.place
         connection = self.connect(client_id=client_id, host="" if place is None else place.host)
         connection.own = True
@@ -110,9 +115,9 @@ class FleetServer:
         return connection
 
     def apis(self, *, sasl: Sasl | None = None) -> Mapping[int, Endpoint]:
-        """What sockets are served; imported here because it takes a third of a second. sasl: who may log in.
+        """Return the APIs that sockets are served. They are imported here because that takes a third of a second.
 
-        Rights are the listener's: it gives each peer its authorizer.
+        sasl: checks logins. Rights are the listener's: it gives each peer its authorizer.
         """
         from flowshare.server.edge import configs, cooperative, groups, metadata, private, records, share
         from flowshare.server.edge.sasl import SaslApis

@@ -6,17 +6,17 @@
      ├─ fenced: another process has the static id ──────┤       OUT ──refused before the first map──▶ ENDED
      └─ refused what it was allowed before ─────────────┘
 
-    state    lease                                      what is done
+    state    lease                                      action
     OUT      off                                        join under the static id, after a fence under another one;
                                                         bounded pauses between tries, after a refusal `REFUSED_S`
-    JOINED   as it was; runs out by itself              sync; the group's leader gives everybody the map (`plan`)
+    JOINED   as it was; runs out by itself              sync; the group's leader gives all members the map (`plan`)
     IN       until the last proof + session − margin    a heartbeat every `heartbeat_s`; over a new connection after one
                                                         that was not answered
-    ENDED    off                                        `start` says why; nothing more happens
+    ENDED    off                                        `start` raises the reason; nothing more happens
     left     runs out by itself                         the worker gives its slots away meanwhile
 
-A map that answers what another process told under the same static id (`SlotMap.stamp`) is not taken: the worker tells
-its own and joins again. The group has connections of its own, because the broker parks JoinGroup, and nobody else has
+A map that answers another process's metadata under the same static id (`SlotMap.stamp`) is not taken: the worker sends
+its own and joins again. The group has connections of its own, because the broker parks JoinGroup, and no other part has
 to notice so soon that a broker does not answer.
 """
 
@@ -60,23 +60,24 @@ PROTOCOL_TYPE: Final = "consumer"
 START_S: Final = 60.0
 LEAVE_S: Final = 3.0
 REFUSED_S: Final = 10.0
-"""After a refusal that somebody has to mend."""
+"""Pause, in s, after a refusal that a person has to mend."""
 INSTANCE_MAX: Final = 200
-"""Of a static id that is given up, so much begins the next one."""
+"""The length of a given-up static id that begins the next one."""
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
 class SlotGroupRefused(ClientError):
-    """This worker cannot be a member of the fleet's slot group, and trying again does not help."""
+    """Error: this worker cannot be a member of the fleet's slot group, and trying again does not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotGroupSettings:
-    """Seconds. A worker that dies is noticed after `session_s`; a new round is over after `rebalance_s` at most.
+    """Times in seconds. A worker that dies is noticed after `session_s`; a new round is over after `rebalance_s` at
+    most.
 
-    margin_s: so long before the session can end the lease does, for clocks that run apart and answers under way.
+    margin_s: the lease ends this long before the session can, for clocks that run apart and answers under way.
     """
 
     session_s: float = 6.0
@@ -86,7 +87,7 @@ class SlotGroupSettings:
 
     @property
     def answer_s(self) -> float:
-        """How long a heartbeat may take: after two that a lost coordinator took there is time for more."""
+        """The time for a heartbeat: after two that a lost coordinator took, time for more is left."""
         return self.session_s / 5
 
 
@@ -94,9 +95,9 @@ class SlotGroupSettings:
 class SlotGroup:
     """One worker's membership. All callbacks are called on the loop, and must not raise.
 
-    topic: the state topic, whose name the group has too. instance: the worker's static id. node_id: drawn at random;
-    the map may give another one (`SlotMap.node_id`). claims: slot -> epoch of what this worker has claimed, as it is
-    now. on_map: gets the whole map after each round. on_doubt: whether `sure` is False, at each change. cached: slots
+    topic: the state topic; the group has the same name. instance: the worker's static id. node_id: drawn at random; the
+    map may give another one (`SlotMap.node_id`). claims: returns slot -> epoch of this worker's present claims. on_map:
+    gets the whole map after each round. on_doubt: gets True when `sure` becomes False, and the reverse. cached: slots
     that it could take up quickest, as it starts. key: the mark of the worker's keys (`fleet.peer_login`).
     """
 
@@ -121,7 +122,7 @@ class SlotGroup:
         self._cluster = self._apart()
         self._kafka = self._cluster.connect(self.instance)
         self._old: list[ClusterConnection | Cluster] = []
-        """Connections that were given up, until they are closed: whoever cancels that closes them."""
+        """Connections that were given up, until they are closed; a cancelled close leaves them to the next one."""
         self._address = "", 0
         self._tellings = 0
         self._member_id = ""
@@ -136,11 +137,11 @@ class SlotGroup:
 
     @property
     def sure(self) -> bool:
-        """Whether this worker may still act for its slots."""
+        """True if this worker may still act for its slots."""
         return self._lease.sure
 
     async def start(self, host: str, port: int, limit_s: float = START_S) -> SlotMap:
-        """Join as the worker that is reached at this address; the first map.
+        """Join as the worker that is reached at this address; return the first map.
 
         Raises: SlotGroupRefused, ClientError (trying again does not help), NotConnected (not in time).
         """
@@ -173,7 +174,7 @@ class SlotGroup:
                 logger.info("the slot group was not told that this worker leaves: %s group=%s", error, self.topic)
 
     async def close(self) -> None:
-        """Leave, unless that was done, and end."""
+        """Leave, unless left already, and close all connections."""
         await self.leave()
         self._lease.end()
         for one in (*self._old, self._kafka, self._cluster):
@@ -204,7 +205,7 @@ class SlotGroup:
             await self.clock.sleep(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S))
 
     async def _round(self) -> bool:
-        """Join and sync; False: it has to be done again. Raises: OSError, SlotGroupRefused, ClientError."""
+        """Join and sync; False: the round has to be done again. Raises OSError, SlotGroupRefused, ClientError."""
         settings = self.settings
         told = self._told()
         join = JoinGroupRequest(
@@ -255,7 +256,8 @@ class SlotGroup:
         )
 
     def _given(self, joined: JoinGroupResponse) -> tuple[tuple[tuple[str, bytes], ...], SlotMap | None]:
-        """What this worker gives to all if it is the group's leader: assignments, and the map that they are of."""
+        """Plan assignments for all workers, if this worker is the group's leader. Returns the assignments and their
+        map."""
         if joined.leader != joined.member_id or joined.skip_assignment:
             return (), None
         members = [SlotGroupMember(one.member_id, one.metadata) for one in joined.members]
@@ -265,7 +267,7 @@ class SlotGroup:
         return made.assignments, made.map
 
     async def _taken(self, assignment: bytes, told: Told, planned: SlotMap | None) -> SlotMap | None:
-        """The map that this worker was given; None: it is of no use, and has to be asked for again."""
+        """Return the map that this worker was given; None: unusable, ask again."""
         try:
             found = decode_map(assignment)
         except MembershipError as error:
@@ -289,7 +291,7 @@ class SlotGroup:
         return replace(whole, node_id=found.node_id, stamp=found.stamp)
 
     def _take(self, found: SlotMap, sent_s: float) -> None:
-        """The worker is in."""
+        """Take over a map: the worker is in."""
         self.map = found
         self.on_map(found)
         self._lease.proved(sent_s)
@@ -297,7 +299,7 @@ class SlotGroup:
             self._first.set_result(found)
 
     async def _beat(self) -> None:
-        """Heartbeats until there has to be a new round. Raises: SlotGroupRefused, ClientError."""
+        """Send heartbeats until a new round is needed. Raises SlotGroupRefused, ClientError."""
         failures = 0
         while True:
             await self._rest(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S) or self.settings.heartbeat_s)
@@ -312,13 +314,13 @@ class SlotGroup:
                 failures = 0
 
     async def _rest(self, pause_s: float) -> None:
-        """Wait, or until `look`."""
+        """Wait for the pause, or until `look`."""
         self._now.clear()
         with suppress(TimeoutError):
             await self.clock.wait_for(self._now.wait(), pause_s)
 
     async def _beat_once(self) -> bool:
-        """Whether the group is as it was. Raises: OSError, SlotGroupRefused, ClientError."""
+        """Send a heartbeat; True if the group has not changed. Raises: OSError, SlotGroupRefused, ClientError."""
         sent_s = self.clock.monotonic()
         beat = HeartbeatRequest(
             group_id=self.topic,
@@ -332,7 +334,8 @@ class SlotGroup:
         return self._goes_on(answer.error, "a heartbeat")
 
     def _tries_again(self, error: Exception) -> bool:
-        """Whether a refusal may be mended while this worker runs; one that never was a member ends with it."""
+        """End the lease after a refusal; True if the refusal may be mended while this worker runs. A worker that never
+        was a member gives up."""
         if not isinstance(error, ClientError):
             logger.error("a fault of ours in the slot group group=%s", self.topic, exc_info=error)
             error = ClientError(f"the slot group {self.topic} was left by a fault of flowshare's: {error!r}")
@@ -346,16 +349,16 @@ class SlotGroup:
     # --- asking -------------------------------------------------------------------------------------------------
 
     async def _ask(self, request: Any, limit_s: float) -> Any:
-        """Raises: OSError, ClientError (trying again does not help)."""
+        """Send a request. Raises OSError, ClientError (trying again does not help)."""
         try:
             return await self.clock.wait_for(self._kafka.send(request), limit_s)
         except TimeoutError:
             raise ConnectionLost(f"no answer to {type(request).__name__} within {limit_s:g} s") from None
 
     async def _reconnect(self) -> None:
-        """Whatever is wrong, the next request goes over new connections, and another broker is asked who coordinates.
+        """Open new connections for the next request, whatever the fault, and ask another broker for the coordinator.
 
-        A broker that is frozen, or behind a cut, takes connections and never answers.
+        A broker that is frozen, or behind a cut, accepts connections and never answers.
         """
         old, self._turn = (self._kafka, self._cluster), self._turn + 1
         self._cluster = self._apart()
@@ -371,7 +374,7 @@ class SlotGroup:
         return self.brokers.apart(settings, turn=self._turn)
 
     def _goes_on(self, error: ErrorCode, what: str) -> bool:
-        """Whether the answer is good; False: a new round has to begin. Raises: OSError, SlotGroupRefused."""
+        """True if the answer is good; False: a new round has to begin. Raises OSError, SlotGroupRefused."""
         found = reaction(error, f"slot group {self.topic}, {what}")
         if found is Reaction.GONE:
             logger.warning("the slot group gave this worker up; it joins again group=%s", self.topic)
@@ -387,7 +390,7 @@ class SlotGroup:
 
 
 class Reaction(enum.Enum):
-    """What to do after an answer."""
+    """Actions after an answer."""
 
     GOOD = "go on"
     AGAIN = "the group has moved on: join again"
@@ -404,11 +407,12 @@ REFUSALS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.GROUP_MAX_SIZE_REACHED: "the brokers' group.max.size does not allow more workers",
     ErrorCode.INVALID_GROUP_ID: "give the fleet another name",
 }
-"""What trying again does not mend, and what does."""
+"""Errors that trying again does not mend, with their remedies."""
 
 
 def reaction(error: ErrorCode, about: str) -> Reaction:
-    """Raises: SlotGroupRefused (trying again does not help), ConnectionLost (it does, after a pause)."""
+    """Return the action after an answer. Raises SlotGroupRefused (trying again does not help), ConnectionLost (it does,
+    after a pause)."""
     match error:
         case ErrorCode.NONE:
             return Reaction.GOOD
@@ -426,18 +430,18 @@ def reaction(error: ErrorCode, about: str) -> Reaction:
 
 
 class SlotLease:
-    """Whether a worker may still act for its slots, by what its slot group's coordinator answered.
+    """Lease that lets a worker act for its slots, by the answers of its slot group's coordinator.
 
-    Invariant: `sure` is True only while the coordinator cannot have given the worker up by itself: a proof is an answer
-    that the coordinator gives to its members only, and it counts from when the question was sent. The lease is a brake,
-    no fence: who owns a slot is decided in its log. It is checked against the clock itself, so a process that was
-    frozen notices.
+    Invariant: `sure` is True only while the coordinator cannot have given the worker up by itself. A proof is an answer
+    that the coordinator gives only to its members; it counts from the time when the question was sent. The lease is a
+    brake, no fence: the slot's log decides who owns the slot. The lease is checked against the clock itself, so a
+    process that was frozen notices.
 
         off ──proved──▶ on, until the question was sent + session − margin ──proved──▶ on, until later
          ▲                │
          └── time is up, or `end` ──┘
 
-    length_s: session less margin. on_doubt: called with whether it is off, at each change.
+    length_s: session less margin. on_doubt: called at each change: True: the lease is off.
     """
 
     def __init__(self, clock: Clock, length_s: float, on_doubt: Callable[[bool], object]) -> None:
@@ -449,17 +453,17 @@ class SlotLease:
 
     @property
     def sure(self) -> bool:
-        """Whether it is on; asked before each answer, so it costs next to nothing."""
+        """True if the lease is on. This is asked before each answer, so it costs next to nothing."""
         return self._clock.monotonic() < self._until_s
 
     def proved(self, sent_s: float) -> None:
-        """The coordinator had this worker for a member at `sent_s` or later."""
+        """Extend the lease: the coordinator had this worker for a member at `sent_s` or later."""
         until_s = sent_s + self._length_s
         left_s = until_s - self._clock.monotonic()
         if left_s <= 0:
             return  # the answer came too late to prove anything
         if self._timer is not None and not self.sure:
-            self.end()  # it ran out, and its timer is late
+            self.end()  # the lease ran out, and its timer is late
         timer, self._timer = self._timer, self._clock.call_later(left_s, self.end)
         self._until_s = until_s
         if timer is None:
@@ -468,7 +472,7 @@ class SlotLease:
             timer.cancel()
 
     def end(self) -> None:
-        """It is off until the next proof."""
+        """End the lease until the next proof."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

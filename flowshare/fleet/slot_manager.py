@@ -7,11 +7,11 @@
     LED        ─a higher claim, or a write of unknown outcome→ laid down → (nothing), FOLLOWING if chosen
     SERVED     as LED, but for being no more chosen and in doubt: it is served on
 
-Invariant: groups and share-partitions of a slot are served only between its claim and the first sign of another; what
-that sign is decides the slot's log, not the slot group. A slot that others are chosen for is served on until they ask
-for it, because nobody else can before. What is laid down is laid down whole, and nothing of the slot is begun again
-before. Nobody claims whose session in the slot group is in doubt: others may have been
-chosen since, and each would take the slot from the other again and again.
+Invariant: groups and share-partitions of a slot are served only between its claim and the first sign of another; the
+slot's log decides on that sign, not the slot group. A slot that others are chosen for is served on until they ask for
+it, because no other worker can serve it before. A slot is laid down whole, and nothing of the slot is begun again
+before. A worker whose session in the slot group is in doubt claims nothing: others may have been chosen since, and each
+would take the slot from the other again and again.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from flowshare.fleet.state.slot import Slot
 
 HAND_OVER_S: Final = 3.0
-"""How long the present holder of a slot is given to let go of it."""
+"""Time, in s, that the present holder of a slot has to release it."""
 LEFT_S: Final = 1.0
-"""The same when it left the slot group, or was given up there."""
+"""The same time for a holder that left the slot group, or was given up there."""
 SILENT_S: Final = 1.0
-"""For how long slots that come to the same are gathered before they are logged."""
+"""Time, in s, for which slots with the same fate are gathered into one log line."""
 SILENT_NAMED: Final = 20
 PAUSE_S: Final = 0.2
 PAUSE_MAX_S: Final = 5.0
 HAND_OVER: Final = "fleet_hand_over"
-"""{"slot", "to"} -> {}: let go of a slot."""
+"""{"slot", "to"} -> {}: release a slot."""
 CLAIMED: Final = "fleet_claimed"
 """{"slot", "epoch", "node": [id, host, port]} -> {}: a slot was claimed."""
 
@@ -57,9 +57,9 @@ logger = logging.getLogger(__name__)
 class SlotManager:
     """All slots of this worker.
 
-    make_slot: (number, what to call when it is lost) -> a slot that nothing is known of yet. take_up: serve what is
-    stored in a slot. lay_down: serve it no more; what is queued is written, if it can be. sure: whether the session in
-    the slot group is not in doubt. instance: names this life of this process. led: the slots claimed here.
+    make_slot: (number, callback for its loss) -> a new slot without content. take_up: serves the stored content of a
+    slot. lay_down: serves it no more; queued writes are written, if possible. sure: True if the session in the slot
+    group is not in doubt. instance: names this life of this process. led: the slots claimed here.
     """
 
     directory: Directory
@@ -75,23 +75,23 @@ class SlotManager:
     def __post_init__(self) -> None:
         self._following: dict[int, asyncio.Task[None]] = {}
         self._leaving: set[int] = set()
-        """Of those, what is not to be claimed any more."""
+        """Followed slots that are not to be claimed any more."""
         self._ending: dict[int, asyncio.Task[None]] = {}
         self._served: set[int] = set()
         self._untold: dict[object, list[int]] = {}
-        """Slots of the last moment by what befell them, a silent holder or a kind of trouble: told in one line."""
+        """Slots of the last moment by their fate, a silent holder or a kind of trouble: told in one log line."""
         self._emptied = asyncio.Event()
         self._closing = False
         self.claimed = 0
-        """Claims that counted, since the start."""
+        """The number of claims that counted, since the start."""
         self.lost = 0
-        """Slots that ended without being given away."""
+        """The number of slots that ended without being given away."""
         self.directory.on_change(self.choose)
 
     # --- what is served -----------------------------------------------------------------------------------------
 
     def serves(self, slot: int) -> bool:
-        """Whether requests for what lies in a slot may be answered here."""
+        """True if this worker may answer requests for the content of a slot."""
         return slot in self._served and self.sure()
 
     @property
@@ -101,15 +101,15 @@ class SlotManager:
 
     @property
     def settled(self) -> bool:
-        """Whether it serves all slots that it was chosen for."""
+        """True if this worker serves all slots that it was chosen for."""
         return self.sure() and self._mine() <= self.served
 
     def claims(self) -> Mapping[int, int]:
-        """Epochs of the slots claimed here, for the slot group."""
+        """Return the epochs of the slots claimed here, for the slot group."""
         return {number: slot.epoch for number, slot in self.led.items()}
 
     def doubted(self, doubt: bool) -> None:
-        """The session came into doubt, or is out of it again."""
+        """Note that the session came into doubt, or is out of it again."""
         if not doubt:
             for slot in self.led.values():
                 slot.recheck()
@@ -118,7 +118,7 @@ class SlotManager:
     # --- being chosen -------------------------------------------------------------------------------------------
 
     def choose(self) -> None:
-        """The slot group may have chosen anew: follow what is ours to claim, leave what is not."""
+        """Follow the slots that the group chose this worker for, leave the others."""
         mine = self._mine()
         for number in self._following.keys() - mine:
             self._leave(number)
@@ -130,14 +130,14 @@ class SlotManager:
             task.add_done_callback(partial(self._followed, number))
 
     def _mine(self) -> set[int]:
-        """Slots that this worker was chosen for, by the group as it is now."""
+        """Return the slots that this worker is chosen for, by the group as it is now."""
         slot_map, place = self.directory.map, self.directory.place
         if slot_map is None or place is None or self._closing or not self.sure():
             return set()
         return set(slot_map.mine(place.node_id))
 
     def _leave(self, number: int) -> None:
-        """Follow it no more; what was begun of it is ended."""
+        """Stop following a slot; work begun on it is cancelled."""
         if number in self._following and number not in self._leaving:
             self._leaving.add(number)
             self._following[number].cancel()
@@ -149,10 +149,10 @@ class SlotManager:
             logger.error("following slot %d failed", number, exc_info=task.exception())
             self.clock.call_later(PAUSE_MAX_S, self.choose)
         else:
-            self.choose()  # it may have been lost before it was served, or be ours again
+            self.choose()  # the slot may have been lost before it was served, or be ours again
 
     async def _follow(self, number: int) -> None:
-        """Until it is claimed, or others are chosen."""
+        """Follow a slot until it is claimed, or others are chosen."""
         pause_s = PAUSE_S
         while True:
             while number in self._ending:
@@ -186,12 +186,12 @@ class SlotManager:
             self.directory.claimed(number, Claimed(slot.epoch, holder))
             if holder.node_id != place.node_id and self.sure():
                 await self._ask(number, holder, place)
-        if not self.sure():  # a process that stood still comes here before it hears of it
+        if not self.sure():  # a process that stood still comes here before it hears of the doubt
             return False
         await slot.lead(SlotOwner(node_id=place.node_id, instance=self.instance, host=place.host, port=place.port))
         self.led[number] = slot
         self.claimed += 1
-        self.directory.claimed(number, Claimed(slot.epoch, place))  # what taking it up tells is of this claim
+        self.directory.claimed(number, Claimed(slot.epoch, place))  # messages of the taking up belong to this claim
         await self.take_up(number, slot.scan(b""))
         if number in self._ending:
             return False
@@ -200,7 +200,7 @@ class SlotManager:
         return True
 
     async def _ask(self, number: int, holder: WorkerAddress, place: WorkerAddress) -> None:
-        """Have the holder let go, if it lives."""
+        """Ask the holder to release the slot, if it lives."""
         limit_s = HAND_OVER_S if holder.node_id in self.directory.nodes else LEFT_S
         try:
             await self.peers.call(holder.node_id, HAND_OVER, limit_s=limit_s, slot=number, to=str(place.node_id))
@@ -209,7 +209,7 @@ class SlotManager:
             self._tell_soon(holder.node_id, number, logger.info, text, holder.node_id, error)
 
     def _tell_soon(self, key: object, number: int, log: Callable[..., None], text: str, *about: object) -> None:
-        """Tell of all slots that come to the same within a moment in one line; `text` begins with which they are."""
+        """Log all slots with the same fate within a moment in one line; `text` begins with their names."""
         if key not in self._untold:
             self._untold[key] = []
             self.clock.call_later(SILENT_S, lambda: log(text, _named(self._untold.pop(key)), *about))
@@ -218,7 +218,7 @@ class SlotManager:
     # --- letting go ---------------------------------------------------------------------------------------------
 
     async def hand_over(self, number: int, to: str) -> None:
-        """Let the next owner have a slot; harmless when it is not led here."""
+        """Give a slot to the next owner; harmless when it is not led here."""
         slot = self.led.get(number)
         if slot is not None:
             await self._end(number, slot, to)
@@ -226,8 +226,8 @@ class SlotManager:
             await asyncio.shield(self._ending[number])
 
     def _lost(self, number: int) -> None:
-        """Another owner claimed the slot, or a write's outcome is not known: lay it down. Nobody is told from here; the
-        next owner tells all (`CLAIMED`)."""
+        """Lay a slot down, because another owner claimed it or a write's outcome is not known. No worker is told from
+        here; the next owner tells all (`CLAIMED`)."""
         slot = self.led.get(number)
         if slot is not None and number not in self._ending:
             self.lost += 1
@@ -241,13 +241,14 @@ class SlotManager:
         await asyncio.shield(self._ending[number])
 
     def _begin_end(self, number: int, slot: Slot, to: str | None) -> None:
-        """Let go of a slot, in a task of its own that nobody cuts off; nothing of it is begun again before its end."""
+        """Release a slot, in a task of its own that is never cancelled; nothing of the slot is begun again before its
+        end."""
         self._served.discard(number)
         self._ending[number] = asyncio.create_task(self._finish(number, slot, to), name=f"end of slot {number}")
 
     async def _finish(self, number: int, slot: Slot, to: str | None) -> None:
         try:
-            if number in self._leaving:  # it is being taken up
+            if number in self._leaving:  # the slot is being taken up
                 await asyncio.wait([self._following[number]])
             if self.led.get(number) is slot:
                 await self.lay_down(number)
@@ -270,9 +271,10 @@ class SlotManager:
     # --- the end ------------------------------------------------------------------------------------------------
 
     async def close(self, *, wait_s: float = 0.0) -> None:
-        """Claim nothing more; wait until others have asked for what is led here, then let go of the rest.
+        """Claim nothing more; wait until others have asked for the slots led here, then release the rest.
 
-        wait_s: how long, after this worker left the slot group. Giving the rest away takes `HAND_OVER_S` at most.
+        wait_s: the wait in seconds, after this worker left the slot group. Giving the rest away takes `HAND_OVER_S` at
+        most.
         """
         self._closing = True
         self.choose()
@@ -293,7 +295,7 @@ class SlotManager:
 
 
 def _named(slots: list[int]) -> str:
-    """How many slots, and which: `2 slots (1, 5)`."""
+    """Return number and names of slots: `2 slots (1, 5)`."""
     shown = sorted(set(slots))
     named = ", ".join(map(str, shown[:SILENT_NAMED])) + (", …" if len(shown) > SILENT_NAMED else "")
     return f"{len(shown)} slot{'' if len(shown) == 1 else 's'} ({named})"

@@ -1,7 +1,7 @@
 """`Storage` of a worker: records in Kafka's topics, state in the slots that this worker leads.
 
-A state key belongs to one slot. What is written together for one slot is written in one piece; writes that concern
-several slots are not atomic together, and nobody relies on it (`fleet.groups.leaders`). Outputs are Kafka's, and no
+A state key belongs to one slot. Entries written together for one slot are written in one piece; writes that concern
+several slots are not atomic together, and no caller relies on it (`fleet.groups.leaders`). Outputs are Kafka's, and no
 write has both: settles are decided apart from the state that follows from them (`fleet.state.outputs`).
 """
 
@@ -16,6 +16,7 @@ from flowshare.fleet.state.outputs import TOO_OLD, OutputCounts, OutputWays, Slo
 from flowshare.log.base import (
     CheckedOutput,
     CorruptBatches,
+    InvalidTopic,
     LogError,
     NotLed,
     Output,
@@ -24,6 +25,7 @@ from flowshare.log.base import (
     StorageError,
     UnknownTopic,
 )
+from flowshare.log.topics import check_output
 from flowshare.protocol.batches import DecodeError
 from flowshare.protocol.batches import check as check_batches
 from flowshare.server.cooperative.apart import following_writes
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class FleetStorage(SettlesApart):
-    """Records and state. `led`: the slots claimed here by number, as they are at the moment."""
+    """Records and state. `led`: the slots claimed here by number, always up to date."""
 
     def __init__(self, log: KafkaLog, led: Mapping[int, Slot], slots: int) -> None:
         self._log = log
@@ -58,7 +60,7 @@ class FleetStorage(SettlesApart):
         self.on_append = log.on_append
 
     def write_outputs(self, cluster: Cluster, topic: str, settings: OutputSettings | None = None) -> None:
-        """From now on slots that are taken over settle with outputs. topic: the fleet's state topic."""
+        """Settle with outputs in slots that are taken over from now on. topic: the fleet's state topic."""
         self._ways = OutputWays(
             topic=topic,
             connect=cluster.connect,
@@ -70,7 +72,7 @@ class FleetStorage(SettlesApart):
     # --- state --------------------------------------------------------------------------------------------------
 
     async def write(self, writes: Sequence[Entry]) -> None:
-        """Put (None: delete); returns when all is confirmed. Raises: NotLed, StorageError."""
+        """Put (None: delete) entries; returns when all are confirmed. Raises NotLed, StorageError."""
         by_slot: dict[int, list[Entry]] = {}
         for entry in writes:
             by_slot.setdefault(slot_of_key(entry[0], self._slots), []).append(entry)
@@ -82,7 +84,7 @@ class FleetStorage(SettlesApart):
         await asyncio.gather(*(slot.write(entries) for slot, entries in found))
 
     async def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """All entries under a prefix in the slots that are led here, in key order."""
+        """Return all entries under a prefix in the slots that are led here, in key order."""
         if is_whole(prefix):
             slot = self._led.get(slot_of_key(prefix, self._slots))
             return [] if slot is None else slot.scan(prefix)
@@ -100,38 +102,37 @@ class FleetStorage(SettlesApart):
     async def checked(
         self, outputs: Sequence[Output | CheckedOutput], *, source: Hashable | None = None
     ) -> list[CheckedOutput]:
-        """As `Storage.checked`, as far as it can be told here: what a topic takes is the brokers' to say, when they are
-        written. Raises: OutputRefused, StorageError."""
+        """Check outputs as `Storage.checked`, as far as possible here: the brokers decide which records a topic takes,
+        when they are written. Raises OutputRefused, StorageError."""
         del source  # the brokers look into all records
         found, refused = list[CheckedOutput](), dict[int, LogError]()
         for index, output in enumerate(outputs):
-            problem = await self._exists(Output(*output[:4]), False)
-            if isinstance(problem, StorageError):
-                raise problem
             try:
+                check_output(output.topic)  # before the brokers are asked: they would let the fleet write anywhere
+                problem = await self._exists(Output(*output[:4]), False)
                 if problem is not None:
                     raise problem
                 found.append(output if isinstance(output, CheckedOutput) else _looked_into(output))
-            except (UnknownTopic, CorruptBatches) as error:
+            except (InvalidTopic, UnknownTopic, CorruptBatches) as error:
                 refused[index] = error
         if refused:
             raise OutputRefused(refused)
         return found
 
     async def settle(self, outputs: Sequence[Output | CheckedOutput], writes: Sequence[Entry]) -> None:
-        """As `Storage.settle`, without outputs: those are settled apart. Raises: NotLed, StorageError."""
+        """Write as `Storage.settle`, without outputs: those are settled apart. Raises NotLed, StorageError."""
         if outputs:
             raise StorageError("outputs of a fleet are settled apart from its state")
         await self.write(writes)
 
     def take_over(self, number: int) -> None:
-        """A slot was claimed here: what its last leader left under way is ended."""
+        """End the last leader's open settles in a slot that was claimed here."""
         if self._ways is not None:
             self._outputs[number] = outputs = SlotOutputs(self._slot(number), self._ways)
             outputs.take_over()
 
     async def lay_down(self, number: int) -> None:
-        """Settle nothing more in a slot; what is under way has a moment to end. Call before its state is laid down."""
+        """Settle nothing more in a slot; open settles have a moment to end. Call before its state is laid down."""
         outputs = self._outputs.pop(number, None)
         if outputs is not None:
             await outputs.close()
@@ -139,7 +140,7 @@ class FleetStorage(SettlesApart):
     async def settle_apart(
         self, share: bytes, update: bytes, beside: Sequence[Entry], outputs: Sequence[CheckedOutput]
     ) -> Sequence[Entry]:
-        """As `SettlesApart.settle_apart`."""
+        """Settle as `SettlesApart.settle_apart`."""
         if self._ways is None:
             raise StorageError(TOO_OLD)
         number = slot_of_key(share, self._slots)
@@ -149,13 +150,13 @@ class FleetStorage(SettlesApart):
         return await found.settle(share, Prepared(update, tuple(beside)), [Output(*one[:4]) for one in outputs])
 
     async def decided(self, share: bytes) -> None:
-        """As `SettlesApart.decided`."""
+        """Decide as `SettlesApart.decided`."""
         found = self._outputs.get(slot_of_key(share, self._slots))
         if found is not None:
             await found.decided(share, _following)
 
     def counts(self) -> Mapping[str, int]:
-        """Counters of transactions with outputs, and gauges."""
+        """Return counters of transactions with outputs, and gauges."""
         ways = self._ways
         counts = OutputCounts() if ways is None else ways.counts
         return {
@@ -166,7 +167,7 @@ class FleetStorage(SettlesApart):
         }
 
     async def _exists(self, output: Output, anew: bool) -> LogError | None:
-        """None, or why what an output was made for is not there; a StorageError: that is not known."""
+        """Return None if an output's topic and partition exist, else the error; a StorageError: not known."""
         topic = self._log.topics().get(output.topic)
         if anew or topic is None or topic.topic_id != output.topic_id or output.partition >= topic.partitions:
             try:
@@ -184,7 +185,7 @@ class FleetStorage(SettlesApart):
 
 
 def _looked_into(output: Output) -> CheckedOutput:
-    """Raises: CorruptBatches."""
+    """Check an output. Raises CorruptBatches."""
     try:
         headers = check_batches(output.records)
     except DecodeError as error:

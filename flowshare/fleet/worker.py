@@ -1,7 +1,7 @@
-"""`FleetWorker`: one worker of a fleet that leads share groups on a Kafka which has none, from `start` to `close`.
+"""`FleetWorker`: one worker of a fleet that leads share groups on a Kafka without them, from `start` to `close`.
 
 Start: state topic → listener → slot group → (slots are claimed and served as they are chosen).
-Stop: leave the slot group → the others ask for the slots, one by one → what nobody asked for is given away → listener.
+Stop: leave the slot group → the others ask for the slots, one by one → the rest is given away → listener.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from flowshare.server.runtime.state import ShareKey
 
 PROCESSES_MAX: Final = 256
-"""Of one machine that keep state in one directory."""
+"""The most processes of one machine that keep state in one directory."""
 LEAVE_S: Final = 3.0
-"""How long a worker that stops takes to say so and for the others to ask for its slots, both in all."""
+"""Time, in s, for a stopping worker to leave and for the others to ask for its slots, both in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,9 @@ class FleetOptions:
     """One worker's part in a fleet.
 
     fleet: its name. node_id: drawn at random, 31 bits. instance: the worker's name among the others when it keeps no
-    state of its own; with a state directory it has the directory's, so that one that is started again is known again.
-    slots: of the fleet. state_dir: holds a directory for each process of this machine, None: keep nothing.
-    config: what acts until the fleet has settings of its own. settings: those, for a fleet that never had any.
+    state of its own; with a state directory it has the directory's, so that a restarted worker is known again. slots:
+    of the fleet. state_dir: holds a directory for each process of this machine, None: keep nothing. config: used until
+    the fleet has settings of its own. settings: the fleet's settings, if it never had any.
     """
 
     fleet: str
@@ -82,7 +82,7 @@ class FleetOptions:
 
 
 class FleetWorker:
-    """One worker. `cluster`: the Kafka, started. `dial`: opens connections to other workers."""
+    """One worker. `cluster`: the started connection to Kafka. `dial`: opens connections to other workers."""
 
     def __init__(self, cluster: Cluster, options: FleetOptions, *, clock: Clock, dial: Dial) -> None:
         self._cluster = cluster
@@ -101,7 +101,7 @@ class FleetWorker:
         self._closing.push_async_callback(self._tail_kafka.close)
         self._started = False
         self.ended = False
-        """Whether it was closed."""
+        """True if the worker was closed."""
         self.server: FleetServer
         self.calls: FleetCalls
         self.directory: Directory
@@ -141,7 +141,7 @@ class FleetWorker:
         self.settings.start()
 
     async def join(self, host: str, port: int) -> None:
-        """Join the fleet as the worker that is reached there. Returns when it is known who leads what.
+        """Join the fleet as the worker reached at `host` and `port`. Returns when the slots' leaders are known.
 
         Raises: ClientError, OSError
         """
@@ -150,14 +150,14 @@ class FleetWorker:
         self._started = True
 
     async def leave(self) -> None:
-        """Let others have the slots; members of other processes keep their records. Sockets are still served."""
+        """Leave the slots to others; members of other processes keep their records. Sockets are still served."""
         if not self._started:
             return
         self._service.prepare_close()
         until = self._clock.monotonic() + LEAVE_S
         await self._slot_group.leave()
         self._peers.tell_all(LEAVING)
-        left_s = max(until - self._clock.monotonic(), 0.0)  # the slot group may not have answered
+        left_s = max(until - self._clock.monotonic(), 0.0)  # leaving may have taken all the time
         await self._slot_manager.close(wait_s=left_s if self.directory.other_nodes else 0.0)
 
     async def close(self) -> None:
@@ -166,7 +166,7 @@ class FleetWorker:
         await self._closing.aclose()
 
     async def _open_cache(self, slots: int) -> tuple[int, ...]:
-        """Take the first directory that no other process has; the slots that it has something of.
+        """Take the first directory that no other process has; return the slots with content in it.
 
         Raises: StorageError
         """
@@ -189,18 +189,18 @@ class FleetWorker:
     # --- what is asked ------------------------------------------------------------------------------------------
 
     def connect(self, client_id: str) -> InProcess:
-        """A connection of this process's own members."""
+        """Return a connection of this process's own members."""
         return self.server.connect_own(client_id)
 
     @property
     def node_id(self) -> int:
-        """Under which this worker is known."""
+        """The node id under which this worker is known."""
         place = self.directory.place
         return self._options.node_id if place is None else place.node_id
 
     @property
     def sure(self) -> bool:
-        """Whether the slot group surely has this worker: else it may be wrong about who leads what."""
+        """True if the slot group surely has this worker. Otherwise the worker may be wrong about the slots' leaders."""
         return self._slot_group.sure
 
     @property
@@ -210,11 +210,11 @@ class FleetWorker:
 
     @property
     def settled(self) -> bool:
-        """Whether it serves all slots that it was chosen for: before that, lists of groups lack some."""
+        """True if this worker serves all slots that it was chosen for. Before that, lists of groups lack some."""
         return self._slot_manager.settled
 
     def stats(self) -> Mapping[str, Any]:
-        """Counters and gauges of what is led here."""
+        """Return counters and gauges of this worker's slots and groups."""
         slot_manager = self._slot_manager
         return {
             **self.server.stats(),
@@ -227,7 +227,7 @@ class FleetWorker:
     # --- the parts ----------------------------------------------------------------------------------------------
 
     def _build(self, slots: int, cached: tuple[int, ...]) -> None:
-        """Put the parts together: who serves, who holds the slots, who answers."""
+        """Put the parts together: service, slots, server."""
         self._tails = SlotTails(self._tail_kafka, topic=self._topic.name, clock=self._clock)
         led: dict[int, Slot] = {}
         storage = self._storage = FleetStorage(self._log, led, slots)
@@ -299,7 +299,7 @@ class FleetWorker:
         return duties
 
     def _cooperative_groups(self, storage: FleetStorage, duties: FleetDuties) -> CooperativeGroups:
-        """Those of this worker: their members are Kafka's business, and so are their ordinary offsets."""
+        """Return this worker's cooperative groups: Kafka manages their members and their ordinary offsets."""
 
         def check(group_id: str) -> None:
             duties.check_coordinator(group_id)
@@ -354,12 +354,12 @@ class FleetWorker:
         )
 
     async def _take_up(self, slot: int, entries: Sequence[tuple[bytes, bytes]]) -> None:
-        """Who led before is shut out first: nothing that it left under way is decided later."""
+        """Take a slot up. The former leader is shut out first, so that none of its open settles is decided later."""
         self._storage.take_over(slot)
         await self._contents.take_up(slot, entries)
 
     async def _lay_down(self, slot: int) -> None:
-        """Settles come first: what is decided of them is written with what is queued."""
+        """Lay a slot down. Settles come first: their decisions are written with the queued writes."""
         await self._storage.lay_down(slot)
         await self._contents.lay_down(slot)
 

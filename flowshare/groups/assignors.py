@@ -1,11 +1,11 @@
-"""Which member of a group gets which partitions: the server's assignors of Kafka's consumer protocol (KIP-848).
+"""The server's assignors of Kafka's consumer protocol (KIP-848): they give partitions to members.
 
-    uniform   loads differ by one at most where all members read the same; partitions stay where they were as far as
+    uniform   loads differ by one at most where all members read the same; partitions stay with their members as far as
               that allows
     range     of each topic every member gets neighbours, so that members have the same numbers of topics with as many
-              partitions each; it does not look at what was before
+              partitions each; it ignores the assignment before
 
-Every partition of a topic that somebody reads is given to exactly one of those who read it.
+Every partition of a topic with readers is given to exactly one of its readers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from flowshare.groups.consumer_types import Key
 
 ROUNDS_MAX: Final = 20
 LOOKS_MAX: Final = 200_000
-"""So often, and at so many partitions, loads are evened out where members read different topics, but once at all of
-them; what is left uneven then stays so."""
+"""Limits of evening out loads of members that read different topics: rounds, and partitions looked at (but all of them
+once); loads stay uneven beyond them."""
 
 
 class Reader(NamedTuple):
@@ -29,7 +29,7 @@ class Reader(NamedTuple):
     member_id: str
     topics: frozenset[UUID]
     has: frozenset[Key] = frozenset()
-    """What it was to have before."""
+    """Partitions of the member's previous target."""
     instance_id: str | None = None
 
 
@@ -40,7 +40,7 @@ Assignor = Callable[[Sequence[Reader], Mapping[UUID, int]], Assignment]
 
 
 def assign_uniform(readers: Sequence[Reader], partitions: Mapping[UUID, int]) -> Assignment:
-    """The assignor `uniform`."""
+    """Assign evenly and keep partitions."""
     owner = _kept(readers, partitions)
     if len({reader.topics for reader in readers}) > 1:
         return _balanced(readers, partitions, owner)
@@ -48,7 +48,7 @@ def assign_uniform(readers: Sequence[Reader], partitions: Mapping[UUID, int]) ->
 
 
 def assign_range(readers: Sequence[Reader], partitions: Mapping[UUID, int]) -> Assignment:
-    """The assignor `range`; static members come first, by their instance ids, so that they keep their places."""
+    """Assign by ranges; static members come first, by their instance ids, so that they keep their places."""
     found: dict[str, set[Key]] = {reader.member_id: set() for reader in readers}
     ordered = sorted(readers, key=lambda one: (one.instance_id is None, one.instance_id or "", one.member_id))
     for topic, count in partitions.items():
@@ -61,11 +61,11 @@ def assign_range(readers: Sequence[Reader], partitions: Mapping[UUID, int]) -> A
 
 
 ASSIGNORS: Final[Mapping[str, Assignor]] = {"uniform": assign_uniform, "range": assign_range}
-"""By Kafka's names."""
+"""Assignors by Kafka's names."""
 
 
 def _kept(readers: Iterable[Reader], partitions: Mapping[UUID, int]) -> dict[Key, str]:
-    """Partition -> who had it and may have it still."""
+    """Return partition -> the member that had it and may still have it."""
     return {
         key: reader.member_id
         for reader in readers
@@ -75,13 +75,14 @@ def _kept(readers: Iterable[Reader], partitions: Mapping[UUID, int]) -> dict[Key
 
 
 def _all_keys(readers: Iterable[Reader], partitions: Mapping[UUID, int]) -> list[Key]:
-    """Every partition that somebody reads."""
+    """Return every partition that a member reads."""
     read = {topic for reader in readers for topic in reader.topics}
     return [(topic, number) for topic, count in partitions.items() if topic in read for number in range(count)]
 
 
 def _even(readers: Sequence[Reader], partitions: Mapping[UUID, int], owner: Mapping[Key, str]) -> Assignment:
-    """All read the same: everybody gets as many, some one more, and those who had more get that one."""
+    """Assign when all members read the same: all get equally many, some one more; members that had more get that
+    one."""
     keys = _all_keys(readers, partitions)
     low, more = divmod(len(keys), max(1, len(readers)))
     found: dict[str, list[Key]] = {reader.member_id: [] for reader in readers}
@@ -102,32 +103,33 @@ def _even(readers: Sequence[Reader], partitions: Mapping[UUID, int], owner: Mapp
 
 
 class _Loads:
-    """How many partitions each member has, and who of some has fewest."""
+    """The number of partitions of each member, and the choice of the member with fewest."""
 
     def __init__(self, readers: Sequence[Reader]) -> None:
         self.of = {reader.member_id: 0 for reader in readers}
         self._order = {reader.member_id: place for place, reader in enumerate(readers)}
 
     def heap(self, members: Iterable[str]) -> list[tuple[int, int, str]]:
-        """For `least`."""
+        """Return a `least` heap."""
         found = [(self.of[one], self._order[one], one) for one in members]
         heapq.heapify(found)
         return found
 
     def least(self, heap: list[tuple[int, int, str]]) -> str:
-        """Who of a heap has fewest by now; of equals the first that joined."""
+        """Return the member of a heap with fewest now; of equals the first that joined."""
         while heap[0][0] != self.of[heap[0][2]]:
-            heapq.heappop(heap)  # there is another one of this member, see `add`
+            heapq.heappop(heap)  # the heap has a newer entry of this member, see `add`
         return heap[0][2]
 
     def add(self, member_id: str, count: int, heap: list[tuple[int, int, str]]) -> None:
-        """Somebody of the heap has more, or fewer."""
+        """Note that a member of the heap has more, or fewer."""
         self.of[member_id] += count
         heapq.heappush(heap, (self.of[member_id], self._order[member_id], member_id))
 
 
 def _balanced(readers: Sequence[Reader], partitions: Mapping[UUID, int], owner: dict[Key, str]) -> Assignment:
-    """Members read different topics: who reads a topic and has fewest gets what is free, then loads are evened out."""
+    """Assign when members read different topics: the reader with fewest gets each free partition, then loads are
+    evened."""
     loads = _Loads(readers)
     for member_id in owner.values():
         loads.of[member_id] += 1
@@ -152,7 +154,7 @@ def _balanced(readers: Sequence[Reader], partitions: Mapping[UUID, int], owner: 
 
 
 def _even_out(loads: _Loads, able: Sequence[str], topic: UUID, count: int, owner: dict[Key, str]) -> int:
-    """Give partitions of a topic from who has more to who has least; how many."""
+    """Move partitions of a topic from members with more to the one with fewest; return their number."""
     some = [loads.of[member_id] for member_id in able]
     if max(some) <= min(some) + 1:
         return 0

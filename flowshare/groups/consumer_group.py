@@ -1,40 +1,41 @@
 """One group of Kafka's consumer protocol (KIP-848): heartbeats alone, and the server assigns.
 
-Three epochs, none of which ever falls. The *group epoch* rises with each change of members, subscriptions or subscribed
-topics; the *assignment epoch* is the group epoch that the target assignment was made for; a *member's epoch* is the
-assignment epoch that it has come to, at its own heartbeats:
+Three epochs that never fall. The *group epoch* rises with each change of members, subscriptions or subscribed topics;
+the *assignment epoch* is the group epoch that the target assignment was made for; a *member's epoch* is the assignment
+epoch that it has come to, at its own heartbeats:
 
-    state        trigger, at a heartbeat of the member                       next state, and what it is told
+    state        trigger, at a heartbeat of the member                       next state, and the member's answer
     (none)       JOIN, epoch 0                                               as STABLE, at epoch 0
     STABLE       its target is at another epoch, or it subscribes to
-                 other topics, and it has to give partitions up              UNREVOKED, its epoch; what it keeps
-                 the same, nothing to give up, all that it gets is free      STABLE, assignment epoch; all of it
-                 the same, some of it is another one's still                 UNRELEASED, assignment epoch; what is free
-    UNREVOKED    it uses some of what it is to give up, or may not have
-                 heard yet that it is to                                     UNREVOKED, as before
-                 it has heard, and uses none of that any more                as from STABLE, at most one epoch further
+                 other topics, and it has to give partitions up              UNREVOKED, its epoch; those that it keeps
+                 the same, nothing to give up, all its new ones are free     STABLE, assignment epoch; all of them
+                 the same, some of them are still another member's           UNRELEASED, assignment epoch; the free ones
+    UNREVOKED    it uses some of those to give up, or may not have
+                 heard of them yet                                           UNREVOKED, as before
+                 it has heard, and uses none of them any more                as from STABLE, at most one epoch further
     UNRELEASED   any                                                         as from STABLE
     any          LEAVE (−1); silence for the session timeout; UNREVOKED for longer than its rebalance timeout
-                                                                             (none); what it had is free
-    any          LEAVE_FOR_NOW (−2) of a static member                       STABLE, at epoch −2; what it had is for
-                                                                             whoever comes with its instance id
+                                                                             (none); its partitions are free
+    any          LEAVE_FOR_NOW (−2) of a static member                       STABLE, at epoch −2; its partitions wait
+                                                                             for the next with its instance id
 
 Invariants, which hold between any two calls (`tests/groups/consumer_world.py` asserts them):
 
-1. No partition is with two members: what a member may use (`assigned`) or is to give up (`revoking`) no other one is
-   given, until it says that it does not use it any more, or is no member any more.
-2. A member uses nothing but what is `assigned` to it or `revoking`, as long as it has not been removed. Its requests
-   are taken to come in the order in which they were sent.
-3. Epochs rise. What a member is told is written before it is told (`unwritten`), so a group that is read from the store
-   knows each member at the epoch that it was told last, or at one that it would have been told next.
-4. Only a member in UNREVOKED has something to give up, and it has a deadline for that.
+1. No partition is with two members: no other member is given a partition that a member may use (`assigned`) or is to
+   give up (`revoking`), until that member says that it does not use it any more, or is no member any more.
+2. A member uses only partitions `assigned` to it or `revoking`, as long as it has not been removed. Its requests are
+   taken to come in the order in which they were sent.
+3. Epochs rise. Changes are written before a member is told of them (`unwritten`), so a group that is read from the
+   store knows each member at the epoch that it was told last, or at one that it would have been told next.
+4. Only a member in UNREVOKED has partitions to give up, and it has a deadline for that.
 5. Each instance id belongs to one member.
 
 A member may name its former epoch once more, because the answer with the new one may be lost; it is told everything
-again. What `heartbeat` raises has changed nothing.
+again. A `heartbeat` that raises has changed nothing.
 
-Stricter than Kafka in one point: that a member does not use a partition frees it only when the member has heard that it
-is to give that up. One that was told to use it before may be about to, and have its heartbeat sent meanwhile.
+Stricter than Kafka in one point: a partition that a member does not use is freed only when the member has heard that it
+is to give the partition up. A member that was told before to use the partition may be about to, and may have sent its
+heartbeat meanwhile.
 """
 
 from __future__ import annotations
@@ -72,16 +73,16 @@ from flowshare.groups.consumer_types import (
 )
 
 EPOCHS: Final = ""
-"""Name of the group's own entry among those of its members."""
+"""Name of the group's own entry among its members' entries."""
 SIZE_A_MS: Final = 10
-"""A group of so many members and partitions may be assigned anew a millisecond later. That takes some hundredths of it,
-so groups of any size leave the server its time."""
+"""Members and partitions for which a new assignment waits one millisecond. Assigning takes some hundredths of that, so
+groups of any size leave the server its time."""
 COMMIT_SINCE: Final = 9
 """Version of OffsetCommit from which on a member may commit with its epoch."""
 
 
 class ConsumerGroup:
-    """A group as its coordinator keeps it: takes heartbeats, assigns partitions, says what to write.
+    """A group as its coordinator keeps it: takes heartbeats, assigns partitions, returns the state to write.
 
     `config` may be replaced at any time; deadlines follow from the members' next heartbeats.
     """
@@ -95,7 +96,7 @@ class ConsumerGroup:
         epoch: int = 0,
         now_ms: int = 0,
     ) -> None:
-        """stored: what was stored of it; its members have whole timeouts again. epoch: where a new one begins.
+        """stored: its stored state; its members have whole timeouts again. epoch: the first one of a new group.
 
         Raises: StateCorrupt
         """
@@ -136,12 +137,12 @@ class ConsumerGroup:
 
     @property
     def empty(self) -> bool:
-        """Whether it has no members."""
+        """True if the group has no members."""
         return not self._members
 
     @property
     def state(self) -> str:
-        """Its state by Kafka's name."""
+        """The group's state by Kafka's name."""
         epochs = self._epochs
         if not self._members:
             return "Empty"
@@ -152,21 +153,21 @@ class ConsumerGroup:
 
     @property
     def assignor(self) -> str:
-        """Whom most members ask for; where nobody asks the server's first."""
+        """The assignor that most members ask for; without such members the server's first."""
         asked = Counter(one.assignor for one in self._members.values() if one.assignor in self.config.assignors)
         return str(max(asked, key=lambda name: asked[name])) if asked else self.config.assignors[0]
 
     @property
     def size(self) -> int:
-        """About how many bytes its members take in memory."""
+        """The memory of its members in bytes, about."""
         return sum([member.size for member in self._members.values()])
 
     def reads(self, topic: str) -> bool:
-        """Whether members read a topic."""
+        """True if members read the topic."""
         return topic in self._subscriptions
 
     def growth(self, beat: Beat) -> int:
-        """About how many bytes more it takes after a heartbeat, assignments aside."""
+        """Return about how many more bytes the group takes after a heartbeat, assignments aside."""
         member = self._members.get(beat.member_id)
         if beat.leaves or (member is None and beat.member_epoch != JOIN):
             return 0
@@ -178,7 +179,7 @@ class ConsumerGroup:
         return after - subscription_size(member.topics, member.pattern)
 
     def describe(self) -> ConsumerGroupView:
-        """The group and its members as they are now."""
+        """Return the group and its members as they are now."""
         epochs = self._epochs
         return ConsumerGroupView(
             self.group_id,
@@ -215,8 +216,8 @@ class ConsumerGroup:
     ) -> BeatAnswer:
         """Take one heartbeat, checked by `consumer_types.check_beat`: join or rejoin, go on, or leave.
 
-        topics: at least every subscribed topic that exists, by name; matching: the topics that match a pattern and that
-        this member may know of. Answer it when `unwritten` is written.
+        topics: at least every subscribed topic that exists, by name; matching: returns the topics that match a pattern
+        and that this member may know of. Answer it when `unwritten` is written.
 
         Raises: UnknownMemberId, FencedMemberEpoch, FencedInstanceId, UnreleasedInstanceId, GroupMaxSizeReached,
         CoordinatorNotAvailable
@@ -239,10 +240,20 @@ class ConsumerGroup:
         waits = member.state is not MemberState.STABLE or self.assignment_epoch < self.group_epoch
         return BeatAnswer(member.epoch, assignment, waits)
 
+    def pattern_of(self, beat: Beat) -> str:
+        """Return the pattern of topics that the member has if this heartbeat is accepted; "": none."""
+        if beat.pattern is not None:
+            return beat.pattern
+        member = self._members.get(beat.member_id) or self._holder(beat)
+        return member.pattern if member else ""
+
+    def _holder(self, beat: Beat) -> ConsumerMember | None:
+        """Return the member that has the heartbeat's instance id."""
+        return None if beat.instance_id is None else self._members.get(self._instances.get(beat.instance_id, ""))
+
     def _find_or_join(self, beat: Beat) -> ConsumerMember:
-        """The member that a heartbeat is of, made if it joins. Raises: as `heartbeat`."""
-        member = self._members.get(beat.member_id)
-        holder = None if beat.instance_id is None else self._members.get(self._instances.get(beat.instance_id, ""))
+        """Return the member of a heartbeat, made if it joins. Raises: as `heartbeat`."""
+        member, holder = self._members.get(beat.member_id), self._holder(beat)
         if beat.member_epoch != JOIN:
             return self._known(beat, member, holder)
         if holder is not None and holder is not member:
@@ -266,7 +277,7 @@ class ConsumerGroup:
         return member
 
     def _known(self, beat: Beat, member: ConsumerMember | None, holder: ConsumerMember | None) -> ConsumerMember:
-        """The member of a heartbeat that is no join, its epoch checked. Raises: as `heartbeat`."""
+        """Return the member of a heartbeat that is no join, its epoch checked. Raises: as `heartbeat`."""
         if beat.instance_id is not None:
             self._check_instance(beat, holder)
         if member is None:
@@ -292,14 +303,14 @@ class ConsumerGroup:
             )
 
     def _replace(self, former: ConsumerMember, beat: Beat) -> ConsumerMember:
-        """A static member that left for now is back under another id, and has what it had."""
+        """Give the place of a static member that left for now to its new id; it keeps its partitions."""
         member = replace(former, member_id=beat.member_id, epoch=0, previous_epoch=-1)
         self._remove(former)
         self._add(member)
         return member
 
     def _update(self, member: ConsumerMember, beat: Beat, matching: Callable[[str], Collection[str]]) -> bool:
-        """Take over what a member says of itself; whether it subscribes to other topics now."""
+        """Take over a member's facts; True if it subscribes to other topics now."""
         said, before, fresh = _said(member), member.subscribed, not member.deadline_ms
         member.client_id, member.client_host = beat.client_id, beat.client_host
         if beat.rack_id is not None:
@@ -325,14 +336,14 @@ class ConsumerGroup:
         return resubscribed
 
     def _see(self, topics: Mapping[str, SeenTopic]) -> None:
-        """Look at the subscribed topics; what came, went or grew is a change of the group."""
+        """Look at the subscribed topics; a new, missing or grown topic is a change of the group."""
         seen = {name: topics[name] for name in sorted(self._subscriptions) if name in topics}
         if seen != self._epochs.topics:
             self._epochs.topics = seen
             self._bump()
 
     def _compute_if_due(self, now_ms: int) -> None:
-        """Make the target assignment of the group epoch, not more often than its interval allows, and its size."""
+        """Make the target assignment of the group epoch, not more often than its interval and its size allow."""
         epochs = self._epochs
         if epochs.assignment_epoch == epochs.group_epoch:
             return
@@ -362,7 +373,7 @@ class ConsumerGroup:
             return
         member.target = target
         self._unwritten[member.member_id] = None
-        if member.away:  # it uses nothing, so nobody has to wait until it is back
+        if member.away:  # it uses nothing, so no other member has to wait for its return
             self._own(member, {key: since for key, since in member.assigned.items() if key in target})
 
     def _advance(self, member: ConsumerMember, beat: Beat, now_ms: int, *, resubscribed: bool) -> None:
@@ -444,7 +455,7 @@ class ConsumerGroup:
                 del self._subscriptions[name]
 
     def _own(self, member: ConsumerMember, assigned: dict[Key, int]) -> None:
-        """From now on a member has these, and nothing to give up."""
+        """Give a member these partitions, and none to give up."""
         self._release(member.member_id, member.owned)
         member.assigned, member.revoking = assigned, frozenset()
         self._claim(member)
@@ -472,10 +483,10 @@ class ConsumerGroup:
         partitions: Iterable[tuple[str, int]] = (),
         now_ms: int = 0,
     ) -> None:
-        """Whether offsets of these partitions may be committed in this name; `generation` is the member's epoch.
+        """Check that a member may commit offsets of these partitions; `generation` is the member's epoch.
 
-        A member that has gone on meanwhile may commit with the epoch that it was at, for what it has had since then
-        without a break (KIP-1251).
+        A member with a newer epoch by now may still commit with its former epoch, for partitions that it has held
+        without a break since then (KIP-1251).
 
         Raises: UnknownMemberId, FencedInstanceId, StaleMemberEpoch, UnsupportedVersion, CoordinatorNotAvailable
         """
@@ -498,14 +509,14 @@ class ConsumerGroup:
             raise StaleMemberEpoch(f"member epoch is {generation}, expected {member.epoch}; try again with that")
 
     def _held_since(self, member: ConsumerMember, epoch: int, partitions: Iterable[tuple[str, int]]) -> bool:
-        """Whether a member has had all of these without a break since it was at an epoch that it is beyond by now."""
+        """True if a member, past this epoch by now, has held all of these partitions without a break since then."""
         topics = self._epochs.topics
         keys = [(topics[name][1], number) if name in topics else None for name, number in partitions]
         since = [None if key is None else member.assigned.get(key) for key in keys]
         return 0 < epoch < member.epoch and bool(since) and all(one is not None and one <= epoch for one in since)
 
     def check_fetch(self, member_id: str | None, epoch: int) -> None:
-        """Whether offsets may be read in this name. Raises: UnknownMemberId, StaleMemberEpoch."""
+        """Check that a member with this id and epoch may fetch offsets. Raises: UnknownMemberId, StaleMemberEpoch."""
         if member_id is None or epoch < 0:
             return
         member = self._members.get(member_id)
@@ -517,13 +528,13 @@ class ConsumerGroup:
     # --- time and administration ----------------------------------------------------------------------------------
 
     def next_deadline_ms(self) -> int | None:
-        """When `expire` is to be called; None: not as things stand."""
+        """Return the time at which `expire` is due; None: not planned."""
         dues = [member.deadline_ms for member in self._members.values()]
         dues += [due for one in self._members.values() if (due := one.revoke_due_ms) is not None]
         return min(dues, default=None)
 
     def expire(self, now_ms: int) -> tuple[str, ...]:
-        """Remove members that were silent, or did not give up what they were to, for too long. Write the group then."""
+        """Remove members that were silent, or kept partitions to give up, for too long. Write the group then."""
         gone = [
             member
             for member in self._members.values()
@@ -535,7 +546,7 @@ class ConsumerGroup:
         return tuple(member.member_id for member in gone)
 
     def put_off(self, now_ms: int, by_ms: int) -> None:
-        """Give members that would time out now so much longer, because whoever keeps the group did not listen."""
+        """Give members that would time out now `by_ms` more, because the group's keeper did not listen."""
         for member in self._members.values():
             if member.deadline_ms <= now_ms:
                 member.deadline_ms = now_ms + by_ms
@@ -551,12 +562,12 @@ class ConsumerGroup:
             )
 
     def delete(self) -> None:
-        """Make an empty group dead: nobody can join or commit any more. Raises NonEmptyGroup."""
+        """Make an empty group dead: no member can join or commit any more. Raises NonEmptyGroup."""
         self.require_empty()
         self._dead = True
 
     def revive(self, unwritten: Iterable[str]) -> ConsumerGroup:
-        """The same group, which could not be deleted after all. unwritten: of it, still."""
+        """Return the group made alive again after a failed deletion. unwritten: its entries still to write."""
         stored = StoredConsumerGroup(epochs=self._epochs, members=())
         again = ConsumerGroup(self.group_id, config=self.config, stored=stored)
         again.not_written(unwritten)
@@ -569,8 +580,9 @@ class ConsumerGroup:
     # --- the store ------------------------------------------------------------------------------------------------
 
     def unwritten(self) -> dict[str, bytes | None]:
-        """What is to be written before anybody is told of what has changed: an entry for the group (`EPOCHS`) and one
-        for each member that changed, None for one that is gone. All of it in one write, one write after the other."""
+        """Return the entries to write before any member is told of the changes: one for the group (`EPOCHS`), and one
+        for each member that changed. None stands for a member that is gone. All entries go in one write; such writes
+        follow one another."""
         names, self._unwritten = self._unwritten, {}
         found: dict[str, bytes | None] = {}
         for name in names:
@@ -582,16 +594,16 @@ class ConsumerGroup:
         return found
 
     def not_written(self, names: Iterable[str]) -> None:
-        """These of `unwritten` could not be written: they come again."""
+        """Note that these entries of `unwritten` could not be written: they come again."""
         self._unwritten.update(dict.fromkeys(names))
 
     @property
     def to_write(self) -> bool:
-        """Whether there is something that is not written, nor being written."""
+        """True if there are changes that are neither written nor being written."""
         return bool(self._unwritten)
 
 
 def _said(member: ConsumerMember) -> tuple[object, ...]:
-    """What a member has said of itself, and is stored."""
+    """Return the stored facts that a member has sent about itself."""
     names = (member.topics, member.pattern, member.matched, member.assignor)
     return (member.client_id, member.client_host, member.rack_id, member.rebalance_timeout_ms, *names)

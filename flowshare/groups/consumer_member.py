@@ -1,4 +1,4 @@
-"""A member of a group of Kafka's consumer protocol, and its next step towards what it is to have (KIP-848).
+"""A member of a group of Kafka's consumer protocol, and its next step towards its target (KIP-848).
 
 The table of steps is in `consumer_group`.
 """
@@ -15,26 +15,27 @@ from uuid import UUID
 from flowshare.groups.consumer_types import LEAVE_FOR_NOW, Key
 
 MEMBER_BYTES: Final = 1_000
-"""About what a member takes in memory beside what is counted apart."""
+"""The memory of a member beside the parts counted apart, in bytes, about."""
 NAME_BYTES: Final = 100
 KEY_BYTES: Final = 150
-"""About what a partition takes in a member, and in the table of owners."""
+"""The memory of a partition in a member, and in the table of owners, in bytes, about."""
 
 
 class MemberState(enum.Enum):
-    """Where a member stands on its way to its target."""
+    """The place of a member on its way to its target."""
 
     STABLE = "stable"
-    """It has what the epoch that it was told gives it."""
+    """The member has the partitions of its epoch."""
     UNREVOKED = "unrevoked"
-    """It is to give partitions up, and has not said yet that it did."""
+    """The member is to give partitions up, and has not said yet that it did."""
     UNRELEASED = "unreleased"
-    """It is at the target's epoch; others have not given up yet all that it is to get."""
+    """The member is at the target's epoch; others have not yet given up all its partitions."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ConsumerMember:
-    """One member. `epoch` is what it was told last; `previous_epoch` is accepted still: that answer may be lost."""
+    """One member. `epoch` is the one it was told last; `previous_epoch` is still accepted, as that answer may be
+    lost."""
 
     member_id: str
     instance_id: str | None = None
@@ -44,7 +45,7 @@ class ConsumerMember:
     client_host: str = ""
     rebalance_timeout_ms: int = -1
     topics: tuple[str, ...] = ()
-    """Subscribed by name."""
+    """Topics subscribed by name."""
     pattern: str = ""
     matched: frozenset[str] = frozenset()
     """The topics that match the pattern and that the member may know of."""
@@ -53,20 +54,20 @@ class ConsumerMember:
     previous_epoch: int = -1
     state: MemberState = MemberState.STABLE
     assigned: dict[Key, int] = field(default_factory=dict[Key, int])
-    """What it may use, and the epoch that it may since."""
+    """Partitions that the member may use, and the epoch since which."""
     revoking: frozenset[Key] = frozenset()
-    """What it is to give up."""
+    """Partitions that the member must give up."""
     reported: frozenset[Key] | None = None
-    """What it said last that it uses; None: it has not said so since the group was read from the store."""
+    """Partitions that the member last reported as in use; None: no report since the group was read from the store."""
     target: frozenset[Key] = frozenset()
     deadline_ms: int = 0
-    """When its session times out."""
+    """The time at which its session times out."""
     revoke_due_ms: int | None = None
-    """Until when it is to have given up `revoking`."""
+    """The deadline for giving up `revoking`."""
 
     @property
     def away(self) -> bool:
-        """Whether it is a static member that is to come back."""
+        """True if the member is static, has left for now, and is to come back."""
         return self.epoch == LEAVE_FOR_NOW
 
     @property
@@ -76,18 +77,18 @@ class ConsumerMember:
 
     @property
     def owned(self) -> Iterable[Key]:
-        """What nobody else may be given."""
+        """All partitions that no other member may be given."""
         return (*self.assigned, *self.revoking)
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes in memory."""
+        """The memory of the member in bytes, about."""
         keys = len(self.assigned) + len(self.revoking) + len(self.target)
         return MEMBER_BYTES + subscription_size(self.topics, self.pattern) + KEY_BYTES * keys
 
 
 def subscription_size(topics: Collection[str], pattern: str) -> int:
-    """About how many bytes a subscription takes in memory."""
+    """Return the memory of a subscription in bytes, about."""
     return NAME_BYTES * len(topics) + sum(map(getsizeof, topics)) + getsizeof(pattern)
 
 
@@ -104,7 +105,7 @@ def reconcile(
     """Take the step of the table that a heartbeat of `member` leads to.
 
     reads: ids of the topics that it subscribes to; gave_up: it knows of `revoking` and uses none of that any more;
-    has_nothing: it begins anew; resubscribed: it has just changed what it subscribes to.
+    has_nothing: it begins anew; resubscribed: it has just changed its subscription.
     """
     match member.state:
         case MemberState.UNREVOKED if not gave_up:
@@ -132,7 +133,7 @@ def reconcile(
 
 
 def _take_unread(member: ConsumerMember, reads: frozenset[UUID]) -> None:
-    """What it does not subscribe to any more is to be given up beside the rest; a new target has to wait."""
+    """Add to `revoking` the partitions of topics to which the member no longer subscribes. A new target has to wait."""
     lost = frozenset(key for key in member.assigned if key[0] not in reads)
     member.revoking |= lost
     member.assigned = {key: since for key, since in member.assigned.items() if key not in lost}

@@ -1,6 +1,6 @@
-"""What is stored of a group of Kafka's consumer protocol: an entry with its epochs, and one for each member.
+"""Stored form of a group of Kafka's consumer protocol: one entry with its epochs, and one entry for each member.
 
-A heartbeat changes one member mostly, so it is not the whole group that is written. Deadlines are not stored.
+A heartbeat mostly changes one member, so the whole group is not written. Deadlines are not stored.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class GroupEpochs:
 
 @dataclass(slots=True, kw_only=True)
 class StoredConsumerGroup:
-    """All that is stored of one."""
+    """The whole stored state of one group."""
 
     epochs: GroupEpochs
     members: Iterable[ConsumerMember]
 
 
 def encode_epochs(epochs: GroupEpochs) -> bytes:
-    """The group's own entry."""
+    """Encode the group's own entry."""
     topics = [[name, topic_id.hex, count] for name, topic_id, count in epochs.topics.values()]
     content = {"group_epoch": epochs.group_epoch, "assignment_epoch": epochs.assignment_epoch, "topics": topics}
     return seal(json.dumps(content, separators=(",", ":")).encode(), VERSION)
 
 
 def decode_epochs(data: bytes) -> GroupEpochs:
-    """What `encode_epochs` wrote. Raises StateCorrupt."""
+    """Decode epochs that `encode_epochs` wrote. Raises: StateCorrupt."""
     body = unseal(data, VERSION)
     try:
         content = json.loads(body)
@@ -58,7 +58,7 @@ def decode_epochs(data: bytes) -> GroupEpochs:
 
 
 def encode_member(member: ConsumerMember) -> bytes:
-    """A member's entry."""
+    """Encode a member's entry."""
     content = {
         "member_id": member.member_id,
         "instance_id": member.instance_id,
@@ -84,7 +84,7 @@ def encode_member(member: ConsumerMember) -> bytes:
 
 
 def decode_member(data: bytes) -> ConsumerMember:
-    """What `encode_member` wrote. Raises StateCorrupt."""
+    """Decode a member that `encode_member` wrote. Raises: StateCorrupt."""
     body = unseal(data, VERSION)
     try:
         content: dict[str, Any] = json.loads(body)
@@ -100,7 +100,7 @@ def decode_member(data: bytes) -> ConsumerMember:
 
 
 def _packed(keys: Iterable[Key]) -> dict[str, list[int]]:
-    """Partitions by their topic's id."""
+    """Return partitions by their topic's id."""
     found: dict[UUID, list[int]] = {}
     for topic_id, number in sorted(keys):
         found.setdefault(topic_id, []).append(number)

@@ -1,4 +1,4 @@
-"""Requests, answers and settings of groups of Kafka's consumer protocol (KIP-848), and what a heartbeat must say."""
+"""Requests, answers and settings of groups of Kafka's consumer protocol (KIP-848), and the check of a heartbeat."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from uuid import UUID
 from flowshare.core_errors import InvalidRequest, UnsupportedAssignor
 
 Key = tuple[UUID, int]
-"""A topic's id and one of its partitions."""
+"""A topic's id and a partition."""
 SeenTopic = tuple[str, UUID, int]
-"""A topic that exists: its name, its id, and how many partitions it has."""
+"""A topic that exists: its name, its id, and its number of partitions."""
 
 JOIN: Final = 0
 LEAVE: Final = -1
 LEAVE_FOR_NOW: Final = -2
-"""Epoch by which a static member leaves that is going to come back: its partitions stay its own until then."""
+"""Epoch with which a static member leaves for now: its partitions stay its own until it returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,12 @@ class ConsumerConfig:
     size_max: int = 1_000
     """group.consumer.max.size"""
     assignors: tuple[str, ...] = ("uniform", "range")
-    """group.consumer.assignors: those that members may ask for; the first is used where nobody does."""
+    """group.consumer.assignors: those that members may ask for; the first is used where no member asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerGroupConfig:
-    """Settings of one group as they act now."""
+    """Settings of one group in effect."""
 
     session_timeout_ms: int = 45_000
     """consumer.session.timeout.ms"""
@@ -74,26 +74,26 @@ class Beat:
     """A regular expression that names of topics match as a whole; empty: none any more."""
     assignor: str | None = None
     owned: tuple[Key, ...] | None = None
-    """What the member uses."""
+    """Partitions that the member uses."""
     heard: bool = True
-    """Whether the answer to its last heartbeat has reached it for certain."""
+    """True if the member has certainly received the answer to its last heartbeat."""
     client_id: str = ""
     client_host: str = ""
 
     @property
     def leaves(self) -> bool:
-        """Whether the member goes, for good or for now."""
+        """True if the member leaves, for good or for now."""
         return self.member_epoch in (LEAVE, LEAVE_FOR_NOW)
 
 
 class BeatAnswer(NamedTuple):
-    """What a heartbeat is answered once everything that changed is written."""
+    """The answer to a heartbeat, sent once all changes are written."""
 
     member_epoch: int
     assignment: tuple[Key, ...] | None = None
-    """What the member may use from now on; None: as before."""
+    """Partitions that the member may use from now on; None: as before."""
     waits: bool = False
-    """There is something that it is to give up first, or that others are to, or the group is to be assigned anew."""
+    """True: the member or others must give partitions up first, or the group is to be assigned anew."""
 
 
 class ConsumerMemberView(NamedTuple):

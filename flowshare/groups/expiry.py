@@ -1,19 +1,19 @@
-"""Which committed offsets expire, and when a group goes with them (KIP-211).
+"""The expiry of committed offsets, and of the groups that go with them (KIP-211).
 
     group                                                  offsets looked at          age counts from
     had members, Empty                                     all                        when it became Empty; if that is
                                                                                       not known, the commit
-    consumers, Stable, it is known what they read          of topics nobody reads     the commit
+    consumers, Stable, their topics are known              of topics without readers  the commit
     other, with members (rebalancing, Connect, unknown)    none
     never had members (simple consumers)                   all                        the commit
-    of the consumer protocol (KIP-848), in any state       of topics nobody reads     the commit
+    of the consumer protocol (KIP-848), in any state       of topics without readers  the commit
 
-An offset expires when its age reaches the retention, or, if it was committed with a time of its own, at that time. One
-that an open transaction is about to replace is kept. The group goes when it is Empty, nothing is left of its offsets,
-and no transaction is open.
+An offset expires when its age reaches the retention, or, if it was committed with a time of its own, at that time. An
+offset that an open transaction is about to replace is kept. The group goes when it is Empty, has no offsets left, and
+no transaction is open.
 
-So a group of the consumer protocol has no time of grace: what it committed last longer ago than the retention goes as
-soon as its last member has left. Kafka does so, too.
+So a group of the consumer protocol has no time of grace: offsets committed longer ago than the retention go as soon as
+its last member has left. Kafka does so, too.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def expired(
     retention_ms: int,
     ahead_ms: int = 0,
 ) -> tuple[OffsetPartition, ...]:
-    """Those of `partitions` whose offsets are to be removed now.
+    """Return the `partitions` whose offsets are to be removed now.
 
-    now_ms: by the clock by which offsets are stamped. ahead_ms: how much later that is than by the group's.
+    now_ms: by the clock that stamps offsets. ahead_ms: how far that clock is ahead of the group's.
     """
     committed = offsets.committed
     return tuple(
@@ -51,7 +51,7 @@ def expired(
 
 
 def group_expires(group: ClassicGroup | ConsumerGroup, offsets: Offsets) -> bool:
-    """Whether the group goes too, its expired offsets being removed."""
+    """True if the group is to be removed too, once its expired offsets are removed."""
     if isinstance(group, ConsumerGroup):
         return group.empty and not offsets
     return group.state is ClassicState.EMPTY and not offsets and not group.awaits_member

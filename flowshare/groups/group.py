@@ -1,9 +1,9 @@
-"""One classic consumer group: what members ask for, checked and answered (Kafka protocol, KIP-62, KIP-345, KIP-394).
+"""One classic consumer group: its members' requests, checked and answered (Kafka protocol, KIP-62, KIP-345, KIP-394).
 
-Calls are applied at once. What they lead to comes back as a `GroupStep`: answers, also to requests that waited, and
-what is to be stored before those answers go out. A request that is refused raises a `CoreError` and changes nothing;
-what ends a waiting request comes as the `error` of its answer. Requests that may wait bring a ticket, a number of the
-caller's. Deadlines are data: `next_deadline_ms`, `expire`.
+Calls are applied at once. Their effects come back as a `GroupStep`: answers, also to requests that waited, and the
+state to store before those answers go out. A request that is refused raises a `CoreError` and changes nothing; a
+waiting request ends with the `error` of its answer. Requests that may wait bring a ticket, a number of the caller's.
+Deadlines are data: `next_deadline_ms`, `expire`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flowshare.groups.types import ClassicConfig, ClassicView, GroupStep, Join, 
 class ClassicGroup:
     """A classic group as its coordinator keeps it: takes joins, syncs, heartbeats and commits.
 
-    state: what was stored of it; its members have a whole session timeout again.
+    state: its stored state; its members have a whole session timeout again.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ClassicGroup:
     ) -> None:
         self.group_id = group_id
         self.ahead_ms = ahead_ms
-        """How much later the times are that are stored."""
+        """How far the stored times are ahead of this clock."""
         self._config = config
         self._phases = Phases(config)
         if state is not None:
@@ -57,12 +57,12 @@ class ClassicGroup:
 
     @property
     def state(self) -> ClassicState:
-        """The state it is in."""
+        """The group's present state."""
         return self._phases.state
 
     @property
     def state_since_ms(self) -> int | None:
-        """Since when it is in that state; None: not known."""
+        """The time since which it is in that state; None: not known."""
         return self._phases.state_since_ms
 
     @property
@@ -72,7 +72,8 @@ class ClassicGroup:
 
     @property
     def protocol_type(self) -> str | None:
-        """What kind of members it had last; None: it never had any (a simple consumer only commits offsets)."""
+        """Protocol type of the group's last members; None: the group never had members (a simple consumer only commits
+        offsets)."""
         return self._phases.protocol_type
 
     @property
@@ -87,12 +88,12 @@ class ClassicGroup:
 
     @property
     def empty(self) -> bool:
-        """Whether it has no members."""
+        """True if the group has no members and waits for none."""
         return self.state is ClassicState.EMPTY
 
     @property
     def awaits_member(self) -> bool:
-        """Whether a member that was told its id may come back with it."""
+        """True if a new member that was given its id has not joined with it yet."""
         return bool(self._phases.pending)
 
     @property
@@ -101,7 +102,7 @@ class ClassicGroup:
         return self._phases.subscribed
 
     def reads(self, topic: str) -> bool:
-        """Whether members read a topic, or may do so for all that is known of them."""
+        """True if members read the topic, or may read it because their topics are not known."""
         subscribed = self._phases.subscribed
         return self._phases.consumers if subscribed is None else topic in subscribed
 
@@ -109,13 +110,13 @@ class ClassicGroup:
 
     @property
     def size(self) -> int:
-        """About how many bytes its members, and those that are awaited, take in memory."""
+        """The memory of its members, and of awaited ones, in bytes, about."""
         phases = self._phases
         awaited = sum(map(getsizeof, phases.pending)) + MEMBER_BYTES * len(phases.pending) if phases.pending else 0
         return awaited + phases.members.size
 
     def join_growth(self, request: Join) -> int:
-        """About how many bytes more it takes after a join."""
+        """Return about how many more bytes the group takes after a join."""
         phases = self._phases
         member = phases.members.get(request.member_id)
         if member is None and request.instance_id is not None:
@@ -123,14 +124,14 @@ class ClassicGroup:
         if member is not None:
             return protocols_size(request.protocols) - protocols_size(member.protocols)
         if request.member_id and request.member_id not in phases.pending:
-            return 0  # it is refused
+            return 0  # the join is refused
         named = 3 * getsizeof(request.member_id or request.instance_id or request.client_id)
         if not request.member_id and request.known_id_required and request.instance_id is None:
             return MEMBER_BYTES + named
         return MEMBER_BYTES + named + protocols_size(request.protocols)
 
     def sync_growth(self, member_id: str, assignments: Mapping[str, bytes]) -> int:
-        """About how many bytes more it takes after a sync."""
+        """Return about how many more bytes the group takes after a sync."""
         if self.state is not ClassicState.COMPLETING or self.leader != member_id:
             return 0
         members = self._phases.members
@@ -195,7 +196,7 @@ class ClassicGroup:
             self.state is ClassicState.COMPLETING
             or (self.state is ClassicState.STABLE and self.leader != member.member_id)
         )
-        if settled:  # It has not got the answer that it was sent: once more.
+        if settled:  # The member has not got its answer: send it once more.
             self._take_over(member, request)
             phases.touch(member, now_ms)
             phases.answer(ticket, phases.join_answer(member))
@@ -205,7 +206,7 @@ class ClassicGroup:
         phases.rebalance(now_ms)
 
     def _replace(self, former: ClassicMember, request: Join, ticket: int, new_id: str, now_ms: int) -> None:
-        """A static member came back, with a new id; the group goes on as it was if it can."""
+        """Give a static member that came back its place under a new id; the group goes on as before if possible."""
         phases = self._phases
         led = self.leader
         phases.fence(former)
@@ -218,7 +219,7 @@ class ClassicGroup:
             return
         answer = phases.join_answer(member)
         if not request.can_skip_assignment:
-            # Told that it leads, it would assign anew; told of the leader that it was, it takes its old assignment.
+            # Told that it leads, it would assign anew; told of its former id as leader, it takes its old assignment.
             answer = replace(answer, leader=led or "", members=())
         else:
             answer = replace(answer, skip_assignment=self.leader == member.member_id)
@@ -274,12 +275,12 @@ class ClassicGroup:
         return self._step()
 
     def assigned(self, generation: int, now_ms: int) -> GroupStep:
-        """Note that what `GroupStep.assign` asked for is durable: the members get their assignments."""
+        """Note that the assignments of `GroupStep.assign` are durable: the members get them."""
         self._phases.assigned(generation, now_ms)
         return self._step()
 
     def not_assigned(self, generation: int, now_ms: int) -> GroupStep:
-        """Note that what `GroupStep.assign` asked for could not be written: the members are told to join again."""
+        """Note that the assignments of `GroupStep.assign` could not be written: the members are told to join again."""
         self._phases.not_assigned(generation, now_ms)
         return self._step()
 
@@ -294,7 +295,7 @@ class ClassicGroup:
             raise RebalanceInProgress(f"group {self.group_id} rebalances; join again")
 
     def leave(self, *, member_id: str, instance_id: str | None, now_ms: int) -> GroupStep:
-        """Let a member go; one with a group.instance.id may be named by that alone.
+        """Let a member go; a member with a group.instance.id may be named by that alone.
 
         Raises: UnknownMemberId, FencedInstanceId
         """
@@ -322,9 +323,9 @@ class ClassicGroup:
         partitions: Iterable[tuple[str, int]] = (),
         now_ms: int,
     ) -> None:
-        """Whether offsets may be committed in this name; a member's commit counts as a heartbeat.
+        """Check that a member may commit offsets; the member's commit counts as a heartbeat.
 
-        version, partitions: do not matter here.
+        version, partitions: not used here.
 
         Raises: UnknownMemberId, FencedInstanceId, IllegalGeneration, RebalanceInProgress, CoordinatorNotAvailable
         """
@@ -347,14 +348,14 @@ class ClassicGroup:
     # --- time and administration --------------------------------------------------------------------------------
 
     def next_deadline_ms(self) -> int | None:
-        """When `expire` is to be called; None: not as things stand."""
+        """Return the time at which `expire` is due; None: not planned."""
         phases = self._phases
         dues = [phases.join_due_ms, phases.sync_due_ms, *phases.pending.values()]
         dues += [member.deadline_ms for member in phases.members]
         return min((due for due in dues if due is not None), default=None)
 
     def expire(self, now_ms: int) -> GroupStep:
-        """Do what is due: members that were silent for too long go, phases that took too long end."""
+        """Remove members that were silent for too long, and end phases that took too long."""
         phases = self._phases
         for member_id in [one for one, due_ms in phases.pending.items() if due_ms <= now_ms]:
             self._forget_pending(member_id, now_ms)
@@ -377,19 +378,19 @@ class ClassicGroup:
             )
 
     def delete(self) -> None:
-        """Make an empty group Dead: nobody can join or commit any more. Raises NonEmptyGroup."""
+        """Make an empty group Dead: no member can join or commit any more. Raises NonEmptyGroup."""
         self.require_empty()
         self._phases.state = step(self.state, Trigger.DELETE)
 
     def durable(self) -> ClassicGroupState:
-        """What is to be stored of the group as it is now."""
+        """Return the durable state of the group as it is now."""
         state = self._phases.stored()
         if state.state_since_ms is None:
             return state
         return replace(state, state_since_ms=state.state_since_ms + self.ahead_ms)
 
     def describe(self) -> ClassicView:
-        """The group as DescribeGroups shows it: protocol, metadata and assignments in Stable only."""
+        """Return the group as DescribeGroups shows it: protocol, metadata and assignments in Stable only."""
         phases = self._phases
         protocol = (phases.protocol_name or "") if self.state is ClassicState.STABLE else ""
         return ClassicView(
@@ -461,7 +462,7 @@ def _check_join(group_id: str, phases: Phases, request: Join) -> None:
 
 
 def _has_room(phases: Phases, member_id: str) -> bool:
-    """Whether a member may come in, or stay, under group.max.size; members that are awaited are bounded alike."""
+    """True if a member may join, or stay, under group.max.size. The members that are awaited have the same bound."""
     size_max = phases.config.size_max
     member = phases.members.get(member_id)
     if member is None and member_id not in phases.pending and len(phases.pending) >= size_max:

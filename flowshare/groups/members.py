@@ -1,4 +1,4 @@
-"""The members of a classic group: who they are, what they support, who leads, and what wins a vote."""
+"""The members of a classic group: their protocols, their leader, and their vote for a protocol."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from flowshare.core_errors import FencedInstanceId, UnknownMemberId
 from flowshare.groups.types import Supported
 
 MEMBER_BYTES: Final = 1_000
-"""About what a member takes in memory beside its protocols and assignment."""
+"""The memory of a member beside its protocols and assignment, in bytes, about."""
 PROTOCOL_BYTES: Final = 100
 
 
 def protocols_size(protocols: Iterable[Supported]) -> int:
-    """About how many bytes these take in memory."""
+    """Return the memory of protocols in bytes, about."""
     size = 0
     for name, metadata in protocols:
         size += PROTOCOL_BYTES + getsizeof(name) + len(metadata)
@@ -34,22 +34,22 @@ class ClassicMember:
     client_id: str = ""
     client_host: str = ""
     protocols: tuple[Supported, ...] = ()
-    """In order of preference."""
+    """Protocols in order of preference."""
     session_timeout_ms: int = 0
     rebalance_timeout_ms: int = 0
     assignment: bytes = b""
     deadline_ms: int | None = None
-    """When it is removed unless it is heard of; None while it waits for an answer."""
+    """The time of its removal unless it is heard of; None while it waits for an answer."""
     joining: int | None = None
     syncing: int | None = None
     sync_missing: bool = False
-    """It has not asked for its assignment of this generation yet."""
+    """True while it has not asked for its assignment of this generation."""
     new: bool = False
-    """It has not seen a generation yet, so it sends no heartbeats."""
+    """True until it has seen a generation; before, it sends no heartbeats."""
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes in memory."""
+        """The memory of the member in bytes, about."""
         return (
             MEMBER_BYTES
             + 3 * getsizeof(self.member_id)  # as a key, too, and begun with the client's id
@@ -58,13 +58,13 @@ class ClassicMember:
         )
 
     def durable(self, assignment: bytes) -> ClassicMember:
-        """What is stored of it, with this assignment: nothing that it waits for."""
+        """Return the member as it is stored, with this assignment and without its waiting requests and deadlines."""
         return replace(
             self, assignment=assignment, deadline_ms=None, joining=None, syncing=None, sync_missing=False, new=False
         )
 
     def metadata(self, protocol: str) -> bytes:
-        """What the member gave with a protocol; empty if it does not know it."""
+        """Return the metadata that the member gave for a protocol; empty if the member does not support it."""
         return next((one.metadata for one in self.protocols if one.name == protocol), b"")
 
 
@@ -87,20 +87,20 @@ class Members:
 
     @property
     def size(self) -> int:
-        """About how many bytes all members take in memory."""
+        """The memory of all members in bytes, about."""
         return sum([member.size for member in self._members.values()])
 
     def get(self, member_id: str) -> ClassicMember | None:
-        """The member, if there is one of this id."""
+        """Return the member with this id; None: none."""
         return self._members.get(member_id)
 
     def of_instance(self, instance_id: str) -> ClassicMember | None:
-        """The member that has this group.instance.id now."""
+        """Return the member that has this group.instance.id now."""
         member_id = self._instances.get(instance_id)
         return None if member_id is None else self._members[member_id]
 
     def find(self, group_id: str, member_id: str, instance_id: str | None) -> ClassicMember:
-        """The member that a request names. Raises UnknownMemberId, FencedInstanceId."""
+        """Return the member that a request names. Raises UnknownMemberId, FencedInstanceId."""
         if instance_id is not None:
             owner = self._instances.get(instance_id)
             if owner is None:
@@ -147,7 +147,7 @@ class Members:
         return renamed
 
     def elect_joined_leader(self) -> bool:
-        """Have a leader that has (re)joined; False if nobody has."""
+        """Choose a leader that has (re)joined; False if no member has."""
         if self.leader is not None and self._members[self.leader].joining is not None:
             return True
         joined = next((member.member_id for member in self if member.joining is not None), None)
@@ -157,17 +157,18 @@ class Members:
         return True
 
     def candidates(self, without: ClassicMember | None = None) -> frozenset[str]:
-        """The protocols that all members (but `without`) support."""
+        """Return the protocols that all members (but `without`) support."""
         others = [member for member in self if member is not without]
         known = Counter(name for member in others for name in {one.name for one in member.protocols})
         return frozenset(name for name, count in known.items() if count == len(others))
 
     def vote(self) -> str:
-        """The protocol that most members prefer among those that all support; of equals the first that was named."""
+        """Return the protocol that most members prefer among those that all support; of equals the first that was
+        named."""
         candidates = self.candidates()
         votes = Counter(next(one.name for one in member.protocols if one.name in candidates) for member in self)
         return max(votes, key=lambda name: votes[name])
 
     def rebalance_timeout_ms(self) -> int:
-        """The longest of the members' rebalance timeouts."""
+        """Return the longest of the members' rebalance timeouts, in ms."""
         return max((member.rebalance_timeout_ms for member in self), default=0)

@@ -1,8 +1,8 @@
 """Offsets committed for a group: decided, written, then applied; those of a transaction wait for its end.
 
-A decision is `OffsetChange`s, which the caller writes and then hands to `apply`. They may be many and are made as they
-are gone through, by a caller that gives way now and then: what speaks against a decision is raised at once, and nothing
-is applied before it was gone through. Decisions of one group are made, written and applied one after another.
+A decision is `OffsetChange`s, which the caller writes and then hands to `apply`. They may be many and are made on
+iteration, by a caller that gives way now and then: an objection to a decision is raised at once, and nothing is applied
+before the iteration is over. Decisions of one group are made, written and applied one after another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flowshare.groups.stored import VERSION
 from flowshare.sealing import seal, unseal
 
 OFFSET_BYTES: Final = 300
-"""About what an offset takes in memory beside its metadata."""
+"""The memory of an offset beside its metadata, in bytes, about."""
 
 
 class OffsetPartition(NamedTuple):
@@ -31,16 +31,16 @@ class OffsetPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A committed offset: the next record to read, and what came with it."""
+    """A committed offset: the next record to read, and the commit's other fields."""
 
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
     commit_ms: int
     expire_ms: int | None = None
-    """When it expires by the commit's own wish (OffsetCommit v2 to v4); None: as the server's retention says."""
+    """The time of expiry that the commit asked for (OffsetCommit v2 to v4); None: by the server's retention."""
     topic_id: UUID
-    """Of the topic as it was: a topic that is made again begins without offsets."""
+    """Id of the topic at the commit: a topic that is made again begins without offsets."""
     order: int = 0
     """Rises with each commit of the group: a transaction's offset does not replace one that was committed later."""
 
@@ -61,12 +61,12 @@ class OffsetChange(NamedTuple):
 
 
 Found = tuple[tuple[str, int], Committed | None, bool]
-"""Partition, what is committed for it, whether an open transaction has an offset for it."""
+"""Partition, its committed offset, and True if an open transaction has an offset for it."""
 
 
 @dataclass(slots=True)
 class TransactionOffsets:
-    """What a transaction has committed so far."""
+    """The offsets that an open transaction has committed so far."""
 
     epoch: int
     offsets: dict[OffsetPartition, Committed] = field(default_factory=dict[OffsetPartition, Committed])
@@ -91,7 +91,7 @@ class Offsets:
 
     @property
     def size(self) -> int:
-        """About how many bytes they take in memory."""
+        """The memory of the offsets in bytes, about."""
         size = _size(self._committed) if self._committed else 0
         for pending in self._pending.values():
             size += _size(pending.offsets)
@@ -100,7 +100,7 @@ class Offsets:
     def growth(
         self, partition: OffsetPartition, value: Committed, producer: TransactionalProducer | None = None
     ) -> int:
-        """About how many bytes more they take after this commit."""
+        """Return about how many more bytes the offsets take after this commit."""
         there: Mapping[OffsetPartition, Committed] = self._committed
         if producer is not None:
             pending = self._pending.get(producer.producer_id)
@@ -110,11 +110,12 @@ class Offsets:
         return OFFSET_BYTES + getsizeof(value.metadata) - held
 
     def unstable(self, partition: tuple[str, int]) -> bool:
-        """Whether an open transaction has an offset for the partition."""
+        """True if an open transaction has an offset for the partition."""
         return partition in self._open
 
     def of(self, partitions: Collection[tuple[str, int]] | None) -> Sequence[Found]:
-        """What is committed for these, or (None) for all that have something; all at one moment, so it is quick."""
+        """Return the committed offsets of these partitions, or (None) of all partitions that have something committed.
+        All are read at one moment, so the call is quick."""
         if partitions is None:
             partitions = self._committed
         committed = cast("Mapping[tuple[str, int], Committed]", self._committed)
@@ -123,7 +124,7 @@ class Offsets:
         )
 
     def next_order(self) -> int:
-        """The `order` of the next commit."""
+        """Return the `order` of the next commit."""
         self._order += 1
         return self._order
 
@@ -141,7 +142,7 @@ class Offsets:
         return (OffsetChange(partition, value, producer) for partition, value in values.items())
 
     def complete(self, producer: TransactionalProducer, *, committed: bool) -> Iterable[OffsetChange]:
-        """Decide the end of a transaction: its offsets count from now on, or never did."""
+        """Decide the end of a transaction: its offsets count from now on, or are dropped."""
         pending = self._pending.get(producer.producer_id)
         if pending is None or pending.epoch > producer.epoch:
             return ()
@@ -164,7 +165,7 @@ class Offsets:
         return self._removal(lambda partition, _: partition in gone)
 
     def forget_topics(self, exists: Callable[[UUID], bool]) -> Iterable[OffsetChange]:
-        """Decide to remove what belongs to topics that do not exist any more."""
+        """Decide to remove offsets of topics that do not exist any more."""
         return self._removal(lambda _, value: not exists(value.topic_id))
 
     def clear(self) -> Iterable[OffsetChange]:
@@ -176,7 +177,7 @@ class Offsets:
         return (OffsetChange(partition, None) for partition in partitions)
 
     def apply(self, changes: Iterable[OffsetChange]) -> None:
-        """Do what was decided and written, or read from the store."""
+        """Apply changes that were decided and written, or read from the store."""
         committed, order = self._committed, self._order
         for partition, value, producer in tuple(changes):
             if producer is not None:
@@ -230,7 +231,7 @@ def _size(offsets: Mapping[OffsetPartition, Committed]) -> int:
 
 
 def encode_offset(value: Committed) -> bytes:
-    """A committed offset as it is stored."""
+    """Return a committed offset in its stored form."""
     fields = (
         value.offset,
         value.leader_epoch,
@@ -244,7 +245,7 @@ def encode_offset(value: Committed) -> bytes:
 
 
 def decode_offset(data: bytes) -> Committed:
-    """What `encode_offset` wrote. Raises StateCorrupt."""
+    """Decode a committed offset that `encode_offset` wrote. Raises: StateCorrupt."""
     body = unseal(data, VERSION)
     try:
         offset, leader_epoch, metadata, commit_ms, expire_ms, topic_id, order = json.loads(body)

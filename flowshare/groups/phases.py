@@ -1,4 +1,4 @@
-"""How a classic group gets from one generation to the next: join phase, sync phase, and what ends each.
+"""The steps of a classic group from one generation to the next: join phase, sync phase, and their ends.
 
 `ClassicGroup` checks requests and calls this; the answers that become due are collected here until `take`.
 """
@@ -23,7 +23,7 @@ from flowshare.groups.subscription import CONSUMER, all_subscribed_topics
 from flowshare.groups.types import ClassicConfig, GroupStep, JoinAnswer, JoinedMember, SyncAnswer, TicketAnswer
 
 AWAY_MS_MIN: Final = 1_000
-"""How long it is waited at least for static members that are all away, before it is looked again."""
+"""The least wait, in ms, for static members that are all away, before the next look."""
 
 
 class Phases:
@@ -33,7 +33,8 @@ class Phases:
         self.config = config
         self.state = ClassicState.EMPTY
         self.state_since_ms: int | None = None
-        """Since when the group is in its state; None: not known (stored by an old release, or never written)."""
+        """The time since which the group is in its state; None: not known (stored by an old release, or never
+        written)."""
         self.generation = 0
         self.protocol_type: str | None = None
         self.protocol_name: str | None = None
@@ -41,13 +42,14 @@ class Phases:
         """The topics that members of the current generation read; None: not known."""
         self.members = Members()
         self.pending: dict[str, int] = {}
-        """Ids that were given to members that have not come back with them -> until when they may."""
+        """Ids given to members that have not come back with them -> the time until which they may."""
         self.join_due_ms: int | None = None
         self.sync_due_ms: int | None = None
         self._initial_left_ms: int | None = None
-        """Time that the first rebalance of an empty group may still be extended by; None: no such rebalance."""
+        """Time, in ms, by which the first rebalance of an empty group may still be extended; None: no such
+        rebalance."""
         self.came_in_delay = False
-        """Whether a new member came while the first rebalance waits for such."""
+        """True if a new member joined while the first rebalance was waiting for more members."""
         self._assigning: Mapping[str, bytes] | None = None
         """Assignments that are being written."""
         self._answers: list[TicketAnswer] = []
@@ -55,26 +57,26 @@ class Phases:
         self._assign: int | None = None
 
     def take(self, encode: Callable[[], bytes]) -> GroupStep:
-        """What has become due since the last call."""
+        """Return the answers, the write and the assignment that became due since the last call."""
         made = GroupStep(tuple(self._answers), encode() if self._write else None, self._assign)
         self._answers, self._write, self._assign = [], False, None
         return made
 
     @property
     def consumers(self) -> bool:
-        """Whether the members are consumers, whose metadata say what they read."""
+        """True if the members are consumers, whose metadata tell their topics."""
         return self.protocol_type == CONSUMER
 
     # --- answers ------------------------------------------------------------------------------------------------
 
     def answer_join(self, member: ClassicMember, answer: JoinAnswer) -> None:
-        """Answer the join that a member waits with, if it does."""
+        """Answer a member's waiting join, if any."""
         if member.joining is not None:
             self._answers.append(TicketAnswer(member.joining, answer))
             member.joining = None
 
     def answer_sync(self, member: ClassicMember, *, error: CoreError | None = None) -> None:
-        """Answer the sync that a member waits with, if it does."""
+        """Answer a member's waiting sync, if any."""
         if member.syncing is not None:
             self._answers.append(TicketAnswer(member.syncing, self.sync_answer(member, error)))
             member.syncing = None
@@ -84,7 +86,7 @@ class Phases:
         self._answers.append(TicketAnswer(ticket, answer))
 
     def sync_answer(self, member: ClassicMember, error: CoreError | None = None) -> SyncAnswer:
-        """The member's assignment."""
+        """Return the member's assignment, or an error."""
         if error is not None:
             return SyncAnswer(error=error)
         return SyncAnswer(
@@ -92,7 +94,7 @@ class Phases:
         )
 
     def join_answer(self, member: ClassicMember) -> JoinAnswer:
-        """The current generation, with all members for the leader."""
+        """Return the answer with the current generation, with all members for the leader."""
         assert self.members.leader is not None
         leads = self.members.leader == member.member_id
         return JoinAnswer(
@@ -105,12 +107,12 @@ class Phases:
         )
 
     def joined_members(self) -> tuple[JoinedMember, ...]:
-        """All members with what they gave for the chosen protocol."""
+        """Return all members with their metadata for the chosen protocol."""
         name = self.protocol_name or ""
         return tuple(JoinedMember(one.member_id, one.instance_id, one.metadata(name)) for one in self.members)
 
     def fence(self, member: ClassicMember) -> None:
-        """End what a static member waits for that another process took over."""
+        """End the waiting requests of a static member that another process took over."""
         error = FencedInstanceId(f"another process joined with the group.instance.id {member.instance_id}")
         self.answer_join(member, JoinAnswer(error=error, member_id=member.member_id))
         self.answer_sync(member, error=error)
@@ -122,7 +124,7 @@ class Phases:
         self._write = True
 
     def stored(self) -> ClassicGroupState:
-        """The group as it is to be stored now, with the assignments that are being written."""
+        """Return the group in its form to be stored now, with the assignments that are being written."""
         assignments = self._assigning
         return ClassicGroupState(
             generation=self.generation,
@@ -137,7 +139,7 @@ class Phases:
         )
 
     def load(self, state: ClassicGroupState, now_ms: int) -> None:
-        """Be as was stored. Raises StateCorrupt."""
+        """Take over the stored state. Raises StateCorrupt."""
         self.generation = state.generation
         self.protocol_type, self.protocol_name = state.protocol_type, state.protocol_name
         self.state_since_ms = state.state_since_ms
@@ -165,13 +167,13 @@ class Phases:
             member.deadline_ms = now_ms + member.session_timeout_ms
 
     def wait_join(self, member: ClassicMember, ticket: int, now_ms: int) -> None:
-        """Let a member's join wait; one that it waited with before is answered."""
+        """Let a member's join wait; an earlier waiting join of it is answered."""
         self.answer_join(member, JoinAnswer(error=RebalanceInProgress("a later join replaced this one")))
         member.joining = ticket
         member.deadline_ms = now_ms + self.config.new_member_timeout_ms if member.new else None
 
     def rebalance(self, now_ms: int) -> None:
-        """Begin a join phase, or see whether the one under way is over."""
+        """Begin a join phase, or end the one under way if all have joined."""
         if self.state is not ClassicState.PREPARING:
             self._prepare(now_ms)
         if self._initial_left_ms is None or not len(self.members):
@@ -180,12 +182,12 @@ class Phases:
             self.join_phase_due(now_ms)
 
     def remove(self, member: ClassicMember, now_ms: int) -> None:
-        """Let a member go and see to what follows from it."""
+        """Let a member go and rebalance."""
         self.drop(member)
         self.rebalance(now_ms)
 
     def drop(self, member: ClassicMember) -> None:
-        """Let a member go; `rebalance` is to follow."""
+        """Let a member go; call `rebalance` next."""
         error = UnknownMemberId(f"member {member.member_id} was removed from the group")
         self.answer_join(member, JoinAnswer(error=error, member_id=member.member_id))
         self.answer_sync(member, error=error)
@@ -207,7 +209,7 @@ class Phases:
             self.join_due_ms = now_ms + limit_ms
 
     def _join_limit_ms(self, now_ms: int) -> int:
-        """How long members may take to join."""
+        """Return the time, in ms, that members have to join."""
         return max([self.members.rebalance_timeout_ms(), *(due - now_ms for due in self.pending.values())])
 
     def _complete_if_joined(self, now_ms: int) -> None:
@@ -215,7 +217,7 @@ class Phases:
             self._complete(now_ms)
 
     def join_phase_due(self, now_ms: int) -> None:
-        """End the join phase at its deadline, or go on if it is a first one that members still come to."""
+        """End the join phase at its deadline, or go on if it is a first one and members still come."""
         if self._initial_left_ms and self.came_in_delay:
             delay_ms = min(self.config.initial_rebalance_delay_ms, self._initial_left_ms)
             self._initial_left_ms -= delay_ms
@@ -225,7 +227,7 @@ class Phases:
             self._complete(now_ms)
 
     def _complete(self, now_ms: int) -> None:
-        """End the join phase with those who joined; static members may be away."""
+        """End the join phase with the members that joined; static members may be away."""
         for member in self.members:
             if member.joining is None and member.instance_id is None:
                 self.drop(member)
@@ -253,7 +255,7 @@ class Phases:
             self.touch(member, now_ms)
 
     def see_subscriptions(self) -> None:
-        """Find out what the members of this generation read."""
+        """Find out the topics that the members of this generation read."""
         if not len(self.members):
             self.subscribed = frozenset()
         elif self.consumers:
@@ -265,7 +267,7 @@ class Phases:
     # --- sync phase ---------------------------------------------------------------------------------------------
 
     def wait_sync(self, member: ClassicMember, ticket: int) -> None:
-        """Let a member's sync wait; one that it waited with before is answered."""
+        """Let a member's sync wait; an earlier waiting sync of it is answered."""
         self.answer_sync(member, error=RebalanceInProgress("a later sync replaced this one"))
         member.syncing = ticket
         member.deadline_ms = None
@@ -278,14 +280,14 @@ class Phases:
             self.sync_due_ms = None
 
     def assign(self, assignments: Mapping[str, bytes]) -> None:
-        """Ask for the leader's assignments to be written; those of a sync that it repeats meanwhile do not count."""
+        """Ask for the leader's assignments to be written; a sync repeated meanwhile does not change them."""
         if self._assigning is None:
             self._assigning = {member.member_id: assignments.get(member.member_id, b"") for member in self.members}
             self._assign = self.generation
             self.write()
 
     def assigned(self, generation: int, now_ms: int) -> None:
-        """Give out the assignments, which are durable; nothing happens if the group rebalances again already."""
+        """Give out the assignments, which are durable; do nothing if the group rebalances again already."""
         if self.state is not ClassicState.COMPLETING or self.generation != generation or self._assigning is None:
             return
         self.state = step(self.state, Trigger.ASSIGNED)
@@ -298,7 +300,7 @@ class Phases:
         self._assigning = None
 
     def not_assigned(self, generation: int, now_ms: int) -> None:
-        """Have the members join again, because the assignments could not be written."""
+        """Make the members join again, because the assignments could not be written."""
         if self.state is ClassicState.COMPLETING and self.generation == generation:
             self._withdraw(CoordinatorNotAvailable("the group's assignments could not be written"), now_ms)
             self.rebalance(now_ms)
@@ -312,7 +314,7 @@ class Phases:
         self.rebalance(now_ms)
 
     def _withdraw(self, error: CoreError, now_ms: int) -> None:
-        """Forget the assignments of this generation and tell those who wait for them."""
+        """Forget the assignments of this generation and tell the members that wait for them."""
         self._assigning = None
         for member in self.members:
             member.assignment = b""

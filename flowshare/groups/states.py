@@ -1,6 +1,6 @@
 """The states of a classic group, and the one table of its transitions.
 
-    state                 what goes on                                          trigger -> next state
+    state                 meaning                                               trigger -> next state
     Empty                 no members; committed offsets may be there            REBALANCE -> PreparingRebalance
                                                                                 DELETE    -> Dead
     PreparingRebalance    waiting until all members have (re)joined             JOINED    -> CompletingRebalance
@@ -8,7 +8,7 @@
     CompletingRebalance   members know the generation; waiting for the leader   ASSIGNED  -> Stable
                                                                                 REBALANCE -> PreparingRebalance
     Stable                every member can have its assignment                  REBALANCE -> PreparingRebalance
-    Dead                  deleted; whoever asks is to look for the group anew
+    Dead                  deleted; callers have to look for the group anew
 
 Invariants, which hold between any two calls (`tests/groups/invariants.py` asserts them):
 
@@ -18,10 +18,10 @@ Invariants, which hold between any two calls (`tests/groups/invariants.py` asser
 3. A group with members has one of them as its leader, and a protocol type; in CompletingRebalance and Stable also a
    protocol that every member named.
 4. Joins wait in PreparingRebalance only, syncs in CompletingRebalance only; one of each at most for a member.
-5. Nothing waits without a limit: PreparingRebalance has a deadline, so has a member that has not asked for its
-   assignment yet, and so has every member that waits neither with a join nor with a sync.
+5. No wait is without a limit: PreparingRebalance has a deadline, so has a member that has not asked for its assignment
+   yet, and so has every member that waits neither with a join nor with a sync.
 6. Each group.instance.id belongs to one member, each member to at most one group.instance.id.
-7. A member has an assignment in Stable only; what the leader sent is durable before anybody is told.
+7. A member has an assignment in Stable only; the leader's assignments are durable before any member gets one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ClassicState(enum.Enum):
 
 
 class Trigger(enum.Enum):
-    """What moves a group from state to state."""
+    """The events that move a group from one state to another."""
 
     REBALANCE = "a member came, went, or changed what it supports"
     JOINED = "all members that are to come have joined"
@@ -61,7 +61,7 @@ TABLE: Final[Mapping[ClassicState, Mapping[Trigger, ClassicState]]] = {
 
 
 def step(state: ClassicState, trigger: Trigger) -> ClassicState:
-    """The next state. A step that is not in the table is a fault of ours: AssertionError."""
+    """Return the next state. A step that is not in the table is flowshare's fault: AssertionError."""
     after = TABLE[state].get(trigger)
     assert after is not None, f"{trigger.name} in {state.value}"
     return after

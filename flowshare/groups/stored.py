@@ -1,8 +1,8 @@
-"""What is stored of a classic group, and its form: a version, a checksum and JSON.
+"""Stored form of a classic group: a version, a checksum and JSON.
 
-Written when the leader's assignments come, when a static member is replaced, and when the group becomes Empty: the
-time of that stays with it, so that committed offsets expire by when the members went, not by when a server started.
-Deadlines are not stored.
+It is written when the leader's assignments come, when a static member is replaced, and when the group becomes Empty.
+The time of becoming Empty is stored with it, so that committed offsets expire by when the members left, not by when a
+server started. Deadlines are not stored.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class ClassicGroupState:
     protocol_name: str | None = None
     leader: str | None = None
     state_since_ms: int | None = None
-    """None: stored by a release that did not know it."""
+    """None: stored by a release that did not store the time."""
     members: tuple[ClassicMember, ...] = ()
-    """Without what they wait for."""
+    """Members without their waiting requests."""
 
 
 def encode_group(state: ClassicGroupState) -> bytes:
-    """The state as bytes."""
+    """Return the state as bytes."""
     content = {
         "generation": state.generation,
         "protocol_type": state.protocol_type,
@@ -60,7 +60,7 @@ def encode_group(state: ClassicGroupState) -> bytes:
 
 
 def decode_group(data: bytes) -> ClassicGroupState:
-    """The state that `encode_group` wrote. Raises StateCorrupt."""
+    """Return the state that `encode_group` wrote. Raises StateCorrupt."""
     body = unseal(data, VERSION)
     try:
         return _state(json.loads(body))

@@ -1,6 +1,6 @@
-"""What a consumer subscribes to, read from its JoinGroup metadata (ConsumerProtocolSubscription, v0 to v3).
+"""Topics of a consumer's subscription, read from its JoinGroup metadata (ConsumerProtocolSubscription, v0 to v3).
 
-The metadata is opaque to the coordinator, with this one exception: which topics the members read decides whose
+The metadata is opaque to the coordinator, with this one exception: the topics that the members read decide whose
 committed offsets may expire or be deleted. Only the beginning, which is the same in all versions, is read.
 """
 
@@ -17,7 +17,7 @@ _LENGTH: Final = struct.Struct(">h")
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """The topics, or None if the metadata cannot be read."""
+    """Return the topics, or None if the metadata cannot be read."""
     try:
         version, count = _HEAD.unpack_from(metadata)
         if version < 0 or not 0 <= count <= len(metadata):
@@ -37,7 +37,7 @@ def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
 
 
 def all_subscribed_topics(metadata: Iterable[bytes]) -> frozenset[str] | None:
-    """What any of the members reads; None if what one of them reads is not known."""
+    """Return all topics that any of the members reads; None if the topics of one member are not known."""
     found: set[str] = set()
     for one in metadata:
         topics = subscribed_topics(one)

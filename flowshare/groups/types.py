@@ -27,11 +27,11 @@ class ClassicConfig:
     groups_max: int = 10_000
     """group.max.groups"""
     new_member_timeout_ms: int = 300_000
-    """How long a new member may wait in a rebalance: it sends no heartbeats, so it may be gone."""
+    """Time that a new member may wait in a rebalance: it sends no heartbeats, so it may be gone."""
     offset_metadata_max: int = 4_096
     """offset.metadata.max.bytes"""
     offsets_retention_minutes: int = 10_080
-    """offsets.retention.minutes: how long offsets are kept of a group without members."""
+    """offsets.retention.minutes: how long the offsets of a group without members are kept."""
     retention_check_interval_ms: int = 600_000
     """offsets.retention.check.interval.ms"""
 
@@ -65,7 +65,7 @@ class Join:
 
 
 class JoinedMember(NamedTuple):
-    """What the leader is told of a member."""
+    """A member in the form that the leader is told."""
 
     member_id: str
     instance_id: str | None
@@ -74,7 +74,7 @@ class JoinedMember(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinAnswer:
-    """What a join ends with; with an `error` nothing else counts but `member_id`."""
+    """The answer that ends a join. If it has an `error`, only `member_id` counts beside it."""
 
     error: CoreError | None = None
     member_id: str = ""
@@ -88,7 +88,7 @@ class JoinAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncAnswer:
-    """What a sync ends with."""
+    """The answer that ends a sync."""
 
     error: CoreError | None = None
     protocol_type: str | None = None
@@ -104,16 +104,16 @@ class TicketAnswer(NamedTuple):
 
 
 class GroupStep(NamedTuple):
-    """What a call to the group leads to."""
+    """The result of a call to the group: the answers to send, the state to write, the assignments to make durable."""
 
     answers: tuple[TicketAnswer, ...] = ()
-    """To be sent when `write` is durable."""
+    """Answers to send when `write` is durable."""
     write: bytes | None = None
-    """What is to be stored of the group from now on; None: as before."""
+    """The group's state to store from now on; None: as before."""
     assign: int | None = None
-    """`write` has the leader's assignments of this generation: `assigned` or `not_assigned` is to be called then."""
+    """The generation whose assignments are in `write`: call `assigned` or `not_assigned` after the write."""
     refusal: CoreError | None = None
-    """The request itself is refused, although it changed something."""
+    """The error of the request itself, which is refused although it changed the group."""
 
 
 class MemberView(NamedTuple):

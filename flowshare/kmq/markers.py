@@ -6,8 +6,8 @@
     count header   int8, or int32 where it does not fit
 
 A marker lies in the partition of the markers topic that has the number of its record's partition. KMQ's own decoder
-takes any first byte but 1 for an end, and so does this one; what its tracker dies of (no value, an empty one, a key of
-another length) is an `OddMarker` here.
+takes any first byte but 1 for an end, and so does this module. Markers that kill KMQ's own tracker (no value, an empty
+value, a key of another length) raise `OddMarker` here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ END: Final = b"\0"
 STARTS: Final = 1
 COUNT_HEADER: Final = "kmq-redelivery-count"
 UNDELIVERED: Final = "__undelivered"
-"""Behind the name of a queue's topic: where messages go that were redelivered often enough."""
+"""Suffix of the undelivered topic's name: messages go to this topic after their last redelivery."""
 MAX_REDELIVERIES: Final = 3
 _BYTE: Final = struct.Struct(">b")
 _INT: Final = struct.Struct(">i")
@@ -42,17 +42,17 @@ class Marker(NamedTuple):
 
 
 def encode_key(partition: int, offset: int) -> bytes:
-    """The key of a marker."""
+    """Encode the key of a marker."""
     return KEY.pack(partition, offset)
 
 
 def encode_start(after_ms: int) -> bytes:
-    """The value of a start marker."""
+    """Encode a start marker's value. after_ms: milliseconds."""
     return START.pack(STARTS, after_ms)
 
 
 def decode(key: bytes | None, value: bytes | None) -> Marker:
-    """A marker. Raises: OddMarker."""
+    """Decode a marker. Raises: OddMarker."""
     if key is None or len(key) != KEY.size:
         raise OddMarker(f"its key has {'no' if key is None else len(key)} bytes, and a marker's has {KEY.size}")
     partition, offset = KEY.unpack(key)
@@ -71,12 +71,12 @@ def decode(key: bytes | None, value: bytes | None) -> Marker:
 
 
 def encode_count(count: int) -> bytes:
-    """How often a message was redelivered, for its header."""
+    """Encode the number of redeliveries of a message, for its header."""
     return (_BYTE if -128 <= count <= 127 else _INT).pack(count)
 
 
 def decode_count(value: bytes | None) -> int:
-    """What the header says; 0 where it says nothing of use, as a message without it."""
+    """Return the redelivery count in the header's value; 0 if the value is missing or cannot be read."""
     if value is None or len(value) not in (_BYTE.size, _INT.size):
         return 0
     (count,) = (_BYTE if len(value) == _BYTE.size else _INT).unpack(value)

@@ -1,6 +1,7 @@
-"""What becomes of a message that is due: it is sent again to its own partition, or it is undelivered.
+"""Redelivery of a due message: choose the topic and headers of its copy. The copy goes to the queue again, to the
+message's own partition, or to the undelivered topic.
 
-KMQ sends the copy without the record's headers and timestamp; here both stay, and only the count is set.
+KMQ sends the copy without the record's headers and timestamp. Here both stay; only the count header is set.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class QueueRules(NamedTuple):
-    """Of one queue: names as in KMQ's configuration.
+    """Rules of one queue; names as in KMQ's configuration.
 
     queue: its topic. redeliveries: how often a message is sent again (maxRedeliveryCount); it is delivered once more
-    than that. undelivered: where it goes then (deadLetterTopic). count_header: redeliveryCountHeader.
+    than that. undelivered: topic of messages after their last redelivery (deadLetterTopic). count_header:
+    redeliveryCountHeader.
     """
 
     queue: str
@@ -28,12 +30,13 @@ class QueueRules(NamedTuple):
 
     @property
     def undelivered_topic(self) -> str:
-        """Where messages go that were redelivered often enough."""
+        """Topic of messages that had their last redelivery."""
         return self.undelivered or self.queue + UNDELIVERED
 
 
 class Copy(NamedTuple):
-    """What is sent. topic: and to the same partition as the original if it is the queue's (`again`)."""
+    """The copy of a message that is to be sent: its topic and headers. again: the topic is the queue itself, and the
+    copy goes to the same partition as the original."""
 
     topic: str
     again: bool
@@ -41,12 +44,12 @@ class Copy(NamedTuple):
 
 
 def redelivered(headers: Headers, name: str) -> int:
-    """How often a message was redelivered: what its last header of that name says."""
+    """Return how often a message was redelivered: the count in its last header of that name, 0 without it."""
     return next((decode_count(value) for key, value in reversed(headers) if key == name), 0)
 
 
 def copy_of(headers: Headers, rules: QueueRules) -> Copy:
-    """Where a message with these headers goes, and with which."""
+    """Choose the topic and the headers of the copy of a message that has these headers."""
     count = redelivered(headers, rules.count_header)
     if count >= rules.redeliveries:
         return Copy(rules.undelivered_topic, False, tuple(headers))

@@ -1,25 +1,25 @@
-"""`PartitionTracker`: the messages of one partition that were begun and not ended, by the markers read so far.
+"""`PartitionTracker` keeps the messages of one partition that were begun and not ended, by the markers read so far.
 
     absent ──start──▶ OPEN ──its time has come (`due`)──▶ SENDING ──copied, its end marker written (`ended`)──▶ absent
                        │ ▲                                   │
                        │ └──── it could not be (`failed`) ───┤
                        └───────────── end ───────────────────┴──▶ absent
 
-A second start marker of an open message is a second delivery by a consumer that died before its commit: the message is
-due by that one. One of a message that is SENDING changes nothing.
+A second start marker of an open message is a second delivery by a consumer that died before its commit: the second
+marker says when the message is due. A start marker of a message that is SENDING changes nothing.
 
-**Time.** A message is due when the tracker's clock has passed its marker's timestamp by what the marker says. That
+**Time.** A message is due when the tracker's clock has passed its marker's timestamp by the marker's `after_ms`. That
 clock is the timestamp of the last markers read, so that a tracker that lags behind redelivers nothing whose end marker
-it has not read yet. Where it has read all there is it goes on by the time that passes, and when there was no marker for
-`quiet_ms` it is the machine's, if that is later. It never passes the last look at the log's end.
+it has not read yet. After all markers were read, the clock goes on with real time; when there was no marker for
+`quiet_ms`, the clock is the machine's, if that is later. The clock never passes the last look at the log's end.
 
-**Start.** What was begun and ended before is told apart only by reading on: nothing is due before all markers were read
-that were there when the tracker began (`caught_up_at`).
+**Start.** A start marker may have its end marker further on: nothing is due before all markers were read that were
+there when the tracker began (`caught_up_at`).
 
-**Position.** `needed` is the first marker that a successor has to read: of the oldest message that is not done with.
+**Position.** `needed` is the first marker that a successor has to read: that of the oldest open message.
 
-**Bound.** `OPEN_MAX` messages are kept. Behind them only what ends one is taken in, and when half of them have ended,
-the markers are read again from the first start that was passed over; as at the start nothing is due meanwhile.
+**Bound.** `OPEN_MAX` messages are kept. Behind them only end markers are taken in. When half of the messages have
+ended, the markers are read again from the first start that was passed over; as at the start, nothing is due meanwhile.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from typing import Final, Protocol
 from flowshare.kmq.markers import OddMarker, decode
 
 QUIET_MS: Final = 1_000
-"""useNowForRedeliverDespiteNoMarkerSeenForMs, as in KMQ's examples."""
+"""Milliseconds: useNowForRedeliverDespiteNoMarkerSeenForMs, as in KMQ's examples."""
 AHEAD_MS_MAX: Final = 3_600_000
-"""A marker's timestamp that is further ahead of the machine's clock is not believed."""
+"""Milliseconds: a marker's timestamp that is further ahead of the machine's clock is taken as now."""
 OPEN_MAX: Final = 1_000_000
 """Messages of one partition that are kept in memory, of some 200 bytes each."""
 PAUSE_MS: Final = 1_000
@@ -47,7 +47,7 @@ class MarkerRecord(Protocol):
 
     @property
     def offset(self) -> int:
-        """Its offset there."""
+        """Its offset in the markers topic."""
         ...
 
     @property
@@ -57,19 +57,19 @@ class MarkerRecord(Protocol):
 
     @property
     def key(self) -> bytes | None:
-        """Which message it is of."""
+        """Partition and offset of the marker's message."""
         ...
 
     @property
     def value(self) -> bytes | None:
-        """Whether it begins or ends it."""
+        """The marker's bytes, which say if the message begins or ends."""
         ...
 
 
 @dataclass(slots=True)
 class TrackerCounts:
-    """What a tracker has read and done since it began. foreign: markers of another partition's messages; odd: records
-    that are no markers. lost: messages whose record is not in the queue any more."""
+    """Counters of a tracker's work since it began. foreign: markers of another partition's messages. odd: records that
+    are no markers. lost: messages whose record is not in the queue any more."""
 
     starts: int = 0
     ends: int = 0
@@ -81,7 +81,7 @@ class TrackerCounts:
     failed: int = 0
 
     def add(self, other: TrackerCounts) -> None:
-        """Count what another one has counted, too."""
+        """Add another tracker's counts."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -96,7 +96,7 @@ class _Open:
 
 @dataclass(slots=True)
 class PartitionTracker:
-    """One partition's messages. position: the next marker to read. All times are milliseconds since 1970."""
+    """The open messages of one partition. position: the next marker to read. All times are milliseconds since 1970."""
 
     partition: int
     position: int
@@ -105,22 +105,22 @@ class PartitionTracker:
     open_max: int = OPEN_MAX
     counts: TrackerCounts = field(default_factory=TrackerCounts)
     _open: dict[int, _Open] = field(default_factory=dict)
-    """By the message's offset, in the order of the markers."""
+    """Open messages by their offset, in the order of the markers."""
     _due: list[tuple[int, int]] = field(default_factory=list)
-    """A heap of times and offsets; what does not fit an open message is left over."""
+    """Heap of due times and offsets; entries that do not fit an open message are stale."""
     _time_ms: int = -1
     """The largest timestamp of the last markers."""
     _seen_ms: int = -1
-    """When these were read."""
+    """Time when the last markers were read."""
     _looked_ms: int = -1
-    """When all that there was had been read last."""
+    """Last time when all markers of the log had been read."""
     _passed_over: int | None = None
-    """The first start marker that was, as too many messages were open."""
+    """First start marker that was passed over, as too many messages were open."""
 
     # --- reading ------------------------------------------------------------------------------------------------
 
     def read(self, records: Iterable[MarkerRecord], now_ms: int) -> None:
-        """Take in records of the markers topic, which are in order; those below `position` are passed over."""
+        """Take in records of the markers topic, which are in order; records below `position` are passed over."""
         latest = -1
         for record in records:
             offset = record.offset
@@ -151,15 +151,15 @@ class PartitionTracker:
             self._clean()
 
     def passed(self, position: int) -> None:
-        """There is nothing below this offset that was not read: what was there is no record any more. Goes back to
-        starts that were passed over, as soon as there is room for them."""
+        """Move on to `position`: all records below it were read, or are gone. Goes back to passed-over starts as soon
+        as half of `open_max` is free."""
         self.position = max(self.position, position)
         if self._passed_over is not None and len(self._open) <= self.open_max // 2:
             self.caught_up_at = max(self.caught_up_at, self.position)
             self.position, self._passed_over = self._passed_over, None
 
     def looked(self, now_ms: int) -> None:
-        """All markers that there are at this time have been read."""
+        """Note that all markers in the log at this time have been read."""
         self._looked_ms = max(self._looked_ms, now_ms)
 
     def _start(self, message: int, marker: int, due_ms: int) -> None:
@@ -167,8 +167,8 @@ class PartitionTracker:
         if known is not None:
             if known.sending:
                 return
-            del self._open[message]  # behind those that are there: in the order of the markers
-        elif self._passed_over is not None:  # it is read again, and must not have been sent on until then
+            del self._open[message]  # reinserted at the end: the order is that of the markers
+        elif self._passed_over is not None:  # read again later, and must not be sent on before
             return
         elif len(self._open) >= self.open_max:
             self._passed_over = marker
@@ -177,7 +177,7 @@ class PartitionTracker:
         heapq.heappush(self._due, (due_ms, message))
 
     def _clean(self) -> None:
-        """Drop what is left over, when it is more than what is open."""
+        """Drop stale entries of the heap."""
         self._due = [(one.due_ms, message) for message, one in self._open.items() if not one.sending]
         heapq.heapify(self._due)
 
@@ -185,12 +185,13 @@ class PartitionTracker:
 
     @property
     def caught_up(self) -> bool:
-        """Whether all markers were read that were there when the tracker began, or had to read some again."""
+        """True if the tracker has read all markers that were in the log when it began, or when it last had to read some
+        again."""
         return self.position >= self.caught_up_at
 
     @property
     def clock_ms(self) -> int | None:
-        """The time by which messages are due; None: no marker was read."""
+        """The time in milliseconds by which messages are due; None: no marker was read."""
         if self._seen_ms < 0:
             return None
         passed_ms = self._looked_ms - self._seen_ms
@@ -200,7 +201,7 @@ class PartitionTracker:
         return max(time_ms, self._looked_ms) if passed_ms >= self.quiet_ms else time_ms
 
     def due(self, limit: int) -> list[int]:
-        """Messages whose time has come, `limit` at most, in the order of their offsets; they are SENDING from now
+        """Return due messages, the earliest `limit` at most, in the order of their offsets; they are SENDING from now
         on."""
         now_ms = self.clock_ms
         if now_ms is None or not self.caught_up:
@@ -215,20 +216,20 @@ class PartitionTracker:
         return sorted(found)
 
     def next_due_ms(self) -> int | None:
-        """When the next message is due at the earliest, by `clock_ms`; None: none is."""
+        """Return the earliest due time by `clock_ms`; None: no message is waiting."""
         return self._due[0][0] if self._due else None
 
     def wanted(self, message: int) -> bool:
-        """Whether a message that is SENDING is still to be sent: its end marker may have come."""
+        """Tell if a message that is SENDING must still be sent: no end marker has been read for it."""
         one = self._open.get(message)
         return one is not None and one.sending
 
     def ended(self, message: int) -> None:
-        """A message was sent on, or its record is lost, and its end marker is written."""
+        """Forget a message: it was sent on, or its record is lost, and its end marker is written."""
         self._open.pop(message, None)
 
     def failed(self, message: int) -> int:
-        """A message could not be sent on: it is OPEN again, and due after a pause, which doubles; how often it has
+        """Open a message again that could not be sent on, due after a pause that doubles; return how often it
         failed."""
         one = self._open.get(message)
         now_ms = self.clock_ms
@@ -245,20 +246,20 @@ class PartitionTracker:
 
     @property
     def open(self) -> int:
-        """How many messages are open."""
+        """Number of open messages."""
         return len(self._open)
 
     def messages(self) -> list[int]:
-        """Offsets of the open messages, in order."""
+        """Return the offsets of the open messages, in order."""
         return sorted(self._open)
 
     @property
     def needed(self) -> int:
-        """The first marker that whoever goes on from here has to read."""
+        """Offset of the first marker that a successor has to read."""
         behind = self.position if self._passed_over is None else self._passed_over
         return min(next((one.marker for one in self._open.values()), behind), behind)
 
     @property
     def full(self) -> bool:
-        """Whether starts are passed over, as too many messages are open."""
+        """True while start markers are passed over because too many messages are open."""
         return self._passed_over is not None

@@ -1,11 +1,11 @@
-"""What a place that keeps records and durable state offers.
+"""Interfaces of a place that keeps records and durable state.
 
-`Log` and `StateStore` are what share groups need, on every backend; those of a fleet lie in a Kafka (`fleet.storage`).
-What a server needs beside that is the broker itself is `BrokerStorage` (`storage.py`).
+`Log` and `StateStore` are the interfaces that share groups need, on every backend; those of a fleet lie in a Kafka
+(`fleet.storage`). `BrokerStorage` (`storage.py`) adds all that a server needs when the server is the broker itself.
 
-Records are Kafka record batches (v2) in bytes, as produced, base offset filled in. All methods are called on one
-event loop; no method blocks it. Errors: see the classes below. A confirmed write is never lost (what "confirmed"
-survives is the implementation's setting).
+Records are Kafka record batches (v2) in bytes, as produced, with the base offset filled in. All methods are called on
+one event loop; no method blocks it. Errors: see the classes below. A confirmed write is never lost. The
+implementation's setting says which failures "confirmed" survives.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from flowshare.core_errors import CoreError
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import CoreError, FlowshareError
 from flowshare.protocol.headers import BatchHeader
 from flowshare.share.types import LogBatch
 
@@ -33,7 +32,7 @@ class TopicExists(LogError):
 
 
 class UnknownTopic(LogError):
-    """There is no such topic or partition."""
+    """The topic or partition does not exist."""
 
 
 class InvalidTopic(LogError):
@@ -53,7 +52,7 @@ class CorruptBatches(LogError):
 
 
 class InvalidRecord(LogError):
-    """A record is not what the topic takes (a compacted one takes none without key), or not what its batch says."""
+    """A record does not fit its topic (a compacted topic takes none without key), or contradicts its batch's header."""
 
 
 class InvalidTimestamp(LogError):
@@ -65,7 +64,7 @@ class RecordsTooLarge(LogError):
 
 
 class NotAllowed(LogError):
-    """The login under which it would be written may not write there."""
+    """The login that writes may not write to the topic."""
 
 
 class ProducerRefused(LogError):
@@ -77,32 +76,33 @@ class ProducerRefused(LogError):
 
 
 class StorageError(LogError):
-    """The disk refused the write; nothing of it was confirmed."""
+    """The disk refused the write; no part of the write was confirmed."""
 
 
 class StorageFull(StorageError):
-    """There is no room on the disk. What is stored can be read; writing goes on when there is room again."""
+    """The disk has no room. Stored data can be read; writing goes on when the disk has room again."""
 
 
 class InDoubt(StorageError):
-    """A write failed, and the storage ended before it was known whether it is stored all the same.
+    """A write failed, and the storage ended before the write's outcome was known: stored or not.
 
-    Whether it was stored is known when the storage is opened again.
+    The outcome is known when the storage is opened again.
     """
 
 
 class NotDecided(StorageError):
-    """Whether settles are written is not known yet; it may take until coordinators of transactions answer again."""
+    """The outcome of settles is not known yet. The outcome may stay unknown until the coordinators of the settles'
+    transactions answer again."""
 
 
 class StorageDamaged(LogError):
-    """What is stored contradicts itself; nothing was changed by opening it."""
+    """The stored data contradicts itself. Opening the data changed nothing."""
 
 
 class OutputRefused(LogError):
-    """Outputs of a settle are refused, and nothing of it was written.
+    """Outputs of a settle are refused, and no part of the settle was written.
 
-    places: which of the outputs, by their position, and why.
+    places: position of each refused output -> its error.
     """
 
     def __init__(self, places: Mapping[int, LogError]) -> None:
@@ -111,9 +111,9 @@ class OutputRefused(LogError):
 
 
 class NotLed(LogError):
-    """What is asked for is led elsewhere, or by nobody at the moment; nothing was written.
+    """Another node leads the target of the request, or no node does at the moment; nothing was written.
 
-    leader: node and leader epoch of who leads it, if that is known.
+    leader: node id and leader epoch of the present leader; (−1, −1): not known.
     """
 
     def __init__(self, message: str, leader: tuple[int, int] = (-1, -1)) -> None:
@@ -122,15 +122,16 @@ class NotLed(LogError):
 
 
 class Undecided(NotLed):
-    """Whether a settle is written is not known here, and will not be: who leads next finds it out."""
+    """The outcome of a settle is not known at this node, and never will be. The next leader finds the outcome out."""
 
 
 class StorageHeld(LogError):
-    """Another process holds the path; the text names it."""
+    """Another process holds the path; the error's text names the process."""
 
 
 def no_room(error: BaseException) -> bool:
-    """Whether a disk refused something because it, or a quota on it, is full; RocksDB says so in words only."""
+    """Return True if an operation failed because the disk, or a quota on it, is full: RocksDB says so only in its
+    text."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
@@ -138,7 +139,7 @@ def no_room(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """One topic. `configs` holds only what was set, under Kafka's names."""
+    """A topic. `configs` holds only settings that were set, under Kafka's names."""
 
     name: str
     topic_id: uuid.UUID
@@ -148,27 +149,29 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOffsets:
-    """Bounds of a partition's log: first offset, next offset of what is confirmed, last stable offset.
+    """Bounds of a partition's log: first offset, next offset of the confirmed records, last stable offset.
 
-    last_stable: first offset of the oldest open transaction, the high watermark without one.
+    last_stable: first offset of the oldest open transaction, the high watermark without one. size: bytes between the
+    first two bounds, about; 0 where not known.
     """
 
     log_start: int
     high_watermark: int
     last_stable: int
+    size: int = 0
 
 
 def check_offset(offset: int, offsets: LogOffsets) -> None:
-    """Whether reading can start at `offset`: the end is allowed. Raises: OffsetOutOfRange."""
+    """Check that reading can start at `offset`; the log's end is allowed. Raises: OffsetOutOfRange."""
     if not offsets.log_start <= offset <= offsets.high_watermark:
         raise OffsetOutOfRange(f"offset {offset} is not in {offsets.log_start}-{offsets.high_watermark}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """Where a confirmed append went.
+    """Offsets of a confirmed append.
 
-    append_time_ms: the time that all its records were stamped with (message.timestamp.type=LogAppendTime), else −1.
+    append_time_ms: the timestamp of all its records (message.timestamp.type=LogAppendTime), else −1.
     """
 
     base_offset: int
@@ -179,12 +182,12 @@ class Appended:
 
 @dataclass(slots=True, kw_only=True)
 class ReadResult:
-    """Whole record batches from the one that holds the asked offset on; empty at the log's end.
+    """Whole record batches, from the one that holds the asked offset on; empty at the log's end.
 
-    pieces: their bytes, which who only asks where records are need not copy.
-    aborted: batches among them that belong to aborted transactions; filled in for readers of committed records only.
-    leader_epoch: of a log that may lose its end with a leader: under which leader the last of the batches was written,
-        or one behind it; −1: not known, or there is none.
+    pieces: the batches' bytes, not copied for a caller that needs only the batches' places.
+    aborted: those of the batches that belong to aborted transactions; filled in for readers of committed records only.
+    leader_epoch: for a log that may lose its end with a leader: the leader epoch in which the last of the batches was
+        written, or a later one; −1: not known, or the log has none.
     """
 
     pieces: Sequence[bytes]
@@ -196,21 +199,21 @@ class ReadResult:
 
     @property
     def records(self) -> bytes:
-        """The batches' bytes in one piece; made when it is first asked for."""
+        """The batches' bytes in one piece, joined at the first use."""
         if self._joined is None:
             self._joined = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
         return self._joined
 
     @property
     def size(self) -> int:
-        """How many bytes they are."""
+        """Bytes of all batches."""
         return sum(map(len, self.pieces))
 
 
 class Output(NamedTuple):
-    """Record batches for one partition, to be written in one step with what accepts their inputs.
+    """Record batches for one partition, to be written in one step with the accepts of their inputs.
 
-    topic_id: of the topic that they were made for; one of its name that was made since is another one.
+    topic_id: id of the topic that the batches were made for; a topic made later under the same name is another topic.
     """
 
     topic: str
@@ -220,7 +223,8 @@ class Output(NamedTuple):
 
 
 class CheckedOutput(NamedTuple):
-    """An output whose record batches were looked into. headers: theirs, with what is true in them."""
+    """An output whose record batches were checked. headers: the batches' headers, with values that the check found
+    true."""
 
     topic: str
     topic_id: uuid.UUID
@@ -231,14 +235,14 @@ class CheckedOutput(NamedTuple):
 
 AppendListener = Callable[[str, int], None]
 Admission = Callable[[], None]
-"""Says no by raising CoreError; asked at the moment in which a batch gets its offset."""
+"""Refuses a batch by raising CoreError; called at the moment in which the batch gets its offset."""
 
 
 class Log(Protocol):
-    """Topics and their records, wherever they lie: what share groups need of them."""
+    """Topics and their records, on any backend: the part that share groups need."""
 
     def topics(self) -> Mapping[str, Topic]:
-        """All topics by name: a view to read, not to keep."""
+        """Return all topics by name: a view to read, not to keep."""
         ...
 
     async def create_topic(
@@ -260,27 +264,29 @@ class Log(Protocol):
     async def read(
         self, topic: str, partition: int, offset: int, *, max_bytes: int, committed: bool = False
     ) -> ReadResult:
-        """Batches from `offset` on, at least one if there is one; `committed`: none past the last stable offset.
+        """Read batches from `offset` on, at least one if the log has one; `committed`: none past the last stable
+        offset.
 
         Raises: UnknownTopic, OffsetOutOfRange, CorruptBatches.
         """
         ...
 
     def offsets(self, topic: str, partition: int) -> LogOffsets:
-        """Bounds of the partition as they are known here. Raises: UnknownTopic."""
+        """Return the partition's bounds as this process knows them. Raises: UnknownTopic."""
         ...
 
     def dense(self, topic: str, partition: int, offset: int, end: int) -> bool:
-        """Whether a reader gets all that is from `offset` to before `end`: compaction took nothing, and nothing is of
-        an aborted transaction. False as well where that is not known here. Raises: UnknownTopic."""
+        """Return True if a reader gets every record from `offset` to before `end`: compaction removed none, and none
+        was aborted. Return False also if that is not known here. Raises: UnknownTopic."""
         ...
 
     async def bounds(self, topic: str, partition: int) -> LogOffsets:
-        """Bounds of the partition, asked of wherever it lies. Raises: UnknownTopic, StorageError."""
+        """Return the partition's bounds, asked of the node that has the partition. Raises: UnknownTopic,
+        StorageError."""
         ...
 
     async def offset_for_timestamp(self, topic: str, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
-        """First (offset, timestamp) with timestamp ≥ `timestamp_ms`, or None. Raises: UnknownTopic."""
+        """Return the first (offset, timestamp in ms) with timestamp ≥ `timestamp_ms`, or None. Raises: UnknownTopic."""
         ...
 
     def on_append(self, listener: AppendListener) -> None:
@@ -291,10 +297,10 @@ class StateStore(Protocol):
     """Small durable values under byte keys."""
 
     async def write(self, writes: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Put (None: delete) all or none, in order of calls; returns when durable. Raises: StorageError."""
+        """Put entries (None: delete), all or none, in order of calls; return when durable. Raises: StorageError."""
 
     async def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """All entries under a prefix, in key order, confirmed writes included."""
+        """Return all entries under a prefix, in key order, confirmed writes included."""
         ...
 
 
@@ -304,40 +310,40 @@ class Storage(Log, StateStore, Protocol):
     async def checked(
         self, outputs: Sequence[Output | CheckedOutput], *, source: Hashable | None = None
     ) -> list[CheckedOutput]:
-        """Outputs as `settle` takes them at once, in their order: checked as appended batches are, by the settings that
-        their topics have now. Nothing is written. Of those that were checked before, only the places are looked at.
+        """Return outputs in their order, checked as appended batches are, by the present settings of their topics, so
+        that `settle` takes them at once. Writes nothing. Of outputs that are already checked, only topic and partition
+        are checked.
 
-        source: who sent them over a socket; None: they were made in this process.
+        source: the sender of the outputs over a socket; None: the outputs were made in this process.
 
-        Raises: OutputRefused (all that are refused: UnknownTopic, also when the topic was made anew, CorruptBatches,
-            also when they have a producer id or are transactional, RecordsTooLarge, InvalidRecord, InvalidTimestamp),
-            StorageError (they could not be looked into now).
+        Raises: OutputRefused (names all that are refused: InvalidTopic for an internal one, UnknownTopic, also when
+            the topic was made anew, CorruptBatches, also when they have a producer id or are transactional,
+            RecordsTooLarge, InvalidRecord, InvalidTimestamp), StorageError (the outputs could not be checked now).
         """
         ...
 
     async def settle(
         self, outputs: Sequence[Output | CheckedOutput], writes: Sequence[tuple[bytes, bytes | None]]
     ) -> None:
-        """Place outputs and put (None: delete) state, all or none, in order of calls; returns when durable.
+        """Place outputs and put (None: delete) state, all or none, in order of calls; return when durable.
 
-        Outputs that are not checked yet are checked first, as made in this process; what came over a socket must come
-        `checked`. Calls whose outputs are checked keep their order; one whose outputs must be looked into may be
-        overtaken meanwhile. Several outputs for one partition get consecutive offsets, in their order.
+        Outputs that are not checked yet are checked first, as made in this process; outputs from a socket must come
+        `checked`. Calls whose outputs are checked keep their order; a call whose outputs must be checked first may be
+        overtaken. Several outputs for one partition get consecutive offsets, in their order.
 
-        What it raises means that nothing of it is stored, now or later, InDoubt apart: where a failed write may be in
-        the store all the same, it returns or raises only when that is known, which takes until the disk can be written
-        again. It says so only to a caller that waits for it: who gives up (is cancelled) meanwhile does not hear
-        whether it was stored.
+        After an error no part of the call is stored, now or later, InDoubt excepted. Where a failed write may be in the
+        store all the same, the call returns or raises only when the outcome is known: when the disk can be written
+        again. A caller that is cancelled meanwhile does not hear the outcome.
 
         Raises: OutputRefused (these are refused, nothing was written: the rest may be settled without them),
-            StorageError, InDoubt (the storage ended before it knew).
+            StorageError, InDoubt (the storage ended before the outcome was known).
         """
         ...
 
 
 class SettlesApart(ABC):
     """A storage whose outputs lie elsewhere than its state, so that no write has both: settles are decided first, and
-    the state is written after that. In between a death loses nothing: `decided` makes up for it.
+    the state is written after that. A death between the two loses nothing: `decided` writes the missing state.
 
     share: start of the state keys of the share-partition.
     """
@@ -350,14 +356,14 @@ class SettlesApart(ABC):
         beside: Sequence[tuple[bytes, bytes | None]],
         outputs: Sequence[CheckedOutput],
     ) -> Sequence[tuple[bytes, bytes | None]]:
-        """Returns when the outputs are committed; what is returned is to be written with what follows from it.
+        """Decide a settle: return when its outputs are committed, with the state to write next.
 
-        update: what becomes of the records. beside: what is to be written with that.
+        update: the new state of the records. beside: entries to write with the update.
 
         Raises: OutputRefused, StorageError, NotLed (in all cases nothing of it is stored, now or later), Undecided.
         """
 
     @abstractmethod
     async def decided(self, share: bytes) -> None:
-        """Write what follows from settles that were decided, but not followed: before the state is read, while nobody
-        else writes it. Raises: NotDecided, StorageError, NotLed."""
+        """Write the state of settles that were decided but whose state is missing. Called before the state is read,
+        while nobody else writes the state. Raises: NotDecided, StorageError, NotLed."""

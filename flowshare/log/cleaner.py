@@ -1,12 +1,13 @@
-"""Compacting the embedded log (Kafka's log cleaner): what is read and what is to be written, in pieces.
+"""Compacting the embedded log (Kafka's log cleaner): reads and writes, in pieces.
 
-A pass first reads what was never compacted and notes its keys, then goes over the whole log up to there and writes
-what `compaction.py` leaves of each batch. Every piece is one write of the store and right by itself: the records that
-make others needless lie further behind and are durable. So a pass that is cut short costs only its time.
+A pass first reads the part that was never compacted and notes its keys, then goes over the whole log up to there and
+writes the rest that `compaction.py` leaves of each batch. Every piece is one write of the store and right by itself:
+the records that make others needless lie further behind and are durable. So a pass that is cut short costs only its
+time.
 
-Sizes stay right in this way: positions count from the end of the log. What a piece removes is added to the position of
-the log start, and an entry of the time index at the offset where the pass ends keeps that place's position; it is
-written with the first piece, since the entries before it stop being right. Index entries of batches that went are
+Sizes stay right in this way: positions count from the end of the log. The bytes that a piece removes are added to the
+position of the log start, and an entry of the time index at the offset where the pass ends keeps that place's position;
+it is written with the first piece, since the entries before it stop being right. Index entries of removed batches are
 thinned out; those that stay tell times that are too high at worst, which makes a search start earlier.
 
 All functions run in worker threads and raise CorruptBatches, StorageDamaged or StorageError. `Compactor` makes one pass
@@ -37,18 +38,18 @@ if TYPE_CHECKING:
     from flowshare.log.storage import BrokerStorage
 
 RANGE_KEYS_MIN: Final = 64
-"""From so many batches in a row on, one range is deleted instead of each key: ranges slow readers down."""
+"""Batches in a row from which on one range is deleted instead of each key: ranges slow readers down."""
 
 
 class DuePass(NamedTuple):
-    """A pass that is due: from `first` on nothing was compacted, from `until` on nothing may be."""
+    """A pass that is due: no batch from `first` on was compacted, no batch from `until` on may be."""
 
     first: int
     until: int
 
 
 class Spot(NamedTuple):
-    """A batch in the log: bytes before it, and the newest timestamp up to and with it."""
+    """A batch in the log: bytes before it, and the newest timestamp up to and with it, in ms."""
 
     position: int
     max_timestamp: int
@@ -66,7 +67,7 @@ class Work:
 
 
 class Piece(NamedTuple):
-    """What one piece found: to be written, and what the partition has to know afterwards."""
+    """The result of compacting one piece: the writes to make, and the partition's new values."""
 
     next_offset: int
     writes: list[Write]
@@ -78,7 +79,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class _Thinned:
-    """The batches of a piece: (base offset, bytes left) of each, what to write, the run of removed ones."""
+    """The batches of a piece: (base offset, bytes left) of each, the writes to make, the run of removed ones."""
 
     left: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     writes: list[Write] = field(default_factory=list[Write])
@@ -95,7 +96,7 @@ class _Thinned:
 
 
 def dirty_from(log: StoredPartition) -> tuple[int, int]:
-    """First offset that was never compacted, and its position."""
+    """Return the first offset that was never compacted, and its position."""
     if log.log_start > log.cleaned:
         return log.log_start, log.start_position
     return log.cleaned, log.cleaned_position
@@ -104,7 +105,7 @@ def dirty_from(log: StoredPartition) -> tuple[int, int]:
 def plan_blocking(
     store: Store, log: StoredPartition, settings: CompactionSettings, *, end: int, stable: int, now_ms: int
 ) -> DuePass | None:
-    """The pass whose turn has come, if any; `end` is the log's, `stable` its last stable offset."""
+    """Return the due pass, if any; `end` is the log's end, `stable` its last stable offset."""
     prefix = keys.batches(log.topic_id, log.number)
     final = store.last_before(prefix, keys.at(prefix, end))
     first, position = dirty_from(log)
@@ -130,7 +131,7 @@ def plan_blocking(
 def _old_until(
     store: Store, log: StoredPartition, settings: CompactionSettings, first: int, until: int, now_ms: int
 ) -> int:
-    """The first batch from `first` on that is too young, or `until`."""
+    """Return the base offset of the first batch from `first` on that is too young, or `until`."""
     times, start = keys.times(log.topic_id, log.number), first
     for key, _ in store.scan(times, keys.after(times), reverse=True):
         timestamp, offset = keys.time_of(key)
@@ -146,7 +147,7 @@ def _old_until(
 
 
 def spot_blocking(store: Store, log: StoredPartition, offset: int) -> Spot:
-    """Where the batch at `offset` lies, which was never compacted."""
+    """Return the place of the batch at `offset`, which was never compacted."""
     times = keys.times(log.topic_id, log.number)
     start, position = dirty_from(log)
     newest = NO_TIMESTAMP
@@ -166,7 +167,7 @@ def spot_blocking(store: Store, log: StoredPartition, offset: int) -> Spot:
 
 
 def keys_blocking(store: Store, log: StoredPartition, core: Pass, first: int, until: int) -> tuple[int, bool]:
-    """Note the keys of a piece from `first` on; where it ends, and whether the pass must end there."""
+    """Note the keys of a piece from `first` on; return its end, and True if the pass must end there."""
     size = 0
     for count, (header, records) in enumerate(walk(store, log, first)):
         if header.base_offset >= until:
@@ -242,7 +243,7 @@ def _progress(log: StoredPartition, work: Work, next_offset: int, removed: int) 
         (keys.bounds(log.topic_id, log.number), keys.pack(log.log_start, start_position)),
         (keys.compacted(log.topic_id, log.number), keys.pack(cleaned, position, log.holes_to)),
     ]
-    # When the log start has passed the goal meanwhile, the entry would count what was cut.
+    # When the log start has passed the goal meanwhile, the entry would count removed bytes.
     if log.log_start < work.until:
         mark = keys.time_at(keys.times(log.topic_id, log.number), work.spot.max_timestamp, work.until)
         writes.append((mark, keys.pack(work.spot.position)))
@@ -250,9 +251,9 @@ def _progress(log: StoredPartition, work: Work, next_offset: int, removed: int) 
 
 
 PASSES_MAX: Final = 100
-"""Passes over one partition before the others' turn."""
+"""Passes over one partition before other partitions have their turn."""
 REST: Final = 1.0
-"""Rest after each piece, as a part of the time it took: compaction leaves half of the interpreter to everybody else."""
+"""Rest after each piece, as a part of its time: compaction leaves half of the interpreter to everybody else."""
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -274,9 +275,9 @@ class Compactor:
         self._damaged: set[tuple[uuid.UUID, int]] = set()
 
     async def compact(self, topic: str, number: int, settings: CompactionSettings) -> None:
-        """Compact the partition for as long as its turn comes. Raises: UnknownTopic, StorageError.
+        """Compact the partition while a pass is due. Raises: UnknownTopic, StorageError.
 
-        A partition with damaged batches is left alone from then on, as Kafka does.
+        A partition with damaged batches is left alone from then on, as in Kafka.
         """
         log = self.find(topic, number)
         key = (log.topic_id, log.number)
@@ -318,7 +319,7 @@ class Compactor:
         return True
 
     async def _read_keys(self, log: StoredPartition, core: Pass, plan: DuePass) -> int:
-        """Note the keys of what was never compacted; where the pass ends."""
+        """Note the keys of the part that was never compacted; return the pass's end."""
         at, full = plan.first, False
         while at < plan.until and not full:
             at, full = await self._rested(

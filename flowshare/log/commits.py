@@ -1,12 +1,12 @@
-"""Steps on their way into the store: `CommitQueue` as the loop sees it, and the thread that commits what is queued.
+"""Steps on their way into the store: `CommitQueue` as the loop sees it, and the thread that commits queued steps.
 
-The thread takes as much as there is at once (group commit); the loop is told about each commit by one call. After a
-write error everything queued fails too, since later steps were made in the belief that earlier ones would hold;
-nothing is taken until the loop has undone what it assumed and `resume` succeeded.
+The thread commits all queued steps at once, up to a limit (group commit); the loop is told about each commit by one
+call. After a write error everything queued fails too, since later steps were made in the belief that earlier ones would
+hold; nothing is taken until the loop has undone its assumptions and `resume` succeeded.
 
 The steps of the failed commit are in doubt: the store may have them all the same, which shows when it was opened again.
-Who queued one hears that it failed, and whether it is stored is seen in what is stored. Who must hear the truth
-(`StoreStep.certain`) waits for it:
+The queuer of a step hears that the step failed, and must look at the stored data to know more. The queuer of a certain
+step (`StoreStep.certain`) waits for the true outcome:
 
     QUEUED ──committed──→ stored
       │ └──the commit before failed──→ failed: it was never written
@@ -32,13 +32,13 @@ from flowshare.log.store import RocksStore, StoreStep
 RESUME_FIRST_S: Final = 0.5
 RESUME_MAX_S: Final = 5.0
 REMIND_S: Final = 60.0
-"""Between two lines in the log about a storage that cannot be written."""
+"""Seconds between two log lines about a storage that cannot be written."""
 GROUP_REQUESTS_MAX: Final = 4096
 GROUP_BYTES_MAX: Final = 8 * 1024 * 1024
 QUEUE_REQUESTS_MAX: Final = 16_384
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 REQUEST_BYTES: Final = 200
-"""What a step takes besides its own bytes."""
+"""Bytes that a queued step takes besides its own."""
 Told = TypeVarTuple("Told")
 logger = logging.getLogger(__name__)
 
@@ -51,10 +51,10 @@ class WriteRequest(NamedTuple):
 
 
 class CommitQueue(ABC):
-    """Takes steps, in order of the calls; each is applied to what the loop knows when it is durable.
+    """Takes steps, in order of the calls; each step is applied to the loop's state when the step is durable.
 
     `changed` is called with a partition after commits that touched it, once a commit. `roll_back` is called after a
-    write error, when the store takes writes again: what was not applied by then is not in the store.
+    write error, when the store takes writes again: steps not applied by then are not in the store.
     """
 
     changed: Callable[[str, int], None]
@@ -62,22 +62,22 @@ class CommitQueue(ABC):
 
     @abstractmethod
     async def enter(self, size: int) -> None:
-        """Wait until a step of `size` bytes may be queued. Who then queues none must `leave`."""
+        """Wait until a step of `size` bytes may be queued. A caller that then queues no step must `leave`."""
 
     @abstractmethod
     def leave(self, size: int) -> None:
-        """Give back what `enter` took."""
+        """Give back the room of `enter`."""
 
     @abstractmethod
     def check(self) -> None:
-        """Whether steps are taken now. Raises: StorageError."""
+        """Check that steps are accepted now. Raises: StorageError."""
 
     @abstractmethod
     def queue(self, step: StoreStep) -> asyncio.Future[None]:
-        """Queue a step that has entered; the future ends when it is durable and applied. Raises: StorageError.
+        """Queue a step that has entered; the future ends when the step is durable and applied. Raises: StorageError.
 
-        The future's StorageError of a step that is `certain` means that it is not in the store; InDoubt, that this is
-        not known. Any other step may be there all the same.
+        For a `certain` step the future's StorageError means that the step is not in the store; InDoubt, that the
+        outcome is not known. Any other failed step may be in the store all the same.
         """
 
     async def submit(self, step: StoreStep) -> None:
@@ -92,7 +92,7 @@ class CommitQueue(ABC):
 
 
 class WriteGate:
-    """Bounds what is queued, by number and bytes; who comes first is let in first."""
+    """Bounds the queued steps, by number and bytes; first come, first let in."""
 
     def __init__(self, requests_max: int = QUEUE_REQUESTS_MAX, bytes_max: int = QUEUE_BYTES_MAX) -> None:
         self._requests_max = requests_max
@@ -102,7 +102,7 @@ class WriteGate:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def enter(self, size: int) -> None:
-        """Wait until there is room for `size` bytes, and take it. A single request of any size fits."""
+        """Wait until there is room for `size` bytes, and reserve it. A single request of any size fits."""
         if not self._waiting and self._fits(size):
             self._take(size)
             return
@@ -116,7 +116,7 @@ class WriteGate:
             raise
 
     def leave(self, requests: int, size: int) -> None:
-        """Give room back and let waiting ones in."""
+        """Give room back and let waiting requests in."""
         self._requests -= requests
         self._bytes -= size
         while self._waiting:
@@ -144,8 +144,8 @@ Resumed = Callable[[list[WriteRequest], StorageError | None], None]
 
 
 class StoreWriter:
-    """The thread. It calls on the loop, in order of the commits: `done(requests)`, and after a write error
-    `failed(doubtful, unwritten, error)` with those of the failed commit and those behind it."""
+    """The writing thread. It calls on the loop, in order of the commits: `done(requests)`, and after a write error
+    `failed(doubtful, unwritten, error)` with the requests of the failed commit and those behind it."""
 
     def __init__(self, store: RocksStore, loop: asyncio.AbstractEventLoop, done: Done, failed: Failed) -> None:
         self._store = store
@@ -163,13 +163,13 @@ class StoreWriter:
         self._thread.start()
 
     def check(self) -> None:
-        """Whether requests are taken. Raises: StorageError after a write error, or an opening without room for
-        writing, until `accept`, and after `close`."""
+        """Check that requests are accepted. Raises: StorageError until `accept`, after a write error or an opening
+        without room for writing; also after `close`."""
         if self._refusal is not None:
             raise type(self._refusal)(str(self._refusal))
 
     def submit(self, request: WriteRequest) -> None:
-        """Queue. Raises: StorageError, see `check`."""
+        """Queue a request. Raises: StorageError, see `check`."""
         with self._turn:
             self.check()
             self._queue.append(request)
@@ -192,7 +192,7 @@ class StoreWriter:
             self._refusal = StorageError("the storage is closed") if self._closing else None
 
     def refuse(self, error: StorageError) -> None:
-        """Fail what is queued and take nothing more; what is being written is written to its end."""
+        """Fail the queued requests and accept no more; the write under way is finished."""
         with self._turn:
             self._closing = True
             self._refusal = error
@@ -203,7 +203,7 @@ class StoreWriter:
             self._tell(self._failed, list[WriteRequest](), left, error)
 
     def close(self) -> None:
-        """Write what is queued and end the thread; blocks until then."""
+        """Write the queued requests and end the thread; blocks until then."""
         with self._turn:
             self._closing = True
             self._refusal = self._refusal or StorageError("the storage is closed")
@@ -257,14 +257,14 @@ class StoreWriter:
         self._tell(done, survivors, None)
 
     def _tell(self, callback: Callable[[*Told], None], *told: *Told) -> None:
-        # A loop that was closed without closing the storage has nobody left to tell.
+        # A loop that was closed without closing the storage has no listener left.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *told)
 
 
 class WriterQueue(CommitQueue):
-    """What the writer's thread commits. A store that was opened for reading only, because its disk is full, is as one
-    after a write error."""
+    """The queue of steps that the writer's thread commits. A store opened for reading only, because its disk is full,
+    is treated as after a write error."""
 
     def __init__(self, store: RocksStore, clock: Clock) -> None:
         self.gate = WriteGate()
@@ -274,7 +274,7 @@ class WriterQueue(CommitQueue):
         self._delay_s = RESUME_FIRST_S
         self._closed = False
         self._doubts: dict[asyncio.Future[None], StorageError] = {}
-        """Who waits to hear whether a failed step is in the store, and how it failed; of one commit."""
+        """Futures of failed `certain` steps of one commit that may be in the store, with their errors."""
         self._writer = StoreWriter(store, self._loop, self._committed, self._failed)
         self._reminded_s = clock.monotonic()
         if store.full is not None:
@@ -282,7 +282,7 @@ class WriterQueue(CommitQueue):
             self._resume_later()
 
     async def enter(self, size: int) -> None:
-        """Wait for room."""
+        """Wait for room: `size` bytes."""
         await self.gate.enter(size)
 
     def leave(self, size: int) -> None:
@@ -290,7 +290,7 @@ class WriterQueue(CommitQueue):
         self.gate.leave(1, size)
 
     def check(self) -> None:
-        """Whether steps are taken now. Raises: StorageError."""
+        """Check that steps are accepted now. Raises: StorageError."""
         self._writer.check()
 
     def queue(self, step: StoreStep) -> asyncio.Future[None]:
@@ -300,23 +300,23 @@ class WriterQueue(CommitQueue):
         return future
 
     def stop(self) -> None:
-        """Try no more to come back after an error; what is in doubt stays so."""
+        """Stop trying to come back after an error; steps in doubt stay in doubt."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._leave_in_doubt()
 
     def refuse(self, error: StorageError) -> None:
-        """Write nothing more, what is queued included; it fails with this error."""
+        """Write nothing more; queued steps fail with this error."""
         self.stop()
         self._writer.refuse(error)
 
     def close_blocking(self) -> None:
-        """Write what is queued and end the writer. Call in a worker thread, after `stop`."""
+        """Write the queued steps and end the writer. Call in a worker thread, after `stop`."""
         self._writer.close()
 
     def _committed(self, requests: list[WriteRequest]) -> None:
-        """On the loop, after each commit in turn: let everybody know."""
+        """End the steps of a commit, on the loop, after each commit in turn."""
         self.gate.leave(len(requests), sum(request.step.size for request in requests))
         self._apply(requests)
         for request in requests:
@@ -324,7 +324,7 @@ class WriterQueue(CommitQueue):
                 request.future.set_result(None)
 
     def _failed(self, doubtful: list[WriteRequest], unwritten: list[WriteRequest], error: StorageError) -> None:
-        """On the loop, after a write error: let those know who need not hear more."""
+        """Fail steps after a write error, on the loop; `certain` steps in doubt wait for more."""
         requests = doubtful + unwritten
         self.gate.leave(len(requests), sum(request.step.size for request in requests))
         self._doubts.update((future, error) for step, future in doubtful if step.certain)
@@ -356,9 +356,9 @@ class WriterQueue(CommitQueue):
             self._delay_s = min(RESUME_MAX_S, self._delay_s * 2)
 
     def _resumed(self, survivors: list[WriteRequest], error: StorageError | None) -> None:
-        """On the loop: the store takes writes again, or not yet. `survivors` failed, but are stored.
+        """Go on, on the loop: the store takes writes again, or not yet. `survivors` failed, but are stored.
 
-        Nobody hears of its own step before what is known here is as the store has it.
+        No step's outcome is told before the loop's state is the same as the store's.
         """
         if error is not None:
             if self._clock.monotonic() - self._reminded_s >= REMIND_S:
@@ -374,7 +374,7 @@ class WriterQueue(CommitQueue):
         logger.warning("the storage takes writes again")
 
     def _end_doubts(self, stored: Collection[asyncio.Future[None]]) -> None:
-        """It is known now what is stored of what failed."""
+        """End the steps in doubt: `stored` names those that are in the store."""
         doubts, self._doubts = self._doubts, {}
         for future, error in doubts.items():
             if future not in stored:
@@ -383,13 +383,13 @@ class WriterQueue(CommitQueue):
                 future.set_result(None)
 
     def _leave_in_doubt(self) -> None:
-        """Nobody is going to ask the store any more."""
+        """End the steps in doubt by InDoubt: the store is not asked again."""
         doubts, self._doubts = self._doubts, {}
         for future, error in doubts.items():
             _fail(future, InDoubt(f"{error}; whether it was stored is known when the storage is opened again"))
 
 
 def _fail(future: asyncio.Future[None], error: StorageError) -> None:
-    """Tell who still waits, by an error of its own."""
+    """Fail a future that is still waited for, with an error object of its own."""
     if not future.done():
         future.set_exception(type(error)(str(error)))

@@ -1,4 +1,4 @@
-"""Which records a compacted log keeps: values in, values out; the storages do the reading and writing.
+"""The records that a compacted log keeps: values in, values out; the storages do the reading and writing.
 
 Rules (Kafka 4.x: LogCleaner, LogCleanerManager, Cleaner; KIP-58, KIP-354, KIP-534):
 
@@ -8,9 +8,9 @@ Rules (Kafka 4.x: LogCleaner, LogCleanerManager, Cleaner; KIP-58, KIP-354, KIP-5
   saw it plus `delete.retention.ms`.
 - Records of aborted transactions go at once. The marker that ends a transaction stays while records of it do, and then
   until its delete horizon.
-- What is not stable, and the last batch (Kafka: the active segment), are left alone, and with `min.compaction.lag.ms`
-  whatever is not that old.
-- A partition's turn comes when more than `min.cleanable.dirty.ratio` of its bytes were never compacted, or when its
+- Records that are not stable, and the last batch (Kafka: the active segment), are left alone, and with
+  `min.compaction.lag.ms` all records that are not that old.
+- A partition is due when more than `min.cleanable.dirty.ratio` of its bytes were never compacted, or when its
   oldest such record is older than `max.compaction.lag.ms`.
 
 Kafka keeps the last batch of each producer, empty if need be, since its producers' sequences are read from the log at
@@ -20,26 +20,28 @@ start. Here they are stored apart, so such batches go as well.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterable
 from typing import Final
 
 from flowshare.log.topics import CompactionSettings
 from flowshare.protocol.headers import BatchHeader
-from flowshare.protocol.thinning import OpenedBatch
+from flowshare.protocol.thinning import PlainBatch
 from flowshare.transactions.aborted import Aborted, AbortedSpans
 
 KEYS_MAX: Final = 200_000
-"""Keys that one pass can tell apart, 40 MB; a log with more is compacted in several passes."""
+"""Most keys that one pass can tell apart, 40 MB; a log with more is compacted in several passes."""
 PIECE_BYTES: Final = 1 << 20
-"""Batches that one piece reads."""
+"""Bytes of batches that one piece reads."""
 PIECE_BATCHES: Final = 2000
+NO_TIMESTAMP: Final = -1
 KEY_BYTES_MAX: Final = 32
-"""Longer keys stand in the map by a hash of this size."""
+"""Bytes of a key from which on the map has a hash of this size instead."""
 
 
 def due(settings: CompactionSettings, *, dirty_bytes: int, total_bytes: int, first_dirty_ms: int, now_ms: int) -> bool:
-    """Whether a partition's turn has come. `dirty_bytes` could be compacted and never were, of `total_bytes` with what
-    lies before them; `first_dirty_ms` is the time of the first of them."""
+    """Return True if a partition is due for compaction. `dirty_bytes`: bytes that could be compacted and never were;
+    `total_bytes`: these and the bytes before them; `first_dirty_ms`: time of the first of the dirty bytes."""
     if dirty_bytes <= 0:
         return False
     overdue = 0 <= first_dirty_ms < now_ms - settings.lag_ms_max
@@ -47,7 +49,7 @@ def due(settings: CompactionSettings, *, dirty_bytes: int, total_bytes: int, fir
 
 
 def young(settings: CompactionSettings, max_timestamp_ms: int, now_ms: int) -> bool:
-    """Whether a batch must be left alone, with all behind it, since it is not old enough."""
+    """Return True if a batch is not old enough: it and all batches behind it must be left alone."""
     return settings.lag_ms_min > 0 and max_timestamp_ms > now_ms - settings.lag_ms_min
 
 
@@ -61,13 +63,19 @@ class NewestOffsets:
         self._offsets: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """Number of keys."""
+        """Return the number of keys."""
         return len(self._offsets)
 
-    def add(self, batch: OpenedBatch) -> bool:
-        """Take in the next batch; False (and nothing is changed) when it has too many new keys. The first one fits."""
-        offsets = self._offsets
-        found = {_short(key): record.offset for record in batch.records if (key := record.key) is not None}
+    def add(self, batch: PlainBatch) -> bool:
+        """Add the next batch; return False (and change nothing) when it has too many new keys. The first one fits.
+
+        Raises: DecodeError
+        """
+        offsets, found = self._offsets, dict[bytes, int]()
+        for step in batch.steps():
+            found.update((_short(key), record.offset) for record in step if (key := record.key) is not None)
+            if offsets and len(found) > self._keys_max:
+                return False
         if offsets and len(offsets) + len(found) > self._keys_max:
             fresh = sum(key not in offsets for key in found)
             if len(offsets) + fresh > self._keys_max:
@@ -76,7 +84,7 @@ class NewestOffsets:
         return True
 
     def of(self, key: bytes) -> int:
-        """The newest offset of a key, −1 for one that is not in the part."""
+        """Return the newest offset of a key, −1 for one that is not in the part."""
         return self._offsets.get(_short(key), -1)
 
 
@@ -85,7 +93,7 @@ def _short(key: bytes) -> bytes:
 
 
 class Pass:
-    """One pass over the log from its start to where `newest` ends; batches come in order.
+    """One pass over the log from its start to the end of `newest`; batches come in order.
 
     markers_alone: offsets of the markers met so far whose transactions have no records left in the log.
     """
@@ -101,20 +109,21 @@ class Pass:
         self._seen: set[int] = set()
 
     def is_aborted(self, header: BatchHeader) -> bool:
-        """Whether a batch of records belongs to an aborted transaction."""
+        """Return True if a batch of records belongs to an aborted transaction."""
         return header.is_transactional and self._aborted.holds(header.producer_id, header.base_offset)
 
     def take(self, header: BatchHeader, records: bytes) -> bool:
-        """First, for what was never compacted: note a batch's keys. False: the pass ends before it.
+        """Note the keys of a batch that was never compacted; the first step. Return False if the pass ends before it.
 
         Raises: DecodeError
         """
         if header.is_control or self.is_aborted(header):
             return True
-        return self._newest.add(OpenedBatch(records, header))
+        return self._newest.add(PlainBatch(records, header))
 
     def thin(self, header: BatchHeader, records: bytes) -> bytes | None:
-        """Then, for all from the log's start on: what is left of a batch; the same bytes when all is, None: nothing.
+        """Return the rest of a batch, from the log's start on; the second step. The same bytes when all is left, None:
+        nothing.
 
         Raises: DecodeError
         """
@@ -124,24 +133,31 @@ class Pass:
             self._seen.add(header.producer_id)
             if self.is_aborted(header):
                 return None
-        batch = OpenedBatch(records, header)
+        return self._left(header, records, PlainBatch(records, header))
+
+    def _left(self, header: BatchHeader, records: bytes, batch: PlainBatch) -> bytes | None:
+        """Return the rest of a batch of records; None: nothing is left. Few records are in memory at a time. Raises:
+        DecodeError"""
         stay = not self._past_horizon(header)
-        kept, tombstones = list[int](), False
-        for index, record in enumerate(batch.records):
-            key = record.key
-            if key is None or self._newest.of(key) > record.offset:
-                continue
-            if record.value is None:
-                if not stay:
+        kept, tombstones, count, newest_ms = array("q"), False, 0, NO_TIMESTAMP
+        for step in batch.steps():
+            for index, record in enumerate(step, count):
+                key = record.key
+                if key is None or self._newest.of(key) > record.offset:
                     continue
-                tombstones = True
-            kept.append(index)
+                if record.value is None:
+                    if not stay:
+                        continue
+                    tombstones = True
+                newest_ms = max(newest_ms, record.timestamp)
+                kept.append(index)
+            count += len(step)
         if not kept:
             return None
         fresh = tombstones and header.delete_horizon_ms is None
-        if len(kept) == len(batch.records) and not fresh:
+        if len(kept) == count and not fresh:
             return records
-        return batch.keep(kept, horizon_ms=self._horizon_ms if fresh else None)
+        return batch.thinned(kept, count=count, newest_ms=newest_ms, horizon_ms=self._horizon_ms if fresh else None)
 
     def _marker(self, header: BatchHeader, records: bytes) -> bytes | None:
         if header.producer_id in self._seen:
@@ -149,7 +165,7 @@ class Pass:
             return records
         self.markers_alone.append(header.base_offset)
         if header.delete_horizon_ms is None:
-            return OpenedBatch(records, header).keep([0], horizon_ms=self._horizon_ms)
+            return PlainBatch(records, header).thinned([0], count=1, newest_ms=None, horizon_ms=self._horizon_ms)
         return None if self._past_horizon(header) else records
 
     def _past_horizon(self, header: BatchHeader) -> bool:

@@ -1,19 +1,18 @@
-"""Two looks at a store that RocksDB does not take: at the marker of what was confirmed, and at its write-ahead log.
+"""Two checks of a store that RocksDB does not make: of the marker of confirmed writes, and of the write-ahead log.
 
-The marker: a small file that says how many commits were confirmed, so that a shorter store is noticed.
+The marker: a small file with the number of confirmed commits, so that a shorter store is noticed.
 
 RocksDB takes a write-ahead log that ends early for an honest crash, and a flipped length near the end looks the same
 (measured: 27 confirmed writes gone without a word). Each commit therefore carries its number, and the number of the
 last confirmed one is written here afterwards. Two slots are written in turn, so that a torn one leaves the other.
 
-What a crash of the machine may take is less than what a killed process may: the page cache survives the latter.
-`confirmed` counts as long as the machine has not been restarted (same boot id), `synced` for ever.
+A crash of the machine may take more than a killed process: the page cache survives the latter. `confirmed` counts as
+long as the machine has not been restarted (same boot id), `synced` for ever.
 
 RocksDB's own check of its log leaves two holes (measured with 10.x): an unknown record type sends its recovery into an
 endless loop, and a log that ends early in an older file is skipped over while a newer file is still applied.
 `check_wal` reads the log as it is written (32 KiB blocks; records of crc, length, type) and checks types, checksums and
-that sequence numbers follow each other from file to file. An incomplete last record is what a crash leaves; it is
-allowed.
+that sequence numbers follow each other from file to file. An incomplete last record is left by a crash; it is allowed.
 
 Format: RocksDB wiki, "Write Ahead Log File Format".
 """
@@ -41,7 +40,7 @@ BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:
-    """What was confirmed: numbers of commits, and the boot during which `confirmed` was written."""
+    """The confirmed commits, by number, and the boot during which `confirmed` was written."""
 
     confirmed: int = 0
     synced: int = 0
@@ -58,7 +57,7 @@ class Marker:
 
     @classmethod
     def create(cls, path: Path) -> Marker:
-        """A new marker that says zero, whole or not there after a crash. Raises: OSError."""
+        """Make a marker that says zero, whole or missing after a crash. Raises: OSError."""
         draft = path.with_name(path.name + ".new")
         draft.unlink(missing_ok=True)
         marker = cls(draft)
@@ -74,7 +73,7 @@ class Marker:
 
     @classmethod
     def load(cls, path: Path) -> Marker:
-        """The marker as it was left; the file is not changed. Raises: StorageDamaged, OSError."""
+        """Load the marker as it was left; the file is not changed. Raises: StorageDamaged, OSError."""
         marker = cls(path)
         slots = [slot for turn in range(SLOTS) if (slot := marker._read(turn)) is not None]
         if not slots:
@@ -86,7 +85,7 @@ class Marker:
         return marker
 
     def write(self, confirmed: int, *, synced: int) -> None:
-        """Say that commits up to `confirmed` are confirmed. Raises: OSError."""
+        """Note that commits up to `confirmed` are confirmed. Raises: OSError."""
         self._turn += 1
         self.mark = Confirmed(confirmed=confirmed, synced=synced, boot_id=boot_id())
         fields = (MAGIC, self._turn, confirmed, synced, self.mark.boot_id)
@@ -98,7 +97,7 @@ class Marker:
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)
 
     def _read(self, turn: int) -> tuple[int, Confirmed] | None:
@@ -115,7 +114,7 @@ _boot: list[bytes] = []
 
 
 def boot_id() -> bytes:
-    """Id of this run of the machine; empty where the system tells none."""
+    """Return the id of this run of the machine; empty where the system tells none."""
     if not _boot:
         try:
             _boot.append(BOOT_ID.read_bytes().strip()[:36])
@@ -125,7 +124,7 @@ def boot_id() -> bytes:
 
 
 def check_reached(mark: Confirmed, commit: int) -> None:
-    """Whether a store that ends with `commit` holds all that was confirmed. Raises: StorageDamaged."""
+    """Check that a store which ends with `commit` holds every confirmed commit. Raises: StorageDamaged."""
     same_boot = mark.boot_id != b"" and mark.boot_id == boot_id()
     wanted = mark.confirmed if same_boot else mark.synced
     if commit < wanted:
@@ -156,7 +155,7 @@ def check_wal(directory: Path) -> None:
 
 
 def _batches(path: Path) -> Iterator[tuple[int, int]]:
-    """First sequence number and number of entries of each write."""
+    """Yield first sequence number and number of entries of each write."""
     head = b""
     for kind, payload in _records(path):
         if kind in (FULL, FIRST):
@@ -193,7 +192,7 @@ def _records(path: Path) -> Iterator[tuple[int, memoryview]]:
 
 
 def _mask(crc: int) -> int:
-    """Checksums that lie beside the data they cover are stored turned and shifted."""
+    """Mask a checksum as stored beside its data: turned and shifted."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 

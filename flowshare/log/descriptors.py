@@ -1,7 +1,7 @@
-"""Who may have how many of the process's descriptors: the store its files, listeners their connections.
+"""Shares of the process's file descriptors: the store has its files, listeners their connections.
 
-The store opens files while it works, and one that it does not get is a write that fails. So it has a bound that it
-keeps, a reserve is for everything else in the process, and a listener takes at most what is left.
+The store opens files while it works, and a file that it cannot open is a write that fails. So the store has a bound
+that it keeps, a reserve is for everything else in the process, and a listener takes at most the rest.
 
 | may be open (`ulimit -n`) | store | reserve | connections |
 |---------------------------|-------|---------|-------------|
@@ -15,28 +15,28 @@ from __future__ import annotations
 from typing import Final
 
 STORE_MAX: Final = 512
-"""Files that a store keeps open; it closes those that it used longest ago."""
+"""Most files that a store keeps open; it closes the least recently used ones."""
 STORE_MIN: Final = 32
 RESERVE_MAX: Final = 256
-"""For everything else: threads, pipes, connections to others, files that are being written."""
+"""Most descriptors for everything else: threads, pipes, connections to others, files being written."""
 PART: Final = 4
-"""Where there are few, the store and the reserve have this part each."""
+"""Divisor: with few descriptors, the store and the reserve have this part each."""
 
 
 def store_files(limit: int | None) -> int:
-    """Files that the store may keep open of `limit` in all; None: there is no limit."""
+    """Return the files that the store may keep open of `limit` in all; None: no limit."""
     return STORE_MAX if limit is None else max(min(STORE_MAX, limit // PART), STORE_MIN)
 
 
 def connections(limit: int | None, wanted: int) -> int:
-    """Of `wanted` connections those that `limit` descriptors leave, at least one; None: there is no limit."""
+    """Return how many of `wanted` connections `limit` descriptors allow, at least one; None: no limit."""
     if limit is None:
         return wanted
     return max(min(wanted, limit - store_files(limit) - min(RESERVE_MAX, limit // PART)), 1)
 
 
 def limit_now() -> int | None:
-    """Descriptors that this process may have; None: as many as it likes, or the system does not say."""
+    """Return the descriptors that this process may have; None: no limit, or not known."""
     try:
         import resource
     except ImportError:  # not there on Windows
@@ -46,7 +46,7 @@ def limit_now() -> int | None:
 
 
 def raise_limit(wanted_connections: int) -> None:
-    """Let this process have descriptors for so many connections, as far as the system allows it to itself."""
+    """Raise this process's limit of descriptors for so many connections, as far as the system allows."""
     try:
         import resource
     except ImportError:  # not there on Windows

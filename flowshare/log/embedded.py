@@ -1,9 +1,9 @@
 """The storage on a disk: one RocksDB under a path, written by one thread (`BrokerStorage` of `storage.py`).
 
-With `fsync=False` durable means that a write survives the death of the process; with `fsync=True` also that of the
-machine. Store calls happen in the writer thread (`commits.py`) and a few reader threads, never on the loop. After a
-write error everything unconfirmed fails, reading goes on, and the store is opened again in the background until writes
-work. A storage whose disk is full is opened so, too.
+With `fsync=False` a durable write survives the death of the process; with `fsync=True` also that of the machine. Store
+calls happen in the writer thread (`commits.py`) and a few reader threads, never on the loop. After a write error
+everything unconfirmed fails, reading goes on, and the store is opened again in the background until writes work. A
+storage whose disk is full is opened the same way.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class EmbeddedStorage(BrokerStorage):
         self._changes: set[asyncio.Task[Any]] = set()
         self._seeker = ThreadPoolExecutor(1, thread_name_prefix="flowshare-seeker")
         self.lost = asyncio.Event()
-        """Another process leads the path, too, or the path is gone: nothing is written any more."""
+        """Set when another process leads the path, too, or the path is gone: nothing is written any more."""
         self.why_lost = ""
-        """The same in words, with what to do."""
+        """The reason in words, with a remedy; empty before."""
         self.folder = lock.folder
-        """The directory; open as long as the storage is."""
+        """The directory; open as long as the storage."""
         self.owner_before = lock.before
-        """Who held the path before and did not let go of it in order: a process that was killed."""
+        """The holder before, if it did not release the path in order: a process that was killed."""
         self._keeping = asyncio.create_task(self._keep_name(), name="flowshare-storage-owner")
 
     @classmethod
@@ -66,7 +66,7 @@ class EmbeddedStorage(BrokerStorage):
     ) -> EmbeddedStorage:
         """Open the storage at `path`, or make one there.
 
-        Raises: StorageHeld (another process has it, or this one twice), StorageDamaged, StorageError.
+        Raises: StorageHeld (another process has it, or this one has it already), StorageDamaged, StorageError.
         """
         pool = ThreadPoolExecutor(READERS, thread_name_prefix="flowshare-reader")
         loop = asyncio.get_running_loop()
@@ -96,7 +96,7 @@ class EmbeddedStorage(BrokerStorage):
         return storage
 
     async def _keep_name(self) -> None:
-        """Say that this holder lives; write nothing more when the path is another's, or gone."""
+        """Say every `BEAT_S` that this holder lives; stop writing when the path is another's, or gone."""
         while True:
             await self._clock.sleep(BEAT_S)
             try:
@@ -113,22 +113,22 @@ class EmbeddedStorage(BrokerStorage):
                 return
 
     def _why_lost(self) -> str | None:
-        """Say that this holder lives; what became of the path if it is its own no more. Raises: OSError, NotPrivate."""
+        """Say that this holder lives; return the path's fate if it is lost, else None. Raises: OSError, NotPrivate."""
         if not still_there(self.folder):
             return GONE
         other = self._lock.beat()
         return None if other is None else f"was taken by {other}, though this process has its lock; {NO_LOCKS}"
 
     async def set_listener(self, listener: str | None, *, secret: bool = False) -> None:
-        """Say in `owner.json` where this process listens, and whether for the path's secret. Raises: OSError."""
+        """Write this process's address, and the need of the path's secret, to `owner.json`. Raises: OSError."""
         await self.blocking(lambda: self._lock.set_listener(listener, secret=secret))
 
     def prepare_close(self) -> None:
-        """What is in doubt stays so until the storage is opened again."""
+        """Stop trying to write after an error. Writes in doubt stay in doubt until the storage is opened again."""
         self._writing.stop()
 
     async def close(self) -> None:
-        """Write what is queued, confirm it, let go of the path. Safe to call twice."""
+        """Write and confirm all queued steps, then release the path. Safe to call twice."""
         if self._closed:
             return
         self._writing.stop()
@@ -142,22 +142,22 @@ class EmbeddedStorage(BrokerStorage):
             self._lock.release()
 
         await self._loop.run_in_executor(self._pool, finish)
-        while self._changes:  # of callers that gave up; each ends with its write, or is refused now
+        while self._changes:  # changes of callers that gave up; each ends with its write, or is refused now
             await asyncio.wait(self._changes)
         self._pool.shutdown(wait=False)
 
     async def blocking(self, call: Callable[[], T]) -> T:
-        """Call in a reader thread. Raises: StorageError, what `call` raises."""
+        """Call in a reader thread. Raises: StorageError, errors that `call` raises."""
         self._check_open()
         return await self._loop.run_in_executor(self._pool, call)
 
     async def seeking(self, call: Callable[[], T]) -> T:
-        """Call in a thread apart from the readers: whoever asks for times keeps only others waiting who do."""
+        """Call in a thread apart from the readers: searches by timestamp delay only each other."""
         self._check_open()
         return await self._loop.run_in_executor(self._seeker, call)
 
     async def alone(self, change: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Make one change of topics or log starts after the other, to its end even if the caller gives up."""
+        """Run a change of topics or log starts after those begun before, to its end even if the caller gives up."""
         task = self._loop.create_task(super().alone(change), name="flowshare-storage-change")
         self._changes.add(task)
         task.add_done_callback(self._changed_alone)
@@ -176,22 +176,22 @@ class EmbeddedStorage(BrokerStorage):
 
 
 class Opened(NamedTuple):
-    """What an opening gives: both to be let go of, and all topics with their partitions."""
+    """The result of an opening: the lock and the store, both to be released, and all topics with their partitions."""
 
     lock: OwnerLock
     store: RocksStore
     topics: list[tuple[Topic, list[StoredPartition]]]
 
     def let_go(self) -> None:
-        """For a caller that gave up."""
+        """Release both for a caller that gave up."""
         self.store.close()
         self.lock.release()
 
 
 async def claim(lock: OwnerLock, clock: Clock, pool: Executor) -> None:
-    """See that the holder of before does not live on another machine, to which locks may not reach.
+    """Check that the holder before does not live on another machine, to which locks may not reach.
 
-    Raises: StorageError (it lives, or it cannot be seen).
+    Raises: StorageError (it lives, or that cannot be seen).
     """
     if not lock.doubtful:
         return
@@ -215,7 +215,7 @@ async def claim(lock: OwnerLock, clock: Clock, pool: Executor) -> None:
 
 
 def open_blocking(lock: OwnerLock, *, fsync: bool) -> Opened:
-    """Open the store of a locked path and read what is needed of it.
+    """Open the store of a locked path and read topics and partitions.
 
     Raises: StorageDamaged, StorageError; the store is closed then.
     """
@@ -225,7 +225,7 @@ def open_blocking(lock: OwnerLock, *, fsync: bool) -> Opened:
     try:
         store = RocksStore(lock.path, fsync=fsync)
     except StorageDamaged:
-        if made:  # whoever moves the lost one back would move it into this one
+        if made:  # else the lost one would be moved back into this one
             directory.rmdir()
         raise
     try:
@@ -241,7 +241,7 @@ def _load(store: RocksStore) -> list[tuple[Topic, list[StoredPartition]]]:
 
 
 async def _or_else(work: asyncio.Future[T], undo: Callable[[T], None]) -> T:
-    """The result of work in a thread; `undo` has it when the caller gives up before it is there."""
+    """Return the result of work in a thread; `undo` is called with it when the caller has given up before."""
 
     def given_up(done: asyncio.Future[T]) -> None:
         if not done.cancelled() and done.exception() is None:

@@ -1,19 +1,19 @@
 """`OwnFolder`: a directory of this user's alone, in which other users of the machine read, prepare and replace nothing.
 
-Everything that flowshare keeps on a disk lies in one. Directories are 0700 and files 0600, whatever the umask. What is
-found where one is wanted:
+Everything that flowshare keeps on a disk lies in one. Directories are 0700 and files 0600, whatever the umask.
+Treatment of a wanted path by its present state:
 
     nothing                                     made, with the parents that are missing
-    a directory of this user                    used; what others may do there is taken away, with a line in the log
+    a directory of this user                    used; others' rights there are taken away, with a line in the log
     the same with the sticky bit, like /tmp     others are meant to use it: a folder of our own inside is used
     root's, and this user is not root           a mount, in a container: a folder of our own inside is used
-    another user's                              refused: its owner can change whatever lies in it
-    a symbolic link                             refused, also to a directory of this user: who made it can turn it
+    another user's                              refused: its owner can change all that lies in it
+    a symbolic link                             refused, also to a directory of this user: its maker can turn it
     a link of another user's on the way there   refused
     a parent that everybody may rename in       used, with a warning
 
-Files are opened below the directory's descriptor, never through a link, and have to be this user's. A file that has
-another name besides is not made private: that would change whatever the other name is for.
+Files are opened below the directory's descriptor, never through a link, and have to be this user's. A file with a
+second name is not made private: that would change the purpose of the other name.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import logging
 import os
 import secrets
 import stat
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -37,13 +38,17 @@ logger = logging.getLogger(__name__)
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 OTHERS: Final = 0o077
+_ACL: Final = struct.pack("<I", 2) + b"".join(
+    struct.pack("<HHI", tag, rights, 0xFFFFFFFF) for tag, rights in ((0x01, 7), (0x04, 0), (0x20, 0))
+)
+"""Default ACL for new files of a directory: all rights for the owner, none for the group and others."""
 READ_MAX: Final = 16 * 1024 * 1024
-"""Longest file that is read whole, in bytes; those of flowshare's own are much shorter."""
+"""Longest file that is read whole, in bytes; flowshare's own files are much shorter."""
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NotPrivate(StorageError):
-    """A file or directory that somebody else can change; the text says what to do."""
+    """A file or directory that another user can change; the text says how to mend that."""
 
 
 class OwnFolder:
@@ -51,7 +56,7 @@ class OwnFolder:
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
-        """Where it is: what was asked for, or a folder inside."""
+        """Path of the directory: the asked-for one, or a folder inside."""
         self._descriptor = descriptor
 
     @classmethod
@@ -76,7 +81,8 @@ class OwnFolder:
 
     @classmethod
     def found(cls, path: Path) -> OwnFolder | None:
-        """The directory at `place_of(path)`, if it is there and this user's; nothing is made or changed."""
+        """Return the directory at `place_of(path)`, or None if it is missing or not this user's; nothing is made or
+        changed."""
         path = place_of(path)
         try:
             folder = OwnFolder(path, _open_directory(path, None, path))
@@ -88,7 +94,7 @@ class OwnFolder:
         return folder
 
     def below(self, name: str) -> OwnFolder:
-        """A directory in this one, opened or made. Raises: NotPrivate, OSError."""
+        """Open or make a directory in this one. Raises: NotPrivate, OSError."""
         folder = _entered(Path(name), self._descriptor, self.path / name)
         try:
             folder.tighten()
@@ -98,14 +104,14 @@ class OwnFolder:
         return folder
 
     def open(self, name: str, flags: int) -> int:
-        """Open a file in it, made where it is missing with O_CREAT; the descriptor is not inherited by programs.
+        """Open a file of the folder, made with O_CREAT if missing; the descriptor is not inherited by programs.
 
         Raises: NotPrivate, OSError.
         """
         return _open_file(name, flags, self._descriptor, self.path / name)
 
     def write(self, name: str, content: bytes, *, lasting: bool = False) -> None:
-        """Put a file there, whole for whoever reads it meanwhile. lasting: also over a power cut. Raises: OSError."""
+        """Put a file into the folder; readers always see it whole. lasting: also after a power cut. Raises: OSError."""
         draft = self._draft(name, content, lasting=lasting)
         try:
             os.replace(draft, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
@@ -116,7 +122,7 @@ class OwnFolder:
             os.fsync(self._descriptor)
 
     def make(self, name: str, content: bytes) -> bool:
-        """Put a file there for good, if there is none; whether it was made. Raises: OSError."""
+        """Put a file into the folder durably, if there is none; return True if it was made. Raises: OSError."""
         draft = self._draft(name, content, lasting=True)
         try:
             os.link(draft, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
@@ -128,7 +134,7 @@ class OwnFolder:
         return True
 
     def read(self, name: str) -> bytes:
-        """A file's content. Raises: NotPrivate, OSError (EFBIG: it is longer than `READ_MAX`)."""
+        """Return a file's content. Raises: NotPrivate, OSError (EFBIG: the file is longer than `READ_MAX`)."""
         with os.fdopen(self.open(name, os.O_RDONLY), "rb") as file:
             content = file.read(READ_MAX + 1)
         if len(content) > READ_MAX:
@@ -136,7 +142,7 @@ class OwnFolder:
         return content
 
     def look(self, name: str) -> tuple[bytes, int] | None:
-        """A file's content and when it was touched last, in ns; None: there is no such file.
+        """Return a file's content and its modification time in ns; None: there is no such file.
 
         Raises: NotPrivate, OSError.
         """
@@ -148,26 +154,26 @@ class OwnFolder:
             return file.read(READ_MAX), os.fstat(descriptor).st_mtime_ns
 
     def touch(self, name: str) -> None:
-        """Set the time of a file. Raises: OSError."""
+        """Set the time of a file to now. Raises: OSError."""
         os.utime(name, dir_fd=self._descriptor, follow_symlinks=False)
 
     def remove(self, name: str) -> None:
-        """Take a file away; harmless when it is not there. Raises: OSError."""
+        """Remove a file; harmless when it is missing. Raises: OSError."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._descriptor)
 
     def names(self, ending: str = "") -> list[str]:
-        """Names in it that end so. Raises: OSError."""
+        """Return the sorted names in the folder with this ending. Raises: OSError."""
         return sorted(name for name in os.listdir(self._descriptor) if name.endswith(ending))
 
     def close(self) -> None:
-        """Let go of the directory; harmless when that was done."""
+        """Close the directory; harmless when it is closed."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def __enter__(self) -> Self:
-        """The folder; `close` at the end."""
+        """Return the folder; `close` at the end."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -190,14 +196,15 @@ class OwnFolder:
         return draft
 
     def in_place(self) -> bool:
-        """Whether its path still leads to it: nobody has removed it, or put another one there. Raises: OSError."""
+        """Return True if the folder's path still leads to it: nobody has removed or replaced it. Raises: OSError."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
         except FileNotFoundError:
             return False
 
     def tighten(self) -> None:
-        """Take away what others may do there, with a line in the log. Raises: OSError."""
+        """Take others' rights on the folder away, with a line in the log. Raises: OSError."""
+        self._close_files()
         mode = stat.S_IMODE(os.fstat(self._descriptor).st_mode)
         if mode == DIRECTORY_MODE:
             return
@@ -213,9 +220,31 @@ class OwnFolder:
         elif mode & OTHERS:
             logger.warning("%s was open to other users of this machine (mode %04o); it is 0700 now", self.path, mode)
 
+    def _close_files(self) -> None:
+        """Make files in the folder this user's alone: those that libraries make later, and those there already."""
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # elsewhere than on Linux, or without ACLs: as the umask says
+            os.setxattr(self._descriptor, "system.posix_acl_default", _ACL)
+        with os.scandir(self._descriptor) as entries:
+            open_to_others = [one.name for one in entries if _is_open_file(one)]
+        for name in open_to_others:
+            with contextlib.suppress(OSError, NotPrivate):  # somebody else's, or with a second name: its opening raises
+                os.close(self.open(name, os.O_RDONLY))
+
+
+def _is_open_file(entry: os.DirEntry[str]) -> bool:
+    """Return True if other users have rights on a file; False also for a name that is gone by now."""
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and bool(stat.S_IMODE(found.st_mode) & OTHERS)
+
 
 def place_of(path: Path) -> Path:
-    """Where flowshare keeps what it is to keep at `path`: there, or in a folder of this user's inside. Asks only."""
+    """Return the path where flowshare keeps data meant for `path`: `path`, or this user's folder inside. Changes
+    nothing."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -224,7 +253,7 @@ def place_of(path: Path) -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Make a directory where none is, 0700 with its missing parents; one that is there is left as it is.
+    """Make a directory if missing, 0700 with its missing parents; an existing one is left as it is.
 
     For directories that the user names, and whose rights are the user's to give. Raises: OSError.
     """
@@ -237,7 +266,7 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def _entered(path: Path, above: int | None, shown: Path) -> OwnFolder:
-    """The directory, or the one inside it that is this user's; made where it is missing."""
+    """Open the directory, or this user's directory inside it; made if missing."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, DIRECTORY_MODE, dir_fd=above)
     descriptor = _open_directory(path, above, shown)
@@ -255,7 +284,7 @@ def _entered(path: Path, above: int | None, shown: Path) -> OwnFolder:
 
 
 def _inside(descriptor: int, shown: Path) -> Path:
-    """The name of the own folder in a directory that is meant for all. Raises: NotPrivate."""
+    """Return the own folder's name in a directory meant for all. Raises: NotPrivate."""
     names = set(os.listdir(descriptor))
     if _inner() not in names and {"lock", "store"} <= names:
         raise NotPrivate(
@@ -342,7 +371,7 @@ def _make_parents(path: Path) -> None:
 
 
 def _check_way(path: Path) -> None:
-    """Look at what leads to a directory. Raises: NotPrivate."""
+    """Check the parents of a directory. Raises: NotPrivate."""
     for place in path.parents:
         with contextlib.suppress(OSError):
             found = os.lstat(place)

@@ -1,9 +1,9 @@
-"""Whether a produced batch holds what its header says.
+"""Inspection of produced batches: the records must agree with the batch's header.
 
-A header is a claim of whoever sent it. What it says decides how far a window grows, what readers reserve and when
-retention ends, so nothing of it is believed before the records were read:
+A header is a claim of the producer. It decides how far a window grows, how much readers reserve and when retention
+ends, so nothing of it is believed before the records were read:
 
-| claim | what must be true, else | Kafka's error |
+| claim | must hold, else | Kafka's error |
 |---|---|---|
 | count, last offset | so many records with the offsets 0, 1, 2, …; at most `RECORDS_MAX` | INVALID_RECORD |
 | lengths | each record ends where it says, the last one where the batch ends | INVALID_RECORD |
@@ -12,12 +12,12 @@ retention ends, so nothing of it is believed before the records were read:
 | newest timestamp | that of the newest record: set right if it is not, as Kafka does | |
 | attributes | no control batch, no append time, no delete horizon: those are the server's to set | INVALID_RECORD |
 
-`examine` is the work on one batch in steps, each of which takes a few milliseconds. `Inspector` does the steps of all
-batches in one thread beside the loop. Whoever has had least of it is next, so a batch of a few records does not wait
-for somebody's hundred megabytes. What is decompressed lies in memory while it is read, so of those that may become
-large one at a time is open, and one of those that stay small:
+`examine` inspects one batch in steps; each step takes a few milliseconds. `Inspector` does the steps of all batches in
+one thread beside the loop. The source that has had the least of the thread is next, so a batch of a few records does
+not wait for another source's hundred megabytes. Decompressed bytes lie in memory while they are read. So of the batches
+that may become large only one is open at a time, and only one of those that stay small:
 
-    WAITING ──its turn──→ OPEN ──step──→ OPEN … ──last step──→ the header, or why it is refused
+    WAITING ──its turn──→ OPEN ──step──→ OPEN … ──last step──→ the header, or the reason of its refusal
                            └── a small one that became large ──→ WAITING, as a large one
 
 Invariant: batches of one source for one partition leave in the order in which they came.
@@ -46,20 +46,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RECORDS_MAX: Final = 1 << 20
-"""Records of one batch."""
+"""Most records of a batch."""
 PLAIN_BYTES_MAX: Final = SIZE_MAX
-"""Bytes of one batch without compression: what members read at most."""
+"""Most bytes of a batch without compression: the most that members read."""
 SMALL_BYTES: Final = 1 << 20
 GROWTH_USUAL: Final = 8
-"""A compressed batch is small while it becomes at most `SMALL_BYTES`, or so many times its size."""
+"""Growth of a small batch: a compressed batch is small up to `SMALL_BYTES`, or this many times its size, opened."""
 STEP_RECORDS: Final = 16_384
 """Records read in one step: two milliseconds, for which the loop may have to wait for the interpreter."""
 FEW_RECORDS: Final = 256
 """Records in memory at a time: so few that Python's collector is not called, which costs more than the reading."""
 ON_LOOP_BYTES: Final = 16 << 10
-"""Batches without compression up to this size are looked into at once: less work than a turn of the thread."""
+"""Bytes of an uncompressed batch that is inspected at once, on the loop: less work than a turn of the thread."""
 TURN_BYTES: Final = 64 << 10
-"""But no more of them than this in one turn of the loop."""
+"""Most bytes of such batches in one turn of the loop."""
 NO_TIMESTAMP: Final = -1
 TIMESTAMP_MAX: Final = 2**63 - 1
 
@@ -68,7 +68,7 @@ _timestamp: Callable[[RawRecord], int] = attrgetter("timestamp")
 
 
 class Rules(NamedTuple):
-    """What records have to keep to in a topic. keyed: each has a key. earliest_ms, latest_ms: of timestamps."""
+    """The rules for records in a topic. keyed: each record has a key. earliest_ms, latest_ms: bounds of timestamps."""
 
     keyed: bool
     earliest_ms: int
@@ -76,7 +76,7 @@ class Rules(NamedTuple):
 
     @classmethod
     def of(cls, settings: TopicSettings, now_ms: int) -> Rules:
-        """Those of a topic at this time."""
+        """Return a topic's rules at this time."""
         keyed = settings.compaction is not None
         if settings.append_time:
             return cls(keyed, -TIMESTAMP_MAX, TIMESTAMP_MAX)
@@ -84,11 +84,11 @@ class Rules(NamedTuple):
 
 
 class _Grown(Exception):
-    """A compressed batch that was taken for a small one is not, or is damaged: that shows when it is opened large."""
+    """A compressed batch taken for a small one is large, or damaged: opening it as a large one decides."""
 
 
 class _Kind(enum.IntEnum):
-    """What an open batch costs in memory."""
+    """The kinds of open batches, by their cost in memory."""
 
     PLAIN = 0
     SMALL = 1
@@ -96,11 +96,11 @@ class _Kind(enum.IntEnum):
 
 
 OPEN_MAX: Final = {_Kind.PLAIN: 8, _Kind.SMALL: 1, _Kind.LARGE: 1}
-"""How many batches of a kind are open at a time."""
+"""Most open batches of each kind."""
 
 
 def check_produced(records: bytes, settings: TopicSettings, *, checksums: bool) -> tuple[BatchHeader, ...]:
-    """Headers of the batches that a producer sent; `checksums`: look at those, too.
+    """Return the headers of a producer's batches; `checksums`: check those, too.
 
     Raises: CorruptBatches, RecordsTooLarge.
     """
@@ -115,7 +115,7 @@ def check_produced(records: bytes, settings: TopicSettings, *, checksums: bool) 
 
 
 def check_claims(header: BatchHeader, rules: Rules) -> None:
-    """What can be told from the header alone. Raises: InvalidRecord, InvalidTimestamp."""
+    """Check the claims that the header alone can disprove. Raises: InvalidRecord, InvalidTimestamp."""
     if header.attributes & HORIZON_MASK:
         raise InvalidRecord("a produced batch says when its tombstones may go: that is for compaction to set")
     if header.attributes & APPEND_TIME_MASK:
@@ -127,12 +127,12 @@ def check_claims(header: BatchHeader, rules: Rules) -> None:
 def examine(
     records: bytes, header: BatchHeader, rules: Rules, kind: _Kind = _Kind.LARGE
 ) -> Generator[None, None, BatchHeader]:
-    """Read a batch, a step for each `next`; returns its header with what is true in it. Nothing is held of its records.
+    """Read a batch, a step for each `next`; return its header, set right. No records are kept.
 
     Raises: CorruptBatches (its checksum), InvalidRecord, InvalidTimestamp, MemoryError, _Grown (`kind` SMALL).
     """
     check_claims(header, rules)
-    reader = RawReader(_opened(records, header, kind))
+    reader = RawReader(_opened(records, header, kind), header)
     if kind is not _Kind.PLAIN:
         yield
     count, newest, full = 0, NO_TIMESTAMP, True
@@ -175,7 +175,7 @@ def _read(reader: RawReader) -> list[RawRecord]:
 
 
 def _newest(times: list[int], rules: Rules) -> int:
-    """The newest of the timestamps. Raises: InvalidTimestamp."""
+    """Return the newest of the timestamps, in ms. Raises: InvalidTimestamp."""
     oldest, newest = min(times), max(times)
     if oldest == NO_TIMESTAMP:
         oldest = min((ms for ms in times if ms != NO_TIMESTAMP), default=newest)
@@ -190,7 +190,7 @@ def _newest(times: list[int], rules: Rules) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """One batch to be looked into. steps: while it is open."""
+    """One batch to be inspected. steps: set while it is open."""
 
     source: Hashable
     records: bytes
@@ -202,12 +202,12 @@ class _Work:
 
 
 class Inspector:
-    """Looks into the produced batches of one storage; on its loop."""
+    """Inspects the produced batches of one storage; on its loop."""
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, deque[_Work]] = {}
         self._had: dict[Hashable, int] = {}
-        """Steps that a source with work has had, counted from what the others had when it came."""
+        """Steps that a source with work has had; a new source begins at the count of the source served last."""
         self._floor = 0
         self._open = dict.fromkeys(_Kind, 0)
         self._last: dict[Hashable, asyncio.Future[None]] = {}
@@ -225,9 +225,9 @@ class Inspector:
         source: Hashable | None,
         now_ms: int,
     ) -> tuple[BatchHeader, ...]:
-        """Headers of what is to be appended at a place, once they may be believed; see `Log.append`.
+        """Return headers of an append's batches, once they may be believed; see `Log.append`.
 
-        What this process made is right, but its application may have chosen the times, and the keys.
+        Batches made in this process are right, but its application may have chosen the times, and the keys.
 
         Raises: CorruptBatches, RecordsTooLarge, InvalidRecord, InvalidTimestamp, StorageError.
         """
@@ -243,10 +243,10 @@ class Inspector:
     async def inspect(
         self, source: Hashable, place: Hashable, records: bytes, headers: Sequence[BatchHeader], rules: Rules
     ) -> tuple[BatchHeader, ...]:
-        """Headers of the batches in `records`, with what is true in them, one batch after the other.
+        """Return the headers of the batches in `records`, set right, one batch after the other.
 
-        source: whoever sent them, among whom the work is divided. What one source sent for one place comes back in
-        the order in which it came.
+        source: the sender; the thread's work is divided among senders. Batches of one source for one place come back in
+        the order in which they came.
 
         Raises: CorruptBatches, InvalidRecord, InvalidTimestamp, StorageError.
         """
@@ -262,7 +262,7 @@ class Inspector:
                 ]
             )
         finally:
-            if before is not None and not before.done():  # it gave up while it waited; who comes next waits on
+            if before is not None and not before.done():  # the caller gave up waiting; the next one waits on
                 before.add_done_callback(lambda _: left.set_result(None))
             else:
                 left.set_result(None)
@@ -270,7 +270,7 @@ class Inspector:
                 del self._last[source, place]
 
     async def close(self) -> None:
-        """What is not looked into yet is refused."""
+        """Stop the inspector and refuse all batches that are not examined yet."""
         self._closed = True
         if self._running is not None:
             await asyncio.wait((self._running,))
@@ -278,7 +278,8 @@ class Inspector:
             self._pool.shutdown(wait=False)
 
     def _at_once(self, records: bytes, header: BatchHeader, rules: Rules) -> BatchHeader | None:
-        """A little batch, on the loop: one step; None: it is not one, or there were enough of them in this turn."""
+        """Inspect a little batch on the loop, in one step; None: the batch is not little, or this turn has had enough
+        of them."""
         if header.attributes & CODEC_MASK or header.size > min(ON_LOOP_BYTES, self._on_loop):
             return None
         if self._on_loop == TURN_BYTES:
@@ -302,7 +303,7 @@ class Inspector:
         return await work.done
 
     async def _run(self) -> None:
-        """Do the steps of all that wait, until none do."""
+        """Do the steps of all waiting batches, until none waits."""
         try:
             await self._work()
         except Exception:
@@ -339,7 +340,7 @@ class Inspector:
                 self._end(work, header, error)
 
     def _next(self) -> _Work:
-        """Of what is open or may be opened, that of who had least."""
+        """Return the open, or openable, batch of the source with the fewest steps."""
         heads = (queue[0] for queue in self._queues.values())
         ready = (work for work in heads if work.steps is not None or self._open[work.kind] < OPEN_MAX[work.kind])
         return min(ready, key=lambda work: self._had[work.source])
@@ -356,7 +357,7 @@ class Inspector:
         if not queue:
             del self._queues[work.source], self._had[work.source]
         if work.done.done():
-            return  # whoever asked gave up
+            return  # the caller gave up
         if error is not None:
             work.done.set_exception(error)
         else:
@@ -365,7 +366,7 @@ class Inspector:
 
 
 def _step(steps: Generator[None, None, BatchHeader]) -> BatchHeader | None:
-    """Go on with a batch; None: there is more to do. Any thread."""
+    """Do a batch's next step; None: there is more to do. Any thread."""
     try:
         next(steps)
     except StopIteration as end:

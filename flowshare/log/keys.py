@@ -1,4 +1,4 @@
-"""Keys of the embedded store. One byte says what an entry is; numbers are big-endian, so that key order is theirs.
+"""Keys of the embedded store. The first byte is an entry's kind; numbers are big-endian, so that key order is theirs.
 
 b topic_id partition base_offset            a record batch as it is served
 i topic_id partition max_timestamp offset   time index: largest timestamp up to and with the batch at `offset`
@@ -49,61 +49,62 @@ producers: Final = partial(_partition_key, b"n")
 aborted: Final = partial(_partition_key, b"a")
 """Prefix of a partition's aborted transactions; `at` with the offset of its marker makes the key of one."""
 compacted: Final = partial(_partition_key, b"c")
-"""Key of how far a partition was compacted."""
+"""Key of a partition's progress of compaction."""
 
 
 def topic_ranges(topic_id: uuid.UUID) -> tuple[tuple[bytes, bytes], ...]:
-    """All key ranges of a topic, half-open."""
+    """Return all key ranges of a topic, half-open."""
     return tuple((kind + topic_id.bytes, after(kind + topic_id.bytes)) for kind in (b"b", b"i", b"p", b"n", b"a", b"c"))
 
 
 def at(prefix: bytes, offset: int) -> bytes:
-    """Key of the batch with this base offset."""
+    """Return the key of the batch with this base offset."""
     return prefix + _number.pack(offset)
 
 
 def prefix_of(key: bytes) -> bytes:
-    """The partition's prefix in the key of a batch."""
+    """Return the partition's prefix in the key of a batch."""
     return key[: _partition.size]
 
 
 def part_of(key: bytes) -> bytes:
-    """What a key has in common with those of its kind, and of its partition, if it is of one."""
+    """Return the beginning that a key shares with all keys of its kind and, if it belongs to a partition, of that
+    partition."""
     return key[:1] if key[:1] in (STATE, TOPIC) else key[: _partition.size]
 
 
 def offset_of(key: bytes) -> int:
-    """The number at the end of a key: a batch's base offset, a producer id, a marker's offset."""
+    """Return the number at the end of a key: a batch's base offset, a producer id, a marker's offset."""
     return int.from_bytes(key[-8:], "big")
 
 
 def time_at(prefix: bytes, max_timestamp: int, offset: int) -> bytes:
-    """Key of a time index entry."""
+    """Return the key of a time index entry."""
     return prefix + _pair.pack(max_timestamp + _BIAS, offset)
 
 
 def time_of(key: bytes) -> tuple[int, int]:
-    """Largest timestamp and offset in the key of a time index entry."""
+    """Return largest timestamp and offset in the key of a time index entry."""
     timestamp, offset = _pair.unpack(key[-16:])
     return timestamp - _BIAS, offset
 
 
 def pack(*numbers: int) -> bytes:
-    """Numbers as a value."""
+    """Encode numbers."""
     return b"".join(map(_number.pack, numbers))
 
 
 def unpack(value: bytes) -> int:
-    """A value as a number."""
+    """Decode a number."""
     return int.from_bytes(value, "big")
 
 
 def unpack_all(value: bytes) -> tuple[int, ...]:
-    """A value as numbers."""
+    """Decode numbers."""
     return tuple(number for (number,) in _number.iter_unpack(value))
 
 
 def after(prefix: bytes) -> bytes:
-    """The least key behind all keys with this prefix."""
+    """Return the least key behind all keys with this prefix."""
     trimmed = prefix.rstrip(END)
     return trimmed[:-1] + bytes((trimmed[-1] + 1,)) if trimmed else END * 64

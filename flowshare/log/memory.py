@@ -1,7 +1,7 @@
 """The storage that lives as long as the process: for the test kit and for apps that need no durability.
 
 Every write is confirmed when it is applied, and all reads happen on the loop. `before_write` lets a test hold or fail
-writes: it is awaited before each one and what it raises is what the caller gets.
+writes: it is awaited before each one and its error is the caller's.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from flowshare.log.store import Store, StoreStep
 
 
 class MemoryStore(Store):
-    """A store in dictionaries. Keys are sorted by part (`keys.part_of`), so that a new one mostly is the last of its
-    part; nothing is written while somebody goes over a scan."""
+    """A store in dictionaries. Keys are sorted by part (`keys.part_of`), so that a new key mostly is the last of its
+    part; do not write while a scan is iterated."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
         self._parts: dict[bytes, list[bytes]] = {}
-        self._names: list[bytes] = []  # of the parts, in order
+        self._names: list[bytes] = []  # names of the parts, in order
 
     def get(self, key: bytes) -> bytes | None:
-        """Value of a key."""
+        """Return the value of a key."""
         return self._values.get(key)
 
     def scan(self, first: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from `first` up to, not including, `end`; in reverse from the last one down."""
+        """Yield entries from `first` up to, not including, `end`; in reverse from the last one down."""
         names, values, step = self._between(first, end), self._values, -1 if reverse else 1
         for name in names[::step]:
             part = self._parts[name]
@@ -40,7 +40,7 @@ class MemoryStore(Store):
                 yield key, values[key]
 
     def commit(self, steps: Iterable[StoreStep]) -> None:
-        """Write all, in order."""
+        """Write all steps, in order."""
         for step in steps:
             for first, end in step.ranges:
                 self._delete(first, end)
@@ -73,13 +73,13 @@ class MemoryStore(Store):
                 self._names.remove(name)
 
     def _between(self, first: bytes, end: bytes) -> list[bytes]:
-        """Names of the parts that may have keys from `first` to before `end`."""
+        """Return the names of the parts that may have keys from `first` to before `end`."""
         names = self._names
         return names[max(0, bisect_right(names, first) - 1) : bisect_left(names, end)]
 
 
 class MemoryQueue(CommitQueue):
-    """Takes one step at a time, and writes it at once."""
+    """Takes one step at a time, and writes the step at once."""
 
     def __init__(self, store: Store, before_write: Callable[[], Awaitable[None]]) -> None:
         self._before_write = before_write
@@ -97,12 +97,12 @@ class MemoryQueue(CommitQueue):
             raise
 
     def leave(self, size: int) -> None:
-        """Let the next one in."""
+        """Let the next step in."""
         del size
         self._turn.release()
 
     def check(self) -> None:
-        """They are always taken."""
+        """Do nothing: always accepted."""
 
     def queue(self, step: StoreStep) -> asyncio.Future[None]:
         """Write the step."""
@@ -122,7 +122,7 @@ class MemoryStorage(BrokerStorage):
 
     def __init__(self, clock: Clock) -> None:
         self.before_write: Callable[[], Awaitable[None]] | None = None
-        """What is awaited before each write."""
+        """A hook that is awaited before each write."""
         store = MemoryStore()
         super().__init__(store, MemoryQueue(store, self._before), clock)
 

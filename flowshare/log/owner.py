@@ -1,4 +1,4 @@
-"""Who holds a storage path: a lock that the system drops with its process, and `owner.json` that names the holder.
+"""The holder of a storage path: a lock that the system drops with its process, and `owner.json` that names the holder.
 
 The lock is on an open file (flock), so it also keeps a second opening in the same process out. RocksDB has a lock of
 its own, but its message names nobody and a read-only opening ignores it.
@@ -12,10 +12,10 @@ store. So each holder tries its lock with a second descriptor, and touches `owne
       is not touched for `DOUBT_S`
     the same, and it is touched                 refused: that one lives, so locks do not reach from here to there
     a holder finds another's name               it writes nothing more
-    a holder finds another directory, or none   the same: what is written then, nobody finds again
+    a holder finds another directory, or none   the same: nobody would find later writes again
 
-What this does not see is a holder that stood still for longer than `DOUBT_S` on another machine, with locks that do not
-reach there: such a mount is none for a path.
+One case is not seen: a holder that stood still for longer than `DOUBT_S` on another machine, with locks that do not
+reach there. Do not use such a mount for a path.
 """
 
 from __future__ import annotations
@@ -46,29 +46,30 @@ LOCK_FILE: Final = "lock"
 OWNER_FILE: Final = "owner.json"
 WORKERS_DIRECTORY: Final = "workers"
 BEAT_S: Final = 1.0
-"""How often a holder says that it lives, and looks whether the path is still its own."""
+"""Seconds between two beats: a holder says that it lives, and checks that the path is still its own."""
 DOUBT_S: Final = 3.0
-"""How long the holder on another machine is given to say so."""
+"""Seconds that the holder on another machine has to show a beat."""
 NO_LOCKS: Final = "keep it on a local disk, or mount this one with locks (NFS: lockd; neither nolock nor local_lock)"
 STORE_DIRECTORY: Final = "store"
 STORE_FILE: Final = "CURRENT"
-"""Of RocksDB's files one that each store has."""
+"""One of RocksDB's files that each store has."""
 GONE: Final = (
     "was removed or replaced while this process worked on it: put it back, or a backup, before you start this process "
     "again, which else begins anew on an empty one"
 )
-"""What became of a path that is not `still_there`, and what to do."""
+"""The error text for a path that is not `still_there`: its fate, and a remedy."""
 OWN_NAMES: Final = frozenset({LOCK_FILE, OWNER_FILE, WORKERS_DIRECTORY, STORE_DIRECTORY, "confirmed"})
-"""What a storage's directory holds (see `store.py` for the last two, `backend/path_workers.py` for the one before)."""
+"""The names in a storage's directory (see `store.py` for the last two, `backend/path_workers.py` for the one
+before)."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathOwner:
-    """The holder: process, when it opened the path (ms since 1970), machine; token: tells it from any other.
+    """The holder of a path: its process, opening time (ms since 1970) and machine; token: tells it from any other.
 
-    listener: `host:port` where it speaks Kafka's protocol, for the other processes on this path. secret: whether these
+    listener: `host:port` where it speaks Kafka's protocol, for the other processes on this path. secret: True if those
     have to prove the path's secret there (`backend.path_login`).
     """
 
@@ -91,12 +92,12 @@ class OwnerLock:
     def __init__(self, path: Path, *, now_ms: int, doubt: bool = False) -> None:
         """Take the lock and write `owner.json`. Raises: StorageHeld, StorageError (NotPrivate, locks are not kept).
 
-        doubt: where `doubtful` is true, nothing is written before `tell`.
+        doubt: if True and the lock is `doubtful`, nothing is written before `tell`.
         """
         self.before: PathOwner | None = None
-        """Who held the path before and did not let go of it in order."""
+        """The holder before, if it did not release the path in order."""
         self.untold = False
-        """Whether `owner.json` is not there, because the disk has no room for it: nobody can join."""
+        """True if `owner.json` is missing because the disk has no room for it: nobody can join."""
         self.owner = PathOwner(pid=os.getpid(), since_ms=now_ms, host=socket.gethostname(), token=secrets.token_hex(8))
         self._doubt = doubt
         self._file = -1
@@ -114,22 +115,24 @@ class OwnerLock:
 
     @property
     def path(self) -> Path:
-        """The directory: what was asked for, or a folder inside (`log.folder`)."""
+        """The directory: the asked-for one, or a folder inside (`log.folder`)."""
         return self.folder.path
 
     @property
     def doubtful(self) -> bool:
-        """Whether the last holder was on another machine and did not let go: the lock alone may not keep it out."""
+        """True if the last holder was on another machine and did not release the path: the lock alone may not keep it
+        out."""
         return self.before is not None and self.before.host != self.owner.host
 
     def pulse(self) -> tuple[bytes, int] | None:
-        """What changes while the holder named in `owner.json` lives. Raises: OSError, NotPrivate."""
+        """Return a value that changes while the holder named in `owner.json` lives. Raises: OSError, NotPrivate."""
         return self.folder.look(OWNER_FILE)
 
     def beat(self) -> PathOwner | None:
-        """Say that this holder lives; returns another one that `owner.json` names. Raises: OSError, NotPrivate."""
+        """Say that this holder lives; return another holder that `owner.json` names, or None. Raises: OSError,
+        NotPrivate."""
         named = read_owner(self.path)
-        if named is None:  # somebody removed it
+        if named is None:  # somebody removed the file
             self.tell()
         elif named.token != self.owner.token:
             return named
@@ -138,7 +141,7 @@ class OwnerLock:
         return None
 
     def set_listener(self, listener: str | None, *, secret: bool = False) -> None:
-        """Change where the holder listens, and whether it asks for the path's secret there. Raises: OSError."""
+        """Change the holder's listening address, and the need of the path's secret there. Raises: OSError."""
         self.owner = replace(self.owner, listener=listener, secret=secret)
         self.tell()
 
@@ -161,7 +164,7 @@ class OwnerLock:
             self.untold = True
 
     def release(self) -> None:
-        """Remove `owner.json`, if the disk lets it, and drop the lock; a forked child has neither."""
+        """Remove `owner.json`, if the disk allows it, and drop the lock; a forked child has neither."""
         named = read_owner(self.path)
         if os.getpid() == self.owner.pid and named is not None and named.token == self.owner.token:
             with contextlib.suppress(OSError):  # only the lock decides
@@ -190,7 +193,8 @@ class OwnerLock:
             self.tell()
 
     def _locked(self, file: int) -> bool:
-        """Whether the lock was free, and is this descriptor's now. Raises: StorageError (there are none)."""
+        """Try to lock the file for this descriptor; return True if the lock was free. Raises: StorageError (no locks
+        here)."""
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -212,7 +216,7 @@ class OwnerLock:
 
 
 def still_there(folder: OwnFolder) -> bool:
-    """Whether an open directory is where it was, and its store in it. Raises: OSError."""
+    """Return True if an open directory is still in its place, with its store in it. Raises: OSError."""
     return folder.in_place() and (folder.path / STORE_DIRECTORY / STORE_FILE).exists()
 
 
@@ -226,22 +230,51 @@ def _refuse_foreign(path: Path, names: Collection[str]) -> None:
         )
 
 
+def exists(path: Path) -> bool:
+    """Return True if something is at the path. Raises: StorageError (this user may not look there, a name too long)."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise StorageError(_unusable(path, error)) from error
+
+
 def _unusable(path: Path, error: OSError) -> str:
-    """Why the path cannot be used, and what to do."""
+    """Return the reason why the path cannot be used, and a remedy."""
     for place in (path, *path.parents):
-        if place.exists() and not place.is_dir():
+        if os.path.exists(place) and not os.path.isdir(place):  # Path.exists raises where this user may not look
             return f"{path} cannot be used as a storage: {place} is a file; name a directory in the broker URL"
     if no_room(error):
         return f"{path} cannot be used as a storage: {error.strerror}; make room on that disk first"
+    if error.errno == errno.ENAMETOOLONG:
+        return f"{path} cannot be used as a storage: {error.strerror}; name a shorter path in the broker URL"
     advice = "mount it for writing" if error.errno == errno.EROFS else "give this user the right to write there"
     return (
         f"{path} cannot be used as a storage: {error.strerror}; {advice}, or name another directory in the broker URL"
     )
 
 
+def holder(path: Path) -> PathOwner | None:
+    """Return the holder of the path's lock; None: nobody, or another user's process."""
+    folder = OwnFolder.found(path)
+    if folder is None:
+        return None
+    with folder:
+        try:
+            lock = folder.open(LOCK_FILE, os.O_RDONLY)
+        except (OSError, StorageError):
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return read_owner(path)
+        finally:
+            os.close(lock)
+    return None
+
+
 def read_owner(path: Path) -> PathOwner | None:
-    """Who `owner.json` names, None when it is missing, unreadable or not this user's. It may be stale: only the lock
-    decides."""
+    """Return the holder named in `owner.json`; None when the file is missing, unreadable or not this user's. The name
+    may be stale: only the lock decides."""
     folder = OwnFolder.found(path)
     if folder is None:
         return None
@@ -253,7 +286,7 @@ def read_owner(path: Path) -> PathOwner | None:
 
 
 def parse_owner(content: bytes) -> PathOwner | None:
-    """Read `owner.json`: which process holds the path. None when that is no owner."""
+    """Parse `owner.json`'s content; None when it names no holder."""
     try:
         return PathOwner(**orjson.loads(content))
     except (ValueError, TypeError):

@@ -1,7 +1,7 @@
-"""One partition of the embedded log: its bounds on the loop, its producers, and what is read from the store for it.
+"""One partition of the embedded log: its bounds on the loop, its producers, and the reads of its stored batches.
 
 The `…_blocking` functions, here, in `retention.py` and `cleaner.py`, read the store and run in worker threads; they
-change nothing. What a partition says of itself may change while they read: the bounds that must not are arguments.
+change nothing. A partition's fields may change while they read: bounds that must not change are arguments.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from flowshare.transactions.producers import ProducerBatch, Written
 from flowshare.transactions.stored import decode_aborted, decode_producer, encode_aborted, encode_producer
 
 INDEX_BYTES: Final = 64 * 1024
-"""A time index entry is written each time this many bytes were appended."""
+"""Appended bytes between two entries of the time index."""
 NO_TIMESTAMP: Final = -1
 STEP_RECORDS: Final = 4_096
 """Records of a large batch that are in memory at a time."""
@@ -69,12 +69,13 @@ class StoredPartition:
     producers: PartitionProducers = field(default_factory=PartitionProducers)
 
     def offsets(self) -> LogOffsets:
-        """Bounds as readers see them."""
+        """Return the bounds as readers see them."""
         stable = self.producers.last_stable(self.log_start, self.end)
-        return LogOffsets(log_start=self.log_start, high_watermark=self.end, last_stable=stable)
+        size = max(0, self.end_position - self.start_position)
+        return LogOffsets(log_start=self.log_start, high_watermark=self.end, last_stable=stable, size=size)
 
     def place(self, placed: bytes, headers: tuple[BatchHeader, ...]) -> tuple[list[Write], list[TailBatch]]:
-        """Take placed batches in as being written; returns what is to be written and the batches."""
+        """Note placed batches as being written; return the writes to make and the batches."""
         prefix = keys.batches(self.topic_id, self.number)
         writes, batches = list[Write](), list[TailBatch]()
         for header in headers:
@@ -93,37 +94,37 @@ class StoredPartition:
         return writes, batches
 
     def confirm(self, end: int, position: int, change: ProducerChange | None) -> None:
-        """What was being written up to `end` is durable, `change` of its producers with it."""
+        """Note that the writes up to `end` are durable, together with `change` of their producers."""
         self.end, self.end_position = end, position
         if change is not None:
             self.producers.confirm(change)
 
     def cut(self, log_start: int, start_position: int) -> None:
-        """The log starts here now. Producers stay known (KIP-360)."""
+        """Move the log's start. Producers stay known (KIP-360)."""
         self.log_start, self.start_position = log_start, start_position
         self.producers.aborted.cut(log_start)
 
     def roll_back(self) -> None:
-        """Forget what was being written and failed."""
+        """Forget the writes that failed."""
         self.producers.roll_back()
         if self.next_offset != self.end:
             self.next_offset, self.position = self.end, self.end_position
-            # The last index entry may be gone with it; one too many does no harm.
+            # The last index entry may be gone with them; one too many does no harm.
             self.indexed = self.position - INDEX_BYTES
 
 
 class TopicPartitions:
-    """The partitions of one topic. An empty one is made when it is first asked for: a request may want thousands."""
+    """The partitions of one topic. An empty partition is made at its first use: a request may want thousands."""
 
     def __init__(self, topic: Topic, loaded: Iterable[StoredPartition] = ()) -> None:
-        """loaded: those that are not empty."""
+        """loaded: the partitions with records."""
         self.count = topic.partitions
-        """How many there are, made or not."""
+        """Number of partitions, made or not."""
         self._topic = topic
         self._made = {one.number: one for one in loaded}
 
     def at(self, number: int) -> StoredPartition:
-        """The partition of a number. Raises: UnknownTopic."""
+        """Return the partition of a number. Raises: UnknownTopic."""
         found = self._made.get(number)
         if found is None:
             if not 0 <= number < self.count:
@@ -132,12 +133,12 @@ class TopicPartitions:
         return found
 
     def made(self) -> tuple[tuple[int, StoredPartition], ...]:
-        """Those that were asked for, by number; all others are empty."""
+        """Return the partitions made so far, by number; all others are empty."""
         return tuple(self._made.items())
 
 
 def load_blocking(store: Store, topic_id: uuid.UUID, number: int) -> StoredPartition:
-    """A partition as it is stored. Raises: StorageDamaged, StorageError."""
+    """Load a partition from the store. Raises: StorageDamaged, StorageError."""
     producers = _load_producers(store, topic_id, number)
     partition = StoredPartition(topic_id=topic_id, number=number, producers=producers)
     bounds = store.get(keys.bounds(topic_id, number))
@@ -166,13 +167,13 @@ def load_blocking(store: Store, topic_id: uuid.UUID, number: int) -> StoredParti
 
 
 def walk(store: Store, log: StoredPartition, from_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
-    """Batches whose base offset is `from_offset` or more, in order. Raises: CorruptBatches, StorageDamaged."""
+    """Yield batches whose base offset is `from_offset` or more, in order. Raises: CorruptBatches, StorageDamaged."""
     prefix = keys.batches(log.topic_id, log.number)
     following: int | None = None
     for key, records in store.scan(keys.at(prefix, from_offset), keys.after(prefix)):
         base = keys.offset_of(key)
         header = header_of(log.number, base, records)
-        # Asked when the hole is met: whoever makes one has raised `holes_to` before.
+        # Checked when the hole is met: its maker has raised `holes_to` before.
         missing = following is not None and base != following and (base < following or base > log.holes_to)
         if header.base_offset != base or missing:
             raise CorruptBatches(f"partition {log.number}: offsets {following}-{base - 1} are missing in the log")
@@ -182,7 +183,7 @@ def walk(store: Store, log: StoredPartition, from_offset: int) -> Iterator[tuple
 
 @contextlib.contextmanager
 def damage() -> Iterator[None]:
-    """What cannot be decoded of a stored batch is CorruptBatches."""
+    """Turn DecodeError into CorruptBatches: a stored batch cannot be decoded."""
     try:
         yield
     except DecodeError as error:
@@ -190,7 +191,7 @@ def damage() -> Iterator[None]:
 
 
 def header_of(number: int, base: int, records: bytes) -> BatchHeader:
-    """The header of a stored batch. Raises: CorruptBatches."""
+    """Return the header of a stored batch. Raises: CorruptBatches."""
     try:
         (header,) = batch_headers(records)
     except (DecodeError, ValueError) as error:
@@ -199,9 +200,9 @@ def header_of(number: int, base: int, records: bytes) -> BatchHeader:
 
 
 def read_blocking(store: Store, log: StoredPartition, offset: int, end: int, max_bytes: int) -> list[TailBatch]:
-    """Batches from the one that holds `offset` (or the next one, if none does) on, up to `end`; at least one.
+    """Read batches from the one that holds `offset` (or the next one, if none does) on, up to `end`; at least one.
 
-    Raises: CorruptBatches, StorageDamaged, StorageError; OffsetOutOfRange when the log start has passed it.
+    Raises: CorruptBatches, StorageDamaged, StorageError; OffsetOutOfRange when the log start has passed the offset.
     """
     prefix = keys.batches(log.topic_id, log.number)
     holder = store.last_before(prefix, keys.at(prefix, offset + 1))
@@ -222,7 +223,8 @@ def read_blocking(store: Store, log: StoredPartition, offset: int, end: int, max
 def offset_at_blocking(
     store: Store, log: StoredPartition, timestamp_ms: int, log_start: int, end: int, go_on: Callable[[], object]
 ) -> tuple[int, int] | None:
-    """First (offset, timestamp) with timestamp ≥ `timestamp_ms` in the log; go_on: called before each batch, may raise.
+    """Find the first (offset, timestamp in ms) with timestamp ≥ `timestamp_ms` in the log; go_on: called before each
+    batch, may raise.
 
     Raises: CorruptBatches, StorageDamaged, StorageError.
     """
@@ -241,8 +243,8 @@ def offset_at_blocking(
 
 
 def first_at(records: bytes, timestamp_ms: int, log_start: int) -> tuple[int, int] | None:
-    """First (offset, timestamp) of a batch from the log start on with timestamp ≥ `timestamp_ms`. A batch may be large:
-    few of its records are in memory at a time.
+    """Find a batch's first (offset, timestamp) from the log start on with timestamp ≥ `timestamp_ms`. A batch may be
+    large: few of its records are in memory at a time.
 
     Raises: CorruptBatches, StorageError (no memory).
     """
@@ -251,7 +253,7 @@ def first_at(records: bytes, timestamp_ms: int, log_start: int) -> tuple[int, in
             header = next(frames(records))
             if header.is_control:
                 return None
-            reader = RawReader(plain(records + PADDING, header))
+            reader = RawReader(plain(records + PADDING, header), header)
             full = True
             while full:
                 step = reader.take(STEP_RECORDS)
@@ -265,11 +267,11 @@ def first_at(records: bytes, timestamp_ms: int, log_start: int) -> tuple[int, in
 
 
 Decide = Callable[[PartitionProducers, int, int], ProducerChange | Written]
-"""(producers, base offset, now in ms) -> what the append changes, or where it is already. Raises: CoreError."""
+"""(producers, base offset, now in ms) -> the append's change of producers, or its old place. Raises: CoreError."""
 
 
 def produced(headers: Sequence[BatchHeader]) -> ProducerBatch | None:
-    """What a checked append says of its producer; None when it names none. Raises: CorruptBatches."""
+    """Return the producer fields of a checked append; None if it names no producer. Raises: CorruptBatches."""
     header = headers[0]
     if len(headers) > 1:
         if any(header.producer_id >= 0 or header.is_transactional for header in headers):
@@ -287,7 +289,7 @@ def produced(headers: Sequence[BatchHeader]) -> ProducerBatch | None:
 
 
 def decide_batch(batch: ProducerBatch, admit: Callable[[], None] | None, expiry_ms: int) -> Decide:
-    """The decision about a producer's batch."""
+    """Return the decision about a producer's batch."""
 
     def decide(producers: PartitionProducers, base_offset: int, now_ms: int) -> ProducerChange | Written:
         written = producers.duplicate(batch)
@@ -301,7 +303,7 @@ def decide_batch(batch: ProducerBatch, admit: Callable[[], None] | None, expiry_
 
 
 def decided(decide: Decide, producers: PartitionProducers, base_offset: int, now_ms: int) -> ProducerChange | Written:
-    """What `decide` says. Raises: ProducerRefused."""
+    """Return the result of `decide`. Raises: ProducerRefused."""
     try:
         return decide(producers, base_offset, now_ms)
     except CoreError as error:
@@ -309,7 +311,7 @@ def decided(decide: Decide, producers: PartitionProducers, base_offset: int, now
 
 
 def producer_writes(topic_id: uuid.UUID, partition: int, change: ProducerChange) -> list[Write]:
-    """What is to be stored with the batch or marker."""
+    """Return the producers' entries to be stored with the batch or marker."""
     prefix = keys.producers(topic_id, partition)
     stored: list[Write] = [
         (keys.at(prefix, producer_id), None if after is None else encode_producer(after))
@@ -322,7 +324,7 @@ def producer_writes(topic_id: uuid.UUID, partition: int, change: ProducerChange)
 
 
 def _load_producers(store: Store, topic_id: uuid.UUID, partition: int) -> PartitionProducers:
-    """The producers of a partition as they are stored. Raises: StorageDamaged, StorageError."""
+    """Load a partition's producers from the store. Raises: StorageDamaged, StorageError."""
     producers, aborted = keys.producers(topic_id, partition), keys.aborted(topic_id, partition)
     try:
         return PartitionProducers(
@@ -337,7 +339,7 @@ def _load_producers(store: Store, topic_id: uuid.UUID, partition: int) -> Partit
 
 
 def aborted_among(producers: PartitionProducers, found: Sequence[TailBatch]) -> tuple[LogBatch, ...]:
-    """Batches among consecutive ones that belong to aborted transactions."""
+    """Return those of consecutive batches that belong to aborted transactions."""
     if not found:
         return ()
     entries = producers.aborted.between(found[0].first, found[-1].last + 1)

@@ -1,12 +1,11 @@
 """Recent batches of a storage, kept in memory: those appended lately, and those read lately.
 
 Readers at the log's end never wait for the store (`Tail`). One budget for all partitions (`TailBudget`): the batches
-appended longest ago go first, whichever partition they are of.
+appended longest ago go first, of any partition.
 
 Further back, share groups read a partition in small steps, often several members from one batch and groups from the
 same place. Each read of the store brings a stretch of the log into memory (`ReadAhead`); the least used stretches go
-first. Only compaction changes batches and says so (`forget`); else a stretch is right for as long as its partition
-exists.
+first. Only compaction changes batches and calls `forget`; else a stretch is right for as long as its partition exists.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from collections import OrderedDict, deque
 from typing import Final, NamedTuple
 
 ENTRY_BYTES: Final = 200
-"""What an entry takes besides its batch."""
+"""Bytes that an entry takes besides its batch."""
 COMPACT_AT: Final = 1024
 STRETCH_BYTES: Final = 1 << 20
-"""What one read of the store brings in at least, when there is as much."""
+"""Least bytes that one read of the store brings in, if the log has as many."""
 STRETCHES_MAX: Final = 4
-"""Stretches of one partition: members that are at different places of it."""
+"""Stretches of one partition: for members at different places."""
 
 
 class TailBatch(NamedTuple):
@@ -44,11 +43,11 @@ class Tail:
         self._head = 0
 
     def covers(self, offset: int) -> bool:
-        """Whether the batch that holds `offset` is here, given that it is in the log."""
+        """Return True if the batch that holds `offset` is in this tail, given that it is in the log."""
         return self._head < len(self._firsts) and self._firsts[self._head] <= offset
 
     def read(self, offset: int, end: int, max_bytes: int) -> list[TailBatch]:
-        """Batches from the one that holds `offset` on that end before `end`; at least one if there is one."""
+        """Return batches from the one that holds `offset` on that end before `end`; at least one if there is one."""
         index = bisect_right(self._firsts, offset, lo=self._head) - 1
         found, size = list[TailBatch](), 0
         while index < len(self._batches):
@@ -66,7 +65,7 @@ class Tail:
         self._firsts.append(batch.first)
 
     def drop_first(self) -> int:
-        """Forget the oldest batch; returns its size, 0 when there is none."""
+        """Forget the oldest batch; return its size in bytes, 0 when there is none."""
         if self._head == len(self._batches):
             return 0
         size = len(self._batches[self._head].records) + ENTRY_BYTES
@@ -78,7 +77,7 @@ class Tail:
         return size
 
     def forget(self, before: int) -> tuple[int, int]:
-        """Forget batches that begin before an offset; how many, and their size."""
+        """Forget batches that begin before an offset; return their number and size in bytes."""
         end = bisect_left(self._firsts, before, lo=self._head)
         gone = self._batches[self._head : end]
         del self._batches[:end], self._firsts[:end]
@@ -109,7 +108,7 @@ class TailBudget:
             self._bytes -= self._order.popleft().drop_first()
 
     def forget(self, tail: Tail, before: int) -> None:
-        """Forget the batches of a tail that begin before this offset: they are about to change."""
+        """Forget a tail's batches that begin before this offset: they are about to change."""
         count, size = tail.forget(before)
         if count:
             self._bytes -= size
@@ -125,7 +124,7 @@ class TailBudget:
 
 
 def up_to(batches: list[TailBatch], max_bytes: int) -> list[TailBatch]:
-    """The first batches that fit into `max_bytes`, at least one."""
+    """Return the first batches that fit into `max_bytes`, at least one."""
     size = 0
     for index, batch in enumerate(batches):
         size += len(batch.records)
@@ -145,7 +144,8 @@ class Stretch:
         self.size = sum(len(batch.records) + ENTRY_BYTES for batch in batches)
 
     def read(self, offset: int, max_bytes: int) -> list[TailBatch]:
-        """Batches from the one that holds `offset`, or the next one, on; empty if it is not in the stretch."""
+        """Return batches from the one that holds `offset`, or the next one, on; empty if `offset` is not in the
+        stretch."""
         index = bisect_right(self._firsts, offset) - 1
         if index < 0 or offset > self._batches[-1].last:
             return []
@@ -163,7 +163,7 @@ class ReadAhead:
         self._by_use: OrderedDict[Stretch, tuple[uuid.UUID, int]] = OrderedDict()
 
     def read(self, key: tuple[uuid.UUID, int], offset: int, max_bytes: int) -> list[TailBatch]:
-        """Batches from the one that holds `offset` on, as far as they are here; empty if it is not."""
+        """Return kept batches from the one that holds `offset` on; empty if that one is not kept."""
         for stretch in self._stretches.get(key, ()):
             if found := stretch.read(offset, max_bytes):
                 self._by_use.move_to_end(stretch)
@@ -171,7 +171,7 @@ class ReadAhead:
         return []
 
     def add(self, key: tuple[uuid.UUID, int], batches: list[TailBatch]) -> None:
-        """Keep what was read, and make room."""
+        """Keep read batches, and make room."""
         stretch = Stretch(batches)
         if not batches or stretch.size > self._bytes_max:
             return

@@ -1,8 +1,7 @@
-"""What is to go: where retention wants a log to start, what is deleted then, and the tasks that look at it.
+"""Retention: a log's due start, the deletions for it, and the tasks that check it.
 
-The tasks, of which compaction has one, too, do so every `INTERVAL_S` on the storage's clock; what is to be done is the
-storage's knowledge. A task starts with the first topic that has a setting for it, so that a storage without any has no
-timer.
+The tasks, one of them for compaction, run every `INTERVAL_S` on the storage's clock; the storage decides on the work. A
+task starts with the first topic that has a setting for it, so that a storage without such topics has no timer.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ class SweepTask:
     """Calls `sweep` at each interval until closed; a failed sweep is logged and tried again at the next."""
 
     def __init__(self, clock: Clock, sweep: Callable[[], Awaitable[None]], failed: str) -> None:
-        """`failed`: what the log says of a failed sweep."""
+        """`failed`: the log's text for a failed sweep."""
         self._clock = clock
         self._failed = failed
         self._sweep = sweep
         self._task: asyncio.Task[None] | None = None
 
     def ensure(self) -> None:
-        """Start unless it runs."""
+        """Start the task unless it runs."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="flowshare-sweep")
 
@@ -55,13 +54,13 @@ class SweepTask:
 
 
 INDEX_ENTRIES_MAX: Final = 20_000
-"""Index entries one retention step looks at: more than 1 GiB of records."""
+"""Index entries that one retention step looks at: more than 1 GiB of records."""
 STEP_BYTES: Final = 64 * 1024 * 1024
-"""And what it walks through where the index does not help: a compacted log, or times far ahead."""
+"""Bytes that a step walks through where the index does not help: a compacted log, or times far ahead."""
 
 
 class Cut(NamedTuple):
-    """A move of the log start: what to delete and the new bounds."""
+    """A move of the log start: the deletions and the new bounds."""
 
     log_start: int
     start_position: int
@@ -70,7 +69,7 @@ class Cut(NamedTuple):
 
 
 def check_cut(before: int, offsets: LogOffsets) -> int:
-    """The new log start when records before `before` (−1: all) are deleted. Raises: OffsetOutOfRange."""
+    """Return the new log start when records before `before` (−1: all) are deleted. Raises: OffsetOutOfRange."""
     if before == -1:
         return offsets.high_watermark
     if not 0 <= before <= offsets.high_watermark:
@@ -79,7 +78,7 @@ def check_cut(before: int, offsets: LogOffsets) -> int:
 
 
 def cut_blocking(store: Store, log: StoredPartition, before: int) -> Cut:
-    """What to do so that the log starts at `before`.
+    """Return the changes that make the log start at `before`.
 
     Raises: CorruptBatches, StorageDamaged, StorageError.
     """
@@ -94,7 +93,7 @@ def cut_blocking(store: Store, log: StoredPartition, before: int) -> Cut:
         offset = keys.time_of(key)[1]
         if offset > keep:
             break
-        if offset >= log.holes_to:  # what was compacted before it is not counted in its position
+        if offset >= log.holes_to:  # bytes compacted before it are not counted in its position
             known_at, known = offset, keys.unpack(value)
         if offset < keep:
             last_cut = key + b"\0"
@@ -117,7 +116,7 @@ def _bytes_between(store: Store, log: StoredPartition, from_offset: int, keep: i
 def kept_from_blocking(
     store: Store, log: StoredPartition, settings: TopicSettings, position: int, end: int, now_ms: int
 ) -> int:
-    """The log start that retention asks for; by size the last batch always stays.
+    """Return the log start that retention asks for; by size the last batch always stays.
 
     Raises: CorruptBatches, StorageDamaged, StorageError.
     """
@@ -129,7 +128,7 @@ def kept_from_blocking(
         return settings.retention_ms >= 0 and 0 <= timestamp < now_ms - settings.retention_ms
 
     start, at, left = 0, log.start_position, STEP_BYTES
-    if log.log_start >= log.holes_to:  # else it is walked through: the index does not know the size of what is left
+    if log.log_start >= log.holes_to:  # else it is walked through: the index does not know the size of the rest
         for timestamp, offset, place in _index(store, log):
             # It stands for everything before its batch: that may go when the batch itself is old or over.
             if offset > log.log_start and not (over(place, offset - 1) or old(timestamp)):
@@ -143,12 +142,13 @@ def kept_from_blocking(
             start = header.last_offset + 1
         elif header.max_timestamp <= now_ms + settings.timestamp_after_max_ms:
             break
-        # Else it came before that was checked, says nothing of its age, and goes with what comes behind it.
+        # Else the batch is older than the check of timestamps: it says nothing of its age, and goes with the batches
+        # behind it.
     return start
 
 
 def _index(store: Store, log: StoredPartition) -> Iterator[tuple[int, int, int]]:
-    """Largest timestamp so far, offset and position of the first entries of the index."""
+    """Yield largest timestamp so far, offset and position of the first entries of the index."""
     times = keys.times(log.topic_id, log.number)
     for key, value in islice(store.scan(times, keys.after(times)), INDEX_ENTRIES_MAX):
         yield (*keys.time_of(key), keys.unpack(value))

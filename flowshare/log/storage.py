@@ -1,13 +1,15 @@
 """The storage of a server that is the broker itself: topics, records and state, written in one order.
 
-Where they lie is the `Store`'s business, when they are durable the `CommitQueue`'s: on a disk (`embedded.py`) or in
-memory only (`memory.py`). An append gets its offsets at once and is visible when it is durable; batches appended lately
-are read from memory (`recent.py`).
+The `Store` keeps the data, on a disk (`embedded.py`) or in memory only (`memory.py`); the `CommitQueue` makes the data
+durable. An append gets its offsets at once and is visible when it is durable; batches appended lately are read from
+memory (`recent.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import uuid
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -22,6 +24,7 @@ from flowshare.log.base import (
     CorruptBatches,
     InvalidRecord,
     InvalidTimestamp,
+    InvalidTopic,
     LogError,
     LogOffsets,
     Output,
@@ -29,6 +32,7 @@ from flowshare.log.base import (
     ReadResult,
     RecordsTooLarge,
     Storage,
+    StorageDamaged,
     StorageError,
     Topic,
     UnknownTopic,
@@ -52,27 +56,29 @@ from flowshare.log.partition import (
 from flowshare.log.recent import STRETCH_BYTES, ReadAhead, TailBatch, TailBudget, up_to
 from flowshare.log.retention import SweepTask, check_cut, cut_blocking, kept_from_blocking
 from flowshare.log.store import Store, StoreStep, Write
-from flowshare.log.topics import TopicRegistry, TopicSettings, encode_topic
+from flowshare.log.topics import TopicRegistry, TopicSettings, check_output, encode_topic
 from flowshare.protocol.batches import BatchHeader, batch_headers, marker, rebase
 from flowshare.share.types import LogBatch
 from flowshare.transactions.partition import EXPIRY_MS
 from flowshare.transactions.producers import ProducerState, Written
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 Ready = tuple[StoredPartition, bytes, tuple[BatchHeader, ...]]
-"""Batches that have their offsets, and headers with what is true in them once they are placed."""
+"""Batches that have their offsets, and headers that hold once the batches are placed."""
 NO_CONFIGS: Final[Mapping[str, str]] = {}
 TAIL_BYTES: Final = 32 * 1024 * 1024
 READ_TRIES: Final = 5
-"""Compaction may forget what is aborted of what is being read; each time takes it longer than a read."""
-REFUSALS: Final = (UnknownTopic, CorruptBatches, RecordsTooLarge, InvalidRecord, InvalidTimestamp)
-"""What speaks against an output itself."""
+"""Reads tried while compaction forgets aborted transactions of the part being read; forgetting takes longer than a
+read."""
+REFUSALS: Final = (InvalidTopic, UnknownTopic, CorruptBatches, RecordsTooLarge, InvalidRecord, InvalidTimestamp)
+"""The errors that refuse an output for its own faults."""
 
 
 class BrokerStorage(Storage):
-    """Log, topics and state in one place, with one life; what is in it is nobody else's to change.
+    """Log, topics and state in one place, opened and closed together; nobody else may change the stored data.
 
-    producer_expiry_ms: idempotent producers are forgotten that were idle for so long (producer.id.expiration.ms).
+    producer_expiry_ms: idempotent producers are forgotten after so many idle milliseconds (producer.id.expiration.ms).
     """
 
     def __init__(self, store: Store, commits: CommitQueue, clock: Clock, *, tail_bytes: int = TAIL_BYTES) -> None:
@@ -89,6 +95,8 @@ class BrokerStorage(Storage):
         self._admin = asyncio.Lock()
         self._retention = SweepTask(clock, self._sweep, "old records could not be deleted")
         self._compaction = SweepTask(clock, self._compact, "compaction was cut short")
+        self._damaged: set[tuple[uuid.UUID, int]] = set()
+        """Partitions whose damage retention has logged."""
         self._closed = False
         commits.changed, commits.roll_back = self._tell, self._roll_back
         self._compactor = Compactor(
@@ -104,7 +112,7 @@ class BrokerStorage(Storage):
     # --- topics ---------------------------------------------------------------------------------------------
 
     def topics(self) -> Mapping[str, Topic]:
-        """All topics by name."""
+        """Return all topics by name."""
         return self._registry.view
 
     async def create_topic(
@@ -125,7 +133,7 @@ class BrokerStorage(Storage):
             topic = self._registry.get(name)
             gone = [(keys.TOPIC + name.encode(), None)]
             step = StoreStep(gone, keys.topic_ranges(topic.topic_id), REQUEST_BYTES, forget)
-            # Nothing may be appended behind the deletion.
+            # No append may be queued behind the deletion.
             partitions = self._partitions.pop(name)
             try:
                 await self._commits.submit(step)
@@ -144,7 +152,7 @@ class BrokerStorage(Storage):
         return await self._change_topic(partial(self._registry.plan_alter, name, configs))
 
     async def _change_topic(self, plan: Callable[[], Topic]) -> Topic:
-        """Store and apply what `plan` makes of the topics as they are when it is this change's turn."""
+        """Store and apply `plan`'s result; `plan` sees the topics as they are when this change has its turn."""
 
         async def change() -> Topic:
             topic = plan()
@@ -180,14 +188,14 @@ class BrokerStorage(Storage):
     ) -> Appended:
         """Check, place and confirm record batches.
 
-        source: who sent them over a socket, so that their headers are believed only once the records were read
-        (`log.inspection`); None: they were made in this process.
+        source: the sender of the batches over a socket, whose headers are believed only once the records were read
+        (`log.inspection`); None: the batches were made in this process.
 
-        A batch with a producer id comes alone and is held to its epoch and sequence; one that is there already is
-        answered with the place it has. `admit` is asked once, when nothing else stands against the append.
+        A batch with a producer id comes alone and is checked against the producer's epoch and sequence; a batch that is
+        stored already is answered with its old place. `admit` is called once, after all other checks.
 
         Raises: UnknownTopic, CorruptBatches, RecordsTooLarge, InvalidRecord, InvalidTimestamp, ProducerRefused,
-            StorageError.
+            StorageError, errors that `admit` raises.
         """
         self._partition(topic, partition)
         settings, now_ms = self._registry.settings(topic), self._clock.now_ms()
@@ -199,7 +207,8 @@ class BrokerStorage(Storage):
     async def append_control(
         self, topic: str, partition: int, producer_id: int, epoch: int, *, committed: bool
     ) -> Appended:
-        """End a producer's transaction on the partition by a marker (KIP-98), written even if it wrote nothing there.
+        """End a producer's transaction on the partition by a marker (KIP-98), written even if the producer wrote
+        nothing there.
 
         Raises: UnknownTopic, ProducerRefused (a higher epoch is known), StorageError.
         """
@@ -216,12 +225,13 @@ class BrokerStorage(Storage):
     async def _place(
         self, topic: str, partition: int, records: bytes, headers: tuple[BatchHeader, ...], decide: Decide | None
     ) -> Appended:
-        """Give the batches offsets and return when they are durable; `decide`: what a producer's batch changes."""
+        """Give the batches offsets and return when they are durable; `decide`: a producer batch's change of producer
+        state."""
         size = len(records) + REQUEST_BYTES * len(headers)
         await self._commits.enter(size)
         try:
-            # The topic may have gone while this waited. From here to the queue nothing is awaited: offsets are
-            # given in the order in which they are written.
+            # The topic may have gone during the wait. From here to the queue nothing is awaited: offsets are given in
+            # the order in which they are written.
             self._commits.check()
             log = self._partition(topic, partition)
             append_time = self._registry.settings(topic).append_time
@@ -229,7 +239,7 @@ class BrokerStorage(Storage):
             placed = rebase(records, headers, base, now_ms=now_ms if append_time else None)
             change = None if decide is None else decided(decide, log.producers, base, self._clock.steady_ms())
             if isinstance(change, Written):
-                # Behind the first one in the queue: whatever becomes of that becomes of this.
+                # Behind the first one in the queue: the outcome of that is the outcome of this.
                 future = self._commits.queue(StoreStep((), size=size))
                 base, end = change.base_offset, change.last_offset + 1
                 batches = list[TailBatch]()
@@ -257,7 +267,8 @@ class BrokerStorage(Storage):
     async def read(
         self, topic: str, partition: int, offset: int, *, max_bytes: int, committed: bool = False
     ) -> ReadResult:
-        """Batches from `offset` on, at least one if there is one; `committed`: none past the last stable offset.
+        """Read batches from `offset` on, at least one if the log has one; `committed`: none past the last stable
+        offset.
 
         Raises: UnknownTopic, OffsetOutOfRange, CorruptBatches, StorageDamaged, StorageError.
         """
@@ -286,37 +297,38 @@ class BrokerStorage(Storage):
         )
 
     async def _stretch(self, log: StoredPartition, offset: int, max_bytes: int) -> list[TailBatch]:
-        """Batches from the store, as they were at some moment of the call."""
+        """Read batches from the store, as they were at some moment of the call. Raises: StorageError."""
         for _ in range(READ_TRIES):
             changes, forgotten = log.changes, log.forgotten
             args = (self._store, log, offset, log.end, max(max_bytes, STRETCH_BYTES))
             stretch = await self.blocking(lambda: read_blocking(*args))  # noqa: B023
             if log.changes == changes:
                 self._ahead.add((log.topic_id, log.number), stretch)
-            # Else it may hold aborted records that nobody could tell from others any more.
+            # Else the stretch may hold aborted records that can no longer be told from others.
             if log.forgotten == forgotten:
                 return stretch
         raise StorageError(f"aborted transactions went {READ_TRIES} times while they may have been read; read again")
 
     def producers(self, topic: str, partition: int) -> Mapping[int, ProducerState]:
-        """Idempotent producers of the partition by id: a view to read, not to keep. Raises: UnknownTopic."""
+        """Return the partition's idempotent producers by id: a view to read, not to keep. Raises: UnknownTopic."""
         return self._partition(topic, partition).producers.view
 
     def offsets(self, topic: str, partition: int) -> LogOffsets:
-        """Bounds of the partition. Raises: UnknownTopic."""
+        """Return the partition's bounds. Raises: UnknownTopic."""
         return self._partition(topic, partition).offsets()
 
     def dense(self, topic: str, partition: int, offset: int, end: int) -> bool:
-        """Whether nothing is missing or aborted there. Raises: UnknownTopic."""
+        """Return True if no record from `offset` to before `end` was compacted away or aborted. Raises:
+        UnknownTopic."""
         log = self._partition(topic, partition)
         return offset >= log.holes_to and not log.producers.aborted.between(offset, end)
 
     async def bounds(self, topic: str, partition: int) -> LogOffsets:
-        """As `offsets`: they lie here."""
+        """Return `offsets`: the partition lies here."""
         return self.offsets(topic, partition)
 
     async def offset_for_timestamp(self, topic: str, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
-        """First (offset, timestamp) with timestamp ≥ `timestamp_ms`, or None.
+        """Return the first (offset, timestamp in ms) with timestamp ≥ `timestamp_ms`, or None.
 
         Raises: UnknownTopic, CorruptBatches, StorageDamaged, StorageError.
         """
@@ -326,7 +338,7 @@ class BrokerStorage(Storage):
         return await self.seeking(lambda: offset_at_blocking(*args))
 
     async def delete_records(self, topic: str, partition: int, before: int) -> int:
-        """Move the log start up to `before` (−1: the end); returns the new log start.
+        """Move the log start up to `before` (−1: the end); return the new log start.
 
         Raises: UnknownTopic, OffsetOutOfRange, StorageDamaged, StorageError.
         """
@@ -334,7 +346,7 @@ class BrokerStorage(Storage):
         return await self.alone(lambda: self._cut(topic, partition, before))
 
     async def _cut(self, topic: str, partition: int, before: int) -> int:
-        """As `delete_records`, for who is `alone`."""
+        """Do `delete_records`; the caller runs in `alone`."""
         log = self._partition(topic, partition)
         cut_at = check_cut(before, log.offsets())
         if cut_at > log.log_start:
@@ -352,17 +364,26 @@ class BrokerStorage(Storage):
         self._listeners.append(listener)
 
     async def _sweep(self) -> None:
-        """One step of retention for every topic that has one."""
+        """Run one step of retention for every topic that has retention.
+
+        A damaged partition is tried again each time, as its log start may be moved by hand; the error is logged once.
+        """
         for topic in self._registry:
-            settings = self._registry.settings(topic.name)
-            for number in self._holding(topic.name) if settings.expires else ():
+            for number in self._holding(topic.name):
                 try:
-                    await self.alone(partial(self._keep, topic.name, number, settings))
+                    settings = self._registry.settings(topic.name)
+                    if settings.expires:
+                        await self.alone(partial(self._keep, topic.name, number, settings))
                 except UnknownTopic:
                     break
+                except (CorruptBatches, StorageDamaged) as error:
+                    if (topic.topic_id, number) not in self._damaged:
+                        self._damaged.add((topic.topic_id, number))
+                        text = "old records of partition %d of topic %s stay: %s"
+                        logger.error(text, number, topic.name, error)  # noqa: TRY400  the text says it
 
     async def _keep(self, topic: str, partition: int, settings: TopicSettings) -> None:
-        """Delete what the partition is not to keep, for who is `alone`: its start must not move meanwhile."""
+        """Delete records past their retention; the caller runs in `alone`, as the log start must not move meanwhile."""
         log = self._partition(topic, partition)
         args = (self._store, log, settings, log.end_position, log.end, self._clock.now_ms())
         start = await self.blocking(lambda: kept_from_blocking(*args))
@@ -370,7 +391,7 @@ class BrokerStorage(Storage):
             await self._cut(topic, partition, start)
 
     async def _compact(self) -> None:
-        """Compaction of every partition whose turn has come."""
+        """Compact every partition that is due."""
         for topic in self._registry:
             for number in self._holding(topic.name):
                 try:
@@ -385,14 +406,16 @@ class BrokerStorage(Storage):
     async def checked(
         self, outputs: Sequence[Output | CheckedOutput], *, source: Hashable | None = None
     ) -> list[CheckedOutput]:
-        """Outputs as `settle` takes them at once: checked as `append` does. Those that were checked stay as they are.
+        """Return outputs checked as `append` checks batches, so that `settle` takes them at once. Checked ones stay as
+        they are.
 
-        Raises: OutputRefused (all that are refused: UnknownTopic, CorruptBatches, RecordsTooLarge, InvalidRecord,
-            InvalidTimestamp), StorageError.
+        Raises: OutputRefused (all that are refused: InvalidTopic, UnknownTopic, CorruptBatches, RecordsTooLarge,
+            InvalidRecord, InvalidTimestamp), StorageError.
         """
         found, refused = list[CheckedOutput](), dict[int, LogError]()
         for index, output in enumerate(outputs):
             try:
+                check_output(output.topic)
                 self._output_log(output)
                 found.append(output if isinstance(output, CheckedOutput) else await self._looked_into(output, source))
             except REFUSALS as error:
@@ -402,7 +425,8 @@ class BrokerStorage(Storage):
         return found
 
     async def _looked_into(self, output: Output, source: Hashable | None) -> CheckedOutput:
-        """Raises: UnknownTopic, CorruptBatches, RecordsTooLarge, InvalidRecord, InvalidTimestamp, StorageError."""
+        """Check an output's batches. Raises: UnknownTopic, CorruptBatches, RecordsTooLarge, InvalidRecord,
+        InvalidTimestamp, StorageError."""
         place, records = (output.topic, output.partition), output.records
         settings, now_ms = self._registry.settings(output.topic), self._clock.now_ms()
         headers = await self._inspector.checked(place, records, settings, source=source, now_ms=now_ms)
@@ -413,10 +437,10 @@ class BrokerStorage(Storage):
     async def settle(
         self, outputs: Sequence[Output | CheckedOutput], writes: Sequence[tuple[bytes, bytes | None]]
     ) -> None:
-        """Place outputs and put (None: delete) state, all or none, in order of calls; returns when durable.
+        """Place outputs and put (None: delete) state, all or none, in order of calls; return when durable.
 
-        It takes room in the queue for all its bytes, and `REQUEST_BYTES` for the state and each batch; one that is
-        larger than the queue waits until that is empty. In doubt are at most those of one commit.
+        A call takes queue room for all its bytes, and `REQUEST_BYTES` for the state and each batch; a call larger than
+        the queue waits until the queue is empty. At most the calls of one commit are in doubt.
 
         Raises: OutputRefused, StorageError: nothing of it is stored, now or later. InDoubt: the storage ended before
             it was known whether a write that failed is stored all the same.
@@ -428,7 +452,7 @@ class BrokerStorage(Storage):
         try:
             # As in `_place`: nothing is awaited from here to the queue.
             self._commits.check()
-            # One that is refused must find none placed, so all are ready before the first one is.
+            # One refused output must find none placed, so all are made ready before the first is placed.
             ready = self._ready(checked)
             stored, placed = list[Write](), list[tuple[StoredPartition, list[TailBatch], int, int]]()
             for log, records, headers in ready:
@@ -452,7 +476,7 @@ class BrokerStorage(Storage):
         await future
 
     def _ready(self, checked: Sequence[CheckedOutput]) -> list[Ready]:
-        """The outputs as they are to be placed, one after the other, with nothing placed between.
+        """Return the outputs with their offsets, one after the other, with nothing placed between.
 
         Raises: OutputRefused: their topics may have gone since they were checked.
         """
@@ -477,7 +501,7 @@ class BrokerStorage(Storage):
         return ready
 
     def _output_log(self, output: Output | CheckedOutput) -> StoredPartition:
-        """Where an output goes. Raises: UnknownTopic, also when the topic was deleted and made again."""
+        """Return an output's partition. Raises: UnknownTopic, also when the topic was deleted and made again."""
         log = self._partition(output.topic, output.partition)
         if log.topic_id != output.topic_id:
             raise UnknownTopic(f"the topic {output.topic!r} of this output is gone; there is another one of its name")
@@ -490,16 +514,16 @@ class BrokerStorage(Storage):
         await self._commits.submit(_state_step(writes))
 
     async def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """All entries under a prefix, in key order. Raises: StorageDamaged, StorageError."""
+        """Return all entries under a prefix, in key order. Raises: StorageDamaged, StorageError."""
         first = keys.STATE + prefix
         entries = await self.blocking(lambda: list(self._store.scan(first, keys.after(first))))
         return [(key[len(keys.STATE) :], value) for key, value in entries]
 
     def prepare_close(self) -> None:
-        """Call it before whoever writes here is closed: from now on nobody waits for a disk to take writes again."""
+        """Stop waiting for a disk to take writes again. Call it before the storage's writers are closed."""
 
     async def close(self) -> None:
-        """Write what is queued, confirm it, let go of the place. Safe to call twice."""
+        """Write and confirm all queued steps, then release the place. Safe to call twice."""
         self._closed = True
         await self._retention.close()
         await self._compaction.close()
@@ -508,7 +532,7 @@ class BrokerStorage(Storage):
     # --- inside ---------------------------------------------------------------------------------------------
 
     async def alone(self, change: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Make one change of topics or log starts after the other."""
+        """Run a change of topics or log starts after those begun before."""
         async with self._admin:
             return await change()
 
@@ -524,7 +548,7 @@ class BrokerStorage(Storage):
                 partition.roll_back()
 
     def _holding(self, topic: str) -> list[int]:
-        """Partitions that have records."""
+        """Return the partitions that have records."""
         partitions = self._partitions.get(topic)
         return [] if partitions is None else [number for number, log in partitions.made() if log.log_start < log.end]
 
@@ -535,20 +559,20 @@ class BrokerStorage(Storage):
         return partitions.at(partition)
 
     async def blocking(self, call: Callable[[], T]) -> T:
-        """Read the store. Raises: StorageError, what `call` raises."""
+        """Read the store. Raises: StorageError, errors that `call` raises."""
         return call()
 
     async def seeking(self, call: Callable[[], T]) -> T:
-        """Read the store for somebody who asks for times: batches are decompressed for it."""
+        """Read the store for a search by timestamp, which decompresses batches."""
         return call()
 
     def _check_open(self) -> None:
-        """Any thread. Raises: StorageError."""
+        """Check for open; on any thread. Raises: StorageError."""
         if self._closed:
             raise StorageError("the storage is closed")
 
 
 def _state_step(writes: Sequence[tuple[bytes, bytes | None]]) -> StoreStep:
-    """What puts (None: deletes) state."""
+    """Return the step that puts state entries; a value of None deletes an entry."""
     stored: list[Write] = [(keys.STATE + key, value) for key, value in writes]
     return StoreStep(stored, size=REQUEST_BYTES + sum(len(key) + len(value or b"") for key, value in writes))

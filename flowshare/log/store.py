@@ -48,23 +48,23 @@ CACHE_BYTES: Final = 32 * 1024 * 1024
 BLOB_BYTES_MIN: Final = 4096
 """Batches from this size on are kept out of the sorted files, so that compaction does not copy them."""
 CHECK_BYTES: Final = 64 * 1024 * 1024
-"""Newest records that are read when a store is opened, all partitions together."""
+"""Bytes of the newest records that are read when a store is opened, all partitions together."""
 CHECK_BYTES_MIN: Final = 64 * 1024
-"""And of each partition at least."""
+"""Least bytes of them per partition."""
 MARKER_SYNC_COMMITS: Final = 256
 MAKE_ROOM: Final = "make room on that disk, and writing goes on by itself"
 
 Write = tuple[bytes, bytes | None]
-"""Put, or with None delete."""
+"""A put, or with None a delete."""
 Range = tuple[bytes, bytes]
 """Keys to delete, half-open."""
 
 
 class StoreStep(NamedTuple):
-    """Ranges to delete, then writes. size: what it takes in a queue (`log.commits`).
+    """Ranges to delete, then writes. size: bytes in a queue (`log.commits`).
 
-    When it is durable, `applied` runs on the loop and listeners hear of the partitions `changed`. certain: who waits
-    for it hears that it failed only when it is known that it is not in the store.
+    When the step is durable, `applied` runs on the loop and listeners hear of the partitions `changed`. certain: the
+    step's waiter hears of a failure only when the step is known not to be in the store.
     """
 
     writes: Sequence[Write]
@@ -76,36 +76,37 @@ class StoreStep(NamedTuple):
 
 
 class Store(ABC):
-    """Entries in the order of their keys: what a storage's records and state are kept as."""
+    """Entries in the order of their keys: the form of a storage's records and state."""
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
-        """Value of a key. Raises: StorageDamaged, StorageError."""
+        """Return the value of a key. Raises: StorageDamaged, StorageError."""
 
     @abstractmethod
     def scan(self, first: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from `first` up to, not including, `end`; in reverse from the last one down.
+        """Yield entries from `first` up to, not including, `end`; in reverse from the last one down.
 
         Raises: StorageDamaged, StorageError, while iterating.
         """
 
     @abstractmethod
     def commit(self, steps: Iterable[StoreStep]) -> None:
-        """Write all or none, in order. Raises: StorageError."""
+        """Write all steps or none, in order. Raises: StorageError."""
 
     def last_before(self, first: bytes, end: bytes) -> tuple[bytes, bytes] | None:
-        """The entry with the greatest key in `first` ≤ key < `end`. Raises: StorageDamaged, StorageError."""
+        """Return the entry with the greatest key in `first` ≤ key < `end`. Raises: StorageDamaged, StorageError."""
         return next(self.scan(first, end, reverse=True), None)
 
 
 class RocksStore(Store):
     """A store on a disk, open until `close`. Reads may come from any thread, `commit` and `reopen` from one.
 
-    full: why it is open for reading only, until `reopen`: the disk has no room to open it for writing.
+    full: the reason why the store is open for reading only, until `reopen`: the disk has no room for more.
     """
 
     def __init__(self, path: Path, *, fsync: bool = False) -> None:
-        """Open, or make a new one. Raises: StorageDamaged, StorageError (StorageFull: no room for a new one)."""
+        """Open the store, or make a new one. Raises: StorageDamaged, StorageError (StorageFull: no room for a new
+        one)."""
         self._directory = path / STORE_DIRECTORY
         self._fsync = fsync
         self._turn = threading.Condition()
@@ -143,7 +144,7 @@ class RocksStore(Store):
         return marker
 
     def _open_checked(self) -> StorageFull | None:
-        """Open for writing, or, where there is no room for that, for reading: why. Raises: StorageError."""
+        """Open for writing, or, without room for that, for reading, and return the reason. Raises: StorageError."""
         try:
             probe_space(self._directory, 0)
             with _disk_errors(self._directory):
@@ -168,7 +169,7 @@ class RocksStore(Store):
         return Rdict(str(self._directory), options, access_type=access)
 
     def _check(self, marker: Marker) -> int:
-        """Look for damage without changing anything; returns the number of the last commit."""
+        """Look for damage without changing anything; return the number of the last commit."""
         if not (self._directory / "CURRENT").exists():
             raise StorageDamaged(
                 f"{self._directory}: the file CURRENT is missing. Nothing was changed; restore a backup"
@@ -198,7 +199,8 @@ class RocksStore(Store):
         return number
 
     def _check_blobs(self) -> None:
-        """Whether as many blob files are there as the store knows of; it looks for them only when it reads them."""
+        """Check that no blob file known to the store is missing. RocksDB looks for blob files only when it reads them.
+        Raises: StorageDamaged."""
         assert self._db is not None
         known = self._db.property_int_value("rocksdb.num-blob-files") or 0
         found = len(list(self._directory.glob("*.blob")))
@@ -209,7 +211,7 @@ class RocksStore(Store):
             )
 
     def _read_through(self) -> None:
-        """Read everything but old records, which are checked when somebody reads them. Raises: StorageDamaged."""
+        """Read everything but old records, which are checked when they are read. Raises: StorageDamaged."""
         for first, end in ((b"", keys.BATCHES), (keys.after(keys.BATCHES), keys.END)):
             for _ in self.scan(first, end):
                 pass
@@ -227,7 +229,7 @@ class RocksStore(Store):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Rdict]:
-        """The store, which is not closed meanwhile. Raises: StorageError when it is closed."""
+        """Yield the store, kept open meanwhile. Raises: StorageError when it is closed."""
         with self._turn:
             if self._db is None:
                 raise StorageError("the store is closed")
@@ -241,13 +243,13 @@ class RocksStore(Store):
                 self._turn.notify_all()
 
     def get(self, key: bytes) -> bytes | None:
-        """Value of a key. Raises: StorageDamaged, StorageError."""
+        """Return the value of a key. Raises: StorageDamaged, StorageError."""
         with self._reading() as db, _damage():
             value: bytes | None = db.get(key)
             return value
 
     def scan(self, first: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from `first` up to, not including, `end`; in reverse from the last one down.
+        """Yield entries from `first` up to, not including, `end`; in reverse from the last one down.
 
         Raises: StorageDamaged, StorageError, while iterating.
         """
@@ -255,9 +257,9 @@ class RocksStore(Store):
             yield from entries(db, first, end, reverse=reverse)
 
     def commit(self, steps: Iterable[StoreStep]) -> None:
-        """Write all or none, in order, durable as the store was opened.
+        """Write all steps or none, in order, as durable as the store's `fsync` says.
 
-        Raises: StorageError; what was written is unknown then, until `reopen`.
+        Raises: StorageError; the outcome is then unknown until `reopen`.
         """
         number = self.commits + 1
         batch = WriteBatch(raw_mode=True)
@@ -280,7 +282,8 @@ class RocksStore(Store):
         self._mark()
 
     def _mark(self) -> None:
-        """Note the last commit. It stands whatever happens here: a marker left behind only notices less."""
+        """Note the last commit in the marker. A failure here is harmless: a marker left behind only notices less
+        damage."""
         synced = self.commits if self._fsync else self._marker.mark.synced
         with contextlib.suppress(OSError):
             self._marker.write(self.commits, synced=synced)
@@ -288,7 +291,7 @@ class RocksStore(Store):
                 self._marker.sync()
 
     def reopen(self) -> None:
-        """Close and open again after an error. When that fails, what was confirmed can at least be read.
+        """Close and open again after an error. If that fails, confirmed data can at least be read.
 
         Raises: StorageError
         """
@@ -300,7 +303,7 @@ class RocksStore(Store):
                 with _disk_errors(self._directory):
                     self._db = self._open_db(self._options)
                     commit = self._db.get(keys.COMMIT)
-                    # A write that failed may be there all the same.
+                    # A failed write may be in the store all the same.
                     number = keys.unpack(commit) if commit is not None else 0
                     if number < self.commits:
                         raise StorageError(f"commit {self.commits} was confirmed, the store ends with {number}")
@@ -314,18 +317,18 @@ class RocksStore(Store):
     def _close_db(self) -> None:
         db, self._db = self._db, None
         if db is not None:
-            # With a full disk, closing says so and closes nevertheless.
+            # With a full disk, closing raises and closes nevertheless.
             with contextlib.suppress(Exception):
                 db.close()
 
     def close(self) -> None:
-        """Write everything to sorted files and let go. Safe to call twice."""
+        """Write everything to sorted files and close. Safe to call twice."""
         with self._turn:
             self._turn.wait_for(lambda: self._readers == 0)
             db, self._db = self._db, None
             if db is None:
                 return
-            # Whatever fails here, confirmed writes are in the write-ahead log and the marker says so.
+            # Confirmed writes are in the write-ahead log in any case, and the marker notes them.
             with contextlib.suppress(Exception):
                 db.flush(True)
                 self._marker.write(self.commits, synced=self.commits)
@@ -336,7 +339,7 @@ class RocksStore(Store):
 
 
 def probe_space(directory: Path, size: int = 2 * WRITE_BUFFER_BYTES) -> None:
-    """Whether there is room to open a store again, which copies the write-ahead log into sorted files.
+    """Check that there is room to open a store again, which copies the write-ahead log into sorted files.
 
     Raises: StorageFull, StorageError
     """
@@ -351,7 +354,7 @@ def probe_space(directory: Path, size: int = 2 * WRITE_BUFFER_BYTES) -> None:
 
 
 def entries(db: Rdict, first: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-    """Entries from `first` up to, not including, `end`; raises what rocksdict does, also where they are damaged."""
+    """Yield entries from `first` up to, not including, `end`; raises rocksdict's errors, also at damaged entries."""
     options = ReadOptions()
     options.set_iterate_upper_bound(end)
     cursor: RdictIter = db.iter(options)
@@ -367,7 +370,7 @@ def entries(db: Rdict, first: bytes, end: bytes, *, reverse: bool = False) -> It
 
 
 def plain_options(write_buffer_bytes: int) -> Options:
-    """What all of flowshare's stores are opened with."""
+    """Return the options with which all of flowshare's stores are opened."""
     options = Options(raw_mode=True)
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_write_buffer_size(write_buffer_bytes)
@@ -395,7 +398,7 @@ def _options() -> Options:
 
 @contextlib.contextmanager
 def _damage() -> Iterator[None]:
-    """rocksdict raises plain Exception; what comes from reading is damage."""
+    """Turn rocksdict's plain Exception into StorageDamaged: an error of reading is damage."""
     try:
         yield
     except (StorageDamaged, StorageError, GeneratorExit):
@@ -406,7 +409,7 @@ def _damage() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _disk_errors(place: Path) -> Iterator[None]:
-    """rocksdict raises plain Exception; what comes from writing is the disk's."""
+    """Turn rocksdict's plain Exception into StorageError or StorageFull: an error of writing is the disk's."""
     try:
         yield
     except (StorageDamaged, StorageError):

@@ -1,6 +1,6 @@
-"""Topics: which names and settings are taken, and the registry of what exists.
+"""Topics: allowed names and settings, and the registry of the present topics.
 
-Settings have Kafka's names and meanings. Other than Kafka, nothing is deleted unless a topic asks for it
+Settings have Kafka's names and meanings. Other than in Kafka, nothing is deleted unless a topic asks for it
 (`retention.ms` and `retention.bytes` default to −1): a queue must not lose records that nobody has handled yet.
 """
 
@@ -31,7 +31,7 @@ def _number(name: str, field: str, default: int, doc: str, low: int, high: int =
 
 
 def _word(name: str, field: str, doc: str, *words: str) -> Setting:
-    """One of the words, by default the first."""
+    """Return a setting with a choice of words, by default the first."""
     known = dict(zip(words, words, strict=True))
     return Setting(name=name, field=field, doc=doc, default=words[0], read=read_word, words=known)
 
@@ -63,7 +63,7 @@ _TABLE: Final = (
         "from their first compaction on.",
         0,
     ),
-    # Programs that make dead-letter topics for Kafka 4.4 give their consent so; nobody can take it back here.
+    # Programs that make dead-letter topics for Kafka 4.4 give their consent so; the consent cannot be taken back here.
     _word(
         "errors.deadletterqueue.group.enable",
         "dead_letters",
@@ -117,7 +117,8 @@ TOPIC_CONFIGS: Final[Mapping[str, Setting]] = MappingProxyType({setting.name: se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSettings:
-    """When a topic is compacted, and how long it keeps tombstones and markers from their first compaction on."""
+    """Conditions of a topic's compaction, and how long it keeps tombstones and markers from their first compaction on,
+    in ms."""
 
     dirty_ratio_min: float
     lag_ms_min: int
@@ -139,7 +140,7 @@ class TopicSettings:
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicSettings:
-        """Values of checked settings, defaults filled in."""
+        """Return the values of checked settings, defaults filled in."""
         values = read_fields(configs, TOPIC_CONFIGS)
         policies = values["policy"].split(",")
         if "delete" not in policies:
@@ -154,7 +155,7 @@ class TopicSettings:
 
     @property
     def expires(self) -> bool:
-        """Whether records of the topic are ever deleted by age or size."""
+        """True if records of the topic are ever deleted by age or size."""
         return self.retention_ms >= 0 or self.retention_bytes >= 0
 
 
@@ -169,6 +170,16 @@ def check_name(name: str, *, internal: bool = False) -> None:
         raise InvalidTopic(f"topic name of {len(name)} characters: at most {NAME_LENGTH_MAX} are taken")
     if name.startswith(RESERVED_PREFIX) and not internal:
         raise InvalidTopic(f"topic name {name!r}: names that start with {RESERVED_PREFIX!r} are reserved")
+
+
+def check_output(topic: str) -> None:
+    """Check that outputs of records may go to a topic: names that start with `__` are Kafka's own and flowshare's, for
+    state that others rely on. Raises: InvalidTopic."""
+    if topic.startswith(RESERVED_PREFIX):
+        raise InvalidTopic(
+            f"topic {topic!r} takes no outputs: names that start with {RESERVED_PREFIX!r} are Kafka's own and "
+            "flowshare's; send to another topic"
+        )
 
 
 def check_configs(configs: Mapping[str, str]) -> None:
@@ -189,7 +200,7 @@ def check_configs(configs: Mapping[str, str]) -> None:
 
 
 def check_new(name: str, configs: Mapping[str, str], existing: Collection[str], *, internal: bool = False) -> None:
-    """Whether a topic of this name and with these settings can be made. Raises: TopicExists, InvalidTopic."""
+    """Check that a topic with this name and these settings can be made. Raises: TopicExists, InvalidTopic."""
     check_name(name, internal=internal)
     if name in existing:
         raise TopicExists(f"there is a topic {name!r} already")
@@ -211,35 +222,35 @@ class TopicRegistry:
         return iter(tuple(self._topics.values()))
 
     def get(self, name: str) -> Topic:
-        """The topic. Raises: UnknownTopic."""
+        """Return the topic. Raises: UnknownTopic."""
         try:
             return self._topics[name]
         except KeyError:
             raise UnknownTopic(f"there is no topic {name!r}") from None
 
     def settings(self, name: str) -> TopicSettings:
-        """The topic's settings. Raises: UnknownTopic."""
+        """Return the topic's settings. Raises: UnknownTopic."""
         self.get(name)
         return self._settings[name]
 
     def put(self, topic: Topic) -> None:
-        """Take over a new or changed topic."""
+        """Add or replace a topic."""
         self._topics[topic.name] = topic
         self._settings[topic.name] = TopicSettings.of(topic.configs)
 
     def remove(self, name: str) -> None:
-        """Forget a topic."""
+        """Remove a topic."""
         del self._topics[name]
         del self._settings[name]
 
     def plan_create(self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False) -> Topic:
-        """Raises: TopicExists, InvalidTopic."""
+        """Plan a new topic. Raises: TopicExists, InvalidTopic."""
         check_new(name, configs, self._topics, internal=internal)
         _check_partitions(partitions)
         return Topic(name=name, topic_id=uuid.uuid4(), partitions=partitions, configs=dict(configs))
 
     def plan_partitions(self, name: str, total: int) -> Topic:
-        """Raises: UnknownTopic, InvalidTopic."""
+        """Plan more partitions. Raises: UnknownTopic, InvalidTopic."""
         topic = self.get(name)
         _check_partitions(total)
         if total <= topic.partitions:
@@ -247,7 +258,7 @@ class TopicRegistry:
         return replace(topic, partitions=total)
 
     def plan_alter(self, name: str, changes: Mapping[str, str | None]) -> Topic:
-        """Raises: UnknownTopic, InvalidTopic."""
+        """Plan other settings. Raises: UnknownTopic, InvalidTopic."""
         topic = self.get(name)
         check_configs({key: value if value is not None else default_of(key) for key, value in changes.items()})
         merged = {key: value for key, value in {**topic.configs, **changes}.items() if value is not None}
@@ -256,14 +267,14 @@ class TopicRegistry:
 
 
 def encode_topic(topic: Topic) -> bytes:
-    """The topic as it is stored."""
+    """Return the topic's stored form."""
     return orjson.dumps(
         {"name": topic.name, "id": str(topic.topic_id), "partitions": topic.partitions, "configs": dict(topic.configs)}
     )
 
 
 def decode_topic(stored: bytes) -> Topic:
-    """Raises: StorageDamaged."""
+    """Decode a topic. Raises: StorageDamaged."""
     try:
         told = orjson.loads(stored)
         return Topic(
@@ -277,7 +288,7 @@ def decode_topic(stored: bytes) -> Topic:
 
 
 def default_of(name: str) -> str:
-    """Default of a topic setting as text, empty for one that is unknown."""
+    """Return the default of a topic setting as text, empty for an unknown one."""
     return TOPIC_CONFIGS[name].default if name in TOPIC_CONFIGS else ""
 
 

@@ -1,7 +1,7 @@
-"""Record batches for everybody else: check produced ones, set their offsets, build new ones, and the way to read them.
+"""Record batches: checks produced ones, sets their offsets, builds new ones, and re-exports the readers.
 
-Reading is in `headers.py` (headers only) and `decoding.py` (records); both are re-exported here. Building is done
-by aiokafka's compiled builder, which is loaded at its first use.
+Reading is in `headers.py` (headers only) and `decoding.py` (records). Building is done by aiokafka's compiled builder,
+which is loaded at its first use.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PRODUCER_AT: Final = 43
 ABORT: Final = 0
 COMMIT: Final = 1
 NO_PRODUCER: Final = (-1, -1, -1)
-"""Id, epoch and sequence of a batch that no idempotent producer wrote."""
+"""Id, epoch and sequence of a batch without an idempotent producer."""
 _offset = struct.Struct(">q")
 _epoch = struct.Struct(">i")
 _attributes = struct.Struct(">h")
@@ -63,10 +63,9 @@ _producer = struct.Struct(">qhi")
 
 
 def check(records: bytes, *, checksums: bool = True) -> tuple[BatchHeader, ...]:
-    """Check what a producer sent: whole batches, right checksums, no hole in the offsets, no control batch.
+    """Check a producer's batches: whole, right checksums, no hole in the offsets, no control batch.
 
-    checksums: else they are for others to look at.
-
+    checksums: False: another caller checks them.
     Raises: DecodeError
     """
     headers = batch_headers(records)
@@ -85,9 +84,9 @@ def check(records: bytes, *, checksums: bool = True) -> tuple[BatchHeader, ...]:
 
 
 def rebase(records: bytes, headers: Sequence[BatchHeader], base_offset: int, *, now_ms: int | None = None) -> bytes:
-    """Checked batches with consecutive offsets from `base_offset` on.
+    """Return checked batches with consecutive offsets from `base_offset` on.
 
-    `headers` are theirs, or say another newest timestamp to be set. `now_ms`: stamp all records with this time
+    headers: of the batches; another newest timestamp in them is set. now_ms: stamp all records with this time
     (message.timestamp.type=LogAppendTime).
     """
     placed = bytearray(records)
@@ -109,9 +108,9 @@ def rebase(records: bytes, headers: Sequence[BatchHeader], base_offset: int, *, 
 
 
 def renumber(batch: bytes, producer: tuple[int, int, int], *, transactional: bool = False) -> bytes:
-    """A finished batch with another producer id, epoch and sequence of its first record.
+    """Return a finished batch with another producer id, epoch and first sequence.
 
-    transactional: it becomes a part of a transaction, too.
+    transactional: make the batch a part of a transaction, too.
     """
     changed = bytearray(batch)
     if transactional:
@@ -123,10 +122,10 @@ def renumber(batch: bytes, producer: tuple[int, int, int], *, transactional: boo
 
 
 def marker(producer_id: int, epoch: int, *, committed: bool, timestamp_ms: int) -> bytes:
-    """The control batch that ends the producer's transaction (KIP-98); its offset is 0 until the log gives it one.
+    """Return the control batch that ends a producer's transaction (KIP-98); its offset is 0 until the log sets one.
 
-    It has one record, which readers skip: the key says abort or commit, the value the coordinator's epoch, which is
-    always 0 here, since there is one coordinator.
+    It has one record, which readers skip: the key says abort or commit, the value is the coordinator's epoch, here
+    always 0, since there is one coordinator.
     """
     key = _marker_key.pack(0, COMMIT if committed else ABORT)
     value = _marker_value.pack(0, 0)
@@ -150,9 +149,9 @@ def _builder() -> Any:
 
 
 class BatchBuilder:
-    """One record batch in the making. Offsets start at 0; the log gives the real ones.
+    """A record batch under construction. Offsets start at 0; the log sets the real ones.
 
-    `size_max` bounds the bytes before compression, header included; the first record is always taken.
+    size_max: bound on the bytes before compression, header included; the first record is always accepted.
     """
 
     __slots__ = ("_append", "_builder", "count", "size_max")
@@ -165,7 +164,7 @@ class BatchBuilder:
         producer: tuple[int, int, int] = NO_PRODUCER,
         transactional: bool = False,
     ) -> None:
-        """producer: id, epoch and sequence of the first record of an idempotent producer; `build` may set them, too."""
+        """producer: id, epoch and first sequence of an idempotent producer; `build` may set them, too."""
         if compression not in CODECS:
             raise ValueError(f"compression {compression!r} is none of {', '.join(CODECS)}")
         self.size_max = size_max
@@ -175,7 +174,7 @@ class BatchBuilder:
 
     @property
     def size(self) -> int:
-        """Bytes so far, before compression."""
+        """The size so far, in bytes before compression."""
         return cast(int, self._builder.size()) if self.count else HEADER_BYTES
 
     def add(
@@ -186,14 +185,15 @@ class BatchBuilder:
         *,
         timestamp_ms: int,
     ) -> bool:
-        """Add a record; False (and nothing is changed) when the batch is full."""
+        """Add a record; False: the batch is full, nothing was changed."""
         if self._append(self.count, timestamp_ms, key, value, list(headers) if headers else []) is None:
             return False
         self.count += 1
         return True
 
     def add_values(self, values: Sequence[bytes | None], start: int, *, timestamp_ms: int) -> int:
-        """Add records without key and headers from `values[start]` on until the batch is full; how many went in."""
+        """Add records without key and headers from `values[start]` on until the batch is full; return the number
+        added."""
         append, first, none = self._append, self.count, list[tuple[str, bytes | None]]()
         count = first
         for index in range(start, len(values)):
@@ -204,7 +204,8 @@ class BatchBuilder:
         return count - first
 
     def build(self, producer: tuple[int, int, int] | None = None) -> bytes:
-        """The finished batch, of this producer id, epoch and first sequence; the builder is used up."""
+        """Return the finished batch with this producer id, epoch and first sequence; the builder cannot be used
+        again."""
         if not self.count:
             raise ValueError("a batch holds at least one record")
         if producer is not None:

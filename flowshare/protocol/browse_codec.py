@@ -11,8 +11,8 @@
     share_changes    {node, server, since} -> {server, version, whole, rows: [fields of `Standing`, …],
                      gone: [[group_id, topic, partition], …], node, nodes: [node, …]}
 
-Runs travel as columns, as there may be 10,000. A request is a claim of whoever sent it: everything in it is checked
-when it is read. Workers of a fleet ask each other in the same words.
+Runs travel as columns, as there may be 10,000. Nothing in a request is trusted: every field is checked when
+it is read. Workers of a fleet ask each other with the same calls.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FACTS: Final = (
 
 
 def _place(body: Mapping[str, Any]) -> Body:
-    """Which share-partition. Raises: Malformed."""
+    """Read the fields that name a share-partition. Raises: Malformed."""
     return {
         **{name: _text(body.get(name), name) for name in ("group_id", "topic")},
         "partition": _number(body.get("partition"), "partition"),
@@ -153,7 +153,7 @@ def _ranges(value: object) -> tuple[Range, ...]:
 
 
 def check_ranges(ranges: Sequence[Range]) -> None:
-    """Whether one call may act on these. Raises: Malformed."""
+    """Check the ranges of a call: ascending, disjoint, at most RECORDS_MAX records together. Raises: Malformed."""
     if any(last < first for first, last in ranges) or any(b[0] <= a[1] for a, b in pairwise(ranges)):
         raise Malformed("ranges are to be ascending and disjoint, each from its first to its last offset")
     if sum(last - first + 1 for first, last in ranges) > RECORDS_MAX:
@@ -213,4 +213,4 @@ CALLS: Final[Mapping[str, Call]] = {
         _intervene, _read_intervene, _intervened, _read_intervened, ShareInterveneResponse
     ),
 }
-"""By the name of the call."""
+"""The codec of each call, by name."""

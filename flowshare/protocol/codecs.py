@@ -1,4 +1,4 @@
-"""Compresses and decompresses record batches; what is decompressed has a bound.
+"""Compresses and decompresses record batches; the decompressed size is bounded.
 
 The four codecs of Kafka: gzip, snappy (plain and xerial's blocks), lz4 frames, zstd. All from cramjam.
 """
@@ -16,7 +16,7 @@ XERIAL: Final = b"\x82SNAPPY\x00"
 XERIAL_HEADER_BYTES: Final = 16
 GROWTH: Final = 4
 FIRST_GUESS: Final = 8
-"""How many times the compressed size is tried first."""
+"""The first guess of the decompressed size, as a multiple of the compressed size."""
 
 
 @functools.cache
@@ -27,9 +27,9 @@ def _cramjam() -> Any:
 
 
 def decompress(codec: str, data: memoryview, *, head: bytes, tail: int, size_max: int) -> memoryview:
-    """`head`, then the decompressed bytes; `tail` zero bytes lie in the memory behind them.
+    """Return `head`, then the decompressed bytes; `tail` zero bytes lie in the memory behind them.
 
-    Raises: DecodeError when the bytes are damaged or would become more than `size_max`.
+    Raises: DecodeError (the bytes are damaged, or would become more than `size_max`).
     """
     if codec == "snappy":
         return _snappy(data, head=head, tail=tail, size_max=size_max)
@@ -42,7 +42,7 @@ def decompress(codec: str, data: memoryview, *, head: bytes, tail: int, size_max
         try:
             size = into(data, view[len(head) : len(head) + space])
         except error as failure:
-            # Too little space and damage look alike; only at the limit is it known to be either.
+            # Too little space and damage look alike; at the limit, either is an error.
             if space >= size_max:
                 raise DecodeError(f"{codec}: {failure} (limit {size_max} bytes)") from failure
             space = min(size_max, space * GROWTH)
@@ -52,7 +52,7 @@ def decompress(codec: str, data: memoryview, *, head: bytes, tail: int, size_max
 
 
 def compress(codec: str, data: bytes) -> bytes:
-    """The bytes as Kafka's clients compress them, by aiokafka's functions."""
+    """Compress bytes as Kafka's clients do, by aiokafka's functions."""
     from aiokafka import codec as codecs
 
     return cast("bytes", getattr(codecs, f"{codec}_encode")(data))

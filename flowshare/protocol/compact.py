@@ -1,6 +1,6 @@
 """Kafka's flexible encoding (KIP-482) by hand, for the few messages whose speed or own fields kio cannot give.
 
-Lengths and counts are unsigned varints, one more than they say (0: null); tagged fields end each structure.
+Lengths and counts are unsigned varints of the number plus one (0: null); tagged fields end each structure.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ I32_MAX: Final = 2**31 - 1
 I64_MAX: Final = 2**63 - 1
 VARINT_BITS_MAX: Final = 63
 TAG_BYTES_MIN: Final = 2
-"""A tagged field has a tag and a length at least."""
+"""The least bytes of a tagged field: a tag and a length."""
 _HEAD: Final = struct.Struct(">hhih")
 
 
 @lru_cache(maxsize=4_096)
 def _uuid(data: bytes) -> uuid.UUID:
-    """The same ids come all the time; making one and comparing two takes Python's own 3 µs."""
+    """Return the UUID of 16 bytes, cached: the same ids come all the time, and Python takes 3 µs to make one and
+    compare two."""
     return uuid.UUID(bytes=data)
 
 
 class FrameReader:
-    """Reads a structure off a frame; every step is checked against the frame's end. Raises: DecodeError."""
+    """Reads a structure from a frame; every step is checked against the frame's end. Raises: DecodeError."""
 
     __slots__ = ("data", "end", "position")
 
@@ -42,7 +43,7 @@ class FrameReader:
         self.end = len(data)
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes."""
+        """Read the next `size` bytes."""
         until = self.position + size
         if until > self.end:
             raise DecodeError(f"{size} bytes are announced at {self.position}, {self.end - self.position} are there")
@@ -51,7 +52,7 @@ class FrameReader:
         return found
 
     def unpack(self, form: struct.Struct) -> tuple[int, ...]:
-        """Numbers of fixed size."""
+        """Read numbers of fixed size."""
         until = self.position + form.size
         if until > self.end:
             raise DecodeError(f"the frame ends at {self.end}, within the numbers at {self.position}")
@@ -60,13 +61,13 @@ class FrameReader:
         return found
 
     def peek(self, form: struct.Struct) -> tuple[int, ...] | None:
-        """The numbers of fixed size that come next, if there is room for them; they are not passed over."""
+        """Return the next numbers of fixed size without reading on; None: the frame is too short."""
         if self.position + form.size > self.end:
             return None
         return form.unpack_from(self.data, self.position)
 
     def varint(self) -> int:
-        """An unsigned varint."""
+        """Read an unsigned varint."""
         position, end, data = self.position, self.end, self.data
         if position < end and data[position] < 0x80:
             self.position = position + 1
@@ -83,9 +84,10 @@ class FrameReader:
         raise DecodeError(f"the varint at {self.position} does not end")
 
     def count(self, size_min: int, *, nullable: bool = False) -> int:
-        """How many entries of at least `size_min` bytes an array has. More than can be there are refused.
+        """Read the number of entries of an array, each of at least `size_min` bytes; refuse more than the frame has
+        room for.
 
-        nullable: a null array has none; else it is refused.
+        nullable: a null array has 0 entries; else null is refused.
         """
         count = self.varint() - 1
         if count < 0:
@@ -97,7 +99,7 @@ class FrameReader:
         return count
 
     def text(self) -> str | None:
-        """A string, or null."""
+        """Read a string, or null."""
         size = self.varint() - 1
         if size < 0:
             return None
@@ -107,11 +109,11 @@ class FrameReader:
             raise DecodeError(f"the string before {self.position} is no UTF-8") from None
 
     def uuid(self) -> uuid.UUID:
-        """A UUID; the zero one stands for null."""
+        """Read a UUID; the zero UUID stands for null."""
         return _uuid(self.take(16))
 
     def tags(self) -> dict[int, bytes]:
-        """Tagged fields, unknown ones too."""
+        """Read the tagged fields, unknown ones, too."""
         if self.position < self.end and self.data[self.position] == 0:
             self.position += 1
             return NO_TAGS
@@ -125,7 +127,7 @@ NO_TAGS: Final[dict[int, bytes]] = {}
 
 
 def varint(value: int) -> bytes:
-    """An unsigned varint. Raises: ValueError (negative)."""
+    """Return an unsigned varint. Raises: ValueError (negative)."""
     if 0 <= value < 0x80:
         return value.to_bytes()
     if value < 0:
@@ -139,12 +141,12 @@ def varint(value: int) -> bytes:
 
 
 def count(number: int) -> bytes:
-    """The length of an array of `number` entries."""
+    """Return the encoded length of an array of `number` entries."""
     return varint(number + 1)
 
 
 def text(value: str | None) -> bytes:
-    """A string, or null."""
+    """Return an encoded string, or null."""
     if value is None:
         return b"\0"
     encoded = value.encode()
@@ -152,14 +154,14 @@ def text(value: str | None) -> bytes:
 
 
 def tagged(fields: dict[int, bytes]) -> bytes:
-    """Tagged fields, ascending as they have to be."""
+    """Return encoded tagged fields, in the required ascending order."""
     return varint(len(fields)) + b"".join(
         varint(tag) + varint(len(fields[tag])) + fields[tag] for tag in sorted(fields)
     )
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Values by key, in the order of their first coming: partitions lie below their topic."""
+    """Group values by key, in the order of the keys' first occurrence, as partitions lie below their topic."""
     found: dict[K, list[V]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)
@@ -167,11 +169,11 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def head(key: int, version: int, correlation_id: int, client_id: str) -> bytes:
-    """What a request begins with: its header (version 2), without tagged fields."""
+    """Return the header (version 2) that a request begins with, without tagged fields."""
     name = client_id.encode()
     return _HEAD.pack(key, version, correlation_id, len(name)) + name + b"\0"
 
 
 def framed(pieces: list[bytes]) -> bytes:
-    """A frame of these pieces, its length before it."""
+    """Return a frame of these pieces, with its length."""
     return I32.pack(sum(map(len, pieces))) + b"".join(pieces)

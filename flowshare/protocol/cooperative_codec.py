@@ -18,8 +18,8 @@ Numbers are as in the messages (`protocol.messages.cooperative`), topic ids are 
     cooperative_reset    {group_id, topic, partition, offset} -> {reset_epoch}
     cooperative_delete   {group_id, topics: {name: [partition, …]} or null} -> {}
 
-A request is a claim of whoever sent it: `read_request` checks types and that numbers fit into 62 bits, counts are
-bounded by the size of a request and by the handlers. Answers come from a server that the client chose.
+Nothing in a request is trusted: `read_request` checks types and that numbers fit into 62 bits, counts are bounded
+by the size of a request and by the handlers. Answers come from a server that the client chose.
 """
 
 from __future__ import annotations
@@ -72,25 +72,25 @@ from flowshare.protocol.messages.cooperative import (
 Body = dict[str, Any]
 NUMBER_MAX: Final = 1 << 62
 TEXT_MAX: Final = 4_096
-"""Characters of any text in a request."""
+"""The most characters of any text in a request."""
 STARTS: Final = "starts"
-"""Shows an entry of a commit to be of starts."""
+"""Marks an entry of a commit as one of starts."""
 
 
 class Malformed(ValueError):
-    """A request is not what its call takes; the text says which field."""
+    """A request does not have the form of its call; the text names the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How one call is written and read."""
+    """Writes and reads one call."""
 
     request: Callable[[Any], Body]
     read_request: Callable[[Mapping[str, Any]], Any]
     answer: Callable[[Any], Body]
     read_answer: Callable[[Body], Any]
     refused: Callable[..., Any]
-    """Makes an answer of an error and a message."""
+    """Makes an answer from an error and a message."""
 
 
 # --- what requests are made of ----------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def _progress(part: PartitionProgress) -> Body:
 
 
 def _read_progress(body: Body) -> Body:
-    """The fields of `PartitionProgress`."""
+    """Read the fields of `PartitionProgress`."""
     topic_id, partition = body["at"]
     stable, reset_epoch, count, furthest, log_start, log_end = body["progress"]
     error, message = body.get("failed", (0, None))
@@ -207,7 +207,7 @@ def _begun(part: HeldPartition | TakenPartition | PartitionOffsets) -> Body:
 
 
 def _read_begun(body: Body) -> Body:
-    """`reaches`, `starts` and `abandoned`."""
+    """Read `reaches`, `starts` and `abandoned`."""
     reaches, starts, abandoned = body.get("begun", ((), (), ()))
     return {
         "reaches": tuple(Reach(*one) for one in reaches),
@@ -435,7 +435,7 @@ def _read_taken(body: Body) -> CooperativeTakeResponse:
 
 
 _COUNTS: Final = ("unfinished", "blocked", "lapsed", "overlaps")
-"""Of `PartitionOffsets`."""
+"""Names of counts in `PartitionOffsets`."""
 
 
 def _topics(topics: Mapping[str, Sequence[int]] | None) -> Body | None:
@@ -565,4 +565,4 @@ CALLS: Final[Mapping[str, Call]] = {
     ),
     str(CooperativeDeleteRequest.call): Call(_delete, _read_delete, _nothing, _read_nothing, CooperativeDeleteResponse),
 }
-"""By the name of the call."""
+"""The codec of each call, by name."""

@@ -1,6 +1,6 @@
-"""A settle of a cooperative group on the wire: flowshare's own API, key 32503, told of in ApiVersions.
+"""A settle of a cooperative group on the wire: flowshare's own API, key 32503, offered in ApiVersions.
 
-A request header (v2) and a body, an answer header (v1) and a body; there is one version, 0. What is committed is JSON,
+A request header (v2) and a body, an answer header (v1) and a body; there is one version, 0. The commit is JSON,
 as in a commit (`protocol.cooperative_codec`); outputs are bytes, as in a settle of a share group (`settle_codec`).
 
     request   count of bytes, so much JSON: a commit's of one partition, with {ordered, generation},
@@ -37,14 +37,14 @@ from flowshare.protocol.settle_codec import output_pieces, problem_of_outputs, r
 
 _COMMIT: Final = CALLS[str(CooperativeCommitRequest.call)]
 _START: Final = struct.Struct(">iB")
-"""What an answer begins with: correlation id, no tags."""
+"""The start of an answer: correlation id, no tags."""
 JSON_BYTES_MAX: Final = 1024 * 1024
-"""What a request says of its records: parts of it become objects, which take many times their bytes."""
+"""The largest JSON part of a request, in bytes: its parts become objects, which take many times their bytes."""
 GENERATION_MAX: Final = 2**31 - 1
 
 
 def encode_settle(correlation_id: int, client_id: str, request: CooperativeSettleRequest, version: int) -> bytes:
-    """The frame of a request, its length included. Raises: ValueError (no server takes it)."""
+    """Return the frame of a request, its length included. Raises: ValueError (no server accepts the request)."""
     wrong = problem_of_outputs(request.outputs)
     if wrong is not None:
         raise ValueError(f"a settle cannot be written: {wrong}")
@@ -57,7 +57,7 @@ def encode_settle(correlation_id: int, client_id: str, request: CooperativeSettl
 
 
 def decode_settle(frame: bytes, position: int, version: int) -> CooperativeSettleRequest:
-    """The request whose body begins at `position`. Raises: DecodeError."""
+    """Read the request whose body begins at `position`. Raises: DecodeError."""
     del version  # there is one
     reader = FrameReader(frame, position)
     size = reader.count(1)
@@ -91,7 +91,7 @@ def decode_settle(frame: bytes, position: int, version: int) -> CooperativeSettl
 
 
 def encode_settled(correlation_id: int, version: int, answer: CooperativeSettleResponse) -> bytes:
-    """The frame of an answer, its length included."""
+    """Return the frame of an answer, its length included."""
     del version
     told = CommittedPartition(
         topic_id=answer.topic_id,
@@ -115,7 +115,7 @@ def encode_settled(correlation_id: int, version: int, answer: CooperativeSettleR
 
 
 def decode_settled(frame: bytes) -> CooperativeSettleResponse:
-    """The answer in a frame without its length. Raises: DecodeError."""
+    """Read the answer in a frame without its length. Raises: DecodeError."""
     body = json_object(frame[_START.size :], "the answer to a settle")
     try:
         (told,) = _COMMIT.read_answer(body).partitions

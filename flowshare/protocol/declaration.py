@@ -1,7 +1,7 @@
-"""How an API of Kafka's protocol is declared: key, versions, where it goes, and where its fields are on the wire.
+"""Declares an API of Kafka's protocol: key, versions, route, and the places of its fields on the wire.
 
-An `Api` stands below its two plain classes in `protocol.messages`, and is all that client and server need to know of
-it. Of the wire it says where a plain field is found in kio's entity, by kio's names, unless it has the same name there
+An `Api` stands below its two plain classes in `protocol.messages`, and is all that client and server need to know. For
+the wire it names the place of a plain field in kio's entity, by kio's names, unless the field has the same name there
 or the usual one (`translation.USUAL`):
 
     DELETE_GROUPS = Api(
@@ -15,9 +15,9 @@ or the usual one (`translation.USUAL`):
         response_shape={"results": Array("groups", GroupResult)},
     )
 
-A field that a version does not have is left out when it is written, and keeps the plain class's default when it is
-read, so one declaration is good for all versions. `protocol.translation` does what it says. APIs that are asked all the
-time (Produce, Fetch, ShareFetch, ShareAcknowledge) are declared without a wire form: they are written and read by hand.
+A field that a version does not have is left out in writing, and keeps the plain class's default in reading, so one
+declaration is good for all versions. `protocol.translation` carries out the declarations. Frequent APIs (Produce,
+Fetch, ShareFetch, ShareAcknowledge) are declared without a wire form: they are written and read by hand.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.rights import NeededRight
 
 CoordinatorKind = Literal["group", "transaction", "share"]
-"""What has a coordinator; `share`: the state of a share-partition, asked by its leader. Those of different kinds may be
-different nodes under the same name."""
+"""The kinds of things that have a coordinator. `share`: the state of a share-partition; its leader asks the
+coordinator. Coordinators of different kinds may be different nodes for the same name."""
 Versions = tuple[int, int]
-"""Lowest and highest."""
+"""The lowest and highest version."""
 
 
 class To(enum.Enum):
-    """Whom a client asks."""
+    """The receiver of a client's request."""
 
     ANY = enum.auto()
     CONTROLLER = enum.auto()
     LEADER = enum.auto()
-    """Of the request's `topic` and `partition`."""
+    """The leader of the request's `topic` and `partition`."""
     LEADERS = enum.auto()
-    """Those of the request's `partitions`, each for its own."""
+    """The leaders of the request's `partitions`, each for its own."""
     COORDINATOR = enum.auto()
-    """Of what the route's `key` says; None: any broker."""
+    """The coordinator of the route's `key`; None: any broker."""
     COORDINATORS = enum.auto()
-    """Those of the request's `group_ids`, each for its own."""
+    """The coordinators of the request's `group_ids`, each for its own."""
     BROKER = enum.auto()
-    """Whose node id the route's `key` says; None: any broker."""
+    """The broker whose node id is the route's `key`; None: any broker."""
     ALL = enum.auto()
     SESSION = enum.auto()
-    """The broker that a share session is with: its requests do not go by this route."""
+    """The broker of a share session: its requests do not use this route."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request belongs in a cluster."""
+    """The receiver of a request in a cluster."""
 
     to: To
     key: Callable[[Any], Any] | None = None
@@ -77,20 +77,20 @@ OF_TRANSACTION: Final = Route(To.COORDINATOR, lambda request: request.transactio
 # --- where plain fields are on the wire -------------------------------------------------------------------------------
 
 Path = str | int | tuple[str | int, ...]
-"""A plain field by its name; an element of a tuple, or of a mapping's pairs, by its place; a tuple: one within another.
-"""
+"""The place of a plain value: a field's name; the index in a tuple or a mapping's pair; a tuple: one place within
+another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Written always, read never."""
+    """A value that is always written and never read."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A plain value that the wire has a number for. What has none is `other` when it is read."""
+    """A plain value with a number on the wire. An unknown number is read as `other`."""
 
     path: Path
     codes: Mapping[Any, int]
@@ -99,7 +99,8 @@ class Coded:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """In an answer: repeats this field of the request; `copy`: the answer's plain class has it, too, by this name.
+    """A field of an answer that repeats this field of the request. copy: its name in the answer's plain class, if it
+    has it.
 
     codes: as in `Coded`.
     """
@@ -111,7 +112,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Via:
-    """A value that is written and read by functions of its own."""
+    """A value with separate functions for writing and reading."""
 
     path: Path
     write: Callable[[Any], Any]
@@ -120,7 +121,7 @@ class Via:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Several fields of the wire (a tuple of names) that are one plain tuple."""
+    """Several fields of the wire (a tuple of names) that form one plain tuple."""
 
     path: Path
     make: Callable[..., Any]
@@ -128,9 +129,9 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class One:
-    """An array of which a plain message is about one element; a request of the wire is as many plain ones.
+    """An array; a plain message is about one of its elements, and a request of the wire is as many plain ones.
 
-    shape: of the element, or the path of a field, where elements are no entities.
+    shape: of the element, or the path of a field, if elements are no entities.
     """
 
     shape: Shape | str
@@ -138,7 +139,7 @@ class One:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array that is a plain tuple of `make`'s objects, or a mapping where that is `dict`."""
+    """An array that is a plain tuple of `make`'s objects, or a mapping if `make` is `dict`."""
 
     path: Path
     make: Callable[..., Any]
@@ -147,9 +148,9 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """In the shape of `Array`: an inner array, of which each element makes a plain object of its own.
+    """An inner array in the shape of `Array`; each of its elements makes a plain object.
 
-    shape: of the element, or the path of a field, where elements are no entities.
+    shape: of the element, or the path of a field, if elements are no entities.
     """
 
     shape: Shape | Path
@@ -157,7 +158,7 @@ class Each:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """An entity of its own with fields of the same plain object; null where `null_without` is None."""
+    """An inner entity with fields of the same plain object; null where the field `null_without` is None."""
 
     shape: Shape
     null_without: str | None = None
@@ -165,16 +166,16 @@ class Inside:
 
 Part = Path | Fixed | Coded | Key | Via | Parts | One | Array | Each | Inside
 Shape = Mapping[Any, Part]
-"""kio's name of a field (of several, for `Parts`) -> what it is in the plain message."""
+"""kio's name of a field (names for `Parts`) -> its place in the plain message."""
 
 
 def of_partitions(topics: str, partition: Shape | None = None, partitions: str = "partitions") -> Shape:
-    """An array of topics with arrays of partitions, of which a plain message is about one."""
+    """Return the shape of topics with partitions of which a plain message is about one."""
     return {topics: One({partitions: One(partition or {})})}
 
 
 def rows_of_partitions(path: str, make: Callable[..., Any], partition: Shape | None = None) -> Array:
-    """Topics with partitions, each of which is a plain object."""
+    """Return the shape of topics with partitions, each of which is a plain object."""
     return Array(path, make, {"partitions": Each(partition or {})})
 
 
@@ -185,11 +186,11 @@ def _nothing(request: Any) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Api:
-    """One API; `server` or `client` None: it is not served, or not asked at sockets.
+    """One API. server, client: None: not served, or not asked at sockets.
 
-    right: what a request at a socket needs to be handed on as it is; None: the edge has a handler of its own.
-    needs: the lowest version that can say what a request says. wait_ms: how long the server may sit on a request by its
-    own wish. ask, tell: where the fields of request and answer are on the wire; None: by hand.
+    right: the right that a request at a socket needs to be forwarded; None: the edge has a handler for it. needs: the
+    lowest version that has all fields of a request. wait_ms: the longest time that the server may hold a request by its
+    own wish. request_shape, response_shape: the places of the fields on the wire; None: written by hand.
     """
 
     key: ApiKey
@@ -205,18 +206,18 @@ class Api:
     wait_ms: Callable[[Any], int] = field(kw_only=True, default=_nothing)
 
     def __post_init__(self) -> None:
-        """The request's class knows its API."""
+        """Set the API of the request's class."""
         if self.request is not None:
             self.request.api = self
 
     @property
     def name(self) -> str:
-        """kio's name of it."""
+        """kio's name of the API."""
         return self.key.name.lower()
 
     @property
     def title(self) -> str:
-        """Kafka's name of it."""
+        """Kafka's name of the API."""
         return _title(self.key)
 
 

@@ -1,10 +1,11 @@
-"""Record batches to records: what a member does with the bytes and the acquired ranges that it was sent.
+"""Decodes record batches to records: a member's bytes and the ranges that it acquired.
 
-The records themselves are read by aiokafka's compiled reader. It trusts lengths a few bytes beyond the end of a
-buffer, hence the padding (`PADDING`); it gets no compressed bytes, since it would decompress without a limit.
+The records are read by aiokafka's compiled reader. It trusts lengths a few bytes beyond the end of a buffer, hence the
+padding (`PADDING`); it gets no compressed bytes, since it would decompress without a limit.
 
-Every acquired offset ends in exactly one place: a record, a gap (nothing is there: compaction, control batch), a
-corrupt run (something is there that cannot be read), or missing (behind the last whole batch: not sent).
+Every acquired offset ends in exactly one place: a record, a gap (no record: compaction, control batch), a corrupt run
+(bytes that cannot be read), or missing (behind the last whole batch: not sent). Where the compiled reader gives up at a
+record, `each_record` reads those around it: one bad record costs none of its neighbours.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, ge
 from typing import Final, NamedTuple, Protocol, cast
 
 from flowshare.protocol.codecs import decompress
+from flowshare.protocol.each_record import Begin, PlainRecord, Room, Unreadable, each_record
 from flowshare.protocol.headers import (
     CODEC_MASK,
     HEADER,
@@ -35,18 +37,19 @@ from flowshare.share.types import AcquiredRange
 PADDING: Final = bytes(64)
 SIZE_MAX: Final = 64 * 1024 * 1024
 ANSWER_BYTES_MAX: Final = 128 << 20
-"""Bytes without compression after which no further batch of an answer is read: what follows is for later."""
+"""The bytes without compression after which no further batch of an answer is read; the rest is `later`."""
 WHOLE_RECORDS_MAX: Final = 1 << 20
-"""Of a batch of more records only those that were asked for are kept."""
-STEP_RECORDS: Final = 1 << 16
+"""The most records of a batch that is kept for a second reading."""
+AT_ONCE_RECORDS: Final = 1 << 13
+"""The most records of a batch that are read at a time: no other thread runs meanwhile."""
 KEPT_BYTES_MAX: Final = 4 << 20
 Headers = tuple[tuple[str, bytes | None], ...]
 Wanted = tuple[int, int]
-"""First and last offset that somebody wants."""
+"""The first and last wanted offset."""
 
 
 class DecodedRecord(NamedTuple):
-    """One record with the number of its delivery (0 when it was read without acquiring)."""
+    """One record with the number of its delivery (0: read without acquiring)."""
 
     offset: int
     timestamp_ms: int
@@ -57,11 +60,11 @@ class DecodedRecord(NamedTuple):
 
 
 class RawRecord(Protocol):
-    """A record as aiokafka's reader gives it: its fields become Python objects when they are asked for."""
+    """A record from aiokafka's reader: its fields become Python objects at their first use."""
 
     offset: int
     timestamp: int
-    """Milliseconds since 1970."""
+    """The timestamp, in milliseconds since 1970."""
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
@@ -70,10 +73,10 @@ class RawRecord(Protocol):
 
 @dataclass(slots=True)
 class Decoded:
-    """What became of the acquired offsets, each list in offset order; runs are inclusive.
+    """The outcome for the acquired offsets. Each list is in offset order; runs are inclusive.
 
-    records: to be handled. gaps: to be acknowledged as GAP. corrupt: (first, last, reason), to be rejected.
-    missing: acquired but not in the bytes: to be released.
+    records: to handle. gaps: to acknowledge as GAP. corrupt: (first, last, reason), to reject. missing: acquired but
+    not in the bytes, to release.
     """
 
     records: list[DecodedRecord] = field(default_factory=list[DecodedRecord])
@@ -84,9 +87,10 @@ class Decoded:
 
 @dataclass(slots=True)
 class RawDecoded:
-    """As `Decoded`, with the records as the reader made them, in runs of one delivery count each.
+    """The outcome as in `Decoded`, with the reader's own records, in runs of one delivery count each.
 
-    batch_records: offsets of the longest batch. later: acquired, and not read, because there would be too much at once.
+    batch_records: offsets of the longest batch. later: acquired but not read, because it would be too much at once.
+    size: bytes without compression.
     """
 
     runs: list[tuple[list[RawRecord], int]] = field(default_factory=list[tuple[list[RawRecord], int]])
@@ -104,15 +108,26 @@ class RawDecoded:
 
 
 class ReadBatch(NamedTuple):
-    """Records of one batch and their offsets, rising; size: bytes without compression."""
+    """Records of one batch and their offsets, rising. size: bytes without compression. damaged: unreadable bytes
+    between them, rising."""
 
     records: list[RawRecord]
     offsets: list[int]
     size: int
+    damaged: Sequence[Unreadable] = ()
+
+    def whole(self) -> list[RawRecord]:
+        """Return the records if none is damaged. Raises: DecodeError."""
+        if self.damaged:
+            raise DecodeError(self.damaged[0].reason)
+        return self.records
+
+
+NOTHING: Final = ReadBatch([], [], 0)
 
 
 class _Enough(Exception):
-    """No further batch is to be read now."""
+    """No further batch should be read now."""
 
 
 @contextmanager
@@ -127,7 +142,7 @@ def _enough(size: int, bytes_max: int) -> Generator[None]:
 
 
 class LastBatch:
-    """The last batch of the last answer, kept read: a member that was given a part of it is sent it whole again."""
+    """The last batch of the last answer, kept decoded: a member that got a part of it is sent the whole batch again."""
 
     __slots__ = ("_batch", "_first", "_raw")
 
@@ -137,14 +152,15 @@ class LastBatch:
         self._batch = ReadBatch([], [], 0)
 
     def read(self, padded: bytes, header: BatchHeader, size_max: int, wanted: Wanted, *, final: bool) -> ReadBatch:
-        """The batch, read now or before; the same bytes are the same batch. Raises: DecodeError, MemoryError."""
+        """Return the batch, decoded now or before; the same bytes are the same batch. Raises: DecodeError,
+        MemoryError."""
         known = header.base_offset == self._first
         if (not known and not final) or header.record_count > WHOLE_RECORDS_MAX:
             return _read_batch(padded, header, size_max, wanted)
         raw = padded[header.position : header.position + header.size]
         if known and raw == self._raw:
             return self._batch
-        batch = _read_batch(padded, header, size_max, wanted)
+        batch = read_batch(padded, header, size_max)
         if final and header.size <= KEPT_BYTES_MAX:
             self._first, self._raw, self._batch = header.base_offset, raw, batch
         return batch
@@ -164,17 +180,16 @@ def _reader() -> tuple[type, tuple[type[Exception], ...]]:
 
 
 def load_reader() -> None:
-    """Import what reads records now, instead of at the first of them."""
+    """Import the record reader now, instead of at the first record."""
     _reader()
 
 
 def decode(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int = SIZE_MAX) -> Decoded:
-    """The records inside the acquired ranges, which must not overlap.
+    """Decode the records inside the acquired ranges, which must not overlap.
 
-    `size_max` is the limit for one batch when decompressed. CRCs are checked; a batch that fails is reported as
-    corrupt and the others are read on. What would be too much at once counts as missing.
-
-    Raises: DecodeError when the bytes are no sequence of batches at all; MemoryError.
+    size_max: limit of one decompressed batch, in bytes. CRCs are checked; a batch that fails is reported as corrupt and
+    the others are read. Records beyond the answer's limit count as missing.
+    Raises: DecodeError (the bytes are no sequence of batches at all), MemoryError.
     """
     raw = decode_raw(records, acquired, size_max=size_max)
     raw.missing += [(one.first, one.last) for one in raw.later]
@@ -192,12 +207,11 @@ def decode_raw(
     bytes_max: int = ANSWER_BYTES_MAX,
     last: LastBatch | None = None,
 ) -> RawDecoded:
-    """As `decode`, and three times as fast: for callers that look at a few fields of each record only.
+    """Decode as `decode`, three times as fast: for callers that read only a few fields of each record.
 
-    bytes_max: no batch is begun when so many bytes without compression were read; also where memory ends behind the
-    first one, the rest is for later. last: of the answer before, for who reads one answer after the other.
+    bytes_max: no batch is begun after so many bytes without compression; the rest is `later`, also where memory ends
+    behind the first batch. last: of the answer before, for callers that read one answer after the other.
     """
-    last = last or LastBatch()
     decoded = RawDecoded()
     batches = tuple(frames(records, partial_tail=True))
     _check_order(batches)
@@ -211,6 +225,8 @@ def decode_raw(
 
     def read(header: BatchHeader, final: bool) -> ReadBatch:
         with _enough(decoded.size, bytes_max):
+            if last is None:
+                return _read_batch(padded, header, size_max, wanted)
             return last.read(padded, header, size_max, wanted, final=final)
 
     begin, settled = 0, -1
@@ -229,19 +245,84 @@ def decode_raw(
     return decoded
 
 
-def decode_all(records: bytes, *, size_max: int = SIZE_MAX) -> list[DecodedRecord]:
-    """Every record of whole batches, control batches left out, with delivery count 0.
+def decode_all(
+    records: bytes, *, size_max: int = SIZE_MAX, damaged: list[Unreadable] | None = None
+) -> list[DecodedRecord]:
+    """Decode every record of whole batches, without control batches, with delivery count 0.
 
-    Raises: DecodeError at the first damage.
+    damaged: gets the unreadable ranges.
+    Raises: DecodeError (the first damage, without `damaged`; the bytes are no batches).
     """
     padded, found = records + PADDING, list[DecodedRecord]()
     for header in frames(records, partial_tail=True):
-        found += whole(read_batch(padded, header, size_max).records, 0)
+        try:
+            batch = read_batch(padded, header, size_max)
+        except DecodeError as error:
+            if damaged is None:
+                raise
+            damaged.append(Unreadable(header.base_offset, header.last_offset, str(error)))
+            continue
+        found += whole(batch.records if damaged is not None else batch.whole(), 0)
+        if damaged is not None:
+            damaged += batch.damaged
     return found
 
 
+def decode_within(
+    records: bytes,
+    first: int,
+    last: int = OFFSET_MAX,
+    *,
+    limit: int | None = None,
+    size_max: int = SIZE_MAX,
+    damaged: list[Unreadable] | None = None,
+) -> list[DecodedRecord]:
+    """Decode as `decode_all`, only records from `first` to `last`, at most `limit`; few others of a batch are in
+    memory.
+
+    Raises: DecodeError (the first damage of a batch that has some of them, without `damaged`).
+    """
+    padded, found = records + PADDING, list[DecodedRecord]()
+    for header in frames(records, partial_tail=True):
+        if header.is_control or header.last_offset < first or header.base_offset > last:
+            continue
+        known = len(found)
+        try:
+            for step in read_in_steps(plain(padded, header, size_max), header, AT_ONCE_RECORDS):
+                found += whole((raw for raw in step if first <= raw.offset <= last), 0)
+                if limit is not None and len(found) >= limit:
+                    return found[:limit]
+        except DecodeError:
+            if damaged is None:
+                raise
+            del found[known:]
+            found += whole(_good_of(padded, header, size_max, (first, last), damaged), 0)
+    return found if limit is None else found[:limit]
+
+
+def _good_of(
+    padded: bytes, header: BatchHeader, size_max: int, wanted: Wanted, damaged: list[Unreadable]
+) -> list[RawRecord]:
+    """Return the readable records of a damaged batch; add the unreadable offsets to `damaged`."""
+    try:
+        batch = _read_each(plain(padded, header, size_max), header, wanted)
+    except DecodeError as error:
+        damaged.append(Unreadable(header.base_offset, header.last_offset, str(error)))
+        return []
+    damaged += batch.damaged
+    return batch.records
+
+
+def with_unreadable(records: list[RawRecord], damaged: Sequence[Unreadable]) -> list[RawRecord]:
+    """Return the records of batches, in order, with a record that stands for each unreadable offset."""
+    if not damaged:
+        return records
+    unreadable: list[RawRecord] = [stands for one in damaged for stands in one.records]
+    return sorted(records + unreadable, key=_offset)
+
+
 def whole(raws: Iterable[RawRecord], delivery_count: int) -> list[DecodedRecord]:
-    """Raw records with all their fields."""
+    """Convert raw records to records with all their fields."""
     # tuple.__new__ instead of the class's own: half the time.
     return [
         _new(
@@ -268,14 +349,15 @@ def _decode_batch(
     extent_last: int,
     final: bool,
 ) -> int:
-    """Share out the offsets from this batch's base up to `extent_last`; returns the last one that is settled.
+    """Sort the offsets from this batch's base up to `extent_last` into `decoded`; return the last offset that is
+    settled.
 
     Raises: MemoryError.
     """
     try:
         batch = read(header, final)
     except DecodeError as error:
-        # The header of a damaged batch is not to be trusted: its extent ends where the next batch begins.
+        # The header of a damaged batch cannot be trusted: its extent ends where the next batch begins.
         for first, last in _pieces(ranges, header.base_offset, extent_last):
             decoded.corrupt.append((first, last, str(error)))
         return extent_last
@@ -301,17 +383,20 @@ def _take(decoded: RawDecoded, batch: ReadBatch, first: int, last: int, delivery
         decoded.runs.append((records, delivery_count))
     if high - low == last - first + 1:
         return
+    damaged = [one for one in batch.damaged if one.first <= last and one.last >= first]
+    decoded.corrupt += [(max(first, one.first), min(last, one.last), one.reason) for one in damaged]
+    taken = [(offset, offset) for offset in batch.offsets[low:high]]
     position = first
-    for offset in batch.offsets[low:high]:
-        if offset > position:
-            _add_run(decoded.gaps, position, offset - 1)
-        position = offset + 1
+    for begin, end in sorted([*taken, *((one.first, one.last) for one in damaged)]) if damaged else taken:
+        if begin > position:
+            _add_run(decoded.gaps, position, begin - 1)
+        position = end + 1
     if position <= last:
         _add_run(decoded.gaps, position, last)
 
 
 def plain(padded: bytes, header: BatchHeader, size_max: int = SIZE_MAX) -> memoryview:
-    """A checked batch as it would be without compression; `padded` has `PADDING` behind its batches.
+    """Return a checked batch without compression; `padded` has `PADDING` behind its batches.
 
     Raises: DecodeError
     """
@@ -320,7 +405,8 @@ def plain(padded: bytes, header: BatchHeader, size_max: int = SIZE_MAX) -> memor
 
 
 def unpacked(view: memoryview, header: BatchHeader, size_max: int = SIZE_MAX) -> memoryview:
-    """As `plain`, of the batch alone (`PADDING` is behind it), without a look at the checksum. Raises: DecodeError"""
+    """Return a single batch (with `PADDING` behind it) without compression, its checksum not checked. Raises:
+    DecodeError"""
     check_header(header)
     if header.attributes & CODEC_MASK:
         head = bytearray(view[:HEADER_BYTES])
@@ -332,58 +418,111 @@ def unpacked(view: memoryview, header: BatchHeader, size_max: int = SIZE_MAX) ->
 
 
 class RawReader:
-    """The records of what `plain` gave, some at a time; nothing is known yet of their offsets."""
+    """Reads the records of a `plain` batch, some at a time; their offsets are not checked.
 
-    __slots__ = ("_errors", "_records")
+    No record is skipped: behind an unreadable record nothing is read.
+    """
 
-    def __init__(self, view: memoryview) -> None:
+    __slots__ = ("_begin", "_errors", "_header", "_headers_max", "_records", "_room", "_view")
+
+    def __init__(self, view: memoryview, header: BatchHeader, *, headers_max: int | None = None) -> None:
+        """headers_max: the most headers of one `take`, after the compiled reader has given up."""
         reader, self._errors = _reader()
+        self._view, self._header = view, header
+        self._headers_max = len(view) if headers_max is None else headers_max
+        self._room = Room(self._headers_max)
+        self._begin = Begin(0, header.base_offset)
         # The reader may be asked for its iterator once only; a slice of it would ask each time.
-        self._records = itertools.chain(cast("Iterable[RawRecord]", reader(view)))
+        self._records: Iterator[RawRecord] = itertools.chain(cast("Iterable[RawRecord]", reader(view)))
+
+    def all(self, header: BatchHeader) -> list[RawRecord]:
+        """Return all remaining records of the batch with this header. Raises: DecodeError."""
+        try:
+            return list(self._records)
+        except self._errors as error:
+            raise DecodeError(f"records of the batch at offset {header.base_offset} cannot be read: {error}") from error
 
     def take(self, count: int) -> list[RawRecord]:
-        """The next ones: `count`, or fewer if they are the last; then it is used up. Raises: DecodeError."""
+        """Return the next `count` records, or fewer: then they are the last. Raises: DecodeError."""
+        self._room.headers = self._headers_max
         try:
-            return list(itertools.islice(self._records, count))
-        except self._errors as error:
-            raise DecodeError(str(error)) from error
+            found = list(itertools.islice(self._records, count))
+        except self._errors:
+            each = each_record(self._view, self._header, begin=self._begin, room=self._room)
+            self._records = map(_readable, each)
+            found = list(itertools.islice(self._records, count))
+        if found:
+            self._begin = Begin(self._begin.records + len(found), found[-1].offset + 1)
+        return found
+
+
+def _readable(one: PlainRecord | Unreadable) -> RawRecord:
+    """Return a readable record. Raises: DecodeError."""
+    if isinstance(one, Unreadable):
+        raise DecodeError(one.reason)
+    return one
 
 
 def read_plain(view: memoryview, header: BatchHeader) -> list[RawRecord]:
-    """The records of what `plain` gave, control records too. Raises: DecodeError, MemoryError."""
-    return _read_plain(view, header, (0, OFFSET_MAX)).records
+    """Decode a `plain` batch, control records, too. Raises: DecodeError, MemoryError."""
+    return _read_plain(view, header, (0, OFFSET_MAX)).whole()
 
 
 def _read_plain(view: memoryview, header: BatchHeader, wanted: Wanted) -> ReadBatch:
-    if header.record_count > WHOLE_RECORDS_MAX:
-        return _read_part(view, header, wanted)
-    reader, errors = _reader()
+    """Decode a `plain` batch; of a batch of many records only the wanted ones, and others are in memory only
+    briefly."""
     try:
-        records = list(cast("Iterable[RawRecord]", reader(view)))
-    except errors as error:
-        raise DecodeError(f"records of the batch at offset {header.base_offset} cannot be read: {error}") from error
-    offsets = list(map(_offset, records))
-    _check_offsets(header, offsets)
-    return ReadBatch(records, offsets, len(view))
+        return _read_good(view, header, wanted)
+    except DecodeError:
+        return _read_each(view, header, wanted)
 
 
-def _read_part(view: memoryview, header: BatchHeader, wanted: Wanted) -> ReadBatch:
-    """What is wanted of a batch that should not lie in memory with all its records."""
-    reader, records, before = RawReader(view), list[RawRecord](), header.base_offset - 1
-    full = True
-    while full:
-        step = reader.take(STEP_RECORDS)
-        full = len(step) == STEP_RECORDS
-        offsets = [before, *map(_offset, step)]
-        if any(a >= b for a, b in itertools.pairwise(offsets)) or offsets[-1] > header.last_offset:
-            raise DecodeError(f"offsets inside the batch at {header.base_offset} are out of order or out of bounds")
-        before = offsets[-1]
-        records += [record for record in step if wanted[0] <= record.offset <= wanted[1]]
+def _read_good(view: memoryview, header: BatchHeader, wanted: Wanted) -> ReadBatch:
+    """Read a batch without damage. Raises: DecodeError."""
+    if header.record_count <= AT_ONCE_RECORDS:
+        found = RawReader(view, header).all(header)
+        offsets = list(map(_offset, found))
+        _check_offsets(header, offsets)
+        return ReadBatch(found, offsets, len(view))
+    records = list[RawRecord]()
+    for step in read_in_steps(view, header, AT_ONCE_RECORDS):
+        if step and not wanted[0] <= step[0].offset <= step[-1].offset <= wanted[1]:
+            step = [record for record in step if wanted[0] <= record.offset <= wanted[1]]
+        records += step
     return ReadBatch(records, list(map(_offset, records)), len(view))
 
 
+def _read_each(view: memoryview, header: BatchHeader, wanted: Wanted) -> ReadBatch:
+    """Read the wanted records of a damaged batch one by one."""
+    records: list[RawRecord] = []
+    damaged: list[Unreadable] = []
+    for one in each_record(view, header):
+        if isinstance(one, Unreadable):
+            if one.first <= wanted[1] and one.last >= wanted[0]:
+                damaged.append(one)
+        elif wanted[0] <= one.offset <= wanted[1]:
+            records.append(one)
+    return ReadBatch(records, list(map(_offset, records)), len(view), damaged)
+
+
+def read_in_steps(
+    view: memoryview, header: BatchHeader, count: int, *, headers_max: int | None = None
+) -> Iterator[list[RawRecord]]:
+    """Yield the records of a `plain` batch, `count` at a time; between two steps other threads may run. headers_max: as
+    of `RawReader`. Raises: DecodeError."""
+    reader, before, full = RawReader(view, header, headers_max=headers_max), header.base_offset - 1, True
+    while full:
+        step = reader.take(count)
+        full = len(step) == count
+        offsets = [before, *map(_offset, step)]
+        if any(map(ge, offsets, itertools.islice(offsets, 1, None))) or offsets[-1] > header.last_offset:
+            raise DecodeError(f"offsets inside the batch at {header.base_offset} are out of order or out of bounds")
+        before = offsets[-1]
+        yield step
+
+
 def read_batch(padded: bytes, header: BatchHeader, size_max: int) -> ReadBatch:
-    """A batch's records, none of a control batch; `padded` has `PADDING` behind its batches.
+    """Decode a batch, to no records for a control batch; `padded` has `PADDING` behind its batches.
 
     Raises: DecodeError, MemoryError.
     """
@@ -396,6 +535,7 @@ def _read_batch(padded: bytes, header: BatchHeader, size_max: int, wanted: Wante
 
 
 def _check_offsets(header: BatchHeader, offsets: list[int]) -> None:
+    """Check that offsets rise within the batch. Raises: DecodeError."""
     span = header.last_offset - header.base_offset + 1
     if not offsets or (len(offsets) == span and offsets == list(range(header.base_offset, header.last_offset + 1))):
         return

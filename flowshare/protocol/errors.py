@@ -12,11 +12,11 @@ from flowshare import core_errors
 
 
 class ErrorCode(enum.IntEnum):
-    """Error numbers as they stand on the wire."""
+    """Error numbers on the wire."""
 
     @classmethod
     def known(cls, number: int) -> ErrorCode:
-        """The error of this number; a number that is not known yet becomes UNKNOWN_SERVER_ERROR."""
+        """Return the error of a number; an unknown number becomes UNKNOWN_SERVER_ERROR."""
         return _KNOWN.get(number, cls.UNKNOWN_SERVER_ERROR)
 
     UNKNOWN_SERVER_ERROR = -1
@@ -206,5 +206,5 @@ CORE_ERRORS: Final[dict[type[core_errors.CoreError], ErrorCode]] = {
 
 
 def error_code(error: core_errors.CoreError) -> ErrorCode:
-    """The wire number of a core error."""
+    """Return the error code of a core error."""
     return CORE_ERRORS[type(error)]

@@ -1,4 +1,4 @@
-"""Fetch of some keys on the wire: flowshare's own API, key 32502, told of in ApiVersions where a server can filter.
+"""Fetch of some keys on the wire: flowshare's own API, key 32502, offered in ApiVersions where a server can filter.
 
 A request header (v2) and a body, an answer header (v1) and a body; there is one version, 0. Numbers are big-endian,
 texts and counts are Kafka's compact ones. The records of all partitions lie at the end, one behind the other.
@@ -39,7 +39,7 @@ from flowshare.protocol.messages.records import (
 
 VERSION: Final = 0
 PARTITIONS_MAX: Final = 10_000
-"""Partitions of one request."""
+"""The most partitions of one request."""
 NOT_FILTERED: Final = -1
 
 _LIMITS: Final = struct.Struct(">iiib")
@@ -51,7 +51,7 @@ _OFFSETS: Final = struct.Struct(">qqq")
 _END: Final = struct.Struct(">q")
 _SIZE: Final = struct.Struct(">i")
 _START: Final = struct.Struct(">iB")
-"""What an answer begins with: correlation id, no tags."""
+"""The start of an answer: correlation id, no tags."""
 _ASKED_BYTES_MIN: Final = 27
 _ANSWERED_BYTES_MIN: Final = 48
 
@@ -60,7 +60,7 @@ _ANSWERED_BYTES_MIN: Final = 48
 
 
 def encode_fetch(correlation_id: int, client_id: str, request: FetchRequest, version: int) -> bytes:
-    """The frame of a request, its length included."""
+    """Return the frame of a request, its length included."""
     pieces = [
         head(ApiKey.FLOWSHARE_FETCH, version, correlation_id, client_id),
         _LIMITS.pack(request.max_wait_ms, request.min_bytes, request.max_bytes, request.committed),
@@ -74,7 +74,7 @@ def encode_fetch(correlation_id: int, client_id: str, request: FetchRequest, ver
 
 
 def decode_fetch(frame: bytes, position: int, version: int) -> FetchRequest:
-    """The request whose body begins at `position`. Raises: DecodeError."""
+    """Read the request whose body begins at `position`. Raises: DecodeError."""
     del version  # there is one
     reader = FrameReader(frame, position)
     wait_ms, least, most, isolation = reader.unpack(_LIMITS)
@@ -106,7 +106,7 @@ def _read_asked(reader: FrameReader) -> FetchPartition:
 
 
 def encode_fetched(correlation_id: int, version: int, answer: FetchResponse) -> bytes:
-    """The frame of an answer, its length included."""
+    """Return the frame of an answer, its length included."""
     del version
     pieces = [_START.pack(correlation_id, 0), count(len(answer.partitions))]
     for log in answer.partitions:
@@ -123,7 +123,7 @@ def encode_fetched(correlation_id: int, version: int, answer: FetchResponse) -> 
 
 
 def decode_fetched(frame: bytes) -> FetchResponse:
-    """The answer in a frame without its length. Raises: DecodeError."""
+    """Read the answer in a frame without its length. Raises: DecodeError."""
     reader = FrameReader(frame, 0)
     reader.unpack(_START)
     told = [_read_told(reader) for _ in range(reader.count(_ANSWERED_BYTES_MIN))]

@@ -1,7 +1,7 @@
-"""Record batch headers (Kafka's format v2): finding the batches in a run of bytes, checking their checksums.
+"""Record batch headers (Kafka's format v2): finds the batches in bytes and checks their checksums.
 
-Only headers are parsed here, so a whole fetch costs microseconds; records are read in `decoding.py`. Bytes that
-cannot be record batches raise `DecodeError`, nothing else. Source: Kafka's DefaultRecordBatch.
+Only headers are parsed here, so a whole fetch costs microseconds; records are read in `decoding.py`. Bytes that cannot
+be record batches raise `DecodeError`, nothing else. Source: Kafka's DefaultRecordBatch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOG_OVERHEAD: Final = 12
 MAGIC_AT: Final = 16
 CRC_AT: Final = 17
 ATTRIBUTES_AT: Final = 21
-"""The CRC covers everything from here on; base offset and leader epoch may change without it."""
+"""The position from which the CRC covers all bytes; base offset and leader epoch before it may change."""
 OFFSET_MAX: Final = 2**63 - 1
 
 CODEC_MASK: Final = 0x07
@@ -27,7 +27,8 @@ APPEND_TIME_MASK: Final = 0x08
 TRANSACTIONAL_MASK: Final = 0x10
 CONTROL_MASK: Final = 0x20
 HORIZON_MASK: Final = 0x40
-"""Tombstones and markers in the batch may go at the time in the field of the first timestamp (KIP-534)."""
+"""The bit of batches with a delete horizon: tombstones and markers may be removed at the time in the field of the first
+timestamp (KIP-534)."""
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -36,7 +37,7 @@ class DecodeError(Exception):
 
 
 class BatchHeader(NamedTuple):
-    """What a batch says of itself; `position` and `size` are where it lies in the bytes, header included."""
+    """The header fields of a batch. position, size: where the batch lies in the bytes, header included."""
 
     position: int
     size: int
@@ -53,7 +54,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def codec(self) -> str:
-        """Name of the compression. Raises: DecodeError when the number is unknown."""
+        """The name of the compression. Raises: DecodeError (the number is unknown)."""
         number = self.attributes & CODEC_MASK
         if number >= len(CODECS):
             raise DecodeError(f"compression {number} of the batch at offset {self.base_offset} is unknown")
@@ -61,35 +62,35 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """Whether the batch holds transaction markers instead of records."""
+        """True if the batch holds transaction markers instead of records."""
         return bool(self.attributes & CONTROL_MASK)
 
     @property
     def is_transactional(self) -> bool:
-        """Whether the batch belongs to a transaction."""
+        """True if the batch belongs to a transaction."""
         return bool(self.attributes & TRANSACTIONAL_MASK)
 
     @property
     def is_append_time(self) -> bool:
-        """Whether all records carry the time of the append (`max_timestamp`)."""
+        """True if all records of the batch carry the time of the append (`max_timestamp`)."""
         return bool(self.attributes & APPEND_TIME_MASK)
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When tombstones and markers in the batch may go; None as long as no compaction has set it."""
+        """The time when tombstones and markers may be removed, in ms since 1970; None: no compaction has set it."""
         return self.first_timestamp if self.attributes & HORIZON_MASK else None
 
 
 def crc32c(data: bytes | bytearray | memoryview) -> int:
-    """CRC-32C of the bytes, by the processor's own instruction: 40 µs a megabyte."""
+    """Return the CRC-32C of the bytes, by the processor's own instruction: 40 µs a megabyte."""
     return cast("int", google_crc32c.value(data if isinstance(data, bytes) else bytes(data)))  # pyright: ignore[reportUnknownMemberType]
 
 
 def frames(records: bytes, *, partial_tail: bool = False) -> Iterator[BatchHeader]:
-    """Headers in order, checked only so far that each batch lies inside the bytes.
+    """Yield headers in order, checked only so far that each batch lies inside the bytes.
 
-    `partial_tail`: a batch cut off at the end is left out instead of refused (Kafka's fetch answers may end so).
-
+    partial_tail: leave out a batch that is cut off at the end (Kafka's fetch answers may end so), instead of refusing
+    it.
     Raises: DecodeError
     """
     position, end = 0, len(records)
@@ -132,7 +133,7 @@ def _header(records: bytes, position: int) -> BatchHeader:
 
 
 def batch_headers(records: bytes) -> tuple[BatchHeader, ...]:
-    """Headers of all batches, offsets and counts checked; CRCs are not.
+    """Return the headers of all batches; offsets and counts are checked, CRCs are not.
 
     Raises: DecodeError
     """

@@ -1,7 +1,7 @@
-"""Kafka's messages as kio has them: one (API, version) is imported at its first use, all of them would cost 0.6 s.
+"""Reads and writes Kafka's messages with kio. Each (API, version) is imported at its first use: all would cost 0.6 s.
 
 A frame is an int32 length and that many bytes: a header and a body (Kafka protocol guide, "Protocol Primitives").
-Nothing here reads from or writes to a socket.
+Nothing here uses a socket.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import functools
 import importlib
 import io
 import struct
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
 from flowshare.protocol.walk import MalformedMessage, skip_tags, tidy
 
 REQUEST_PARTS_MAX: Final = 50_000
-"""Elements of all arrays of a request, and its tagged fields, together: kio makes an object of each, some µs and
-hundreds of bytes, and a Produce request could have millions. What is answered has no such bound: it is our own, or of
-a broker that was chosen."""
+"""The most elements of all arrays of a request, and tagged fields, together: kio makes an object of each, some µs and
+hundreds of bytes, and a Produce request could have millions. Answers have no such bound: they come from our own server
+or from a broker that was chosen."""
 
 Side = Literal["request", "response"]
 
@@ -59,6 +60,8 @@ class ApiKey(enum.IntEnum):
     CREATE_ACLS = 30
     DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    DESCRIBE_LOG_DIRS = 35
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
@@ -89,17 +92,17 @@ class ApiKey(enum.IntEnum):
     ALTER_SHARE_GROUP_OFFSETS = 91
     DELETE_SHARE_GROUP_OFFSETS = 92
     FLOWSHARE = 32500
-    """Flowshare's own calls, told of in ApiVersions; see `protocol.private`."""
+    """Flowshare's own calls, offered in ApiVersions; see `protocol.private`."""
     FLOWSHARE_SETTLE = 32501
-    """ShareSettle, flowshare's own, too; see `protocol.settle_codec`."""
+    """ShareSettle, also flowshare's own; see `protocol.settle_codec`."""
     FLOWSHARE_FETCH = 32502
-    """Fetch of some keys, flowshare's own, too; see `protocol.filter_codec`."""
+    """Fetch of some keys, also flowshare's own; see `protocol.filter_codec`."""
     FLOWSHARE_COOPERATIVE_SETTLE = 32503
-    """A settle of a cooperative group, flowshare's own, too; see `protocol.cooperative_settle`."""
+    """A settle of a cooperative group, also flowshare's own; see `protocol.cooperative_settle`."""
 
 
 _OWN: Final = frozenset(key.name.lower() for key in ApiKey if key >= ApiKey.FLOWSHARE)
-"""APIs that kio knows nothing of."""
+"""APIs that kio does not know."""
 
 
 class RequestStart(NamedTuple):
@@ -111,26 +114,33 @@ class RequestStart(NamedTuple):
 
 
 class RequestHeader(NamedTuple):
-    """What a request's header says beside `RequestStart`'s key and version."""
+    """The fields of a request header besides `RequestStart`'s key and version."""
 
     correlation_id: int
     client_id: str | None
 
 
 def request_start(frame: bytes | bytearray | memoryview) -> RequestStart:
-    """Key, version and correlation id of a request frame (without its length). Raises: struct.error (too short)."""
+    """Return key, version and correlation id of a request frame (without its length). Raises: struct.error (too
+    short)."""
     return RequestStart(*_START.unpack_from(frame))
+
+
+_AHEAD: Final = {("api_versions", 5): "flowshare.protocol.api_versions_v5"}
+"""Versions that kio does not have yet -> our module in kio's form, with both sides."""
 
 
 @functools.cache
 def module(name: str, version: int, side: Side) -> ModuleType:
-    """kio's module with the entity and its nested types. Raises: ImportError when kio has no such version."""
+    """Return kio's module with the entity and its nested types. Raises: ImportError (kio has no such version)."""
+    if (name, version) in _AHEAD:
+        return importlib.import_module(_AHEAD[name, version])
     return importlib.import_module(f"kio.schema.{name}.v{version}.{side}")
 
 
 @functools.cache
 def entity(name: str, version: int, side: Side) -> Any:
-    """kio's class of a request or response."""
+    """Return kio's class of a request or response."""
     suffix = side.capitalize()
     wanted = name.replace("_", "") + side
     found = module(name, version, side)
@@ -157,9 +167,9 @@ def _writer(schema: Any) -> Any:
 def read_request(
     name: str, start: RequestStart, frame: bytes, *, parts_max: int = REQUEST_PARTS_MAX
 ) -> tuple[RequestHeader, Any]:
-    """Header and body of a request frame.
+    """Return header and body of a request frame.
 
-    Raises: TooManyParts (more than `parts_max`), else what kio raises for bytes that are no such request; treat any
+    Raises: TooManyParts (more than `parts_max`), else any error of kio for bytes that are no such request; treat every
     Exception as garbage.
     """
     header, position = request_body(name, start, frame)
@@ -168,8 +178,16 @@ def read_request(
     return header, body
 
 
+def load(names: Iterable[tuple[str, int]]) -> None:
+    """Import the readers of requests and writers of answers of these APIs and versions now, instead of at their first
+    use."""
+    for name, version in names:
+        _reader(entity(name, version, "request"))
+        _writer(entity(name, version, "response"))
+
+
 def request_body(name: str, start: RequestStart, frame: bytes) -> tuple[RequestHeader, int]:
-    """Header of a request frame and where its body begins. Raises: as `read_request`."""
+    """Return the header of a request frame, and the position of its body. Raises: as `read_request`."""
     position = _START.size
     (length,) = _TEXT_LENGTH.unpack_from(frame, position)
     position += _TEXT_LENGTH.size
@@ -186,17 +204,17 @@ def request_body(name: str, start: RequestStart, frame: bytes) -> tuple[RequestH
 
 @functools.cache
 def _has_tags(name: str, version: int) -> bool:
-    """Whether the header of a request has tagged fields: those of flexible versions, and of flowshare's own API."""
+    """True if the request's header has tagged fields, as in flexible versions and flowshare's own APIs."""
     return name in _OWN or bool(entity(name, version, "request").__flexible__)
 
 
 def write_response(correlation_id: int, response: Any) -> bytes:
-    """The frame of a response entity, its length included."""
+    """Return the frame of a response entity, its length included."""
     return _frame(response.__header_schema__(correlation_id=correlation_id), response)
 
 
 def write_request(correlation_id: int, client_id: str | None, request: Any) -> bytes:
-    """The frame of a request entity, its length included."""
+    """Return the frame of a request entity, its length included."""
     header = request.__header_schema__(
         request_api_key=request.__api_key__,
         request_api_version=request.__version__,
@@ -207,7 +225,7 @@ def write_request(correlation_id: int, client_id: str | None, request: Any) -> b
 
 
 def read_response(name: str, version: int, frame: bytes) -> tuple[int, Any]:
-    """Correlation id and body of a response frame (without its length). Raises: as `read_request`."""
+    """Return correlation id and body of a response frame (without its length). Raises: as `read_request`."""
     schema = entity(name, version, "response")
     (correlation_id,) = _LENGTH.unpack_from(frame)
     position = _LENGTH.size

@@ -1,8 +1,8 @@
-"""Fetched records that are read later, by whoever handles them, maybe in another thread, and some at a time.
+"""`LazyRecords`: fetched records that their handler decodes later, some at a time, maybe in another thread.
 
-Only where the headers say that the batches hold what was acquired and nothing else: then there is nothing to find out
-(no gaps, nothing torn, no control batch), and whoever handles the records can read them. A batch of a few kilobytes may
-become 64 MB, and an answer holds hundreds: so no more are read at a time than `READ_BYTES`, or one.
+Used only if the headers show that the batches hold the acquired records and nothing else: no gaps, nothing torn, no
+control batch. A batch of a few kilobytes may become 64 MB, and an answer holds hundreds: so at most `READ_BYTES`, or
+one batch, are read at a time.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from flowshare.protocol.headers import BatchHeader, DecodeError, check_crc, fram
 from flowshare.share.types import AcquiredRange
 
 READ_BYTES: Final = 16 << 20
-"""Once so many bytes without compression were read, the next batch waits until they are used."""
+"""The bytes without compression after which the next batch waits until the read ones are used."""
 
 
 class LazyRecords:
-    """Records that are not read yet: offsets `first` to `last`, all of them; none are left when `first` is behind.
+    """Records that are not read yet: all offsets from `first` to `last`; none are left when `first` is behind `last`.
 
-    delivery_count: how often all of them were delivered. batch_records: offsets of the longest batch.
+    delivery_count: of all of them. batch_records: offsets of the longest batch.
     """
 
     __slots__ = ("_batches", "_records", "_size_max", "batch_records", "delivery_count", "first", "last")
 
     def __init__(self, records: bytes, batches: Sequence[BatchHeader], delivery_count: int, size_max: int) -> None:
-        """Use `lazy_records`."""
+        """Create unread records; use `lazy_records`."""
         self.first = batches[0].base_offset
         self.last = batches[-1].last_offset
         self.delivery_count = delivery_count
@@ -39,11 +39,12 @@ class LazyRecords:
 
     @property
     def waiting(self) -> int:
-        """How many records are not read."""
+        """The number of records that are not read."""
         return self.last - self.first + 1
 
     def read(self) -> list[RawRecord]:
-        """The next records. Raises: DecodeError, MemoryError; then `first` is the first that could not be read."""
+        """Read the next records. Raises: DecodeError, MemoryError; `first` is then the first record that could not be
+        read."""
         found: list[RawRecord] = []
         size = 0
         while self._batches and size < READ_BYTES:
@@ -64,9 +65,9 @@ class LazyRecords:
 
 
 def lazy_records(records: bytes, acquired: Sequence[AcquiredRange], *, size_max: int = SIZE_MAX) -> LazyRecords | None:
-    """The acquired records, all of them delivered equally often; None when that takes a closer look.
+    """Return the acquired records, if all have the same delivery count and fill the batches; None: use `decode`.
 
-    Raises: DecodeError when the bytes are no sequence of batches at all.
+    Raises: DecodeError (the bytes are no sequence of batches at all).
     """
     batches = tuple(frames(records, partial_tail=True))
     ranges = sorted(acquired)

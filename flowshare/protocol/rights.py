@@ -1,4 +1,4 @@
-"""Kafka's words for what may be done to what: kinds of things, operations, and which go together."""
+"""Kafka's rights: kinds of resources, operations, and which operations exist for which resource."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 
 class ResourceType(enum.IntEnum):
-    """Kinds of things that rights are given on (Kafka's ResourceType codes)."""
+    """Kinds of resources with rights (Kafka's ResourceType codes)."""
 
     TOPIC = 2
     GROUP = 3
@@ -17,7 +17,7 @@ class ResourceType(enum.IntEnum):
 
 
 class Operation(enum.IntEnum):
-    """What a principal may be allowed to do (Kafka's AclOperation codes)."""
+    """Operations that may be allowed to a principal (Kafka's AclOperation codes)."""
 
     ALL = 2
     READ = 3
@@ -54,15 +54,16 @@ OPERATIONS: Final[Mapping[ResourceType, frozenset[Operation]]] = {
     },
     ResourceType.TRANSACTIONAL_ID: frozenset({Operation.DESCRIBE, Operation.WRITE}),
 }
-"""What can be done to each kind of thing, beside ALL (KIP-430)."""
+"""The operations that exist for each kind of resource, besides ALL (KIP-430)."""
 
 
 CLUSTER_NAME: Final = "kafka-cluster"
-"""The one name that CLUSTER resources have."""
+"""The only name of a CLUSTER resource."""
 
 
 class NeededRight(NamedTuple):
-    """The right that a request needs. field: the request's, with the thing's name; None: a right on the cluster."""
+    """The right that a request needs. field: the request's field with the resource's name; None: a right on the
+    cluster."""
 
     operation: Operation
     resource: ResourceType

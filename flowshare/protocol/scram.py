@@ -1,6 +1,6 @@
-"""SCRAM-SHA-256 and SCRAM-SHA-512 as far as both ends need them: keys, proofs, and how its messages are written.
+"""SCRAM-SHA-256 and SCRAM-SHA-512 for both ends: keys, proofs, and the form of messages.
 
-RFC 5802 is the method, RFC 7677 SHA-256; Kafka uses it without channel binding. `digest` is hashlib's name of the
+RFC 5802 is the method, RFC 7677 adds SHA-256; Kafka uses it without channel binding. `digest` is hashlib's name of the
 hash. Pure functions of bytes: random numbers come in as arguments.
 """
 
@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from typing import Final
 
 DIGESTS: Final[Mapping[str, str]] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-"""Mechanism -> its hash."""
+"""Mechanism -> hashlib's name of its hash."""
 ITERATIONS_MIN: Final = 4_096
 """Fewest rounds of hashing that either end accepts (RFC 7677 §4, Kafka)."""
 NO_BINDING: Final = b"n,,"
-"""What a client without channel binding begins with."""
+"""The first bytes of the first message of a client without channel binding."""
 MESSAGE_MAX: Final = 4_096
 """Longest message read, in bytes; real ones have about 200."""
 
@@ -42,27 +42,27 @@ class ScramError(ValueError):
 
 
 def salted_password(digest: str, password: bytes, salt: bytes, iterations: int) -> bytes:
-    """RFC 5802's SaltedPassword; takes some milliseconds."""
+    """Return RFC 5802's SaltedPassword; takes some milliseconds."""
     return hashlib.pbkdf2_hmac(digest, password, salt, iterations)
 
 
 def stored_key(digest: str, salted: bytes) -> bytes:
-    """What a server keeps to check a client."""
+    """Return RFC 5802's StoredKey, which a server keeps to check a client."""
     return hashlib.new(digest, _client_key(digest, salted)).digest()
 
 
 def server_key(digest: str, salted: bytes) -> bytes:
-    """What a server keeps to prove that it knows the user."""
+    """Return RFC 5802's ServerKey, which a server keeps to prove that it knows the user."""
     return keyed(digest, salted, b"Server Key")
 
 
 def client_proof(digest: str, salted: bytes, dialogue: bytes) -> bytes:
-    """A client's proof that it knows the password; `dialogue` is RFC 5802's AuthMessage."""
+    """Return a client's proof that it knows the password; `dialogue` is RFC 5802's AuthMessage."""
     return _xor(_client_key(digest, salted), keyed(digest, stored_key(digest, salted), dialogue))
 
 
 def proof_holds(digest: str, stored: bytes, dialogue: bytes, proof: bytes) -> bool:
-    """Whether `proof` was made with the password behind `stored`."""
+    """True if `proof` was made with the password behind `stored`."""
     signature = keyed(digest, stored, dialogue)
     if len(proof) != len(signature):
         return False
@@ -70,14 +70,15 @@ def proof_holds(digest: str, stored: bytes, dialogue: bytes, proof: bytes) -> bo
 
 
 def keyed(digest: str, key: bytes, text: bytes) -> bytes:
-    """HMAC of `text`."""
+    """Return the HMAC of `text`."""
     return hmac.digest(key, text, digest)
 
 
 def fields(message: str, names: str) -> list[str]:
-    """Values of a message's attributes, which must begin with `names` in this order; extensions after them are left.
+    """Return the values of a message's attributes, which must begin with `names` in this order; extensions behind are
+    ignored.
 
-    Raises: ScramError (another order, a missing one, or an extension that must be understood: `m=`)
+    Raises: ScramError (another order, a missing attribute, or an extension that must be understood: `m=`)
     """
     parts = message.split(",")
     if any(part.startswith("m=") for part in parts):
@@ -90,7 +91,7 @@ def fields(message: str, names: str) -> list[str]:
 
 
 def text_of(message: bytes) -> str:
-    """A message as text. Raises: ScramError (too long, or no UTF-8)."""
+    """Return a message as text. Raises: ScramError (too long, or no UTF-8)."""
     if len(message) > MESSAGE_MAX:
         raise ScramError(f"the SCRAM message is longer than {MESSAGE_MAX} bytes")
     try:
@@ -100,7 +101,7 @@ def text_of(message: bytes) -> str:
 
 
 def unbase64(text: str) -> bytes:
-    """Bytes of strict base64. Raises: ScramError."""
+    """Decode strict base64. Raises: ScramError."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -108,17 +109,17 @@ def unbase64(text: str) -> bytes:
 
 
 def base64_of(raw: bytes) -> str:
-    """Base64 as SCRAM writes it."""
+    """Return base64 as SCRAM writes it."""
     return base64.b64encode(raw).decode()
 
 
 def escaped(name: str) -> str:
-    """A user name as a message has it."""
+    """Return a user name as it stands in a message."""
     return name.replace("=", "=3D").replace(",", "=2C")
 
 
 def unescaped(name: str) -> str:
-    """A user name out of a message. Raises: ScramError (a `=` that begins neither `=2C` nor `=3D`)."""
+    """Return a user name from a message. Raises: ScramError (a `=` that begins neither `=2C` nor `=3D`)."""
     plain = name.replace("=2C", ",").replace("=3D", "")
     if "=" in plain:
         raise ScramError("the SCRAM message has a user name with a bare '='")
@@ -126,7 +127,7 @@ def unescaped(name: str) -> str:
 
 
 def prepared(text: str) -> str:
-    """The one form of a name or password that is written in several ways: SASLprep (RFC 4013).
+    """Normalise a name or password that can be written in several ways: SASLprep (RFC 4013).
 
     Raises: ScramError (a character that SASLprep forbids; the text does not show it)
     """

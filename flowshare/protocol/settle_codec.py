@@ -1,8 +1,8 @@
-"""ShareSettle on the wire: flowshare's own API, key 32501, told of in ApiVersions where a server can settle.
+"""ShareSettle on the wire: flowshare's own API, key 32501, offered in ApiVersions where a server can settle.
 
 A request header (v2) and a body, an answer header (v1) and a body; there is one version, 0. Numbers are big-endian,
-texts and counts are Kafka's compact ones. The records of all outputs lie at the end, one behind the other, so that
-nothing is done to them but to be copied once.
+texts and counts are Kafka's compact ones. The records of all outputs lie at the end, one behind the other, so that they
+are copied only once.
 
     request   group id, member id, topic id, int32 partition,
               acks: count, each int64 first, int64 last, int32 attempt, int8 flags (1: unrun), int32 number of types,
@@ -40,11 +40,11 @@ from flowshare.share.types import AcknowledgeType
 
 VERSION: Final = 0
 OUTPUTS_MAX: Final = 5_000
-"""Outputs of one settle."""
+"""The most outputs of one settle."""
 OFFSETS_MAX: Final = 10_000
-"""Offsets that one settle is about, and ranges that an answer refuses."""
+"""The most offsets of one settle, and ranges that an answer refuses."""
 TYPES: Final = bytes((AcknowledgeType.ACCEPT, AcknowledgeType.REJECT))
-"""What a settle may say of a record."""
+"""The acknowledgement types that a settle may have."""
 NO_ID: Final = uuid.UUID(int=0)
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -53,7 +53,7 @@ _ACK: Final = struct.Struct(">qqiBi")
 _OUTPUT: Final = struct.Struct(">iii")
 _RANGE: Final = struct.Struct(">qq")
 _START: Final = struct.Struct(">iBh")
-"""What an answer begins with: correlation id, no tags, error."""
+"""The start of an answer: correlation id, no tags, error."""
 _REFUSED: Final = struct.Struct(">ih")
 _LEADER: Final = struct.Struct(">ii")
 _TOPIC_BYTES_MIN: Final = 18
@@ -62,7 +62,7 @@ _NODE_BYTES_MIN: Final = 9
 
 
 def problem(acks: Sequence[AckBatch], outputs: Sequence[SettleOutput]) -> str | None:
-    """Why there can be no such settle; None: there can."""
+    """Return the reason why a settle is invalid; None: it is valid."""
     return _problem_of_acks(acks) or problem_of_outputs(outputs)
 
 
@@ -88,7 +88,7 @@ def _problem_of_acks(acks: Sequence[AckBatch]) -> str | None:
 
 
 def problem_of_outputs(outputs: Sequence[SettleOutput]) -> str | None:
-    """Why nobody can write these; None: somebody may."""
+    """Return the reason why the outputs are invalid; None: they are valid."""
     if len(outputs) > OUTPUTS_MAX:
         return f"it has more than {OUTPUTS_MAX} outputs"
     for name, topic_id in {(output.topic, output.topic_id): None for output in outputs}:
@@ -101,7 +101,7 @@ def problem_of_outputs(outputs: Sequence[SettleOutput]) -> str | None:
 
 
 def is_topic(name: str) -> bool:
-    """Whether a topic may have this name, by Kafka's rules."""
+    """True if Kafka's rules allow a topic of this name."""
     return _NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
@@ -109,7 +109,7 @@ def is_topic(name: str) -> bool:
 
 
 def encode_settle(correlation_id: int, client_id: str, request: ShareSettleRequest, version: int) -> bytes:
-    """The frame of a request, its length included. Raises: ValueError (no server takes it)."""
+    """Return the frame of a request, its length included. Raises: ValueError (no server accepts the request)."""
     wrong = problem(request.acks, request.outputs)
     if wrong is not None:
         raise ValueError(f"a settle cannot be written: {wrong}")
@@ -128,7 +128,7 @@ def encode_settle(correlation_id: int, client_id: str, request: ShareSettleReque
 
 
 def output_pieces(outputs: Sequence[SettleOutput]) -> list[bytes]:
-    """Outputs, as a request ends with them."""
+    """Return the outputs as they stand at the end of a request."""
     topics = dict.fromkeys((one.topic, one.topic_id) for one in outputs)
     places = {named: place for place, named in enumerate(topics)}
     pieces = [count(len(places))]
@@ -141,7 +141,7 @@ def output_pieces(outputs: Sequence[SettleOutput]) -> list[bytes]:
 
 
 def decode_settle(frame: bytes, position: int, version: int) -> ShareSettleRequest:
-    """The request whose body begins at `position`. Raises: DecodeError."""
+    """Read the request whose body begins at `position`. Raises: DecodeError."""
     del version  # there is one
     reader = FrameReader(frame, position)
     group_id, member_id = _named(reader, "group"), _named(reader, "member")
@@ -192,7 +192,7 @@ def _read_acks(reader: FrameReader) -> tuple[AckBatch, ...]:
 
 
 def read_outputs(reader: FrameReader) -> tuple[SettleOutput, ...]:
-    """The outputs that a request ends with. Raises: DecodeError."""
+    """Read the outputs at the end of a request. Raises: DecodeError."""
     topics = _read_topics(reader)
     number = _count(reader, _OUTPUT.size, OUTPUTS_MAX, "outputs")
     heads: tuple[tuple[int, int, int], ...] = tuple(_OUTPUT.iter_unpack(reader.take(number * _OUTPUT.size)))
@@ -226,7 +226,7 @@ def _read_topics(reader: FrameReader) -> list[tuple[str, uuid.UUID]]:
 
 
 def encode_settled(correlation_id: int, version: int, answer: ShareSettleResponse) -> bytes:
-    """The frame of an answer, its length included."""
+    """Return the frame of an answer, its length included."""
     del version
     pieces = [
         _START.pack(correlation_id, 0, answer.error),
@@ -245,7 +245,7 @@ def encode_settled(correlation_id: int, version: int, answer: ShareSettleRespons
 
 
 def decode_settled(frame: bytes) -> ShareSettleResponse:
-    """The answer in a frame without its length. Raises: DecodeError."""
+    """Read the answer in a frame without its length. Raises: DecodeError."""
     reader = FrameReader(frame, 0)
     _, _, error = reader.unpack(_START)
     message, (lock_timeout_ms,) = reader.text(), reader.unpack(I32)

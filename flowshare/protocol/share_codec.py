@@ -1,15 +1,15 @@
-"""ShareFetch, and requests of ShareAcknowledge, v1 and v2, straight between bytes and the plain messages.
+"""ShareFetch and ShareAcknowledge, v1 and v2, straight between bytes and the plain messages.
 
-Requests are by hand for two reasons: other clients acknowledge with one batch an offset, hundreds in a request, and
-flowshare's own fields (delay, unrun and attempt of a batch, heads and chain of a fetch, the fence of what it got)
-travel as tagged fields, which kio drops. The answer to ShareFetch,
-alike in both versions, is what every delivery costs: kio takes some 30 µs to write the smallest and 100 to read it,
-this a third of that, and the records are copied once. Tests hold all of it equal to kio in both directions.
+Requests are written by hand for two reasons: other clients acknowledge with one batch an offset, hundreds in a request,
+and flowshare's own fields (delay, unrun and attempt of a batch, heads and chain of a fetch, the fence of its answer)
+travel as tagged fields, which kio drops. The answer to ShareFetch, alike in both versions, is part of every delivery:
+kio takes some 30 µs to write the smallest and 100 to read it, this a third of that, and the records are copied once.
+Tests hold all of it equal to kio in both directions.
 
-A batch of one type without tagged fields takes 19 bytes, so that runs of such batches are found by looking at every
-19th byte. Consecutive offsets of one type that came as one batch each are given back as one batch marked `joined`:
-the share-partition decides that exactly as the batches one by one (`share.acknowledge`), with the same error and the
-same state after it; the order of batches, and what belongs to one decision, are as they came.
+A batch of one type without tagged fields takes 19 bytes, so runs of such batches are found by a look at every 19th
+byte. Consecutive offsets of one type that came as one batch each are returned as one batch marked `joined`: the
+share-partition decides it exactly as the batches one by one (`share.acknowledge`), with the same error and the same
+state. The order of batches, and the batches of one decision, are kept.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 
 DELAY_TAG: Final = 10_000
-"""Tagged field of an AcknowledgementBatch: milliseconds, a varint, until what is released may be acquired again."""
+"""Tagged field of an AcknowledgementBatch: milliseconds, a varint, until the released records may be acquired again."""
 UNRUN_TAG: Final = 10_001
-"""Tagged field of an AcknowledgementBatch, empty: what is released was never run and costs no attempt."""
+"""Tagged field of an AcknowledgementBatch, empty: the released records never ran and cost no attempt."""
 ORDER_TAG: Final = 10_002
-"""Tagged field of a ShareFetch request: two varints, how many records of one key may come in a row (`chain`), and how
-many may begin a key (`heads`, 0: as many as there may be records)."""
+"""Tagged field of a ShareFetch request: two varints, the most records of one key in a row (`chain`), and the most that
+may begin a key (`heads`, 0: as many as records)."""
 FENCE_TAG: Final = 10_003
 """Tagged field of a partition in the answer to ShareFetch: two varints, `FetchedPartition.fence`."""
 FOLLOWING_TAG: Final = 10_004
@@ -70,8 +70,8 @@ ATTEMPT_TAG: Final = 10_005
 LOCKED_TAG: Final = 10_006
 """Tagged field of a partition in the answer to ShareFetch: a varint, `FetchedPartition.locked_after_ms`."""
 REFUSED_TAG: Final = 10_007
-"""Tagged field of a partition in either answer: varints, two for each range, how far it is behind the one before, and
-how long it is: `AcknowledgedPartition.refused`."""
+"""Tagged field of a partition in either answer: varints, two for each range: its distance from the range before, and
+its length: `AcknowledgedPartition.refused`."""
 CHAIN_MAX: Final = 1_024
 V2: Final = 2
 
@@ -82,7 +82,7 @@ _RANGE: Final = struct.Struct(">qq")
 _SINGLE: Final = struct.Struct(">qqxBx")
 _SINGLE_BYTES: Final = 19
 _ONE_TYPE_AT: Final = 16
-"""Where a batch has the number of its types; that of one type is followed by the type and the number of tags."""
+"""The place of a batch's number of types; with one type, the type and the number of tags follow."""
 _TAGS_AT: Final = 18
 _ONE_TYPE: Final = b"\x02"
 _NO_TAGS: Final = b"\0"
@@ -99,7 +99,7 @@ _LEADER_ONLY: Final = struct.Struct(">ii")
 _ACQUIRED: Final = struct.Struct(">qqhB")
 _NO_RACK_NO_TAGS: Final = b"\0\0"
 _PLAIN_ANSWER: Final = struct.Struct(">BihBi")
-"""What an answer begins with that has no message: the header's tags, throttle time, error, none, lock time."""
+"""The start of an answer without a message: the header's tags, throttle time, error, none, lock time."""
 _PLAIN_PARTITION: Final = struct.Struct(">ihBhBiiB")
 """A partition without messages and tags: number, error, none, error of the acknowledgements, none, leader, none."""
 _NULL_OR_EMPTY: Final = 1
@@ -107,11 +107,11 @@ _ANSWERED_BYTES_MIN: Final = 22
 _ACKNOWLEDGED_BYTES_MIN: Final = 17
 _NODE_BYTES_MIN: Final = 11
 DELIVERIES_MAX: Final = 2**15 - 1
-"""Highest delivery count that can be told."""
+"""The highest delivery count on the wire."""
 _LOOK_AHEAD: Final = 256
-"""Batches looked at together; bounds what one odd batch in between costs."""
+"""The most batches examined together; bounds the cost of an odd batch between them."""
 _new: Final[Callable[[type[AckBatch], tuple[int, int, bytes, int, bool, bool, int]], AckBatch]] = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-"""Makes an AckBatch at a third of the price of a call."""
+"""Makes an AckBatch at a third of the cost of a call."""
 _TYPES: Final = tuple(bytes((number,)) for number in range(256))
 
 
@@ -119,7 +119,7 @@ _TYPES: Final = tuple(bytes((number,)) for number in range(256))
 
 
 def decode_fetch(frame: bytes, position: int, version: int) -> ShareFetchRequest:
-    """The ShareFetch request whose body begins at `position`. Raises: DecodeError."""
+    """Read the ShareFetch request whose body begins at `position`. Raises: DecodeError."""
     reader = FrameReader(frame, position)
     group_id, member_id = reader.text(), reader.text()
     acquire_mode = renew = 0
@@ -151,7 +151,7 @@ def decode_fetch(frame: bytes, position: int, version: int) -> ShareFetchRequest
 
 
 def decode_acknowledge(frame: bytes, position: int, version: int) -> ShareAcknowledgeRequest:
-    """The ShareAcknowledge request whose body begins at `position`. Raises: DecodeError."""
+    """Read the ShareAcknowledge request whose body begins at `position`. Raises: DecodeError."""
     reader = FrameReader(frame, position)
     group_id, member_id = reader.text(), reader.text()
     renew = 0
@@ -208,7 +208,7 @@ def _read_batches(reader: FrameReader) -> list[AckBatch]:
 
 
 def _singles(reader: FrameReader, most: int) -> int:
-    """How many batches from here on have one type and no tagged field, up to `most`."""
+    """Return the number of batches from here on with one type and no tagged field, up to `most`."""
     start = reader.position
     end = start + min(most, (reader.end - start) // _SINGLE_BYTES) * _SINGLE_BYTES
     numbers = reader.data[start + _ONE_TYPE_AT : end : _SINGLE_BYTES]
@@ -217,7 +217,7 @@ def _singles(reader: FrameReader, most: int) -> int:
 
 
 def _join(batches: bytes, found: list[AckBatch]) -> None:
-    """Append batches of one type; those of one offset each that follow one another as one."""
+    """Append batches of one type; consecutive batches of one offset each become one."""
     low = high = kind = -1  # a run of single offsets that may go on; none while kind is -1
     for first, last, type_ in _SINGLE.iter_unpack(batches):
         if first == high + 1 and type_ == kind and first == last:
@@ -246,7 +246,7 @@ def _read_batch(reader: FrameReader) -> AckBatch:
 
 
 def _order(field: bytes) -> tuple[int, int]:
-    """Chain and heads. Raises: DecodeError."""
+    """Read chain and heads. Raises: DecodeError."""
     reader, what = FrameReader(field, 0), "the order of a fetch"
     chain, heads = _number(reader, what), _number(reader, what)
     if reader.position != reader.end or not 1 <= chain <= CHAIN_MAX or heads > I32_MAX:
@@ -255,7 +255,7 @@ def _order(field: bytes) -> tuple[int, int]:
 
 
 def _number(reader: FrameReader, what: str) -> int:
-    """One of a tagged field. Raises: DecodeError, which says what it was to tell."""
+    """Read a number of a tagged field. Raises: DecodeError, which names the field by `what`."""
     try:
         return reader.varint()
     except DecodeError as error:
@@ -280,7 +280,8 @@ def _delay(field: bytes) -> int:
 
 
 def encode_fetch(correlation_id: int, client_id: str, request: ShareFetchRequest, version: int) -> bytes:
-    """The frame of a ShareFetch request, its length included. Raises: struct.error, ValueError (out of range)."""
+    """Return the frame of a ShareFetch request, its length included. Raises: struct.error, ValueError (out of
+    range)."""
     numbers = (
         request.session_epoch,
         request.max_wait_ms,
@@ -308,7 +309,8 @@ def encode_fetch(correlation_id: int, client_id: str, request: ShareFetchRequest
 
 
 def encode_acknowledge(correlation_id: int, client_id: str, request: ShareAcknowledgeRequest, version: int) -> bytes:
-    """The frame of a ShareAcknowledge request, its length included. Raises: struct.error, ValueError (out of range)."""
+    """Return the frame of a ShareAcknowledge request, its length included. Raises: struct.error, ValueError (out of
+    range)."""
     pieces = [
         head(ApiKey.SHARE_ACKNOWLEDGE, version, correlation_id, client_id),
         _member(request.group_id, request.member_id),
@@ -323,7 +325,7 @@ def encode_acknowledge(correlation_id: int, client_id: str, request: ShareAcknow
 
 @lru_cache(maxsize=1_024)
 def _member(group_id: str | None, member_id: str | None) -> bytes:
-    """What each request of a member says of it."""
+    """Encode the part of a request that names the member: group id and member id."""
     return text(group_id) + text(member_id)
 
 
@@ -359,7 +361,7 @@ def _write_batches(pieces: list[bytes], batches: Iterable[AckBatch]) -> None:
 
 
 def encode_fetched(correlation_id: int, version: int, response: ShareFetchResponse) -> bytes:
-    """The frame of a ShareFetch answer, its length included."""
+    """Return the frame of a ShareFetch answer, its length included."""
     del version  # one form for both
     pieces = [
         _START.pack(correlation_id, 0, 0, response.error),
@@ -417,7 +419,7 @@ def _refused(ranges: Iterable[tuple[int, int]]) -> bytes:
 
 
 def _read_refused(field: bytes) -> tuple[tuple[int, int], ...]:
-    """Ranges, ascending. Raises: DecodeError."""
+    """Read ranges, ascending. Raises: DecodeError."""
     reader = FrameReader(field, 0)
     found: list[tuple[int, int]] = []
     at = 0
@@ -440,7 +442,7 @@ def _write_nodes(pieces: list[bytes], nodes: Mapping[int, tuple[str, int]]) -> N
 
 
 def decode_fetched(frame: bytes) -> ShareFetchResponse:
-    """The answer in a frame without its length; an empty message is none. Raises: DecodeError."""
+    """Read the answer in a frame without its length; an empty message becomes None. Raises: DecodeError."""
     reader = FrameReader(frame, I32.size)
     throttle_ms, error, message, lock_timeout_ms = _read_start(reader)
     parts, nodes = _read_parts(reader, _ANSWERED_BYTES_MIN, _read_partition)
@@ -457,7 +459,7 @@ def decode_fetched(frame: bytes) -> ShareFetchResponse:
 def _read_parts(
     reader: FrameReader, least: int, read: Callable[[FrameReader, uuid.UUID], P]
 ) -> tuple[tuple[P, ...], dict[int, tuple[str, int]]]:
-    """The rest of either answer: partitions below their topics, of `least` bytes each, and nodes."""
+    """Read the rest of either answer: partitions below their topics, of at least `least` bytes each, and nodes."""
     parts: list[P] = []
     for _ in range(reader.count(_TOPIC_BYTES_MIN)):
         topic_id = reader.uuid()
@@ -470,7 +472,7 @@ def _read_parts(
 
 
 def _read_start(reader: FrameReader) -> tuple[int, int, str | None, int]:
-    """Throttle time, error, message, lock time."""
+    """Read throttle time, error, message and lock time."""
     if (plain := reader.peek(_PLAIN_ANSWER)) is not None:
         tags, throttle_ms, error, said, lock_timeout_ms = plain
         if not tags and said <= _NULL_OR_EMPTY:
@@ -507,7 +509,7 @@ def _read_partition(reader: FrameReader, topic_id: uuid.UUID) -> FetchedPartitio
 
 
 def _following(field: bytes) -> tuple[tuple[int, int], ...]:
-    """Pairs of offsets. Raises: DecodeError."""
+    """Read pairs of offsets. Raises: DecodeError."""
     reader = FrameReader(field, 0)
     found: list[tuple[int, int]] = []
     try:
@@ -519,7 +521,7 @@ def _following(field: bytes) -> tuple[tuple[int, int], ...]:
 
 
 def _locked_after(field: bytes) -> int:
-    """Milliseconds. Raises: DecodeError."""
+    """Read milliseconds. Raises: DecodeError."""
     reader = FrameReader(field, 0)
     after_ms = _number(reader, "when the locks of a fetch began")
     if reader.position != reader.end:
@@ -528,7 +530,7 @@ def _locked_after(field: bytes) -> int:
 
 
 def _fence(field: bytes) -> tuple[int, int]:
-    """Generation and serial number. Raises: DecodeError."""
+    """Read generation and serial number. Raises: DecodeError."""
     reader = FrameReader(field, 0)
     fence = _number(reader, "the fence of a fetch"), _number(reader, "the fence of a fetch")
     if reader.position != reader.end or max(fence) > I64_MAX:
@@ -537,7 +539,7 @@ def _fence(field: bytes) -> tuple[int, int]:
 
 
 def _read_facts(reader: FrameReader) -> tuple[int, int, str | None, int, str | None, int, int]:
-    """Partition, error, message, both of the acknowledgements, leader, its epoch."""
+    """Read partition, error, message, error and message of the acknowledgements, leader, leader epoch."""
     if (plain := reader.peek(_PLAIN_PARTITION)) is not None:
         partition, code, said, ack_code, ack_said, leader, leader_epoch, tags = plain
         if said <= _NULL_OR_EMPTY and ack_said <= _NULL_OR_EMPTY and not tags:
@@ -580,7 +582,7 @@ def _read_nodes(reader: FrameReader) -> dict[int, tuple[str, int]]:
 
 
 def encode_acknowledged(correlation_id: int, version: int, response: ShareAcknowledgeResponse) -> bytes:
-    """The frame of a ShareAcknowledge answer, its length included."""
+    """Return the frame of a ShareAcknowledge answer, its length included."""
     pieces = [_START.pack(correlation_id, 0, 0, response.error), text(response.message)]
     if version >= V2:
         pieces.append(I32.pack(response.lock_timeout_ms))
@@ -602,7 +604,7 @@ def encode_acknowledged(correlation_id: int, version: int, response: ShareAcknow
 
 
 def decode_acknowledged(frame: bytes, version: int) -> ShareAcknowledgeResponse:
-    """The answer in a frame without its length; an empty message is none. Raises: DecodeError."""
+    """Read the answer in a frame without its length; an empty message becomes None. Raises: DecodeError."""
     reader = FrameReader(frame, I32.size)
     reader.tags()
     _, error = reader.unpack(_THROTTLE_ERROR)

@@ -1,7 +1,7 @@
-"""Between plain messages and kio's entities, as an API's declaration says.
+"""Translates between plain messages and kio's entities, by an API's declaration.
 
-A declaration is compiled once for each version and side, at its first use. Long arrays are apart from the other fields
-(`rows`), so that a server can read and write them piece by piece and let others run between.
+A declaration is compiled once for each version and side, at its first use. Long arrays are separate from the other
+fields (`rows`), so that a server can read and write them piece by piece and let other tasks run between.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if typing.TYPE_CHECKING:
     from flowshare.protocol.declaration import Api, Path, Shape
 
 Make = Callable[[Any, dict[str, Any]], Any]
-"""(kio's class, values of its fields) -> entity."""
+"""Makes an entity from (kio's class, values of its fields)."""
 Get = Callable[[Any], Any]
 
 NO_TIME: Final = datetime.timedelta()
@@ -34,7 +34,7 @@ LEFT_OUT: Final = "the answer leaves out what was asked for"
 
 
 def build(schema: Any, values: dict[str, Any]) -> Any:
-    """An entity; the simplest `Make`."""
+    """Make an entity: the simplest `Make`."""
     return schema(**values)
 
 
@@ -43,24 +43,24 @@ def build(schema: Any, values: dict[str, Any]) -> Any:
 
 @functools.cache
 def kafka_error(code: ErrorCode) -> Any:
-    """kio's error for ours."""
+    """Return kio's error for ours."""
     from kio.schema.errors import ErrorCode as KafkaError
 
     return KafkaError(int(code))
 
 
 def known_error(number: Any) -> ErrorCode:
-    """Our error for a number; one that is not known yet becomes UNKNOWN_SERVER_ERROR."""
+    """Return our error for a number; an unknown number becomes UNKNOWN_SERVER_ERROR."""
     return ErrorCode.known(int(number))
 
 
 def duration(duration_ms: int) -> datetime.timedelta:
-    """A duration as kio writes it; it has 31 bits of milliseconds."""
+    """Return a duration as kio writes it; it has 31 bits of milliseconds."""
     return datetime.timedelta(milliseconds=min(duration_ms, MS_MAX))
 
 
 def milliseconds(length: datetime.timedelta) -> int:
-    """A duration that kio read."""
+    """Return the milliseconds of a duration that kio read."""
     return length // MS
 
 
@@ -78,12 +78,12 @@ _FROM_KIO: Final[Mapping[str, Get]] = {
     "bytes": bytes,
 }
 _EMPTY: Final[Mapping[str, Any]] = {"string": "", "bytes": b""}
-"""What stands where there is nothing and the version has no null."""
+"""The value that stands for None in versions without null, by type."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One field of kio's: its type on the wire, the class of its entities, and what it may be."""
+    """One field of kio's: its type on the wire, the class of its entities, and its form."""
 
     kind: str
     entity: Any
@@ -111,7 +111,7 @@ USUAL: Final[Mapping[str, str]] = {
     "partition_index": "partition",
     "topic_name": "topic",
 }
-"""What fields of kio's are called in plain messages, where they have not kio's name."""
+"""Usual renamings: kio's field name -> the plain field's name. Other fields keep kio's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _names(make: Any) -> frozenset[str]:
 
 
 def _completed(known: Mapping[str, _Field], shape: Shape, plain: PlainNames) -> Shape:
-    """A shape with the fields that need not be said, because they are called as they are or as usual."""
+    """Add the undeclared fields to a shape: those with the same name or a usual one."""
     found = dict(shape)
     said = set[str]()
     for names, part in shape.items():
@@ -148,7 +148,7 @@ def _completed(known: Mapping[str, _Field], shape: Shape, plain: PlainNames) -> 
 
 
 def _there(known: Mapping[str, _Field], shape: Shape, plain: PlainNames) -> list[tuple[Any, Any]]:
-    """The parts of a shape that a version has."""
+    """Return the parts of a shape that a version has."""
     shape = _completed(known, shape, plain)
 
     def has(names: Any, part: Any) -> bool:
@@ -169,22 +169,22 @@ def _getter(path: Path) -> Get:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 Write = Callable[[Make, Any, Any], Any]
-"""(make, plain object, the request that it answers as a mapping of fields) -> value of a field."""
+"""Writes (make, plain object, fields of the request that it answers) -> value of a field."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowWriter:
-    """Writes an array of entities: each row by `row`; with `key`, those with one key come together by `together`."""
+    """Writes an array of entities: each row by `row`; with `key`, rows with the same key are joined by `together`."""
 
     rows: Get
     """Plain object -> its rows; None: null."""
     row: Callable[[Make, Any], Any]
     key: Get | None = None
     together: Callable[[Make, Any, tuple[Any, ...]], Any] | None = None
-    """(make, the first of the rows, what `row` made of all) -> entity."""
+    """Makes an entity from (make, the first row, the results of `row` for all)."""
 
     def all(self, make: Make, plain: Any) -> tuple[Any, ...] | None:
-        """All at once."""
+        """Return the whole array."""
         rows = self.rows(plain)
         if rows is None:
             return None
@@ -200,7 +200,7 @@ class RowWriter:
 class EntityWriter:
     """Writes one kind of entity.
 
-    rows: its long arrays. one: the array of which a message is about one element. parts: fields that are taken from the
+    rows: its long arrays. one: the array of which a message is about one element. parts: fields that are read from the
     plain object together.
     """
 
@@ -209,11 +209,11 @@ class EntityWriter:
     rows: Mapping[str, RowWriter]
     one: tuple[str, EntityWriter | Get] | None = None
     keys: tuple[str, ...] = ()
-    """Fields of the request that it repeats."""
+    """Fields of the request that the entity repeats."""
     parts: tuple[tuple[tuple[str, ...], Get], ...] = ()
 
     def short(self, make: Make, plain: Any, asked: Any) -> dict[str, Any]:
-        """The values of all fields but `rows` and `one`."""
+        """Return the values of all fields but `rows` and `one`."""
         found: dict[str, Any] = {}
         for names, get in self.parts:
             found.update(zip(names, get(plain), strict=True))
@@ -222,7 +222,7 @@ class EntityWriter:
         return found
 
     def all(self, make: Make, plain: Any, asked: Any = None) -> Any:
-        """The entity, about one plain object alone."""
+        """Return the entity about one plain object."""
         found = self.short(make, plain, asked)
         for name, rows in self.rows.items():
             found[name] = rows.all(make, plain)
@@ -288,7 +288,7 @@ def _value_writer(of: _Field, part: Any, plain: PlainNames) -> Write:
 
 
 def _is_same(of: _Field) -> bool:
-    """Whether plain values are written as they are."""
+    """True if plain values of this field are written unchanged."""
     return _converter(of, _TO_KIO) is _same
 
 
@@ -297,7 +297,7 @@ def _same(value: Any) -> Any:
 
 
 def _converter(of: _Field, by_kind: Mapping[str, Get]) -> Get:
-    """What a plain value is on the wire, or the other way round."""
+    """Return the function that converts a field's values: plain to kio's, or the other way round (`by_kind`)."""
     convert = by_kind.get(of.kind)
     if of.array:
         return lambda value: None if value is None else tuple(map(convert, value) if convert else value)
@@ -354,21 +354,21 @@ Read = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Reads an array of entities: `each` makes the plain objects of one."""
+    """Reads an array of entities; `each` makes the plain objects of one entity."""
 
     array: Get
     each: Callable[[Any], Iterable[Any]]
     make: Callable[..., Any]
 
     def all(self, whole: Any) -> Any:
-        """All at once; None where there is null."""
+        """Return all rows; None: the array is null."""
         array = self.array(whole)
         if array is None:
             return None
         return self.together(row for one in array for row in self.each(one))
 
     def together(self, rows: Iterable[Any]) -> Any:
-        """What they are in the plain message; in a mapping, lists under one key come together."""
+        """Gather the rows into the plain message's collection; in a mapping, lists under one key are joined."""
         if self.make is not dict:
             return tuple(rows)
         found: dict[Any, Any] = {}
@@ -379,7 +379,7 @@ class RowReader:
 
 @dataclass(frozen=True, slots=True)
 class EntityReader:
-    """Reads one kind of entity: `values` are plain fields, `keys` name the request that it answers."""
+    """Reads one kind of entity. values: plain fields. keys: fields that identify the request."""
 
     values: Mapping[Any, Read]
     rows: Mapping[str, RowReader]
@@ -387,18 +387,18 @@ class EntityReader:
     one: tuple[Get, EntityReader | str] | None = None
 
     def short(self, whole: Any) -> dict[Any, Any]:
-        """The plain values of all fields but `rows` and `one`."""
+        """Return the plain values of all fields but `rows` and `one`."""
         return {name: read(whole) for name, read in self.values.items()}
 
     def fields(self, whole: Any) -> dict[Any, Any]:
-        """The plain values of all fields but `one`."""
+        """Return the plain values of all fields but `one`."""
         found = self.short(whole)
         for name, rows in self.rows.items():
             found[name] = rows.all(whole)
         return found
 
     def about(self, whole: Any, request: Any) -> dict[Any, Any] | None:
-        """The plain values of what answers this request; None: nothing does."""
+        """Return the plain values of the part that answers this request; None: no part does."""
         if any(read(whole) != getattr(request, name) for name, read in self.keys.items()):
             return None
         if self.one is None:
@@ -499,7 +499,7 @@ def _row_reader(name: str, schema: Any, part: Array) -> RowReader:
 
 
 def _row_maker(make: Callable[..., Any]) -> Callable[[dict[Any, Any]], Any]:
-    """Makes a row of its values by path."""
+    """Return the function that makes a row from its values by path."""
     if make is str:
         return lambda values: values[()]
     if make in (dict, tuple):
@@ -508,7 +508,7 @@ def _row_maker(make: Callable[..., Any]) -> Callable[[dict[Any, Any]], Any]:
 
 
 def _nested(values: dict[Any, Any]) -> tuple[Any, ...]:
-    """Values by place, or by place within a place."""
+    """Build a tuple from values by place, or by place within a place."""
     inner: dict[int, list[Any]] = {}
     found: dict[int, Any] = {}
     for path, value in values.items():
@@ -529,7 +529,7 @@ def _plain_of(api: Api, side: Side) -> PlainNames:
 
 @functools.cache
 def writer(api: Api, version: int, side: Side) -> EntityWriter:
-    """What writes a side of the API. Raises: ImportError when kio has no such version."""
+    """Return the writer of a side of the API. Raises: ImportError when kio has no such version."""
     shape = api.request_shape if side == "request" else api.response_shape
     assert shape is not None, f"{api.name} is written by hand"
     return _writer(entity(api.name, version, side), shape, _plain_of(api, side))
@@ -537,14 +537,14 @@ def writer(api: Api, version: int, side: Side) -> EntityWriter:
 
 @functools.cache
 def reader(api: Api, version: int, side: Side) -> EntityReader:
-    """What reads a side of the API. Raises: ImportError when kio has no such version."""
+    """Return the reader of a side of the API. Raises: ImportError when kio has no such version."""
     shape = api.request_shape if side == "request" else api.response_shape
     assert shape is not None, f"{api.name} is read by hand"
     return _reader(entity(api.name, version, side), shape, _plain_of(api, side))
 
 
 def read_answer(api: Api, response: Any, request: Any) -> Any:
-    """The plain answer to a plain request in kio's response."""
+    """Return the plain answer to a plain request from kio's response."""
     assert api.response is not None
     of = reader(api, response.__version__, "response")
     found = of.about(response, request)
@@ -554,7 +554,7 @@ def read_answer(api: Api, response: Any, request: Any) -> Any:
 
 
 def _copied(of: EntityReader, request: Any) -> dict[Any, Any]:
-    """Fields of the request that the answer has, too."""
+    """Return the fields of the request that the answer repeats."""
     found: dict[Any, Any] = {}
     while True:
         found |= {

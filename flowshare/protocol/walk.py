@@ -1,9 +1,9 @@
-"""Walks through a message before kio reads it: lengths that lie are refused, tagged fields that kio does not know go.
+"""Walks through a message before kio reads it: refuses false lengths, removes tagged fields that kio does not know.
 
-kio's reader takes memory for as many elements as an array says to have before it looks for them, which ends the whole
-process when a stranger says four billion; it reads null arrays where the schema forbids them; and it refuses tagged
-fields it does not know, which Kafka ignores (KIP-482). One walk over the bytes, compiled once for each schema, keeps
-all three away from it.
+kio's reader allocates memory for the announced elements of an array before it looks for them, which ends the process
+when a stranger announces four billion. It reads null arrays where the schema forbids them, and it refuses unknown
+tagged fields, which Kafka ignores (KIP-482). One walk over the bytes, compiled once for each schema, protects kio from
+all three.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class MalformedMessage(ValueError):
 
 
 class TooManyParts(MalformedMessage):
-    """The message has more parts than are read of it."""
+    """The message has more parts than may be read."""
 
 
 class Edit(NamedTuple):
-    """Bytes `start` to `end` are to become `new`."""
+    """A change: bytes `start` to `end` become `new`."""
 
     start: int
     end: int
@@ -36,7 +36,7 @@ class Edit(NamedTuple):
 
 
 class Edits(list[Edit]):
-    """What one walk found to change, and how many elements of arrays it may still come across."""
+    """The edits of one walk, and a limit on the array elements that it may meet."""
 
     def __init__(self, parts_max: int | None = None) -> None:
         super().__init__()
@@ -44,20 +44,21 @@ class Edits(list[Edit]):
         self._parts = 0
 
     def meet(self, parts: int) -> None:
-        """Elements of an array, or tagged fields, come now. Raises: MalformedMessage."""
+        """Count elements of an array, or tagged fields. Raises: TooManyParts."""
         self._parts += parts
         if self._parts_max is not None and self._parts > self._parts_max:
             raise TooManyParts(f"the message has more than {self._parts_max} parts; send several")
 
 
 Step = Callable[[bytes, int, Edits], int]
-"""(message, position, edits to add to) -> position behind. Raises: MalformedMessage, IndexError and struct.error."""
+"""Walks (message, position, edits to add to) -> position behind. Raises: MalformedMessage, IndexError and
+struct.error."""
 
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 _VARINT_BYTES_MAX: Final = 5
 HEADER_TAGS_MAX: Final = 1_000
-"""Tagged fields of a header; Kafka has defined one so far."""
+"""The most tagged fields of a header; Kafka has defined one so far."""
 _FIXED: Final[Mapping[str, int]] = {
     "bool": 1,
     "int8": 1,
@@ -74,10 +75,10 @@ _FIXED: Final[Mapping[str, int]] = {
 
 
 def tidy(schema: Any, message: bytes, position: int, *, parts_max: int | None = None) -> tuple[bytes, int]:
-    """The message as kio can read it, from `position` on, and that position.
+    """Return the message in a form that kio can read, and the position from which to read it.
 
-    `parts_max`: elements of all its arrays, and tagged fields, together; each becomes an object. None: as many as its
-    bytes can hold. Raises: MalformedMessage, TooManyParts as soon as an array says so.
+    parts_max: limit on the elements of all arrays and the tagged fields together, each of which becomes an object;
+    None: as many as the bytes can hold. Raises: MalformedMessage; TooManyParts, as soon as an array announces too many.
     """
     edits = Edits(parts_max)
     try:
@@ -94,13 +95,13 @@ def tidy(schema: Any, message: bytes, position: int, *, parts_max: int | None = 
 
 
 def skip_tags(message: bytes, position: int) -> int:
-    """Position behind a header's tagged fields, whatever they are. Raises: MalformedMessage, IndexError."""
+    """Return the position behind a header's tagged fields. Raises: MalformedMessage, IndexError."""
     return _tags({})(message, position, Edits(HEADER_TAGS_MAX))
 
 
 @functools.cache
 def step_of(schema: Any) -> Step:
-    """What walks through an entity of this class."""
+    """Return the step that walks through an entity of this class."""
     flexible: bool = schema.__flexible__
     hints = typing.get_type_hints(schema)
     steps: list[Step] = []
@@ -150,7 +151,7 @@ def _single(hint: Any, kind: str, *, flexible: bool, nullable: bool) -> Step:
 
 
 def without_none(hint: Any) -> tuple[bool, Any]:
-    """Whether a field may be null, and what it is otherwise."""
+    """Return True if a field may be null, and the field's type without None."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     (kind,) = (option for option in options if option is not type(None))
     return len(options) > 1, kind
@@ -196,7 +197,7 @@ def _text(length_at: Callable[[bytes, int], tuple[int, int]], *, nullable: bool)
 
 
 def _array(part: Step | None, size: int, *, nullable: bool, flexible: bool) -> Step:
-    """part: walks through one element, None: each has `size` bytes. Else that is the least that one can have."""
+    """part: walks through one element of at least `size` bytes; None: each element has `size` bytes."""
     length_at = _length_reader(flexible=flexible, wide=True)
 
     def walk(message: bytes, position: int, edits: Edits) -> int:
@@ -262,7 +263,7 @@ def _tags(known: Mapping[int, Step]) -> Step:
 
 
 def _walk_tagged(inner: Step, message: bytes, at: tuple[int, int, int], edits: Edits) -> None:
-    """Walk through a tagged field: where its size, its content and what follows begin."""
+    """Walk through a tagged field. at: the positions of its size, of its content, and behind it."""
     sized, begin, end = at
     before = len(edits)
     if inner(message, begin, edits) != end:
@@ -273,7 +274,7 @@ def _walk_tagged(inner: Step, message: bytes, at: tuple[int, int, int], edits: E
 
 
 def _length_reader(*, flexible: bool, wide: bool) -> Callable[[bytes, int], tuple[int, int]]:
-    """Reads the length of a text (`wide`: of bytes or an array); -1 for null."""
+    """Return a reader for the length of a text (`wide`: of bytes or an array); −1 for null."""
     if flexible:
         return _compact_length
     form = _INT if wide else _SHORT

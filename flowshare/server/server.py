@@ -42,9 +42,9 @@ logger = logging.getLogger(__name__)
 
 
 async def cluster_id(store: StateStore) -> str:
-    """The id of the cluster that these records are of, made at the first time. Raises: StorageError.
+    """Return the id of the records' cluster, made at the first call. Raises: StorageError.
 
-    Clients refuse a broker whose cluster id changes. On a full disk a new one is not kept: the next start has another.
+    Clients refuse a broker whose cluster id changes. On a full disk a new id is not kept: the next start has another.
     """
     for key, value in await store.scan(CLUSTER_ID):
         if key == CLUSTER_ID:
@@ -58,7 +58,7 @@ async def cluster_id(store: StateStore) -> str:
 
 
 class Server:
-    """Share groups, topics and records over one storage; the storage is the caller's to close.
+    """Share groups, topics and records over one storage; the caller closes the storage.
 
     `classic`, `consumer`: settings of consumer groups of either protocol, `transactions`: of producers and
     transactions; None: the defaults.
@@ -114,7 +114,7 @@ class Server:
         await self._transactions.start()
 
     async def close(self) -> None:
-        """Close all connections, write what is queued, stop all tasks.
+        """Close all connections, write all queued updates, stop all tasks.
 
         Members of other processes keep their records, durably, if they may come back (group.share.return.grace.ms).
         """
@@ -126,15 +126,15 @@ class Server:
         await self.share.close_partitions()
 
     def prepare_close(self) -> None:
-        """Call it before closing the sockets: from now on a closed connection takes nothing from its members."""
+        """Let closed connections' members keep their records from now on. Call it before closing the sockets."""
         self.share.prepare_close()
 
     def authorize(self, authorizer: Authorizer) -> None:
-        """Who may do what at this server's sockets, see `ShareService.authorize`."""
+        """Set the authorizer of this server's sockets, see `ShareService.authorize`."""
         self.share.authorize(authorizer)
 
     def connect(self, *, client_id: str, host: str = IN_PROCESS) -> InProcess:
-        """A new connection. `host` stands in the descriptions of its members."""
+        """Return a new connection. `host` stands in the descriptions of its members."""
         return self.share.connect(self._handlers, client_id=client_id, host=host)
 
     def _is_consumer_group(self, group_id: str) -> bool:
@@ -145,14 +145,18 @@ class Server:
         """The topics, by name and by id: a view to read."""
         return self.share.topics
 
+    async def size(self, topic: str, partition: int) -> int:
+        """Return the bytes of a partition's log. Raises: LogError."""
+        return (await self._storage.bounds(topic, partition)).size
+
     def stats(self) -> Mapping[str, Any]:
-        """Counters since the start and gauges of now; SG-17.7 says what they mean.
+        """Return counters since the start and present gauges; SG-17.7 defines them.
 
         Beside the fields of `Stats`: groups by state, and how often their partitions were given out anew; share
         sessions, loaded share-partitions, fetches under way, connections; per loaded share-partition records in flight,
-        delayed, blocked by another one of their key, lapsed locks and redeliveries. rate_limited_s: by group, for how
-        long its rate kept records from fetches. offsets_expired: committed offsets of consumer groups. `cooperative`:
-        of cooperative groups, once one of them asked.
+        delayed, blocked by another one of their key, lapsed locks and redeliveries. rate_limited_s: seconds by group
+        for which its rate kept records from fetches. offsets_expired: committed offsets of consumer groups.
+        `cooperative`: of cooperative groups, once one of them asked.
         """
         figures = {
             **self.share.figures(),
@@ -188,7 +192,7 @@ class Server:
         return await group_ids(self._storage)
 
     async def _forget(self, group_id: str, partitions: Gone) -> Sequence[Write]:
-        """What goes with committed offsets of a group: its state as a cooperative one."""
+        """Forget the cooperative state that goes with committed offsets; return the writes that remove it."""
         from flowshare.server.cooperative.store import removal
 
         if self._cooperative_groups is not None:
@@ -199,7 +203,7 @@ class Server:
         groups = self._cooperative_groups
         return groups is not None and groups.in_use(group_id, (topic_id, partition))
 
-    # --- what share agents alone never ask for: imported and made at the first of its requests ----------------------
+    # --- families that share agents alone never need: imported and made at the first of their requests ---------------
 
     def _records(self) -> Iterable[Family]:
         from flowshare.server.records.records import RecordApis

@@ -1,6 +1,6 @@
 """All settings of a server in one place: groups' of all kinds and the listener's, from a server.properties or words.
 
-A name that no part knows is refused with the nearest one that some part does.
+An unknown name is refused with the nearest known one.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ CLASSIC_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         "How often it is looked for offsets that are to go.",
     ),
 )
-"""Of classic consumer groups and committed offsets, under the names of Kafka's brokers."""
+"""Settings of classic consumer groups and committed offsets, under the names of Kafka's brokers."""
 
 
 def _read_assignors(setting: Setting, text: str) -> tuple[str, ...]:
-    """Names with commas between, each once."""
+    """Read names with commas between, each once."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not set(names) <= set(ASSIGNORS):
         raise setting.refuse(text)
@@ -67,7 +67,7 @@ def _read_assignors(setting: Setting, text: str) -> tuple[str, ...]:
 
 
 def _bounded(name: str, field: str, low: int, doc: str) -> list[Setting]:
-    """`group.consumer.<name>` and the lowest and highest value that a group may set."""
+    """Return `group.consumer.<name>` and the lowest and highest value that a group may set."""
     stem = field.removesuffix("_ms")
     return [
         _consumer(f"group.consumer.{name}", field, low, doc),
@@ -105,7 +105,7 @@ CONSUMER_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         read=_read_assignors,
     ),
 )
-"""Of consumer groups of the consumer protocol (KIP-848)."""
+"""Settings of consumer groups of the consumer protocol (KIP-848)."""
 
 TRANSACTION_CONFIGS: Final[Mapping[str, Setting]] = by_name(
     _transaction(
@@ -125,7 +125,7 @@ TRANSACTION_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         "How long a partition remembers an idempotent producer that writes nothing.",
     ),
 )
-"""Of producers and transactions, under the names of Kafka's brokers."""
+"""Settings of producers and transactions, under the names of Kafka's brokers."""
 
 PROPERTIES_BYTES_MAX: Final = 1024 * 1024
 _KEY: Final = re.compile(r"(?P<name>[^\s=:]+)\s*[=:\s]?\s*(?P<value>.*)", re.DOTALL)
@@ -133,7 +133,7 @@ _KEY: Final = re.compile(r"(?P<name>[^\s=:]+)\s*[=:\s]?\s*(?P<value>.*)", re.DOT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a server is told at its start."""
+    """The settings that a server is given at its start."""
 
     server: ServerConfig
     classic: ClassicConfig
@@ -168,7 +168,7 @@ class Settings:
 
 
 def _consumer_config(values: Mapping[str, str]) -> ConsumerConfig:
-    """Raises: InvalidConfig."""
+    """Read values. Raises: InvalidConfig."""
     config = ConsumerConfig(**read_fields(values, CONSUMER_CONFIGS))
     for name, setting in CONSUMER_CONFIGS.items():
         if not name.startswith("group.consumer.min."):
@@ -189,7 +189,7 @@ def _consumer_config(values: Mapping[str, str]) -> ConsumerConfig:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """The settings of a server.properties file. Raises: InvalidConfig."""
+    """Read a server.properties file. Raises: InvalidConfig."""
     try:
         if path.stat().st_size > PROPERTIES_BYTES_MAX:
             raise InvalidConfig(f"{path} has more than {PROPERTIES_BYTES_MAX} bytes; name a server.properties file")
@@ -201,9 +201,9 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """`name=value` lines as in Java's properties: comments with # or !, a backslash at the end goes on below.
+    """Parse `name=value` lines as in Java's properties: comments with # or !, a backslash at the end goes on below.
 
-    Of a name that stands twice the last value counts.
+    A name that stands twice has its last value.
     """
     found: dict[str, str] = {}
     for line in _logical_lines(text):
@@ -214,7 +214,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def parse_words(words: Iterable[str]) -> dict[str, str]:
-    """`name=value` words of a command line. Raises: InvalidConfig."""
+    """Parse `name=value` words of a command line. Raises: InvalidConfig."""
     found: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")

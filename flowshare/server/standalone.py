@@ -1,4 +1,4 @@
-"""A broker by itself: storage, server, listener and who may use it, opened and closed in order."""
+"""A broker by itself: storage, server, listener and rights, opened and closed in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.server.edge.base import AdvertisedNode
 from flowshare.server.security.guesses import is_loopback
 from flowshare.server.settings import Settings
@@ -31,19 +31,19 @@ WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared wit
 
 
 class StandaloneError(FlowshareError):
-    """A broker cannot be opened as it was asked for; the text says what to do."""
+    """A broker cannot be opened with these options; the text names a remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where to listen, or where clients are to connect to."""
+    """An address to listen at, or that clients connect to."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """`host:port`, an IPv6 host in brackets. Raises: StandaloneError."""
+        """Parse `host:port`, an IPv6 host in brackets. Raises: StandaloneError."""
         host, colon, port = text.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
@@ -58,18 +58,18 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """True if only this machine can reach the address."""
         return is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandaloneOptions:
-    """What to open.
+    """The options of a server that is to be opened.
 
-    data: directory of the log and all state; None: memory, nothing is kept.
-    listen: where; advertise: what clients are told, None: the same.
+    data: directory of the log and all state; None: in memory, nothing is kept.
+    listen: the address to listen at; advertise: the address that clients are told, None: the same.
     settings: names and values of a server.properties, see `Settings`.
-    mechanisms: by which users log in; None: SCRAM, and with TLS PLAIN.
+    mechanisms: SASL mechanisms by which users log in; None: SCRAM, and with TLS PLAIN.
     insecure: listen beyond this machine without TLS, logins and ACLs.
     """
 
@@ -85,7 +85,7 @@ class StandaloneOptions:
     insecure: bool = False
 
     def check(self) -> None:
-        """Refuse what is open to others by mistake. Raises: StandaloneError."""
+        """Refuse settings that open the server to others by mistake. Raises: StandaloneError."""
         if self.listen.host in WILDCARDS and self.advertise is None:
             raise StandaloneError(
                 f"clients cannot connect to {self.listen}: name the address they are to use with --advertise host:port"
@@ -103,7 +103,7 @@ class StandaloneOptions:
             )
 
     def offered(self) -> tuple[str, ...]:
-        """The SASL mechanisms of the listener. Raises: StandaloneError."""
+        """Return the SASL mechanisms of the listener. Raises: StandaloneError."""
         from flowshare.server.security.sasl import UnknownMechanism, offered
 
         named = None if self.mechanisms is None else tuple(self.mechanisms)
@@ -129,7 +129,7 @@ class Standalone:
     """One broker, from `start` to `close`."""
 
     def __init__(self, options: StandaloneOptions, *, clock: Clock) -> None:
-        """Raises: StandaloneError, InvalidConfig."""
+        """Check the options. Raises: StandaloneError, InvalidConfig."""
         options.check()
         self._options = options
         self._settings = Settings.parse(options.settings)
@@ -140,17 +140,17 @@ class Standalone:
 
     @property
     def address(self) -> Address:
-        """What clients are told. Only after `start`."""
+        """The address that clients are told. Only after `start`."""
         assert self._listener is not None
         node = self._listener.node
         return Address(host=node.host, port=node.port)
 
     def stats(self) -> Mapping[str, Any]:
-        """Counters and gauges, see `Server.stats`; empty while it is not open."""
+        """Return counters and gauges, see `Server.stats`; empty while the broker is closed."""
         return {} if self._server is None else self._server.stats()
 
     async def until_lost(self) -> str:
-        """Wait until the directory is gone, or another process leads it, too; says which, and what to do."""
+        """Wait until the directory is gone, or another process leads it, too; return the reason with a remedy."""
         from flowshare.log.embedded import EmbeddedStorage
 
         storage = self._storage
@@ -172,7 +172,7 @@ class Standalone:
             raise
 
     async def close(self) -> None:
-        """Close the socket first, the storage last; harmless when it is not open."""
+        """Close the socket first, the storage last; harmless when the broker is closed."""
         listener, self._listener = self._listener, None
         server, self._server = self._server, None
         storage, self._storage = self._storage, None
@@ -228,6 +228,7 @@ class Standalone:
             sasl=await open_sasl(users, storage, options.offered()),
             authorizer=await self._authorizer(acls, storage),
         )
+        await listener.load()
         await listener.start(options.listen.host, options.listen.port)
         self._listener = listener
         if isinstance(storage, EmbeddedStorage):
@@ -244,7 +245,7 @@ class Standalone:
 
 
 async def open_sasl(file: UsersFile | None, storage: BrokerStorage, mechanisms: tuple[str, ...]) -> Sasl | None:
-    """The logins of a file's users, and of those that `storage` has; None without a file."""
+    """Return the logins of a file's and `storage`'s users; None without a file."""
     if file is None:
         return None
     from flowshare.server.security.sasl import Sasl

@@ -1,8 +1,8 @@
-"""What a member says of its records: docs/share-groups.md, SG-7.
+"""Acknowledgements of members for their records: docs/share-groups.md, SG-7.
 
-`decide` checks everything first and changes nothing if any of it is wrong; then the offsets are PENDING until
-`commit` or `abort`. Renewals need no write and are applied at once. Offsets keep their hold while they are PENDING,
-so that a lock which lapses meanwhile is seen by `abort`.
+`decide` checks everything first, and changes nothing if any part of it is wrong. Then the offsets are PENDING until
+`commit` or `abort`. Renewals need no write and are applied at once. Offsets keep their hold while they are PENDING, so
+that `abort` sees a lock that lapsed meanwhile.
 """
 
 from __future__ import annotations
@@ -42,24 +42,26 @@ _ONLY_RENEW: Final = bytes((AcknowledgeType.RENEW,))
 _SETTLING: Final = bytes((AcknowledgeType.ACCEPT, AcknowledgeType.REJECT))
 _TYPES: Final = len(AcknowledgeType)
 SPLIT_MAX: Final = 10_000
-"""Offsets of refused batches that are looked at one by one, in all: bounds what a member can make others wait."""
+"""The most offsets of refused batches that are checked one by one, in all: bounds the time for which a member makes
+others wait."""
 KEPT_MAX: Final = 256
 """Limits whose states are kept; groups with the same settings share them."""
 
 
 class Refusal(NamedTuple):
-    """What of an acknowledgement does not hold, ascending, and why the first of it does not."""
+    """The offsets of an acknowledgement that are refused, ascending, and the error of the first of them."""
 
     ranges: tuple[tuple[int, int], ...]
     error: CoreError
 
 
 class Decision:
-    """An acknowledgement that is to be written. `update` is what to write; None: nothing, it is done already.
+    """An acknowledgement that is to be written. `update`: the update to write; None: nothing, the decision is done
+    already.
 
-    `changes` is what becomes of the offsets, ascending, once the write is durable. `lost`, when it is settled: the log
-    was cut meanwhile, and some of the offsets are not what they were. `refused`: what is no part of it, where each is
-    decided by itself.
+    `changes`: the new states of the offsets, ascending, once the write is durable. `lost`, set on settling: the log was
+    cut meanwhile, so some offsets hold other records now. `refused`: the offsets left out, when each offset is decided
+    by itself.
     """
 
     __slots__ = ("changes", "fence", "lost", "refused", "settled", "update")
@@ -80,9 +82,9 @@ class Decision:
 
 
 class StatesAfter:
-    """What each acknowledge type leads to under one `Limits`, looked up by its wire number.
+    """The next state for each acknowledge type under one `Limits`, looked up by the type's wire number.
 
-    Read from `step` once, so that the table in `state` stays the only place that knows.
+    The states are read from `step` once, so that only the table in `state` defines them.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -96,7 +98,7 @@ class StatesAfter:
 
 @functools.lru_cache(maxsize=KEPT_MAX)
 def states_after(limits: Limits) -> StatesAfter:
-    """The same for all share-partitions with these limits."""
+    """Return the table for these limits, shared by all share-partitions that have them."""
     return StatesAfter(limits)
 
 
@@ -132,7 +134,7 @@ def decide(
     except CoreError:
         if any(batch.attempt for batch in batches):
             return _decide_each(plan, batches)
-        # Which error comes first, and whether a hole is one, depends on where the batches end: ask them one by one.
+        # The first error, and the treatment of a hole, depend on where the batches end: try them one by one.
         apart = list(_apart(batches))
         if len(apart) == len(batches):
             raise
@@ -161,7 +163,7 @@ def decide_whole(
 
 
 def _apart(batches: Iterable[AcknowledgeBatch]) -> Iterator[AcknowledgeBatch]:
-    """The batches as they came: joined ones an offset each."""
+    """Yield the batches as the member sent them: joined batches are split into single offsets."""
     for batch in batches:
         if batch.joined:
             yield from (AcknowledgeBatch(offset, offset, batch.types) for offset in range(batch.first, batch.last + 1))
@@ -181,7 +183,8 @@ def _decide_all(plan: _Plan, batches: Sequence[AcknowledgeBatch]) -> Decision:
 
 
 def _decide_each(plan: _Plan, batches: Sequence[AcknowledgeBatch]) -> Decision:
-    """Who says which deliveries are meant is told which of them are no more; the others hold (SG-18.12)."""
+    """Decide each batch by itself when batches name their deliveries: deliveries that are over are refused, the others
+    count (SG-18.12)."""
     _check_shape(batches)
     kept, refusal = _tried_each(batches, plan.tried)
     if refusal is not None and not kept:
@@ -192,7 +195,7 @@ def _decide_each(plan: _Plan, batches: Sequence[AcknowledgeBatch]) -> Decision:
 def _tried_each(
     batches: Iterable[AcknowledgeBatch], tried: Callable[[AcknowledgeBatch], CoreError | None]
 ) -> tuple[list[AcknowledgeBatch], Refusal | None]:
-    """Try all, and of one that is refused its offsets one by one; what holds, and what does not."""
+    """Try all batches, a refused batch offset by offset; return the accepted batches and the refusal."""
     kept: list[AcknowledgeBatch] = []
     refused: list[tuple[int, int]] = []
     first_error: CoreError | None = None
@@ -223,14 +226,14 @@ def _singles(batch: AcknowledgeBatch) -> Iterator[AcknowledgeBatch]:
 
 
 def _append(ranges: list[tuple[int, int]], first: int, last: int) -> None:
-    """Behind all of them; a neighbour of the last one becomes one with it."""
+    """Append a range behind all others; join it with the last one if they touch."""
     if ranges and first <= ranges[-1][1] + 1:
         first = ranges.pop()[0]
     ranges.append((first, last))
 
 
 class _Plan:
-    """What becomes of the batches so far, marked PENDING; nothing is renewed yet."""
+    """The changes planned for the batches so far: their offsets are marked PENDING; nothing is renewed yet."""
 
     def __init__(self, window: Window, limits: Limits, after: StatesAfter, member_id: str, now_ms: int) -> None:
         self._window, self._limits, self._after = window, limits, after
@@ -239,7 +242,7 @@ class _Plan:
         self._renewed: list[tuple[int, int]] = []
 
     def add(self, batch: AcknowledgeBatch) -> None:
-        """One more. Raises: CoreError; what was planned of it is then to be undone."""
+        """Add one more batch. Raises CoreError; the caller then undoes the changes planned for the batch."""
         window = self._window
         if batch.first < window.start:
             _check_renewed(window, batch)
@@ -248,7 +251,7 @@ class _Plan:
             _plan(window, self._limits, self._after, self._member_id, batch, self._now_ms, self._changes, self._renewed)
 
     def tried(self, batch: AcknowledgeBatch) -> CoreError | None:
-        """Add one more if that is possible; else why not."""
+        """Add one more batch if possible; else return the error."""
         changes, renewed = len(self._changes), len(self._renewed)
         try:
             self.add(batch)
@@ -259,7 +262,8 @@ class _Plan:
         return None
 
     def tried_whole(self, batch: AcknowledgeBatch) -> CoreError | None:
-        """As `tried`, but what is finished or was never acquired is no success: no output may go with it."""
+        """Add one more batch as `tried` does, but refuse finished or never acquired offsets: no output may go with
+        them."""
         if batch.first < self._window.start:
             return InvalidRecordState(f"offset {batch.first} is finished: all below {self._window.start} is")
         changes = len(self._changes)
@@ -273,7 +277,7 @@ class _Plan:
         return None
 
     def undo(self, since: int) -> None:
-        """Forget all changes but so many."""
+        """Undo all changes but the first `since`."""
         window = self._window
         for change in self._changes[since:]:
             window.put(change.first, change.last, PENDING, ACQUIRED)
@@ -282,7 +286,7 @@ class _Plan:
         del self._changes[since:]
 
     def decision(self, batches: Sequence[AcknowledgeBatch], refused: Refusal | None = None) -> Decision:
-        """All of it; `batches` are those that are in it."""
+        """Return the decision over all changes; `batches` are the batches it covers."""
         window, changes = self._window, self._changes
         _explode(window, batches)
         if self._renewed:
@@ -378,14 +382,16 @@ def _check_owner(window: Window, member_id: str, first: int, last: int) -> None:
 
 
 def _check_attempt(window: Window, first: int, last: int, attempt: int) -> None:
-    """A lock may have lapsed and its record been acquired again, by the same member, before it knew."""
+    """Raise InvalidRecordState if an offset is at another delivery: its lock lapsed and it was acquired again, perhaps
+    by the same member."""
     for low, _, count in window.counted(first, last):
         if count != attempt:
             raise InvalidRecordState(f"offset {low} is acquired for the delivery {count}, and no more for {attempt}")
 
 
 def _check_renewed(window: Window, batch: AcknowledgeBatch) -> None:
-    """Who says which delivery is renewed begins its record on success, which must not be finished then (SG-7.2)."""
+    """Raise if a finished record would be renewed by its delivery: the member begins the record on success, so it must
+    not be finished (SG-7.2)."""
     if batch.attempt and _RENEW in batch.types:
         raise InvalidRecordState(f"offsets {batch.first}-{batch.last}: all below {window.start} is finished")
 
@@ -400,7 +406,7 @@ def _plan(
     changes: list[StateRun],
     renewed: list[tuple[int, int]],
 ) -> None:
-    """Append what becomes of a batch, a piece for each type and delivery count, and mark it PENDING."""
+    """Append the changes of a batch, one for each type and delivery count, and mark its offsets PENDING."""
     until_ms = min(batch.not_before_ms, now_ms + DELAY_MS_MAX)  # SG-7.10
     delay_until_ms = until_ms if until_ms > now_ms else 0
     for first, last, kind in _pieces(window, member_id, batch):
@@ -424,8 +430,8 @@ def _plan(
 
 
 def _in_order(window: Window, first: int, last: int, kind: int) -> Iterator[tuple[int, int, int]]:
-    """As `window.counted`; of a chain each by itself, because whether one may be settled depends on the one before. If
-    all are accepted it does only on those before the first.
+    """Yield as `window.counted`, but each chained offset by itself, because it may be settled only after the one
+    before. If all are accepted, only the offsets before the first matter.
 
     Raises: InvalidRecordState
     """
@@ -444,7 +450,7 @@ def _in_order(window: Window, first: int, last: int, kind: int) -> Iterator[tupl
 
 
 def _explode(window: Window, batches: Sequence[AcknowledgeBatch]) -> None:
-    """Track by offset the batches that are acknowledged in part or with a type an offset."""
+    """Track by offset the batches that are acknowledged in part, or with one type for each offset."""
     cached = window.cached
     for first, last, types, _, _, joined, _ in batches:
         if last < window.start:
@@ -467,8 +473,8 @@ def _renew(window: Window, member_id: str, pieces: list[tuple[int, int]], due_ms
 
 
 def _with_chains(window: Window, heads: Heads, member_id: str, pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same, and what the member holds before them in their chains: the acknowledgement of one may have failed, and
-    it must not go to another member while a later one of its key runs (SG-18.5)."""
+    """Return the pieces with the member's earlier records in their chains: an earlier record's acknowledgement may have
+    failed, and the record must not go to another member while a later one of its key runs (SG-18.5)."""
     before = {
         offset
         for first, last in pieces
@@ -482,7 +488,7 @@ def _with_chains(window: Window, heads: Heads, member_id: str, pieces: list[tupl
 def _planned_update(window: Window, changes: Sequence[StateRun]) -> PartitionUpdate:
     """Return the update with the start offset and finished count that the partition will have after `commit`.
 
-    Other decisions that are still open are taken as not written: should they fail, nothing is skipped.
+    Other open decisions count as not written: if they fail, no offset is skipped.
     """
     finished = window.finished
     start = window.start
@@ -505,7 +511,8 @@ def _planned_update(window: Window, changes: Sequence[StateRun]) -> PartitionUpd
 
 
 def hold_back(window: Window, decision: Decision) -> None:
-    """A decision is not written with what is decided after it: nothing of its keys goes on before it is committed."""
+    """Keep the next records of the decision's keys waiting until it is committed: it is not written with later
+    decisions."""
     if window.heads is not None:
         for change in decision.changes:
             if change.state.terminal:
@@ -513,7 +520,7 @@ def hold_back(window: Window, decision: Decision) -> None:
 
 
 def committed(window: Window, decision: Decision) -> PartitionUpdate:
-    """What a decision that was committed has made of its offsets, in the state as it is now."""
+    """Return the update of a committed decision: its offsets in their present states."""
     return window.update(_alive(window, decision))
 
 
@@ -545,7 +552,7 @@ def commit(window: Window, decision: Decision) -> None:
 
 
 def _delayed(window: Window, change: StateRun) -> list[tuple[int, int]]:
-    """What of a change is DELAYED: what waits for another one of its key needs no time to wait for."""
+    """List the DELAYED offsets of a change. An offset that waits for another one of its key has no delay of its own."""
     if window.heads is None:
         return [(change.first, change.last)]
     runs = window.runs(change.first, change.last)
@@ -573,7 +580,8 @@ def _commit_one(window: Window, change: StateRun) -> bool:
 
 
 def abort(window: Window, limits: Limits, decision: Decision, now_ms: int) -> PartitionUpdate | None:
-    """Undo a decision whose write failed: back to the member, or away from it if its lock lapsed meanwhile (SG-7.8)."""
+    """Undo a decision whose write failed: the member holds the records again, or loses them if its lock lapsed
+    meanwhile (SG-7.8)."""
     _settle(window, decision)
     runs: list[StateRun] = []
     if window.heads is not None:
@@ -606,7 +614,7 @@ def _settle(window: Window, decision: Decision) -> None:
 
 
 def _alive(window: Window, decision: Decision) -> Iterator[StateRun]:
-    """Yield the changes without what the log start passed meanwhile."""
+    """Yield the changes without the offsets that the log start passed meanwhile."""
     for change in decision.changes:
         if change.first >= window.start:
             yield change

@@ -1,9 +1,9 @@
-"""Which offsets a member gets: docs/share-groups.md, SG-5 and the throttling of SG-6.
+"""The choice of offsets for a member: docs/share-groups.md, SG-5 and the throttling of SG-6.
 
-One `_Walk` is one acquire. It goes from one acquirable offset to the next, batch by batch: what the window already
-holds is taken again, whole or offset by offset; a hole that a reload left and what lies past the window is taken new.
-Batches of which nothing can be taken are skipped without being looked at, so a long window costs a scan of memory
-only (and, unlike in Kafka, a batch that another member holds never throttles).
+One `_Walk` is one acquire. It goes from one acquirable offset to the next, batch by batch: a batch in the window is
+taken again, whole or offset by offset; holes that a reload left, and offsets past the window, are taken new. Batches
+without an acquirable offset are skipped without being looked at, so a long window costs a scan of memory only (and,
+unlike in Kafka, a batch that another member holds never throttles).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from flowshare.share.types import (
 from flowshare.share.window import Window
 
 HOLE_MAX: Final = 1 << 20
-"""Offsets that may be missing in the log between two acquires; past more, an acquire waits until the window is empty,
-because the window holds bytes for them."""
+"""The most offsets that may be missing in the log between two acquires; past more, an acquire waits until the window is
+empty, because the window holds bytes for them."""
 
 BATCH_MAX: Final = 200_000
-"""Offsets of the largest log batch that an acquire takes whole past its limits. What a larger one says of itself is not
-followed: it is handed out in parts, as far as the limits go (SG-4.5)."""
+"""The size, in offsets, of the largest log batch that an acquire takes whole past its limits. A larger batch is handed
+out in parts, as far as the limits go (SG-4.5): its header is not trusted."""
 
 
 class Acquisition(NamedTuple):
-    """What an acquire gave: `ranges` ascending for the member, `update` to be stored (None: nothing changed)."""
+    """The result of an acquire: `ranges` for the member, ascending; `update` to be stored (None: nothing changed)."""
 
     ranges: tuple[AcquiredRange, ...]
     update: PartitionUpdate | None
@@ -47,7 +47,7 @@ NOTHING: Final = Acquisition((), None)
 
 
 class Budget(NamedTuple):
-    """How much may be acquired: `records` at all, `room` of them past the window, and none past offset `last`."""
+    """The limits of one acquire: `records` in all, `room` of them past the window, and none past offset `last`."""
 
     records: int
     room: int
@@ -55,7 +55,8 @@ class Budget(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What was read of the log, from where, and whether only what was never delivered is to be taken of it."""
+    """The batches that were read of the log, and the offset at which reading began. only_new: acquire only records that
+    were never delivered."""
 
     fetch_offset: int
     batches: Sequence[LogBatch]
@@ -74,7 +75,7 @@ def acquire(
     batch_size: int,
     now_ms: int,
 ) -> Acquisition:
-    """Hand offsets of what was read to a member; see `SharePartition.acquire`. NOTHING by SG-5.1."""
+    """Hand offsets of the read batches to a member; see `SharePartition.acquire`. NOTHING by SG-5.1."""
     fetch_offset, batches, aborted, only_new = read
     if records_max <= 0 or not batches or batches[-1].last < window.start:
         return NOTHING
@@ -110,7 +111,7 @@ def _budget(window: Window, limits: Limits, records_max: int, fetch_offset: int,
         records = min(records_max, limits.record_locks_max - span)
         if records > 0 or fetch_offset >= window.end:
             return Budget(records, records, log_last)
-        # At capacity, what is inside the window may still be delivered again (SG-4.4).
+        # At capacity, offsets inside the window may still be delivered again (SG-4.4).
         return Budget(min(records_max, window.end - fetch_offset), 0, min(log_last, window.end - 1))
     room = limits.window_max - span
     # What may be acquired at once is the business of `allowance`, which has been asked.
@@ -118,7 +119,7 @@ def _budget(window: Window, limits: Limits, records_max: int, fetch_offset: int,
 
 
 def _archive_missing(window: Window, limits: Limits, fetch_offset: int, log_first: int) -> list[StateRun]:
-    """Archive what could be fetched between the fetch offset and the first batch: compaction removed it (SG-5.2)."""
+    """Archive fetchable offsets between the fetch offset and the first batch: compaction removed them (SG-5.2)."""
     first, last = max(fetch_offset, window.start), min(log_first, window.end) - 1
     if first > last:
         return []
@@ -139,7 +140,7 @@ def _archive_aborted(
     aborted: Sequence[LogBatch],
     stored: list[StateRun],
 ) -> list[AcquiredRange]:
-    """Archive what was acquired of aborted transactions and return the rest (SG-5.7)."""
+    """Archive the acquired offsets of aborted transactions and return the rest (SG-5.7)."""
     kept: list[AcquiredRange] = []
     batches = sorted(aborted)
     at = 0
@@ -162,7 +163,7 @@ def _archive_aborted(
 
 
 def vanish(window: Window, limits: Limits, first: int, last: int, state: int, count: int) -> StateRun:
-    """Archive offsets that hold no record any more; return what is to be stored of it."""
+    """Archive offsets that hold no record any more; return the run to be stored."""
     before = RecordState.ACQUIRED if state == ACQUIRED else RecordState.AVAILABLE
     after = step(before, Event.VANISH, count, limits)
     window.let_go(first, last)
@@ -217,7 +218,8 @@ class _Walk:
         self.take_past_window(max(at, self.batches[0].first, window.end))
 
     def run_new(self) -> None:
-        """Acquire what was never delivered: what a record-limit acquire left of a batch, then what is past the window.
+        """Acquire never delivered offsets: first those that a record-limit acquire left of a batch, then those past the
+        window.
 
         The window has no holes that a reload left open.
         """
@@ -266,7 +268,8 @@ class _Walk:
         return batch.last if batch.first <= offset and batch.last - batch.first < BATCH_MAX else offset
 
     def splits(self, first: int, last: int) -> list[int]:
-        """Return where ranges start: at log batches only, each with at least `batch_size` offsets but the last."""
+        """Return the starts of ranges: at log batches only, each range with at least `batch_size` offsets but the
+        last."""
         splits = [first]
         if last - first + 1 > self.batch_size:
             for batch in self.batches:
@@ -277,7 +280,7 @@ class _Walk:
         return splits
 
     def take_again(self, first: int, last: int) -> bool:
-        """Acquire what is AVAILABLE in a batch of the window; True ends the acquire (SG-5.3, SG-6.1)."""
+        """Acquire the AVAILABLE offsets of a batch of the window; True ends the acquire (SG-5.3, SG-6.1)."""
         window, left = self.window, self.budget.records - self.taken
         low = max(first, self.batches[0].first, window.start)
         high = min(last, self.budget.last)
@@ -312,7 +315,7 @@ class _Walk:
         return runs
 
     def take_offsets(self, first: int, last: int, size: int, left: int) -> None:
-        """Acquire offset by offset; `size` is that of the cached batch, from which throttling starts (SG-6.2)."""
+        """Acquire offset by offset; `size` is the cached batch's, where throttling starts (SG-6.2)."""
         limit = self.limits.delivery_count_max
         allowed = left if self.record_limit else last - first + 1
         throttled = False
@@ -331,7 +334,7 @@ class _Walk:
                 return
 
     def take_run(self, first: int, last: int, count: int) -> None:
-        """Acquire offsets of one delivery count; they join the range before them if they can (SG-5.8)."""
+        """Acquire offsets of one delivery count; they join the range before them if possible (SG-5.8)."""
         self.window.set_count(first, last, count)
         self.window.put(first, last, AVAILABLE, ACQUIRED)
         self.taken += last - first + 1

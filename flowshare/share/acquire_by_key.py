@@ -1,11 +1,12 @@
-"""Which offsets a member gets where a group has an order by key: `heads` says what is free, this takes of it.
+"""Acquiring in an order by key: `heads` knows the free offsets, this module takes from them.
 
-Where there is no order, an acquire takes what was read. Here the log is read to learn the keys (`place`), and what is
-free is picked from memory (`pick`); its records are read after that. So what nobody can have now costs a scan of memory
-and no read. What turns out to be in the log no more is archived before the records leave (`confirm`): SG-18.4.
+Without an order, an acquire takes the records that were read. Here the log is read to learn the keys (`place`), and
+free offsets are picked from memory (`pick`); their records are read after that. So records that no member can have now
+cost a scan of memory and no read. Records that turn out to be missing from the log are archived before the others leave
+(`confirm`): SG-18.4.
 
-Record batches do not count here: each record is a delivery by itself, and nothing is halved (SG-6.1, SG-6.2). One that
-has one delivery left comes alone (SG-6.3).
+Record batches do not count here: each record is a delivery by itself, and no batch is halved (SG-6.1, SG-6.2). A record
+with one delivery left comes alone (SG-6.3).
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ from flowshare.share.types import (
 from flowshare.share.window import Window
 
 CHAIN_MAX: Final = 16
-"""Records of one key that a member may get at once."""
+"""The most records of one key that a member gets at once."""
 FAR_MAX: Final = 256
-"""With so many records nothing that follows far ahead is taken, unless heads are short: it would come in pieces, and
-leave pieces to who comes next."""
+"""The number of records from which followers far ahead are not taken, unless heads are short: they would come in
+pieces, and leave pieces to the next member."""
 _HELD: Final = (ACQUIRED, PENDING, ARCHIVING)
 _FREE: Final = (AVAILABLE, DELAYED, BLOCKED)
 
 
 class Picked(NamedTuple):
-    """What was acquired before it was read: ascending ranges under one hold (0: nothing). aborts: `Heads.aborts`."""
+    """Records that were acquired before they are read: ascending ranges under one hold (0: nothing). aborts: the value
+    of `Heads.aborts` then."""
 
     hold_id: int
     ranges: tuple[AcquiredRange, ...]
@@ -52,11 +54,11 @@ class Picked(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many records."""
+        """The number of records."""
         return sum(last - first + 1 for first, last, _ in self.ranges)
 
     def split(self, offset: int) -> tuple[Picked, Picked]:
-        """What is before an offset, and the rest."""
+        """Split into the records before an offset, and the rest."""
         before = tuple(one._replace(last=min(one.last, offset - 1)) for one in self.ranges if one.first < offset)
         behind = tuple(one._replace(first=max(one.first, offset)) for one in self.ranges if one.last >= offset)
         return self._replace(ranges=before), self._replace(ranges=behind)
@@ -67,10 +69,11 @@ NOT_CONFIRMED: Final = Acquisition((), None)
 
 
 class Ask(NamedTuple):
-    """What a member asks for: of `records` at most `heads` begin a key, each followed by up to `chain` − 1 of its key.
+    """A member's request: at most `records`, at most `heads` of them begin a key, each followed by up to `chain` − 1 of
+    its key.
 
-    alone: this suspect and nothing else (−1: none). without: offsets that are others'. only_new: never delivered ones.
-    singles: records of `Heads.single`, too.
+    alone: only this suspect (−1: no suspect). without: offsets that others may get. only_new: only records that were
+    never delivered. singles: records of `Heads.single`, too.
     """
 
     records: int
@@ -86,7 +89,7 @@ class Ask(NamedTuple):
 
 
 def may_place(window: Window, heads: Heads, limits: Limits) -> bool:
-    """Whether the log is worth reading: the window has room, or there is something in it whose key is not known."""
+    """True if the log is worth reading: the window has room, or holds records whose keys are not known."""
     if window.start <= heads.barrier and window.start < window.end:
         return False
     span_max = limits.record_locks_max if limits.window_max is None else limits.window_max
@@ -94,7 +97,7 @@ def may_place(window: Window, heads: Heads, limits: Limits) -> bool:
 
 
 def place(window: Window, heads: Heads, limits: Limits, batches: Sequence[KeyedBatch]) -> list[StateRun]:
-    """Put what was read from `known_end` on into the window, as far as there is room; return what has vanished."""
+    """Put the records read from `known_end` on into the window, as far as there is room; return the vanished ones."""
     stored: list[StateRun] = []
     for batch in batches:
         if batch.last < heads.known_end:
@@ -105,12 +108,12 @@ def place(window: Window, heads: Heads, limits: Limits, batches: Sequence[KeyedB
         window.close_gap(heads.known_end)
     window.advance()
     if window.start == window.end < heads.known_end:
-        window.clear(heads.known_end)  # nothing is there that anybody could get
+        window.clear(heads.known_end)  # the window holds no record for any member
     return stored
 
 
 def _place_batch(window: Window, heads: Heads, limits: Limits, batch: KeyedBatch, stored: list[StateRun]) -> bool:
-    """Place one batch; False: nothing behind it is placed now."""
+    """Place one batch; False: place nothing behind it now."""
     if not _pass_missing(window, heads, limits, batch.first, stored):
         return False
     if batch.first - window.end > HOLE_MAX and window.end > window.start:
@@ -129,7 +132,7 @@ def _place_batch(window: Window, heads: Heads, limits: Limits, batch: KeyedBatch
 
 
 def _pass_missing(window: Window, heads: Heads, limits: Limits, end: int, stored: list[StateRun]) -> bool:
-    """Pass offsets that are in the log no more, from what is known up to `end`; False: one of them is held."""
+    """Pass offsets that are in the log no more, from the known end up to `end`; False: one of them is held."""
     for run in list(window.runs(max(heads.known_end, window.start), min(end, window.end) - 1)):
         if run.state in _HELD:
             heads.barrier = run.last
@@ -142,7 +145,7 @@ def _pass_missing(window: Window, heads: Heads, limits: Limits, end: int, stored
 
 
 def _place_closed(window: Window, heads: Heads, batch: KeyedBatch) -> bool:
-    """Place a batch of which nobody knows the keys: when all that is before it is settled, and nothing behind it."""
+    """Place a batch with unknown keys: only when all before it is settled, and with nothing behind it."""
     first = max(batch.first, heads.known_end)
     window.advance()
     if window.start < min(first, window.end):
@@ -170,7 +173,7 @@ def _make_room(window: Window, first: int, last: int) -> None:
 
 
 def _learn(window: Window, heads: Heads, limits: Limits, batch: KeyedBatch, stored: list[StateRun]) -> bool:
-    """Learn the keys of what a reload has put into the window; False: the key of one that is held cannot be known."""
+    """Learn the keys of offsets that a reload put into the window; False: the key of a held offset cannot be known."""
     if heads.known_end >= window.end or batch.last < window.start:
         return True
     assert batch.offsets is not None
@@ -189,7 +192,7 @@ def _learn(window: Window, heads: Heads, limits: Limits, batch: KeyedBatch, stor
 
 
 def _learn_runs(window: Window, heads: Heads, first: int, hashes: Sequence[int]) -> None:
-    """The same for offsets from `first` on that are all in the log: most are in long runs of one state."""
+    """Learn the keys of consecutive offsets from `first` on, all in the log: most are in long runs of one state."""
     at, last = first, first + len(hashes) - 1
     while at <= last:
         until, state = window.same_until(at, last), window.states[at - window.base]
@@ -228,9 +231,9 @@ def _learn_one(window: Window, heads: Heads, offset: int, key: int) -> None:
 
 
 def pick(window: Window, heads: Heads, limits: Limits, member_id: str, ask: Ask, now_ms: int) -> Picked:
-    """Acquire free heads in log order, and with chains what follows them. The records are to be read, then `confirm`.
+    """Acquire free heads in log order, with chains their followers, too. Read the records, then call `confirm`.
 
-    Nothing of it is written yet, and nothing but a reload forgets it: `put_back` undoes it.
+    Nothing of the pick is written yet; only a reload forgets it, and `put_back` undoes it.
     """
     if ask.alone >= 0:
         pieces = [(ask.alone, ask.alone, window.count(ask.alone))]
@@ -253,7 +256,7 @@ def pick(window: Window, heads: Heads, limits: Limits, member_id: str, ask: Ask,
 
 
 def _free_heads(window: Window, heads: Heads, limits: Limits, ask: Ask) -> list[tuple[int, int, int]]:
-    """Free heads in log order, as runs with one delivery count."""
+    """Return free heads in log order, as runs with one delivery count."""
     left, end = min(ask.records, ask.heads or ask.records), heads.known_end - 1
     last_delivery = limits.delivery_count_max - 1 if limits.delivery_count_max > 2 else -1
     taken: list[tuple[int, int, int]] = []
@@ -279,7 +282,7 @@ def _free_heads(window: Window, heads: Heads, limits: Limits, ask: Ask) -> list[
 
 
 def _and_singles(window: Window, heads: Heads, first: int, last: int, without: Collection[int]) -> Collection[int]:
-    """The same and, of `first`..`last`, the records of `Heads.single`."""
+    """Return `without` and, of `first`..`last`, the records of `Heads.single`."""
     if not heads.single:
         return without
     hashes = heads.hashes[first - window.base : last + 1 - window.base]
@@ -287,7 +290,7 @@ def _and_singles(window: Window, heads: Heads, first: int, last: int, without: C
 
 
 def _without(first: int, last: int, without: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Cut out of `first`..`last` what is others'."""
+    """Cut `first`..`last` into the pieces without the offsets in `without`."""
     for offset in sorted(one for one in without if first <= one <= last):
         if first < offset:
             yield first, offset - 1
@@ -297,10 +300,10 @@ def _without(first: int, last: int, without: Collection[int]) -> Iterator[tuple[
 
 
 def _with_chains(window: Window, heads: Heads, limits: Limits, ask: Ask) -> list[tuple[int, int, int]]:
-    """Free heads and, as they come in the log, what follows them, so that a batch goes out in one piece if it can.
+    """Return free heads and, in log order, their followers, so that a batch goes out in one piece if possible.
 
-    What follows takes no room of heads that may be begun. When there are no more of these, the next one of each key is
-    taken, then the second of each…
+    Followers take no room of heads that may be begun. When heads run out, the next one of each key is taken, then the
+    second of each…
     """
     taken: list[tuple[int, int, int]] = []
     chains = _Chains(window, heads, ask.chain)
@@ -320,7 +323,8 @@ def _with_chains(window: Window, heads: Heads, limits: Limits, ask: Ask) -> list
 
 
 class _Chains:
-    """What may follow the records that one pick has taken: offset -> the one before it, and its place in its chain."""
+    """The records that may follow those taken by one pick: offset -> the offset before it, and its place in its
+    chain."""
 
     def __init__(self, window: Window, heads: Heads, most: int) -> None:
         self._window = window
@@ -328,10 +332,10 @@ class _Chains:
         self._most = most
         self._next: dict[int, tuple[int, int]] = {}
         self.size = 0
-        """How many were taken."""
+        """The number of followers taken."""
 
     def lead(self, first: int, last: int) -> None:
-        """These heads were taken."""
+        """Note that these heads were taken."""
         window, following = self._window, self._heads.following
         hashes, single = self._heads.hashes, self._heads.single
         for offset, far in enumerate(following[first - window.base : last + 1 - window.base], first):
@@ -339,7 +343,7 @@ class _Chains:
                 self._next[offset + far] = offset, 1
 
     def take_between(self, first: int, last: int, room: int, taken: list[tuple[int, int, int]]) -> int:
-        """Take what may follow within `first`..`last`, and return how many."""
+        """Take followers within `first`..`last`, and return their number."""
         if not self._next:
             return 0
         size, following, base = 0, self._heads.following, self._window.base
@@ -359,7 +363,7 @@ class _Chains:
         return size
 
     def take_next(self, room: int, taken: list[tuple[int, int, int]]) -> None:
-        """Take of each chain the next one, again and again, as long as there is room."""
+        """Take the next follower of each chain, again and again, as long as there is room."""
         while room > 0 and self._next:
             for offset in sorted(self._next):
                 if room > 0:
@@ -368,7 +372,7 @@ class _Chains:
                 return
 
     def _take(self, offset: int, taken: list[tuple[int, int, int]]) -> int:
-        """Take an offset if it may be; 1 if it was."""
+        """Take an offset if possible; return 1 if taken, else 0."""
         window = self._window
         before, place = self._next.pop(offset)
         at = offset - window.base
@@ -392,7 +396,7 @@ class _Chains:
 
 
 def _joined(pieces: list[tuple[int, int, int]]) -> tuple[AcquiredRange, ...]:
-    """Pieces with the delivery counts that they had, as ranges with those that they have now."""
+    """Join pieces, given with their delivery counts before the pick, into ranges with the counts after it."""
     pieces.sort()
     ranges: list[AcquiredRange] = []
     for first, last, before_this in pieces:
@@ -409,10 +413,10 @@ def _joined(pieces: list[tuple[int, int, int]]) -> tuple[AcquiredRange, ...]:
 
 
 def confirm(window: Window, limits: Limits, member_id: str, picked: Picked, missing: Sequence[int]) -> Acquisition:
-    """The records of `picked` were read, but for the offsets that are `missing` (ascending): those are archived.
+    """Confirm that `picked` was read, except the `missing` offsets (ascending): those are archived.
 
-    What the member lost meanwhile is left out. If a write failed meanwhile, of whose records some may be behind, all of
-    it goes back: nothing was written of it.
+    Records that the member lost meanwhile are left out. If a write failed meanwhile, the whole pick goes back, because
+    some of its records may be behind that write's; nothing of the pick was written.
     """
     if window.heads is not None and window.heads.aborts != picked.aborts:
         put_back(window, picked)
@@ -440,7 +444,7 @@ def put_back(window: Window, picked: Picked) -> None:
 
 
 def _still_held(window: Window, picked: Picked) -> list[tuple[int, int, int]]:
-    """What of `picked` is still under its hold, as (first, last, delivery count)."""
+    """List the parts of `picked` that are still under its hold, as (first, last, delivery count)."""
     found: list[tuple[int, int, int]] = []
     for first, last, count in picked.ranges:
         low, high = max(first, window.start), min(last, window.end - 1)

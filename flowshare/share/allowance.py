@@ -1,8 +1,8 @@
-"""How many records of a share-partition a member may acquire now: its limit of record locks, and the group's limits.
+"""The number of records that a member may acquire of a share-partition now, by its record locks and the group's limits.
 
-Limits of what is in flight are an `Allotment` each, that of the group over all share-partitions of one leader; what the
-group may be handed at all just now are `Permits`, for whoever comes first. A group that counts as Kafka's
-brokers do (`window_max` None) limits the span of its window, not what is in flight: then there is nothing to divide.
+Limits of records in flight are an `Allotment` each, the group's over all share-partitions of one leader; `Permits` are
+the records that the group may be handed at all now, first come, first served. A group that counts as Kafka's brokers do
+(`window_max` None) limits the span of its window, not the records in flight: nothing is divided then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flowshare.share.rate import Permits
 
 
 class AskedRecords(NamedTuple):
-    """What a member asked for, and how much of it the limits grant: `records`, 0 when others come first."""
+    """A member's request for records, and how many of them the limits grant: `records`, 0 when others come first."""
 
     member_id: str
     wanted: int
@@ -26,7 +26,7 @@ class AskedRecords(NamedTuple):
 class Allowance:
     """The limits of one share-partition, asked before each acquire and told after it.
 
-    tally: what members hold of the share-partition.
+    tally: the records of the share-partition that each member holds.
     """
 
     __slots__ = ("_locks", "_quota", "_tally", "again_ms", "permits")
@@ -36,17 +36,17 @@ class Allowance:
         self._locks = Allotment(None, tally)
         self._quota: Allotment | None = None
         self.again_ms: int | None = None
-        """When somebody who waits for others may be worth another look."""
+        """The time at which a member that waits for others is worth another look."""
         self.permits: Permits | None = None
-        """What the group may be handed now; None: any number. Set it at any time."""
+        """The records of the group that may be handed out now; None: any number. Set it at any time."""
 
     def limit(self, records_max: int | None) -> None:
-        """Set the share-partition's own limit; None: none."""
+        """Set the share-partition's own limit; None: no limit."""
         self._locks.limit = records_max
 
     @property
     def quota(self) -> Allotment | None:
-        """The group's limit; set it at any time, what is held counts in it from then on."""
+        """The group's limit; set it at any time: records held then count in it from then on."""
         return self._quota
 
     @quota.setter
@@ -58,22 +58,22 @@ class Allowance:
 
     @property
     def used_up(self) -> bool:
-        """Whether the group's limits leave nothing for anybody."""
+        """True if the group's limits leave no record to any member."""
         if self.permits is not None and self.permits.used_up:
             return True
         return self._quota is not None and self._quota.used_up
 
     @property
     def exact(self) -> bool:
-        """Whether limits are kept to the record, and not to the log's batches."""
+        """True if limits are kept to the record, and not to the log's batches."""
         return self._quota is not None or self.permits is not None
 
     def plenty(self, wanted: int) -> bool:
-        """Whether a member can have this many without asking: nobody waits, and there is no limit of the group."""
+        """True if a member can have this many records without asking: no member waits, and the group has no limit."""
         return self._quota is None and self.permits is None and self._locks.plenty(wanted)
 
     def ask(self, member_id: str, wanted: int, now_ms: int) -> AskedRecords:
-        """How many of `wanted` records, which are there to be had, a member may acquire now; `settle` it."""
+        """Return how many of `wanted` available records a member may acquire now; call `settle` with the result."""
         grants = [part.grant(member_id, wanted, now_ms) for part in self._parts()]
         records = min(grant.records for grant in grants)
         if self.permits is not None:
@@ -81,7 +81,7 @@ class Allowance:
         return AskedRecords(member_id, wanted, grants, records)
 
     def settle(self, asked: AskedRecords, got: int, now_ms: int) -> None:
-        """Tell the limits how many records the member got of what it asked for."""
+        """Tell the limits how many of the asked records the member got."""
         if self.permits is not None:
             self.permits.take(got)
         for part, grant in zip(self._parts(), asked.grants, strict=True):
@@ -95,7 +95,7 @@ class Allowance:
                 part.satisfied(asked.member_id)
 
     def put_back(self, count: int) -> None:
-        """So many that a member got were not handed out after all."""
+        """Take back `count` records that a member got but that were not handed out."""
         if self.permits is not None:
             self.permits.put_back(count)
 
@@ -105,20 +105,20 @@ class Allowance:
             part.leave(member_id, self, now_ms)
 
     def dry(self, member_id: str | None = None) -> None:
-        """Note that there are no records here for anybody. member_id: who came to look."""
+        """Note that this share-partition has no records for any member. member_id: the member that came to look."""
         for part in self._parts():
             part.dry(self, member_id)
 
     def contended(self, now_ms: int) -> bool:
-        """Whether members wait for one of the limits."""
+        """True if members wait for one of the limits."""
         return any(part.contended(now_ms) for part in self._parts())
 
     def places(self) -> Callable[[str], tuple[int, int]]:
-        """Return a sort key for members: first who is to be served first."""
+        """Return a sort key for members: those to be served first come first."""
         return self._parts()[-1].places()
 
     def forget(self, member_id: str) -> None:
-        """Drop what is known of a member that is gone."""
+        """Drop all state of a member that is gone."""
         for part in self._parts():
             part.forget(member_id)
 

@@ -1,8 +1,8 @@
-"""The assignor `simple`: which member fetches from which share-partitions (SG-12.10).
+"""The assignor `simple`: decides which member fetches from which share-partitions (SG-12.10).
 
-Partitions are shared, so nothing is ever taken from a member before another gets it. Members with equal
-subscriptions share all partitions evenly; else each topic is shared evenly among its subscribers, by itself. What a
-member has it keeps as far as the balance allows.
+Partitions are shared, so nothing is ever taken from a member before another gets it. Members with equal subscriptions
+share all partitions evenly; else each topic is shared evenly among its subscribers, by itself. A member keeps its
+partitions as far as the balance allows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def assign(
     partitions: Mapping[UUID, Sequence[int]],
     current: Mapping[str, Iterable[Key]],
 ) -> dict[str, tuple[Key, ...]]:
-    """The target assignment of every member in `subscriptions`; keys in the order of `partitions`.
+    """Return the target assignment of every member in `subscriptions`; keys in the order of `partitions`.
 
     subscriptions: member -> ids of its topics, in the fixed order of members; topics without partitions may be in it.
     partitions: topic -> its assignable partitions, in order.
-    current: member -> what it is to keep if possible.
+    current: member -> the partitions to keep if possible.
     """
     members = list(subscriptions)
     existing = frozenset(partitions)
@@ -52,7 +52,7 @@ def _share_out(
 def _kept(
     held: Sequence[Mapping[UUID, Sequence[int]]], topics: Iterable[UUID], partitions: Mapping[UUID, Sequence[int]]
 ) -> list[list[int]]:
-    """What each member has of these topics, as places in the row of all their partitions."""
+    """List each member's partitions of these topics, as places in the row of all their partitions."""
     index: dict[UUID, dict[int, int]] = {}
     start = 0
     for topic in topics:
@@ -75,7 +75,7 @@ def _by_subscribers(
     held: Sequence[Mapping[UUID, Sequence[int]]],
     partitions: Iterable[UUID],
 ) -> dict[UUID, tuple[list[int], list[Sequence[int]]]]:
-    """Topic -> places of its subscribers, and what each of them has of it."""
+    """Return topic -> places of its subscribers, and the partitions that each of them has."""
     found: dict[UUID, tuple[list[int], list[Sequence[int]]]] = {topic: ([], []) for topic in partitions}
     for place, member in enumerate(members):
         mine = held[place]
@@ -87,7 +87,8 @@ def _by_subscribers(
 
 
 def _by_topic(keys: Iterable[Key]) -> dict[UUID, list[int]]:
-    """Partitions by topic. Keys of one topic mostly follow each other, and hashing an id costs more than the rest."""
+    """Group partitions by topic. Keys of one topic mostly follow each other, and hashing an id costs more than the
+    rest."""
     found: dict[UUID, list[int]] = {}
     last: UUID | None = None
     numbers: list[int] = []
@@ -99,10 +100,10 @@ def _by_topic(keys: Iterable[Key]) -> dict[UUID, list[int]]:
 
 
 def spread(partition_count: int, kept: Sequence[Collection[int]]) -> list[list[int]]:
-    """Share partitions 0…n−1 evenly among members, of whom member i has `kept[i]` so far.
+    """Share partitions 0…n−1 evenly among members; member i has `kept[i]` so far.
 
-    With `sharing = ceil(members / partitions)` every partition gets exactly `sharing` members, and the members'
-    numbers of partitions differ by one at most.
+    With `sharing = ceil(members / partitions)` every partition gets exactly `sharing` members, and the members' numbers
+    of partitions differ by one at most.
     """
     member_count = len(kept)
     if not partition_count or not member_count:
@@ -123,9 +124,9 @@ def spread(partition_count: int, kept: Sequence[Collection[int]]) -> list[list[i
 
 
 def _wishes(total: int, had: Sequence[int]) -> list[int]:
-    """How many partitions each member gets: `ceil(per·(i+1)) − ceil(per·i)` in the fixed order of members.
+    """Return the number of partitions for each member: `ceil(per·(i+1)) − ceil(per·i)` in the fixed order of members.
 
-    The larger wishes move to members that would else have to give one up, so that less is moved.
+    The larger numbers move to members that would else have to give one up, so that less is moved.
     """
     count = len(had)
     ceilings = [-(-total * i // count) for i in range(count + 1)]
@@ -140,7 +141,7 @@ def _wishes(total: int, had: Sequence[int]) -> list[int]:
 
 
 def _free(holders: Sequence[int], sharing: int) -> deque[int]:
-    """The places that are left, partition by partition and round by round, the emptiest partitions first."""
+    """Return the places that are left, partition by partition and round by round, the emptiest partitions first."""
     return deque(p for level in range(sharing) for p, held in enumerate(holders) if held <= level)
 
 
@@ -160,10 +161,11 @@ def _fill(chosen: list[set[int]], wishes: Sequence[int], free: deque[int]) -> No
 
 
 def _swap(chosen: list[set[int]], member: int, spare: int) -> None:
-    """Give `member`, which already has the only spare partition, one of another member that takes the spare one.
+    """Give `member`, which already has the only spare partition, another member's partition in exchange for the spare
+    one.
 
-    Such a member exists: a partition that `member` lacks is full, so it has more holders than the spare one has
-    beside `member`.
+    Such a member exists: a partition that `member` lacks is full, so it has more holders than the spare one has beside
+    `member`.
     """
     mine = chosen[member]
     for theirs in chosen:

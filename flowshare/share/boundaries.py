@@ -1,7 +1,7 @@
 """The boundaries of the batches in a window as they were first acquired, as Kafka's in-flight map keeps them.
 
-Rules that speak of a batch need them: taking it again as a whole (SG-5.3), halving it (SG-6.2), where an
-acknowledgement may reach (SG-7.3).
+Rules about a batch need them: acquiring it again as a whole (SG-5.3), halving it (SG-6.2), the reach of an
+acknowledgement (SG-7.3).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CachedBatches:
                 self.exploded.add(self.firsts[index])
 
     def explode_one(self, offset: int) -> None:
-        """Track by offset the batch that holds `offset`, unless it is all of it."""
+        """Track by offset the batch that holds `offset`, unless the batch is this offset alone."""
         index = bisect_right(self.firsts, offset, self.head) - 1
         first = self.firsts[index]
         if first not in self.exploded and self.lasts[index] != first:
@@ -63,7 +63,7 @@ class CachedBatches:
         self.head = head
 
     def cut(self, end: int) -> None:
-        """Forget what lies at `end` and behind; a batch that reaches past it ends there."""
+        """Forget the offsets from `end` on; a batch that reaches past `end` ends there."""
         keep = bisect_left(self.firsts, end, self.head)
         self.exploded.difference_update(self.firsts[keep:])
         del self.firsts[keep:]

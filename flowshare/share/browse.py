@@ -1,20 +1,21 @@
-"""What stands in a share-partition's window, run by run, for who only looks: docs/share-groups.md, SG-13.6.
+"""Read-only view of a share-partition's window, run by run: docs/share-groups.md, SG-13.6.
 
-A `Look` is a copy of the window's bytes, made at once; its runs are cut afterwards, a few at a time, while the window
-goes on changing. So a page is one moment's, and nobody waits for it. `stored_runs` says the same of what is stored of a
-share-partition that is not loaded; what only the loaded one knows (who is blocked, until when locks hold) is not there.
+A `Look` is a copy of the window's bytes, made at once. Its runs are cut afterwards, a few at a time, while the window
+goes on changing. So a page shows one moment, and no caller waits for it. `stored_runs` gives the same view of the
+stored state of a share-partition that is not loaded, without the facts that only a loaded one knows: which records are
+blocked, and until when locks hold.
 
 | state | |
 |---|---|
 | available | waits for a member |
 | delayed | the same, but not before `due_ms` |
-| blocked | in an order by key: waits for the one at `head`, the first of its key that is not settled |
-| acquired | `member_id` holds it, until `due_ms` |
+| blocked | in an order by key: waits for the offset `head`, the first of its key that is not settled |
+| acquired | `member_id` holds it, until `due_ms`; in a chain behind an unfinished one of its key, which is at `head` |
 | pending | the same, and an acknowledgement of it is being written |
 | archiving | its dead letter is being written |
 | acknowledged, archived | finished, and the start offset has not passed it |
 
-Where no record stands there is a `Hole`.
+Offsets without a record are a `Hole`.
 """
 
 from __future__ import annotations
@@ -45,29 +46,31 @@ if TYPE_CHECKING:
     from flowshare.share.holds import Hold
 
 SPAN_MAX: Final = 1 << 18
-"""Offsets that one look copies: a longer window is looked at in several."""
+"""Offsets that one look copies; a longer window takes several looks."""
 STEP: Final = 2_048
-"""Offsets that are gone through before others have a turn."""
+"""Offsets that are gone through before other work has a turn."""
 NAMES: Final = (
     "available", "acquired", "acknowledged", "archiving", "archived", "hole", "delayed", "pending", "blocked",
 )  # fmt: skip
-"""What the states are called, by their bytes."""
+"""The names of the states, by their bytes."""
 SEEN_STATES: Final = frozenset(NAMES) - {"hole"}
 """States that a run may be in."""
 HOLES: Final = "hole"
-"""Asked for beside states: where no record stands."""
+"""A choice beside the states: offsets without a record."""
 RETENTION: Final = "retention"
-"""Why a hole is there: it is below the log's start."""
+"""Reason of a hole: it is below the log's start."""
 LOG: Final = "log"
-"""The log has no record there: compaction took it, or it is a transaction's marker."""
+"""Reason of a hole: the log has no record there; compaction took it, or it is a transaction's marker."""
 VANISHED: Final = "vanished"
-"""It was archived and had never been delivered: compaction, retention or an abort took it first."""
+"""Reason of a hole: archived and never delivered; compaction, retention or an abort took the record first."""
 UNREAD: Final = "unread"
-"""A reload knows nothing of it: it is read again, and what is there is delivered."""
+"""Reason of a hole: unknown after a reload; the log is read again, and its records are delivered."""
 
 _VANISHED: Final = STATES
-"""Beside the states: archived and never delivered."""
+"""A kind beside the states: archived and never delivered."""
 _HELD: Final = frozenset((ACQUIRED, PENDING, DELAYED))
+_WAITING: Final = frozenset((ACQUIRED, PENDING, BLOCKED))
+"""States in which an offset may wait for another one of its key."""
 _LAST: Final = attrgetter("last")
 _ONLY_BLOCKED: Final = bytes(state == BLOCKED for state in range(256))
 _ONLY_HIGH: Final = bytes(count == COUNT_HIGH for count in range(256))
@@ -77,9 +80,9 @@ _OPEN_HEADS: Final = bytes(
 
 
 class SeenRun(NamedTuple):
-    """Offsets, both inclusive, that are alike. due_ms: of the machine's clock; 0: there is none, or it is not known.
+    """Equal offsets `first`..`last`. due_ms: by the machine's clock; 0: none, or not known.
 
-    head: of what is blocked: the offset that it waits for; −1: of nothing else.
+    head: the offset that these wait for, in an order by key; −1: none.
     """
 
     first: int
@@ -92,24 +95,24 @@ class SeenRun(NamedTuple):
 
 
 class SeenRuns(Sequence[SeenRun]):
-    """Runs, ascending, kept as columns: each is made when somebody asks for it. Equal to any sequence of the same."""
+    """Runs, ascending, kept as columns: each run is made on access. Equal to any sequence of the same runs."""
 
     __slots__ = ("columns",)
 
     def __init__(self, *columns: Sequence[Any]) -> None:
-        """columns: one for each field of `SeenRun`, all equally long; none: no runs. Raises: ValueError."""
+        """columns: one for each field of `SeenRun`, all equally long; none: no runs. Raises ValueError."""
         if columns and (len(columns) != len(SeenRun._fields) or len(set(map(len, columns))) > 1):
             raise ValueError(f"runs are {len(SeenRun._fields)} columns of one length")
         self.columns = columns or ((),) * len(SeenRun._fields)
 
     @classmethod
     def of(cls, runs: Iterable[SeenRun]) -> SeenRuns:
-        """These runs."""
+        """Return these as columns."""
         return cls(*zip(*runs, strict=True))
 
     @property
     def firsts(self) -> Sequence[int]:
-        """Where they begin."""
+        """The first offsets of the runs."""
         return self.columns[0]
 
     def __len__(self) -> int:
@@ -137,7 +140,7 @@ class SeenRuns(Sequence[SeenRun]):
 
 
 class Hole(NamedTuple):
-    """Offsets, both inclusive, where no record stands, and `why`."""
+    """Offsets `first`..`last` without a record, and the reason `why`."""
 
     first: int
     last: int
@@ -145,18 +148,18 @@ class Hole(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What stands at some offsets."""
+    """The runs and holes of some offsets."""
 
     runs: SeenRuns = SeenRuns()
     holes: Sequence[Hole] = ()
 
     @property
     def size(self) -> int:
-        """Runs and holes."""
+        """The number of runs and holes."""
         return len(self.runs) + len(self.holes)
 
     def cut(self, size: int) -> tuple[Seen, int]:
-        """So many of the first runs and holes, and where the next one begins; −1: that was all."""
+        """Return the first `size` runs and holes, and the offset of the next one; −1: none is left."""
         if self.size <= size:
             return self, -1
         end = sorted([*self.runs.firsts, *(hole.first for hole in self.holes)])[size]
@@ -166,7 +169,7 @@ class Seen(NamedTuple):
 
 
 def together(parts: Iterable[Seen]) -> Seen:
-    """All that was told a few offsets at a time."""
+    """Join parts that were read a few offsets at a time."""
     parts = tuple(parts)
     columns = zip(*(part.runs.columns for part in parts), strict=True)
     runs = SeenRuns(*([*chain.from_iterable(column)] for column in columns))
@@ -174,17 +177,18 @@ def together(parts: Iterable[Seen]) -> Seen:
 
 
 def wanted_states(states: Collection[str]) -> frozenset[str]:
-    """States by their names, all for none. Raises: ValueError (there is no such state)."""
+    """Return the named states, all states for no names. Raises ValueError for an unknown state."""
     if unknown := sorted(set(states) - SEEN_STATES - {HOLES}):
         raise ValueError(f"there is no state {unknown[0]!r}; there are {', '.join(sorted(SEEN_STATES | {HOLES}))}")
     return frozenset(states) or SEEN_STATES | {HOLES}
 
 
 class Look:
-    """The offsets `first`..`end` (exclusive) of a window as they were when it was made."""
+    """The offsets `first`..`end` (exclusive) of a window as they were when the look was made."""
 
     def __init__(self, window: Window, first: int, *, ahead_ms: int = 0) -> None:
-        """first: where to begin, moved into the window. ahead_ms: the machine's clock before the one of deadlines."""
+        """first: the offset to begin at, moved into the window. ahead_ms: how far the machine's clock is ahead of the
+        deadlines' clock."""
         self.first = first = min(max(first, window.start), window.end)
         self.end = min(window.end, first + SPAN_MAX)
         at, until = first - window.base, self.end - window.base
@@ -196,23 +200,30 @@ class Look:
         self._holds: Mapping[int, Hold] = dict(window.holds.by_id)
         self._gap_start = window.gap_start
         self._hashes: array[int] | None = None
-        """Where something is blocked."""
+        """Key hashes, None if no offset waits for another one of its key."""
+        self._behind = b""
+        """By offset: 1 if it waits for another one of its key."""
         self._heads = _Heads(0, b"", array("I"))
-        if window.heads is not None and window.tally[BLOCKED]:
+        if window.heads is not None and (window.tally[BLOCKED] or window.heads.chained):
             begin = window.start - window.base
             known = window.heads.hashes[begin:until]
             self._heads = _Heads(window.start, bytes(window.states[begin:until]), known)
             self._hashes = known[at - begin :]
+            behind = bytearray(self._states.translate(_ONLY_BLOCKED))
+            for offset in window.heads.waiting():
+                if first <= offset < self.end:
+                    behind[offset - first] = True
+            self._behind = bytes(behind)
 
     def runs(self, states: Collection[str]) -> Iterator[Seen]:
-        """All that is in one of the states, ascending, what stands at a few offsets at a time; see `wanted_states`."""
+        """Yield the runs and holes of the states, ascending, a few offsets at a time; see `wanted_states`."""
         wanted = frozenset(state for state in range(STATES) if NAMES[state] in states)
         size, begun = len(self._states), 0
         for begin in range(0, size, STEP):
             end = min(begin + STEP, size)
-            if self._hashes is not None and BLOCKED in wanted:
-                blocked = self._states[begin:end].translate(_ONLY_BLOCKED)
-                yield from self._heads.find(set(compress(self._hashes[begin:end], blocked)), self.first + end)
+            if self._hashes is not None and not _WAITING.isdisjoint(wanted):
+                behind = self._behind[begin:end]
+                yield from self._heads.find(set(compress(self._hashes[begin:end], behind)), self.first + end)
             edges = [begun, *self._edges(max(begin, 1), end)]
             begun = edges[-1]
             if end == size:
@@ -220,17 +231,18 @@ class Look:
             yield self._told(edges, wanted)
 
     def _edges(self, begin: int, end: int) -> Iterator[int]:
-        """Where in `begin`..`end` (exclusive) something else stands than at the offset before."""
+        """Yield the offsets in `begin`..`end` (exclusive) that differ from the offset before."""
         differ = _differ(self._states, begin, end) | _differ(self._counts, begin, end) | _differ(self._ids, begin, end)
         if self._high:
             differ |= _number(self._counts[begin:end].translate(_ONLY_HIGH))
         if self._hashes is not None:
-            blocked = _number(self._states[begin:end].translate(_ONLY_BLOCKED))
-            differ |= blocked and blocked & _differ(self._hashes, begin, end)
+            differ |= _differ(self._behind, begin, end)
+            behind = _number(self._behind[begin:end])
+            differ |= behind and behind & _differ(self._hashes, begin, end)
         return compress(range(begin, end), differ.to_bytes(end - begin, "little"))
 
     def _told(self, edges: Sequence[int], wanted: Collection[int]) -> Seen:
-        """What stands between each two edges, if it is wanted."""
+        """Return the wanted runs and holes, one between each two edges."""
         starts, ends = edges[:-1], edges[1:]
         kinds = bytes(map(self._states.__getitem__, starts))
         if ARCHIVED in kinds:
@@ -250,7 +262,7 @@ class Look:
         return Seen(self._runs(starts, ends, kinds), holes)
 
     def _runs(self, starts: Sequence[int], ends: Sequence[int], kinds: bytes) -> SeenRuns:
-        """A column at a time: one run at a time takes twice as long, and there may be 200,000."""
+        """Build runs column by column: run by run takes twice as long, and there may be 200,000."""
         first, counts = self.first, [*map(self._counts.__getitem__, starts)]
         if self._high:
             counts = [self._high.get(first + at, count) for at, count in zip(starts, counts, strict=True)]
@@ -261,10 +273,8 @@ class Look:
                     hold = self._holds[self._ids[at]]
                     members[place], due_ms[place] = hold.member_id or "", hold.due_ms + self._ahead_ms
         if self._hashes is not None:
-            known, hashes = self._heads.known, self._hashes
-            heads = [
-                known.get(hashes[at], -1) if kind == BLOCKED else -1 for at, kind in zip(starts, kinds, strict=True)
-            ]
+            known, hashes, behind = self._heads.known, self._hashes, self._behind
+            heads = [known.get(hashes[at], -1) if behind[at] else -1 for at in starts]
         return SeenRuns(
             [first + at for at in starts],
             [first + until - 1 for until in ends],
@@ -287,11 +297,11 @@ class Look:
 
 
 class _Heads:
-    """Of keys' hashes the first offsets that are not settled, looked for only as far as it takes to know those that are
-    asked for: mostly a few thousand offsets behind the window's start, wherever a page begins."""
+    """The first unsettled offsets of key hashes, found only as far as needed: mostly a few thousand offsets behind the
+    window's start, wherever a page begins."""
 
     def __init__(self, start: int, states: bytes, hashes: array[int]) -> None:
-        """start: offset of what the others begin with."""
+        """start: the offset of the first entry of `states` and `hashes`."""
         self.known: dict[int, int] = {}
         self._start = start
         self._states = states
@@ -299,7 +309,7 @@ class _Heads:
         self._looked = 0
 
     def find(self, hashes: set[int], end: int) -> Iterator[Seen]:
-        """Know the first of each of these if it is before offset `end`, a few offsets at a time."""
+        """Find the first offset of each hash if it is before `end`, a few offsets at a time."""
         while self._looked < end - self._start and hashes.difference(self.known):
             at, self._looked = self._looked, self._looked + STEP
             mask = self._states[at : at + STEP].translate(_OPEN_HEADS)
@@ -309,7 +319,7 @@ class _Heads:
 
 
 def _differ(column: bytes | array[int], begin: int, end: int) -> int:
-    """A number with a byte for each of `begin`..`end` (exclusive): 1 where it is not as the one before."""
+    """Return a number with one byte for each of `begin`..`end` (exclusive): 1 where it differs from the one before."""
     here, before = column[begin:end], column[begin - 1 : end - 1]
     return 0 if here == before else _number(bytes(map(ne, here, before)))
 
@@ -327,7 +337,8 @@ def stored_runs(
     now_ms: int,
     ahead_ms: int = 0,
 ) -> Iterator[Seen]:
-    """The same of what is stored, from offset `first` on. now_ms: by which delays are reckoned; ahead_ms: as `Look`."""
+    """Yield the stored runs and holes from offset `first` on. now_ms: decides which delays are over; ahead_ms: as in
+    `Look`."""
     at = bisect_left(runs, first, key=_LAST)
     end = runs[at - 1].last + 1 if at else start_offset
     for begin in range(at, len(runs), STEP):
@@ -351,5 +362,5 @@ def _stored_run(run: StateRun, first: int, now_ms: int, ahead_ms: int) -> SeenRu
     state, due_ms = NAMES[run.state], 0
     if run.state is RecordState.AVAILABLE and run.not_before_ms > now_ms:
         state, due_ms = NAMES[DELAYED], run.not_before_ms + ahead_ms
-    member_id = run.member_id if run.state is RecordState.ACQUIRED else None  # else it says why it was given up
+    member_id = run.member_id if run.state is RecordState.ACQUIRED else None  # else it tells why the run was given up
     return SeenRun(first, run.last, state, run.delivery_count, member_id or "", due_ms)

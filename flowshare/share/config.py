@@ -1,6 +1,6 @@
 """Settings of the server and of a share group, read through the tables of `config_tables.py`.
 
-A group's overrides are checked when they are set (`GroupConfig.parse`); what was stored and lies outside the server's
+A group's overrides are checked when they are set (`GroupConfig.parse`); a stored value that lies outside the server's
 bounds later is moved to the nearest bound when it is used (`GroupConfig.effective`, KIP-1240).
 """
 
@@ -36,12 +36,14 @@ DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 DEAD_LETTER_CONFIGS: Final = frozenset(
     {DEAD_LETTER_TOPIC, "errors.deadletterqueue.copy.record.enable", "share.dead.letter.on"}
 )
-"""Settings that decide which records are copied where: who changes one is answerable for all of them."""
+"""Settings that decide which records are copied where: the principal that changes one is answerable for all of them."""
 KEY_ORDER: Final = "share.key.order"
+ISOLATION: Final = "share.isolation.level"
 PARK: Final = "park"
 """The value of share.key.after.dead.letter by which keys are parked."""
 DEAD_LETTER_BY: Final = "errors.deadletterqueue.named.by"
-"""Beside a group's stored settings: host and principal of who is answerable for its dead letters. It cannot be set."""
+"""Key beside a group's stored settings: host and principal of the client answerable for its dead letters. It cannot be
+set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +89,13 @@ class ServerConfig:
     dead_letter_auto_create: bool = False
     acquire_durable: bool = True
     return_grace_ms: int = 0
-    """0: as Kafka, nobody's locks outlive the leader."""
+    """0: as in Kafka, no lock outlives the leader."""
     auto_create_topics: bool = True
     partitions_default: int = 1
 
     @classmethod
     def parse(cls, values: Mapping[str, str], *, table: Mapping[str, Setting] = SERVER_CONFIGS) -> ServerConfig:
-        """Read settings by their Kafka names; what is not given has the table's default.
+        """Read settings by their Kafka names; missing ones have the table's default.
 
         Raises InvalidConfig for an unknown name, a value out of bounds, and values that contradict each other.
         """
@@ -102,7 +104,7 @@ class ServerConfig:
         return config
 
     def changed(self, values: Mapping[str, str], *, table: Mapping[str, Setting]) -> ServerConfig:
-        """The same with these settings. Raises: InvalidConfig (as `parse`)."""
+        """Return the config with these settings changed. Raises InvalidConfig (as `parse`)."""
         for name in values:
             if name not in table:
                 raise unknown(name, table)
@@ -111,7 +113,8 @@ class ServerConfig:
         return config
 
     def values(self) -> tuple[ConfigValue, ...]:
-        """All settings by name as they act; `is_default` when flowshare's own server has them by itself."""
+        """Return all settings by name, with their values in effect; `is_default` when flowshare's own server has the
+        value by itself."""
         listed: list[ConfigValue] = []
         for name, setting in sorted(EMBEDDED_CONFIGS.items()):
             value = getattr(self, setting.field)
@@ -121,7 +124,8 @@ class ServerConfig:
 
     @classmethod
     def embedded(cls, values: Mapping[str, str] | None = None) -> ServerConfig:
-        """The settings of flowshare's own server, whose groups have wider bounds: locks of 1 s to 1 h, and so on."""
+        """Return the settings of flowshare's own server, whose groups have wider bounds: locks of 1 s to 1 h, and so
+        on."""
         return cls.parse(values or {}, table=EMBEDDED_CONFIGS)
 
 
@@ -150,7 +154,7 @@ def _check_server(config: ServerConfig, table: Mapping[str, Setting]) -> None:
 
 
 class ConfigValue(NamedTuple):
-    """One setting of a group as it acts: DescribeConfigs' answer."""
+    """One setting of a group with its value in effect: DescribeConfigs' answer."""
 
     name: str
     value: str
@@ -180,7 +184,7 @@ class GroupConfig:
     dead_letter_on: str = "all"
     after_dead_letter: str = "continue"
     dead_letter_by: tuple[str, str] | None = None
-    """Principal and host of who named the dead-letter topic; None: the server's own process."""
+    """Principal and host of the client that named the dead-letter topic; None: the server's own process."""
     paused: bool = False
     max_in_flight: int | None = None
     """None: no limit."""
@@ -221,9 +225,9 @@ class GroupConfig:
 
     @classmethod
     def effective(cls, stored: Mapping[str, str], server: ServerConfig) -> GroupConfig:
-        """What stored settings mean under the server's bounds of today; never raises (SG-13.5).
+        """Return the stored settings as they act under the server's bounds of today. Never raises (SG-13.5).
 
-        Numbers out of bounds are moved to the nearest bound; what cannot be read or is unknown has its default.
+        Numbers out of bounds are moved to the nearest bound; an unreadable or unknown setting has its default.
         """
         values: dict[str, Any] = {}
         for name, setting in group_settings(server).items():
@@ -241,13 +245,13 @@ class GroupConfig:
 
     @property
     def reset_duration_ms(self) -> int | None:
-        """How far back `by_duration:` goes; None for `earliest` and `latest`."""
+        """The span, in ms, that `by_duration:` goes back; None for `earliest` and `latest`."""
         strategy, colon, duration = self.auto_offset_reset.partition(":")
         return duration_ms(duration) if strategy == "by_duration" and colon else None
 
     @property
     def breaker(self) -> BreakerRule | None:
-        """When the group's breaker opens, and for how long; None: it has none."""
+        """The rule of the group's breaker; None: no breaker."""
         if not self.breaker_percent:
             return None
         return BreakerRule(
@@ -259,8 +263,9 @@ class GroupConfig:
         )
 
     def limits(self, *, has_parked: bool = False) -> Limits:
-        """What a share-partition of the group keeps to. has_parked: it has parked keys: what is rejected, or comes to
-        its limit, is looked at before its key goes on, whatever becomes of keys by now."""
+        """Return the limits of a share-partition of the group. has_parked: it has parked keys. Then a record that is
+        rejected, or reaches its limit, becomes ARCHIVING before its key goes on, whatever the group does with keys by
+        now."""
         dead_letters = bool(self.dead_letter_topic)
         parks = bool(self.key_order) and (has_parked or self.after_dead_letter == PARK)
         return Limits(
@@ -276,7 +281,7 @@ class GroupConfig:
         )
 
     def values(self, stored: Mapping[str, str]) -> tuple[ConfigValue, ...]:
-        """All settings by name as they act; `is_default` when `stored` does not set them."""
+        """Return all settings by name, with their values in effect; `is_default` when `stored` does not set them."""
         return tuple(
             ConfigValue(name, setting.text(getattr(self, setting.field)), name not in stored, setting.doc)
             for name, setting in sorted(GROUP_CONFIGS.items())
@@ -286,10 +291,10 @@ class GroupConfig:
 def with_namer(
     settings: Mapping[str, str], changes: Container[str], known: str | None, by: tuple[str, str] | None
 ) -> dict[str, str]:
-    """A group's settings as they are stored: with who is answerable for its dead letters, when it has any.
+    """Return a group's settings as they are stored: with the client answerable for its dead letters, when it has any.
 
-    That is who last changed one of `DEAD_LETTER_CONFIGS`, `by` (None: the server's own process); when `changes` has
-    none of them, it stays who it was, `known`.
+    This is the last client that changed one of `DEAD_LETTER_CONFIGS`, `by` (None: the server's own process); when
+    `changes` has none of them, it stays `known`.
     """
     stored = dict(settings)
     text = known
@@ -301,7 +306,7 @@ def with_namer(
 
 
 def group_settings(server: ServerConfig) -> dict[str, Setting]:
-    """`GROUP_CONFIGS` with the defaults and bounds of one server."""
+    """Return `GROUP_CONFIGS` with the defaults and bounds of one server."""
     table = dict(GROUP_CONFIGS)
     for name, _ in BOUNDED:
         setting = GROUP_CONFIGS[name]
@@ -321,7 +326,7 @@ def group_settings(server: ServerConfig) -> dict[str, Setting]:
 
 
 def _clamped(setting: Setting, text: str) -> Any:
-    """The value of a stored text; a number out of bounds becomes the nearest bound."""
+    """Return the value of a stored text; a number out of bounds becomes the nearest bound."""
     value = replace(setting, low=None, high=None).parse(text)
     if setting.read is not read_number or value is None:
         return value
@@ -331,7 +336,7 @@ def _clamped(setting: Setting, text: str) -> Any:
 
 
 def _named_by(text: str | None) -> tuple[str, str] | None:
-    """Principal and host of `with_namer`'s text; a text that makes no sense names nobody that has a right."""
+    """Return principal and host of `with_namer`'s text; a malformed text gives a principal without any right."""
     if text is None:
         return None
     host, _, principal = text.partition(" ")
@@ -339,7 +344,7 @@ def _named_by(text: str | None) -> tuple[str, str] | None:
 
 
 def _dead_letter_problem(topic: str, server: ServerConfig) -> str:
-    """Why a topic cannot take dead letters (SG-15.1); empty when it can, or none is named."""
+    """Return the reason why a topic cannot take dead letters (SG-15.1); empty when it can, or none is named."""
     if not topic:
         return ""
     if topic.startswith("__"):

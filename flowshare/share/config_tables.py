@@ -61,7 +61,8 @@ def _triple(
     high: tuple[int, int, int | None],
     doc: str,
 ) -> list[Setting]:
-    """`group.share.<name>` and its `min` and `max`; each is given as (default, lowest allowed, highest allowed)."""
+    """Return `group.share.<name>` and its `min` and `max`; each is given as (default, lowest allowed, highest
+    allowed)."""
     stem = field.removesuffix("_ms")
     unit = "_ms" if field.endswith("_ms") else ""
     return [
@@ -427,4 +428,4 @@ GROUP_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         "park: its later records become dead letters, too, in order, until they are replayed.",
     ),
 )
-"""Name -> setting of a share group. Where the server has a default and bounds of its own, those count."""
+"""Name -> setting of a share group. A server's own defaults and bounds take precedence."""

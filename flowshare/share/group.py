@@ -58,7 +58,7 @@ ASSIGNOR: Final = "simple"
 
 
 class Heartbeat(NamedTuple):
-    """The answer to a heartbeat, and what the caller has to write first."""
+    """The answer to a heartbeat, with the state that the caller has to write first."""
 
     member_epoch: int
     assignment: tuple[Key, ...] | None
@@ -66,9 +66,9 @@ class Heartbeat(NamedTuple):
     to_initialize: tuple[ToInitialize, ...]
     left: bool
     changed: bool
-    """The group is to be written before the member is answered."""
+    """True: write the group before answering the member."""
     jumped: bool = False
-    """The member is at another epoch than is written; to be written some time."""
+    """True: the member's epoch differs from the written one; write the group some time."""
 
 
 class GroupView(NamedTuple):
@@ -83,7 +83,8 @@ class GroupView(NamedTuple):
 
 
 def subscription_growth(member: Member | None, topics: tuple[str, ...] | None) -> int:
-    """About how many bytes more a member takes when it subscribes to these; None: it is new, or says nothing."""
+    """Return about how many more bytes a member takes with this subscription. member None: a new member; topics None:
+    unchanged."""
     if member is None:
         return MEMBER_BYTES + subscription_size(frozenset(topics or ()))
     if topics is None:
@@ -92,7 +93,8 @@ def subscription_growth(member: Member | None, topics: tuple[str, ...] | None) -
 
 
 class ShareGroup:
-    """A share group as its coordinator keeps it: takes heartbeats, assigns share-partitions, says what to write.
+    """A share group as its coordinator keeps it: takes heartbeats, assigns share-partitions, returns the state to
+    write.
 
     `config` may be replaced at any time; deadlines follow from the members' next heartbeats.
     """
@@ -105,7 +107,7 @@ class ShareGroup:
         self._subscriptions = Counter(name for m in self._state.members.values() for name in m.subscribed)
         self._recheck = True
         """Partitions without state may exist although the topics look as before."""
-        self._unheard = set(self._state.members)  # since the group was read from the store
+        self._unheard = set(self._state.members)  # members not heard from since the group was read from the store
 
     @property
     def group_epoch(self) -> int:
@@ -139,22 +141,24 @@ class ShareGroup:
 
     @property
     def empty_since_ms(self) -> int | None:
-        """Since when the group has had no member; None while it has one."""
+        """The time since which the group has had no member; None while it has one."""
         return self._state.empty_since_ms
 
     @property
     def expires_ms(self) -> int | None:
-        """When its state is to be deleted (SG-12.11; KIP-211's rule for offsets); None: not as things stand.
+        """The time at which the group's state is to be deleted (SG-12.11; KIP-211's rule for offsets); None: not
+        planned.
 
         Kafka keeps share groups for ever, and so does flowshare unless `share.retention.ms` is set. The time runs from
-        when the last member went, or an administrator reset offsets last, and ends when a member joins.
+        the last member's leaving or an administrator's last reset of offsets, whichever is later, and stops when a
+        member joins.
         """
         since_ms, retention_ms = self._state.empty_since_ms, self.config.retention_ms
         return None if since_ms is None or retention_ms is None else since_ms + retention_ms
 
     @property
     def size(self) -> int:
-        """About how many bytes its members and what they subscribe to take in memory."""
+        """The memory that the members and their subscriptions take, in bytes, about."""
         members = self._state.members
         return MEMBER_BYTES * len(members) + sum(subscription_size(one.subscribed) for one in members.values())
 
@@ -206,13 +210,14 @@ class ShareGroup:
         )
 
     def expire(self, now_ms: int) -> tuple[str, ...]:
-        """Remove members that were silent for too long, as if each had left (SG-12.7). Write the group if any was."""
+        """Remove members that were silent for too long, as if each had left (SG-12.7). Write the group if the result is
+        not empty."""
         gone = tuple(m.member_id for m in self._state.members.values() if m.deadline_ms <= now_ms)
         self.remove(gone, now_ms)
         return gone
 
     def remove(self, member_ids: Iterable[str], now_ms: int) -> None:
-        """Members left, timed out or died; the others get their partitions at their next heartbeats."""
+        """Remove members that left, timed out or died; the others get their partitions at their next heartbeats."""
         state = self._state
         for member_id in member_ids:
             self._subscribe(state.members[member_id], ())
@@ -223,27 +228,28 @@ class ShareGroup:
                 state.empty_since_ms = now_ms
 
     def at_workers(self, gone: Callable[[int], bool]) -> tuple[str, ...]:
-        """Members that live in the processes of workers that are `gone`."""
+        """Return the members that live in the processes of workers that are `gone`."""
         return tuple(m.member_id for m in self._state.members.values() if m.worker is not None and gone(m.worker))
 
     def expect_by(self, member_id: str, due_ms: int) -> None:
-        """Let a member whose connection is gone time out at `due_ms` already, unless a heartbeat comes before."""
+        """Let a member whose connection is gone time out at `due_ms` at the latest, unless a heartbeat comes before."""
         member = self._state.members.get(member_id)
         if member is not None:
             member.deadline_ms = min(member.deadline_ms, due_ms)
 
     def put_off(self, now_ms: int, by_ms: int) -> None:
-        """Give members that would time out now so much longer, because whoever keeps the group did not listen."""
+        """Give members that would time out now `by_ms` more, because the group's keeper did not listen."""
         for member in self._state.members.values():
             if member.deadline_ms <= now_ms:
                 member.deadline_ms = now_ms + by_ms
 
     def next_deadline_ms(self) -> int | None:
-        """When the next session times out; None without members."""
+        """Return the time at which the next session ends; None without members."""
         return min((member.deadline_ms for member in self._state.members.values()), default=None)
 
     def describe(self) -> GroupView:
-        """The group and its members as they are now; `assignment` is what each member was told."""
+        """Return the group and its members as they are now; `assignment` is the partitions that each member was
+        told."""
         return GroupView(
             self.group_id,
             self.state,
@@ -256,17 +262,16 @@ class ShareGroup:
     # --- administration -----------------------------------------------------------------------------------------
 
     def require_empty(self) -> None:
-        """Check that the group may be changed by an administrator. Raises NonEmptyGroup while there are members."""
+        """Check that the group is empty, so that an administrator may change it. Raises NonEmptyGroup."""
         if self._state.members:
             raise NonEmptyGroup(
                 f"group {self.group_id} has {len(self._state.members)} members; stop them first, then try again"
             )
 
     def reset(self, topic: TopicInfo, partitions: Iterable[int], *, now_ms: int) -> int:
-        """Prepare AlterShareGroupOffsets: the state epoch to initialise these share-partitions with.
+        """Prepare AlterShareGroupOffsets: return the state epoch to initialise these share-partitions with.
 
-        The epoch is higher than any before, which fences whoever still leads them (SG-13.2). Then write states and
-        group.
+        The epoch is higher than any before, which fences the present leaders (SG-13.2). Then write states and group.
         Raises NonEmptyGroup, UnknownTopicOrPartition; nothing is changed then.
         """
         self.require_empty()
@@ -283,8 +288,8 @@ class ShareGroup:
         return state.group_epoch
 
     def topic_deleted(self, topic_id: UUID) -> tuple[Key, ...]:
-        """Forget that a topic, which was deleted or whose offsets are, was ever known (SG-9.3, SG-13.3): the
-        share-partitions whose state is to be deleted, if any; then write the group."""
+        """Forget a topic that was deleted, or whose offsets were (SG-9.3, SG-13.3). Return the share-partitions whose
+        state is to be deleted, if any; then write the group."""
         state = self._state
         keys = tuple(sorted(key for key in state.initialized if key[0] == topic_id))
         state.initialized.difference_update(keys)
@@ -293,17 +298,17 @@ class ShareGroup:
         return keys
 
     def initialize_failed(self, failed: Iterable[ToInitialize]) -> None:
-        """Take back share-partitions whose states could not be written: they come with a later heartbeat again."""
+        """Take back share-partitions whose states could not be written: a later heartbeat reports them again."""
         self._state.begin_later(failed)
         self._recheck = True
 
     # --- persistence --------------------------------------------------------------------------------------------
 
     def encode(self, unwritten: Iterable[ToInitialize] = (), *, ahead_ms: int = 0) -> bytes:
-        """The group for the store: epochs, members, assignments, initialised share-partitions.
+        """Encode the group for the store: epochs, members, assignments, initialised share-partitions.
 
-        unwritten: share-partitions of which no state is written yet, which come with a heartbeat again after a crash.
-        ahead_ms: how much later the times are that are stored.
+        unwritten: share-partitions without written state; a heartbeat reports them again after a crash.
+        ahead_ms: how far the stored times are ahead of this clock.
         """
         state = self._state.without(unwritten)
         if state.empty_since_ms is not None:
@@ -312,9 +317,9 @@ class ShareGroup:
 
     @classmethod
     def decode(cls, data: bytes, *, group_id: str, config: GroupConfig, now_ms: int, ahead_ms: int = 0) -> ShareGroup:
-        """The group that `encode` wrote; every member has a whole session timeout again.
+        """Decode the group that `encode` wrote; every member has a whole session timeout again.
 
-        ahead_ms: how much later than here the times are that are stored. Raises: StateCorrupt.
+        ahead_ms: how far the stored times are ahead of this clock. Raises StateCorrupt.
         """
         state = decode_group(data)
         if state.empty_since_ms is not None:
@@ -332,7 +337,7 @@ class ShareGroup:
         return member
 
     def _check_epoch(self, member_id: str, epoch: int) -> None:
-        """Whether a member may join, or go on with this epoch (SG-12.2, SG-12.8)."""
+        """Check that a member may join, or go on with this epoch (SG-12.2, SG-12.8)."""
         if epoch == JOIN:
             if member_id not in self._state.members and len(self._state.members) >= self.config.group_max_size:
                 raise GroupMaxSizeReached(
@@ -342,13 +347,13 @@ class ShareGroup:
             return
         member = self._find(member_id)
         if member_id in self._unheard and member.epoch < epoch <= self.assignment_epoch:
-            member.previous_epoch, member.epoch = member.epoch, epoch  # it was told more than was written
+            member.previous_epoch, member.epoch = member.epoch, epoch  # the member was told more than was written
         self._unheard.discard(member_id)
         if epoch not in (member.epoch, member.previous_epoch):
             raise FencedMemberEpoch(f"member epoch is {epoch}, expected {member.epoch}; join again with epoch 0")
 
     def _update(self, member_id: str, rack_id: str | None, topics: tuple[str, ...] | None) -> tuple[Member, bool]:
-        """Take over what a member says of itself; whether that changes what it is to have."""
+        """Take over a member's rack and subscription; return True if its assignment depends on the change."""
         state = self._state
         member = state.members.get(member_id)
         urgent = member is None
@@ -364,14 +369,15 @@ class ShareGroup:
         return member, urgent
 
     def _subscribe(self, member: Member, topics: tuple[str, ...]) -> None:
-        """Replace a member's subscription; topics that nobody subscribes to are no longer counted."""
+        """Replace a member's subscription; topics without subscribers are no longer counted."""
         self._subscriptions.subtract(member.subscribed)
         member.subscribed = tuple(sorted(set(topics)))
         self._subscriptions.update(member.subscribed)
         self._subscriptions = +self._subscriptions
 
     def _see(self, topics: Mapping[str, TopicInfo], *, bump: bool) -> tuple[ToInitialize, ...]:
-        """Look at the subscribed topics; raise the group epoch (SG-12.3) if they, or what `bump` means, changed."""
+        """Look at the subscribed topics; raise the group epoch (SG-12.3) if they changed, or if `bump` is set. Return
+        the share-partitions to initialise."""
         state = self._state
         seen = {name: topics[name] for name in sorted(self._subscriptions) if name in topics}
         missing: list[Key] = []
@@ -404,7 +410,7 @@ class ShareGroup:
             if member.subscribed not in ids:
                 names = [name for name in member.subscribed if name in state.metadata]
                 ids[member.subscribed] = frozenset(state.metadata[name].topic_id for name in names)
-        # `_see` has just initialised whatever was missing, so all that is seen can be assigned.
+        # `_see` has just initialised all missing partitions, so every partition in the metadata can be assigned.
         assignable = {info.topic_id: range(info.partitions) for info in state.metadata.values()}
         subscriptions = {member.member_id: ids[member.subscribed] for member in state.members.values()}
         state.target = assign(subscriptions, assignable, state.target)
@@ -412,10 +418,10 @@ class ShareGroup:
         self._computed_ms = now_ms
 
     def _reconcile(self, member: Member, said: int) -> bool:
-        """Let a member jump to the target assignment (SG-12.5); whether its partitions changed.
+        """Let a member jump to the target assignment (SG-12.5); return True if its partitions changed.
 
-        said: the epoch that it knows of. It may say so again: answers are lost, or never leave when the group cannot
-        be written.
+        said: the epoch that the member knows of. The member may repeat an epoch: answers are lost, or never leave when
+        the group cannot be written.
         """
         target = self._state.target[member.member_id]
         if member.epoch != self.assignment_epoch:

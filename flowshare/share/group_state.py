@@ -1,4 +1,4 @@
-"""What a share group remembers, and its form in the store: a version, a checksum and JSON (SG-14.6).
+"""The state of a share group, and its form in the store: a version, a checksum and JSON (SG-14.6).
 
 Deadlines are not stored: after a restart every member has a whole session timeout again.
 """
@@ -18,12 +18,12 @@ from flowshare.sealing import seal, unseal
 VERSION: Final = 3
 
 MEMBER_BYTES: Final = 1_000
-"""About what a member takes in memory beside its subscription."""
+"""The memory of a member beside its subscription, in bytes, about."""
 NAME_BYTES: Final = 100
-"""About what a name in a subscription takes beside its text."""
+"""The memory of a name in a subscription beside its text, in bytes, about."""
 
 Key = tuple[UUID, int]
-"""A topic's id and one of its partitions; `protocol.messages.TopicPartition` is one."""
+"""A topic's id and a partition; `protocol.messages.TopicPartition` is such a key."""
 
 
 class TopicInfo(NamedTuple):
@@ -47,7 +47,7 @@ class ToInitialize(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """One member. `epoch` is what it was told last, `assignment` too; `previous_epoch` is accepted still."""
+    """One member. `epoch` and `assignment` are the ones it was told last; `previous_epoch` is still accepted."""
 
     member_id: str
     epoch: int = 0
@@ -56,15 +56,15 @@ class Member:
     client_id: str = ""
     client_host: str = ""
     worker: int | None = None
-    """The worker of the fleet whose process it lives in, by its node id; None: not known, or none."""
+    """Node id of the fleet's worker whose process the member lives in; None: not known, or none."""
     subscribed: tuple[str, ...] = ()
     assignment: tuple[Key, ...] = ()
     deadline_ms: int = 0
-    """When the session times out."""
+    """The time at which the session times out."""
 
 
 def subscription_size(names: Collection[str]) -> int:
-    """About how many bytes a member's subscription takes in memory."""
+    """Return the memory of a member's subscription, in bytes, about."""
     return NAME_BYTES * len(names) + sum(map(getsizeof, names))
 
 
@@ -75,9 +75,9 @@ class GroupState:
     group_epoch: int = 1
     assignment_epoch: int = 0
     members: dict[str, Member] = field(default_factory=dict[str, Member])
-    """In order of joining, which is the assignor's order."""
+    """Members in order of joining, which is the assignor's order."""
     target: dict[str, tuple[Key, ...]] = field(default_factory=dict[str, tuple[Key, ...]])
-    """Member -> what it is to have; it has it from its next heartbeat on."""
+    """Member -> the partitions that it is to have, from its next heartbeat on."""
     initialized: set[Key] = field(default_factory=set[Key])
     """Share-partitions that have a state; only these are assigned."""
     known: dict[UUID, int] = field(default_factory=dict[UUID, int])
@@ -85,24 +85,24 @@ class GroupState:
     metadata: dict[str, TopicInfo] = field(default_factory=dict[str, TopicInfo])
     """The subscribed topics that exist, as seen at the last heartbeat, by name."""
     empty_since_ms: int | None = None
-    """Since when there has been no member; None when there is one, or never was anything."""
+    """The time since which the group has been empty; None while it has a member, or before its first one."""
 
     def begin_later(self, items: Iterable[ToInitialize]) -> None:
-        """Take share-partitions out of those that have state; those added to a known topic begin at 0 later, too."""
+        """Remove share-partitions from those that have state; those added to a known topic begin at 0 later, too."""
         for item in items:
             self.initialized.discard((item.topic_id, item.partition))
             if item.start_offset == 0 and item.topic_id in self.known:
                 self.known[item.topic_id] = min(self.known[item.topic_id], item.partition)
 
     def without(self, items: Iterable[ToInitialize]) -> GroupState:
-        """The same without the states of these share-partitions."""
+        """Return a copy without the states of these share-partitions."""
         state = replace(self, initialized=set(self.initialized), known=dict(self.known))
         state.begin_later(items)
         return state
 
 
 def encode_group(state: GroupState) -> bytes:
-    """The state as bytes."""
+    """Return the state as bytes."""
     topics: dict[UUID, int] = {}
 
     def pack(keys: Iterable[Key]) -> list[list[Any]]:
@@ -147,7 +147,7 @@ def encode_group(state: GroupState) -> bytes:
 
 
 def decode_group(data: bytes) -> GroupState:
-    """The state that `encode_group` wrote. Raises StateCorrupt."""
+    """Return the state that `encode_group` wrote. Raises StateCorrupt."""
     body = unseal(data, VERSION, "a stored group")
     try:
         return _state(json.loads(body))

@@ -1,11 +1,11 @@
 """Order by key: which offsets of a window wait for another one of their key (SG-18.3).
 
-A window with `Heads` hands out its offsets key by key. What decides is the hash of a record's key (`place` is given
-it; 0 is no key and no order), so two keys with one hash only wait for each other.
+A window with `Heads` hands out its offsets key by key. The hash of a record's key decides (`place` is given the hash; 0
+is no key and no order), so two keys with one hash only wait for each other.
 
-Settled are ACKNOWLEDGED and ARCHIVED. *Ending* is what is PENDING and will be settled (but of no parked key); it is
-written before what is decided later, or with it. Everything else that is placed is *open*: DELAYED (a retry), ARCHIVING
-(a dead letter under way). Invariant, for each hash, of its open offsets in log order:
+Settled are ACKNOWLEDGED and ARCHIVED. *Ending* is a PENDING offset that will be settled (but not of a parked key); it
+is written before later decisions, or with them. All other placed offsets are *open*: among them DELAYED (a retry),
+ARCHIVING (a dead letter under way). Invariant, for each hash, of its open offsets in log order:
 
 - the first, the *head*, is not BLOCKED, and all others are;
 - but for a *chain*: the next ones may be ACQUIRED or PENDING, if they were acquired together with the one before, all
@@ -13,7 +13,7 @@ written before what is decided later, or with it. Everything else that is placed
 
 | what happens to an offset | it becomes | its key's next |
 |---|---|---|
-| placed, nothing of its key is open | AVAILABLE | – |
+| placed, no offset of its key is open | AVAILABLE | – |
 | placed behind another | BLOCKED | – |
 | ending, as head | PENDING | AVAILABLE if it was BLOCKED; of a chain: the head |
 | settled, as head | settled | the same |
@@ -23,17 +23,18 @@ written before what is decided later, or with it. Everything else that is placed
 | accept or reject within a chain whose one before is open | refused | |
 | ending no more: its write failed, or was not begun | ACQUIRED | BLOCKED again; ACQUIRED: in a chain behind it |
 
-So the next of a key is acquired as soon as the one before is decided, and its record leaves with the write that holds
-both, or a later one. When a write fails, all that was decided or acquired behind it fails with it and goes back
-(`server.share.writing`); of what was picked then and not confirmed yet the rest of `aborts` tells (`acquire_by_key`).
+So the next record of a key is acquired as soon as the one before is decided, and leaves with the write that holds both,
+or a later one. When a write fails, all later decisions and acquires of its keys fail with it and go back
+(`server.share.writing`); `aborts` finds the records that were picked then and not confirmed yet (`acquire_by_key`).
 
-BLOCKED is stored as AVAILABLE, and what was placed and never acquired is not stored. So a reload knows no hashes:
-everything below `known_end` is placed, what is behind it is not handed out until the log was read again so far. What is
-held and is in the log no more, or cannot be read, is a *barrier*: its key may be any, and nothing behind it is placed
-before it is settled.
+BLOCKED is stored as AVAILABLE, and offsets that were placed and never acquired are not stored. So a reload knows no
+hashes: everything below `known_end` is placed, offsets behind are not handed out until the log was read again so far. A
+held offset that is in the log no more, or cannot be read, is a *barrier*: its key may be any, and no offset behind it
+is placed before it is settled.
 
-A key whose head is settled finds its next by `following`; offsets that were settled before their turn are skipped on
-the way. So no key needs a list of its own: 8 bytes an offset, and a dict of the keys that have something unsettled.
+When a key's head is settled, `following` leads to the key's next offset; offsets that were settled before their turn
+are skipped on the way. So no key needs a list of its own: 8 bytes an offset, and a dict of the keys with unsettled
+offsets.
 """
 
 from __future__ import annotations
@@ -50,11 +51,12 @@ if TYPE_CHECKING:
     from flowshare.share.window import Window
 
 SETTLED: Final = frozenset((ACKNOWLEDGED, ARCHIVED))
+_TAKEN: Final = (ACQUIRED, PENDING)
 _ONLY_BLOCKED: Final = bytes(state == BLOCKED for state in range(256))
 
 
 class KeyedBatch(NamedTuple):
-    """One record batch of the log: its first and last offset, and of each record to be delivered offset and key's hash.
+    """One record batch of the log: first and last offset, and the offset and key hash of each record to be delivered.
 
     offsets: None: the batch could not be opened.
     """
@@ -66,7 +68,7 @@ class KeyedBatch(NamedTuple):
 
 
 class Heads:
-    """The order of one window. `hashes`, `following`: as long as the window's `states`, and beside them."""
+    """The order of one window. `hashes` and `following` are as long as the window's `states`, index by index."""
 
     __slots__ = (
         "_freed",
@@ -85,39 +87,40 @@ class Heads:
     def __init__(self, window: Window, known_end: int) -> None:
         self._window = window
         self.hashes = array("I")
-        """Of unsettled offsets; 0: it has no order, or is settled."""
+        """Key hashes of unsettled offsets; 0: no order, or settled."""
         self.following = array("I")
-        """How far behind an offset the next one of its key is; 0: there is none."""
+        """Distance from an offset to the next one of its key; 0: none."""
         self.tails: dict[int, int] = {}
-        """Hash -> the last offset that was placed of it, as long as one of them is unsettled."""
+        """Hash -> the last offset placed with the hash, as long as one of its offsets is unsettled."""
         self.chained: dict[int, int] = {}
         """Offset within a chain -> the one before it."""
         self.ending: set[int] = set()
-        """What is PENDING and will be settled, but for keys of `single`."""
+        """PENDING offsets that will be settled, without those of keys in `single`."""
         self._freed: dict[int, int] = {}
-        """Offset that is no more BLOCKED since the one before it was ending -> that one. May name what is settled."""
+        """Offset that became free because the offset before it is ending -> that earlier offset. May name settled
+        offsets."""
         self.aborts = 0
-        """How often something that was ending was not settled, because its write failed."""
+        """The number of ending offsets that were not settled, because their write failed."""
         self.known_end = known_end
-        """Everything below it is placed."""
+        """The end of the placed offsets: everything below is placed."""
         self.single: Collection[int] = ()
-        """Hashes whose records begin no chain, and go to members only that know of parked keys (`parking`)."""
+        """Hashes whose records begin no chain, and go only to members that know of parked keys (`parking`)."""
         self.barrier = -1
-        """Nothing is placed before the start offset has passed it."""
+        """The barrier's last offset: no offset is placed before the start offset has passed it."""
 
     # -- reading
 
     def waits(self, offset: int) -> bool:
-        """Whether an offset is within a chain and one before it is unsettled."""
+        """True if an offset is within a chain and one before it is unsettled."""
         return self._before(offset) is not None
 
     def may_end(self, offset: int) -> bool:
-        """Whether an offset may be settled: none before it in its chain is open."""
+        """True if an offset may be settled: no offset before it in its chain is open."""
         before = self._before(offset)
         return before is None or before in self.ending
 
     def too_early(self, first: int, last: int) -> int:
-        """The first of `first`..`last` that may not be settled even if all of them are; −1: there is none."""
+        """Return the first of `first`..`last` that may not be settled even if all of them are; −1: none."""
         for offset in self.within(first, last):
             before = self._before(offset)
             if before is not None and before < first and before not in self.ending:
@@ -125,7 +128,7 @@ class Heads:
         return -1
 
     def _before(self, offset: int) -> int | None:
-        """The unsettled one before an offset in its chain."""
+        """Return the nearest unsettled offset before an offset in its chain; None: none."""
         window, before = self._window, self.chained.get(offset)
         while before is not None and before >= window.start:
             if window.states[before - window.base] not in SETTLED:
@@ -134,14 +137,14 @@ class Heads:
         return None
 
     def chain_before(self, offset: int) -> Iterator[int]:
-        """What is unsettled before an offset in its chain, the nearest first."""
+        """Yield the unsettled offsets before an offset in its chain, the nearest first."""
         before = self._before(offset)
         while before is not None:
             yield before
             before = self._before(before)
 
     def within(self, first: int, last: int) -> list[int]:
-        """The offsets of `first`..`last` that are within a chain, ascending."""
+        """Return the offsets of `first`..`last` that are within a chain, ascending."""
         if not self.chained:
             return []
         if last - first < len(self.chained):
@@ -149,12 +152,12 @@ class Heads:
         return sorted(offset for offset in self.chained if first <= offset <= last)
 
     def unsure(self, first: int, last: int) -> list[int]:
-        """The offsets of `first`..`last` that are not BLOCKED because the one before them is ending, ascending."""
+        """Return the offsets of `first`..`last` that are free only because the one before is ending, ascending."""
         freed = self._freed.items()
         return sorted(offset for offset, ending in freed if first <= offset <= last and ending in self.ending)
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
-        """Cut `first`..`last` into (first, last, whether these wait within a chain)."""
+        """Cut `first`..`last` into (first, last, waits within a chain)."""
         for offset in self.within(first, last):
             if self.waits(offset):
                 if first < offset:
@@ -164,17 +167,31 @@ class Heads:
         if first <= last:
             yield first, last, False
 
+    def waiting(self) -> Iterator[int]:
+        """Yield the held offsets that wait for one before them in their chain: no handler works on them."""
+        states, base, start = self._window.states, self._window.base, self._window.start
+        for offset, before in self.chained.items():
+            if offset < start or states[offset - base] not in _TAKEN:
+                continue
+            if before >= start and states[before - base] in _TAKEN:  # most are; a call for each costs thrice as much
+                if before not in self.ending:
+                    yield offset
+            elif not self.may_end(offset):
+                yield offset
+
     def most_blocked(self, count: int) -> list[tuple[int, int]]:
-        """Of the keys behind whose head most is BLOCKED, at most `count`: the head's offset, and how much it is."""
+        """Return the keys with the most records behind their head, BLOCKED or chained, at most `count`: the head's
+        offset, and the number of those records."""
         window = self._window
         at = window.start - window.base
         waiting = Counter(compress(self.hashes[at:], window.states[at:].translate(_ONLY_BLOCKED)))
+        waiting.update(self.hashes[offset - window.base] for offset in self.waiting())
         return [(window.base + self.hashes.index(key, at), blocked) for key, blocked in waiting.most_common(count)]
 
     # -- placing
 
     def append(self, offsets: Sequence[int], hashes: Sequence[int]) -> None:
-        """Place records behind all that are placed; the window has grown over them, and nothing is known of them."""
+        """Place records behind all placed ones; the window has grown over them already."""
         window, tails, following, known = self._window, self.tails, self.following, self.hashes
         base, states, ending = window.base, window.states, self.ending
         available = 0
@@ -197,7 +214,8 @@ class Heads:
         window.placed(len(offsets), available, first_available)
 
     def learn(self, first: int, hashes: Sequence[int]) -> None:
-        """Learn the keys of AVAILABLE offsets from `first` on, which come next: what is behind another is BLOCKED."""
+        """Learn the keys of AVAILABLE offsets from `first` on; offsets behind another one of their key become
+        BLOCKED."""
         window, tails, following = self._window, self.tails, self.following
         base, states = window.base, window.states
         self.hashes[first - base : first - base + len(hashes)] = array("I", hashes)
@@ -217,7 +235,7 @@ class Heads:
         window.tally[BLOCKED] += blocked
 
     def link(self, offset: int, key: int) -> bool:
-        """Put an unsettled offset behind those of its key; whether there is an open one before it."""
+        """Put an unsettled offset behind those of its key; return True if an open one is before it."""
         if not key:
             return False
         base, tail = self._window.base, self.tails.get(key)
@@ -234,15 +252,15 @@ class Heads:
     # -- acquiring
 
     def chain(self, before: int, offset: int) -> None:
-        """Note that `offset` is held together with `before`, the one before it in its key, which is open."""
+        """Note that `offset` is held together with `before`, the open offset before it in its key."""
         self.chained[offset] = before
         self.ending.discard(offset)  # before its key was known it may have been acknowledged out of turn
 
     # -- what became of offsets
 
     def ends(self, first: int, last: int) -> None:
-        """They are PENDING, and will be settled: the next of their keys are free, but for those of `single`, where the
-        write says what becomes of the key."""
+        """Note that PENDING offsets will be settled: the next ones of their keys become free, except for keys in
+        `single`, whose fate the write decides."""
         base, following = self._window.base, self.following
         offsets: Sequence[int] = range(first, last + 1)
         if self.single:
@@ -254,7 +272,8 @@ class Heads:
                     self._free_next(offset, offset)
 
     def stays_open(self, first: int, last: int) -> None:
-        """They will not: what is free behind them is blocked again, what is held is in a chain with them."""
+        """Note that offsets will not be settled: free offsets behind them are blocked again, held ones are in a chain
+        with them."""
         self.ending.difference_update(range(first, last + 1))
         window, following = self._window, self.following
         for offset in range(first, last + 1):
@@ -270,7 +289,7 @@ class Heads:
                 self.chain(offset, at)
 
     def _next(self, offset: int) -> int | None:
-        """The next unsettled one of its key, for good past what is settled; None: there is none."""
+        """Return the next unsettled offset of the key, cutting the link past settled ones; None: none."""
         base, states = self._window.base, self._window.states
         while far := self.following[offset - base]:
             offset += far
@@ -280,7 +299,7 @@ class Heads:
         return None
 
     def _free_next(self, offset: int, ending: int) -> None:
-        """The next unsettled one behind `offset` waits for nothing but the write of `ending`."""
+        """Free the next unsettled offset behind `offset`: it waits for nothing but the write of `ending`."""
         at = self._next(offset)
         if at is None:
             self.tails[self.hashes[ending - self._window.base]] = ending
@@ -298,7 +317,7 @@ class Heads:
         window.offer(offset)
 
     def moved(self, first: int, last: int, old: int, new: int) -> None:
-        """Follow offsets that went from one state to another."""
+        """Follow offsets that moved from one state to another."""
         if new in SETTLED:
             if old == BLOCKED:
                 self._skip(first, last)
@@ -314,7 +333,7 @@ class Heads:
                 del self.chained[offset]
 
     def _skip(self, first: int, last: int) -> None:
-        """They were settled while they waited: who walks the key goes on past them."""
+        """Note that offsets were settled while they waited: walks over their keys pass them."""
         base = self._window.base
         for at in range(first - base, last + 1 - base):
             self.hashes[at] = 0
@@ -331,9 +350,9 @@ class Heads:
                 continue
             hashes[at] = 0
             if ending is not None and ending in self.ending:
-                self._free_next(at + base, ending)  # it was not in the log
+                self._free_next(at + base, ending)  # the offset was not in the log
                 continue
-            if at + base in self.chained:  # most are not: a call for each costs more than all the rest
+            if at + base in self.chained:  # most are not; a call for each costs more than all the rest
                 before = self._before(at + base)
                 if before is not None:
                     if before in self.ending:
@@ -346,7 +365,7 @@ class Heads:
                 del self.tails[key]
 
     def _release(self, offset: int, key: int) -> None:
-        """The head of a key is settled: the next one that is not becomes the head."""
+        """Make the next unsettled offset of a key its head, after the head was settled."""
         window = self._window
         base, states, chained = window.base, window.states, self.chained
         while far := self.following[offset - base]:
@@ -363,18 +382,18 @@ class Heads:
     # -- the window's edges
 
     def grow(self, size: int) -> None:
-        """The window got longer by so many offsets."""
+        """Extend the columns by `size` offsets, as the window was."""
         nothing = bytes(4 * size)
         self.hashes.frombytes(nothing)
         self.following.frombytes(nothing)
 
     def trim(self, size: int) -> None:
-        """So many offsets were cut off the window's head."""
+        """Cut `size` offsets off the head, as the window did."""
         del self.hashes[:size]
         del self.following[:size]
 
     def clear(self, start: int) -> None:
-        """The window is empty, and stands at `start`."""
+        """Empty the order, as the window was emptied; the window stands at `start`."""
         del self.hashes[:]
         del self.following[:]
         self.tails.clear()
@@ -384,7 +403,7 @@ class Heads:
         self.known_end = max(self.known_end, start)
 
     def cut(self, end: int) -> None:
-        """The window lost what was at `end` and behind; what is before it is linked anew."""
+        """Drop the offsets from `end` on, as the window did; link the ones before anew."""
         window = self._window
         del self.hashes[end - window.base :]
         del self.following[end - window.base :]

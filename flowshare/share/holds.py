@@ -1,8 +1,8 @@
-"""What keeps offsets until a time: a member's acquisition lock, or the delay of a release.
+"""Holds keep offsets until a time: a member's acquisition lock, or the delay of a release.
 
-One `Hold` stands for all offsets of one acquire, one renewal or one delayed release; the window stores its id beside
-each offset. Deadlines are a heap of (time, id) from which dead entries are dropped when they come up, so that neither
-a record nor a hold needs a timer.
+One `Hold` stands for all offsets of one acquire, one renewal or one delayed release; the window stores the hold's id
+beside each offset. Deadlines are a heap of (time, id). Dead entries are dropped when they come up, so that neither a
+record nor a hold needs a timer.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ class Hold:
     member_id: the owner of the lock; None for the delay of a release.
     remaining: offsets that still carry this hold; the hold ends with the last of them.
     lapsed: its time came (or its member left) while a write was pending on some of its offsets.
-    orphan: its member is gone without a word, and its time is waited for all the same.
-    unconfirmed: its records are being read, nothing of it is written, and nobody has seen them: it counts no delivery.
+    orphan: its member is gone without leaving, but its lock still runs until its time.
+    unconfirmed: its records are being read, nothing of it is written, and no member has seen them: it counts no
+        delivery.
     """
 
     hold_id: int
@@ -38,7 +39,8 @@ class Hold:
 
 
 class Holds:
-    """All holds of one share-partition, by id and by deadline. `tally`: how many offsets each member holds."""
+    """All holds of one share-partition, by id and by deadline. `tally`: the number of offsets that each member
+    holds."""
 
     def __init__(self) -> None:
         self.by_id: dict[int, Hold] = {}
@@ -84,7 +86,7 @@ class Holds:
         return due
 
     def put_off(self, now_ms: int, by_ms: int) -> None:
-        """Locks lapse no sooner than after so long from now, because whoever keeps them was not there to be heard."""
+        """Put off the locks: none lapses before `now_ms` + `by_ms`, because their keeper could not hear renewals."""
         until_ms = now_ms + by_ms
         for hold in self.by_id.values():
             if hold.member_id is not None and not hold.lapsed and hold.due_ms < until_ms:
@@ -97,7 +99,7 @@ class Holds:
         return [hold for hold in self.by_id.values() if hold.member_id == member_id and not hold.lapsed]
 
     def next_due_ms(self) -> int | None:
-        """Return the earliest deadline, None if nothing is held."""
+        """Return the earliest deadline, None without holds."""
         while self._heap:
             due_ms, hold_id = self._heap[0]
             hold = self.by_id.get(hold_id)

@@ -1,8 +1,8 @@
-"""What an operator does to records of a share-partition that others hold, or that wait: docs/share-groups.md, SG-13.7.
+"""Acts of an operator on records of a share-partition that others hold, or that wait: docs/share-groups.md, SG-13.7.
 
-Invariants, as of every other step: an offset is moved by `state.step` only; in an order the first open record of a key
-is not blocked and all others are, or are held in a chain (`heads`); what its member says of a record that was taken
-away is refused, as of any that it does not hold (any more).
+Invariants, as for every other step: an offset is moved by `state.step` only. In an order, the first open record of a
+key is not blocked; all others are blocked, or are held in a chain (`heads`). A member's acknowledgement of a record
+that was taken away is refused, like any of a record that it does not hold (any more).
 
 | the record is | release | reject | dead_letter | now |
 |---|---|---|---|---|
@@ -18,11 +18,11 @@ away is refused, as of any that it does not hold (any more).
 | ARCHIVING, finished, a hole | gone | gone | gone | gone |
 | not in the window yet | not held | not held | not held | not held |
 
-What is released or becomes a dead letter takes what is held behind it in its chain along, back to BLOCKED: its member
-must not go on with the key while the record is not settled. A delivery that was begun counts, as when a lock lapses.
-A record that is rejected has no dead letter, whatever the group's settings say, and parks no key; one that becomes a
-dead letter has one, and parks its key where that is what a dead letter does. ARCHIVING is stored with `OPERATOR` beside
-it, so that the reason outlives a restart.
+A record that is released or becomes a dead letter takes the records that are held behind it in its chain along, back to
+BLOCKED: their member must not go on with the key while the record is not settled. A delivery that was begun counts, as
+when a lock lapses. A rejected record has no dead letter, whatever the group's settings say, and parks no key. A record
+that becomes a dead letter has one, and parks its key where dead letters do that. ARCHIVING is stored with `OPERATOR`
+beside it, so that the reason outlives a restart.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from flowshare.share.types import (
 from flowshare.share.window import Run, Window
 
 OPERATOR: Final = "operator"
-"""Stands where a member's id does, beside what an operator gave up."""
+"""Value in the place of a member's id, beside records that an operator gave up."""
 
 
 class Act(enum.StrEnum):
-    """What is done."""
+    """The acts of an operator."""
 
     RELEASE = "release"
     REJECT = "reject"
@@ -61,7 +61,7 @@ class Act(enum.StrEnum):
 
 
 class Outcome(enum.IntEnum):
-    """What became of a record; the number is its place in `Intervened`, behind the range."""
+    """The outcome for a record; the number is its place in `Intervened`, behind the range."""
 
     DONE = 2
     NOT_HELD = 3
@@ -71,7 +71,7 @@ class Outcome(enum.IntEnum):
 
 
 class Intervened(NamedTuple):
-    """What became of the records of a range: numbers of them, which sum up to its size. See the table above."""
+    """The outcomes for the records of a range: counts that sum up to its size. See the table above."""
 
     first: int
     last: int
@@ -83,7 +83,7 @@ class Intervened(NamedTuple):
 
 
 class Intervention(NamedTuple):
-    """What was found, a range each, and what is to be stored; None: nothing was changed."""
+    """The result of an act: an outcome for each range, and the update to be stored; None: nothing was changed."""
 
     found: tuple[Intervened, ...]
     update: PartitionUpdate | None
@@ -95,7 +95,7 @@ _EVENTS: Final = {Act.REJECT: Event.DISCARD, Act.DEAD_LETTER: Event.GIVE_UP}
 def intervene(
     window: Window, limits: Limits, act: Act, ranges: Sequence[tuple[int, int]], *, dry_run: bool
 ) -> Intervention:
-    """Do it to all of `ranges` (ascending and disjoint) that it can be done to; dry_run: only say to what."""
+    """Apply an act to the records of `ranges` (ascending, disjoint) that allow it; dry_run: only count the outcomes."""
     found: list[Intervened] = []
     pieces: list[tuple[int, int]] = []
     for first, last in ranges:
@@ -117,7 +117,7 @@ def intervene(
 
 
 def _outcomes(window: Window, act: Act, first: int, last: int) -> Iterator[tuple[int, int, Outcome]]:
-    """Cut a range into what becomes of it; nothing is changed."""
+    """Cut a range by outcome; nothing is changed."""
     if first < window.start:
         yield first, min(last, window.start - 1), Outcome.GONE
     at = max(first, window.start)
@@ -150,7 +150,7 @@ def _of_run(window: Window, act: Act, run: Run) -> Iterator[tuple[int, int, Outc
 
 
 def _in_order(heads: Heads, act: Act, first: int, last: int) -> Iterator[tuple[int, int, Outcome]]:
-    """The same in an order, for what is held or free."""
+    """Cut a held or free range by outcome, in an order by key."""
     known = min(last, heads.known_end - 1)
     if first <= known:
         for low, high, waits in heads.pieces(first, known):
@@ -166,8 +166,8 @@ def _in_order(heads: Heads, act: Act, first: int, last: int) -> Iterator[tuple[i
 
 
 def _sure(heads: Heads, first: int, last: int) -> Iterator[tuple[int, int, Outcome]]:
-    """The same for what becomes a dead letter: what is first of its key only if the write of the one before succeeds
-    must be able to be blocked again."""
+    """Cut a range by outcome for DEAD_LETTER. A record that is first of its key only if a write under way succeeds is
+    BUSY: it must stay able to be blocked again."""
     for offset in heads.unsure(first, last):
         if first < offset:
             yield first, offset - 1, Outcome.DONE
@@ -178,7 +178,7 @@ def _sure(heads: Heads, first: int, last: int) -> Iterator[tuple[int, int, Outco
 
 
 def _chained_behind(window: Window, heads: Heads, pieces: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """What is held behind these in their chains."""
+    """Yield the offsets that are held behind these pieces in their chains."""
     if not heads.chained:
         return
     taken: Collection[int] = {offset for first, last in pieces for offset in range(first, last + 1)}
@@ -189,7 +189,7 @@ def _chained_behind(window: Window, heads: Heads, pieces: Sequence[tuple[int, in
 
 
 def _done(window: Window, limits: Limits, act: Act, first: int, last: int) -> list[StateRun]:
-    """Do it; what is to be stored. What a step before has taken along is left."""
+    """Apply the act; return the runs to be stored. Records that an earlier step took along are left out."""
     window.cached.explode(first, last)
     runs: list[StateRun] = []
     for run in list(window.runs(first, last)):
@@ -211,5 +211,5 @@ def _done(window: Window, limits: Limits, act: Act, first: int, last: int) -> li
 
 
 def _waits(window: Window, run: Run) -> bool:
-    """Whether it stands behind an open one in a chain, from which it is taken along."""
+    """True if the run stands behind an open record in a chain, and so is taken along with it."""
     return window.heads is not None and run.first == run.last and window.heads.waits(run.first)

@@ -1,8 +1,8 @@
-"""What takes offsets back without their member's word: lapsed locks, members that left, delays that are over, and a
+"""Steps that take offsets back without a member's request: lapsed locks, members that left, delays that are over, and a
 log start that moved.
 
-Offsets with a pending acknowledgement are left alone: their hold is marked lapsed, and the write decides. If it
-succeeds the acknowledgement counts; if it fails `abort` takes the offsets back (SG-8.3).
+Offsets with a pending acknowledgement are left alone: their hold is marked lapsed, and the write decides. If the write
+succeeds, the acknowledgement counts; if it fails, `abort` takes the offsets back (SG-8.3).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from flowshare.share.window import Window
 
 
 class Lapsed(NamedTuple):
-    """What lapsed, to be stored; `orphaned`: that of members that are gone."""
+    """The result of a lapse: the update to be stored; `orphaned`: its runs that members held which are gone."""
 
     update: PartitionUpdate | None
     orphaned: list[StateRun]
 
 
 def lapse(window: Window, limits: Limits, now_ms: int) -> Lapsed:
-    """Take back the locks whose time has come (SG-8.1) and make due what was delayed (SG-7.10)."""
+    """Take back the locks whose time has come (SG-8.1) and free delayed records that are due (SG-7.10)."""
     due = window.holds.take_due(now_ms)
     for hold in due:
         if hold.member_id is None:
@@ -50,19 +50,20 @@ def lapse(window: Window, limits: Limits, now_ms: int) -> Lapsed:
 
 
 def release_member(window: Window, limits: Limits, member_id: str) -> PartitionUpdate | None:
-    """Take back everything a member holds."""
+    """Take back all offsets of a member."""
     return _take_holds_back(window, limits, window.holds.take_member(member_id))
 
 
 def leave_to_locks(window: Window, member_id: str) -> None:
-    """A member is gone without a word: what it holds stays locked until its locks lapse, as its process may live."""
+    """Leave the offsets of a member that is gone without leaving locked until their locks lapse, as its process may
+    live."""
     for hold in window.holds.take_member(member_id):
         hold.orphan = True
 
 
 def take_back(window: Window, limits: Limits, pieces: Iterable[tuple[int, int]], state: int) -> list[StateRun]:
-    """Free pieces, all in `state` (ACQUIRED or PENDING), whose lock lapsed or went with its member: AVAILABLE again, or
-    finished at the delivery limit."""
+    """Free pieces, all in `state` (ACQUIRED or PENDING), after their lock lapsed or their member left: AVAILABLE again,
+    or finished at the delivery limit."""
     runs: list[StateRun] = []
     for piece_first, piece_last in pieces:
         window.let_go(piece_first, piece_last)
@@ -74,7 +75,7 @@ def take_back(window: Window, limits: Limits, pieces: Iterable[tuple[int, int]],
 
 
 def untake(window: Window, pieces: Iterable[tuple[int, int]]) -> None:
-    """Free pieces, all ACQUIRED, that nobody has seen: nothing was written of it, and no delivery is counted."""
+    """Free pieces, all ACQUIRED, that no member has seen: nothing was written of them, and no delivery is counted."""
     for piece_first, piece_last in pieces:
         window.let_go(piece_first, piece_last)
         for first, last, count in list(window.counted(piece_first, piece_last)):
@@ -83,7 +84,8 @@ def untake(window: Window, pieces: Iterable[tuple[int, int]]) -> None:
 
 
 def move_log_start(window: Window, log_start: int) -> PartitionUpdate | None:
-    """Forget what the log no longer has; what members still hold of it is theirs to acknowledge, without effect."""
+    """Forget the offsets that the log no longer has; members may still acknowledge the ones they hold, without
+    effect."""
     if log_start <= window.start:
         return None
     if window.heads is not None:
@@ -94,7 +96,8 @@ def move_log_start(window: Window, log_start: int) -> PartitionUpdate | None:
 
 
 def _move_ordered(window: Window, heads: Heads, log_start: int) -> PartitionUpdate | None:
-    """The same where there is an order: what is held blocks its key, so it stays until it is settled or lapses."""
+    """Follow the log start in an order by key: a held record blocks its key, so it stays until it is settled or
+    lapses."""
     stored: list[StateRun] = []
     at, last = window.start, min(log_start, window.end) - 1
     while at <= last:  # run by run: archiving one may free another behind it

@@ -1,18 +1,18 @@
-"""How a limit on a whole group is shared out between the leaders of its share-partitions, at the group's coordinator.
+"""The sharing of a group's limit between the leaders of its share-partitions, at the group's coordinator.
 
-A leader reports what it has in flight and whether it could hand out more; it gets a lease: how much it may have in
+A leader reports its records in flight, and if it could hand out more; it gets a lease: the records that it may have in
 flight until its next report. A lease that is not renewed in time is void at the leader first (`LEASE_MS`), here later.
 
-Invariant: the leases that count, each at least what its leader has in flight, are together at most the limit; they are
+Invariant: the leases that count, each at least its leader's records in flight, are together at most the limit; they are
 more only by records that were in flight already: after the limit was lowered, or when another leader took
-share-partitions over together with what is acquired of them.
+share-partitions over together with their acquired records.
 
-    leader wants, alone among those who do     all that the others do not hold
+    leader wants, alone among those who do     the whole limit less the others' leases
     leader wants, others do too                an equal part, as soon as the others' next reports have given it back;
-                                               what does not divide goes to those who had something longest ago
-    leader wants nothing more                  what it has in flight
-    a coordinator that has just begun          nothing new until all leases of its predecessor are void, but what a
-                                               leader says that it was leased
+                                               the remainder goes to those served longest ago
+    leader wants nothing more                  its records in flight
+    a coordinator that has just begun          nothing new until all leases of its predecessor are void, but the
+                                               lease that a leader reports
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 LEASE_MS: Final = 2_000
-"""A leader hands out nothing more when its lease is older."""
+"""Age, in ms, from which a leader's lease is void at the leader, which then hands out nothing more."""
 FORGET_MS: Final = 3_000
-"""A lease counts here so long: longer than the leader uses it, by more than an answer may take."""
+"""Time, in ms, for which a lease counts here: longer than the leader uses it, by more than an answer may take."""
 
 
 class Report(NamedTuple):
-    """What a leader says. leased: the lease that it still uses, 0 without one. wanting: it could hand out more. used:
-    it handed something out since its last report, which may be finished already."""
+    """A leader's report. leased: the lease that it still uses, 0 without one. wanting: it could hand out more. used: it
+    handed out records since its last report, finished by now or not."""
 
     in_flight: int
     wanting: bool
@@ -48,21 +48,21 @@ class _Lease(NamedTuple):
 
 
 class Leases:
-    """The leases of one group. begun_ms: when this coordinator began to give them."""
+    """The leases of one group. begun_ms: the time at which this coordinator began to give leases."""
 
     def __init__(self, begun_ms: int) -> None:
         self._begun_ms = begun_ms
         self._leases: dict[int, _Lease] = {}
 
     def grant(self, leader: int, report: Report, limit: int, now_ms: int) -> int:
-        """The leader's lease from now on."""
+        """Return the leader's lease from now on, in records."""
         self._forget(now_ms)
         before = self._leases.get(leader)
         served_ms = now_ms if report.in_flight or report.used else (-1 if before is None else before.served_ms)
         others = [lease for node, lease in self._leases.items() if node != leader]
         free = max(0, limit - sum(lease.counts for lease in others))
         if now_ms < self._begun_ms + FORGET_MS and leader not in self._leases:
-            granted = min(free, report.leased)  # what the coordinator before gave to leaders that have not reported yet
+            granted = min(free, report.leased)  # the former coordinator's leases of leaders that have not reported yet
         elif report.wanting:
             granted = min(free, max(report.in_flight, _part(others, limit, served_ms)))
         else:
@@ -73,7 +73,7 @@ class Leases:
 
     @property
     def leased(self) -> int:
-        """What the leases that count come to."""
+        """The sum of the leases that count."""
         return sum(lease.counts for lease in self._leases.values())
 
     def _forget(self, now_ms: int) -> None:
@@ -83,7 +83,7 @@ class Leases:
 
 
 def _part(others: list[_Lease], limit: int, served_ms: int) -> int:
-    """What a leader that wants may have beside the others."""
+    """Return the part of the limit for a leader that wants more, beside the others."""
     wanting = [lease for lease in others if lease.wanting]
     divided = max(0, limit - sum(lease.counts for lease in others if not lease.wanting))
     part, rest = divmod(divided, 1 + len(wanting))

@@ -1,6 +1,6 @@
 """The share-partition: which offsets of a log partition are free, with whom, or finished, for one group.
 
-Plain data and rules, no I/O: time comes in as `now_ms`, deadlines go out as `next_deadline_ms()`. What must be
+Plain data and rules, no I/O: time comes in as `now_ms`, deadlines go out as `next_deadline_ms()`. A change that must be
 durable before it counts is decided, written by the caller, then committed or aborted:
 
     decision = partition.acknowledge(member_id, batches, now_ms=now)
@@ -9,7 +9,7 @@ durable before it counts is decided, written by the caller, then committed or ab
         partition.commit(decision)
 
 The rules stand in the modules beside this one: `state` (the transitions), `window` (the offsets), `acquire`,
-`acknowledge`, `lapse`. Here is only what ties them together.
+`acknowledge`, `lapse`. This module only ties them together.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _STATES_TOLD = {ACQUIRED: "HELD", PENDING: "HELD", DELAYED: "DELAYED", ARCHIVING
 
 
 class MemberRun(NamedTuple):
-    """Records that a member holds, and when its lock lapses."""
+    """Records that one member holds, with the deadline of their lock."""
 
     first: int
     last: int
@@ -69,8 +69,8 @@ class MemberRun(NamedTuple):
 
 
 class Archiving(NamedTuple):
-    """Records whose dead letter is to be written. `by_limit`: they used up their deliveries, else were rejected;
-    `by_operator`: an operator gave them up."""
+    """Records that wait for their dead letter. by_limit: the deliveries are used up (False: rejected). by_operator: an
+    operator gave the records up."""
 
     first: int
     last: int
@@ -80,22 +80,23 @@ class Archiving(NamedTuple):
 
 
 class SharePartition:
-    """One group's view of one partition of a log (SG-1.1): what its leader decides by, one call after another.
+    """One group's view of one partition of a log (SG-1.1): the partition's leader decides by this object, one call
+    after another.
 
     start_offset, runs: the durable state (`PartitionState`), sorted. Holes between the runs may have been delivered
         before and are acquired again (SG-2.5).
-    living: members whose ACQUIRED runs stay with them for one lock duration from `now_ms`; the owners of all others
-        are gone, and theirs are AVAILABLE again with their delivery count (finished if that is at the limit).
-    gone: members whose processes are known to have ended; with an order, what all others held stays locked for one lock
-        duration, as their handlers may be at work.
-    now_ms: only for `living` and for delays that are over already.
-    log_epoch: see `PartitionState`; a log that is cut and goes on has a higher one from then on (`cut`).
-    ordered: records come in the order of their keys (`heads`): `place` and `pick` instead of `acquire`.
+    living: members that keep their ACQUIRED runs for one lock duration from `now_ms`. The owners of all other runs are
+        gone: those runs are AVAILABLE again with their delivery count (finished if the count is at the limit).
+    gone: members whose processes are known to have ended. With an order, the runs of all other members stay locked for
+        one lock duration, as their handlers may be at work.
+    now_ms: used only for `living` and for delays that are over already.
+    log_epoch: see `PartitionState`; a log that was cut and goes on has a higher epoch from then on (`cut`).
+    ordered: records are handed out in the order of their keys (`heads`): use `place` and `pick` instead of `acquire`.
 
-    `allowance`: what its own and its group's limit leave to each member.
+    `allowance`: the records that the partition's and the group's limit leave to each member.
 
-    Raises StateCorrupt if a run starts below the start offset or before the end of the run before, or ends before it
-    starts, or if a run is further from the start offset than any window gets.
+    Raises StateCorrupt if a run starts below the start offset or before the end of the run before, or ends before its
+    first offset, or if a run is further from the start offset than any window gets.
     """
 
     def __init__(
@@ -121,13 +122,13 @@ class SharePartition:
             if run.state is RecordState.ARCHIVING and run.member_id == OPERATOR
             for offset in range(run.first, run.last + 1)
         }
-        """What is ARCHIVING because an operator gave it up; may name what is so no more."""
+        """ARCHIVING offsets that an operator gave up; may contain offsets that are not ARCHIVING any more."""
         self.limits = limits
         reload(self._window, self._quarantine, limits, runs, living=living, gone=gone, now_ms=now_ms)
 
     @property
     def limits(self) -> Limits:
-        """The group's settings, which count from the next step on when they are set."""
+        """The group's settings; new settings count from the next step on."""
         return self._limits
 
     @limits.setter
@@ -139,7 +140,7 @@ class SharePartition:
 
     @property
     def start_offset(self) -> int:
-        """Everything below it is finished, the record at it is not (SG-1.2)."""
+        """The first unfinished offset: everything below is finished (SG-1.2)."""
         return self._window.start
 
     @property
@@ -149,36 +150,40 @@ class SharePartition:
 
     @property
     def delivery_complete_count(self) -> int:
-        """Finished offsets that the start offset has not passed (SG-1.6); they are no lag (SG-13.1)."""
+        """The number of finished offsets that the start offset has not passed (SG-1.6); such offsets are no lag
+        (SG-13.1)."""
         return self._window.finished
 
     @property
     def acquired_count(self) -> int:
-        """Offsets that members hold; an acknowledgement counts once it is committed."""
+        """The number of offsets that members hold; an acknowledged offset is held until the acknowledgement is
+        committed."""
         return self._window.acquired
 
     @property
     def delayed_count(self) -> int:
-        """Released offsets whose delay is not over."""
+        """The number of released offsets whose delay is not over."""
         return self._window.tally[DELAYED]
 
     @property
     def ordered(self) -> bool:
-        """Whether records come in the order of their keys."""
+        """True if records come in the order of their keys."""
         return self._window.heads is not None
 
     @property
     def blocked_count(self) -> int:
-        """Offsets that wait for another one of their key."""
-        return self._window.tally[BLOCKED]
+        """The number of offsets that wait for another offset of their key, those in a chain that a member holds
+        included."""
+        heads = self._window.heads
+        return self._window.tally[BLOCKED] + (sum(1 for _ in heads.waiting()) if heads and heads.chained else 0)
 
     @property
     def archiving_count(self) -> int:
-        """Offsets whose dead letter is to be written."""
+        """The number of offsets whose dead letter is to be written."""
         return self._window.tally[ARCHIVING]
 
     def most_blocked(self, count: int) -> tuple[BlockedKey, ...]:
-        """The keys of which most records wait, at most `count`; costs a scan of the window where some do."""
+        """Return the keys with the most waiting records, at most `count`; scans the window if any record waits."""
         if not self.blocked_count:
             return ()
         return tuple(self._blocked_key(offset, blocked) for offset, blocked in self._heads.most_blocked(count))
@@ -192,16 +197,16 @@ class SharePartition:
 
     @property
     def window_used(self) -> float:
-        """How much of the window the span from the first unfinished offset to the last one takes, from 0 to 1."""
+        """The share of the window that the span from the first to the last unfinished offset takes, from 0 to 1."""
         window, limits = self._window, self._limits
         most = limits.record_locks_max if limits.window_max is None else limits.window_max
         return (window.end - window.start) / most
 
     def next_fetch_offset(self, log_end: int = 0) -> int:
-        """Return where to read the log next: what was released comes before what is new (SG-4.1).
+        """Return the offset at which to read the log next: released records come before new ones (SG-4.1).
 
-        With another `priority` it may be the other way round (SG-4.2). For that the core must know that there is
-        something new: log_end is the offset after the last record that can be read.
+        With another `priority` new records may come first (SG-4.2). For that the core must know of new records: log_end
+        is the offset after the last record that can be read.
         """
         window = self._window
         if self._alternation.new and (offset := self._next_new(log_end)) >= 0:
@@ -214,20 +219,21 @@ class SharePartition:
 
     @property
     def choosy(self) -> bool:
-        """Whether it depends on the member what it may acquire: records of dead processes come alone (`quarantine`)."""
+        """True if some records may go to certain members only: records of dead processes come alone (`quarantine`)."""
         return bool(self._quarantine)
 
     @property
     def holders(self) -> Container[str]:
-        """The members that hold something."""
+        """The members that hold records."""
         return self._window.holds.tally.held
 
     def can_acquire(self) -> bool:
-        """Whether a fetch may give anything (SG-4.3).
+        """True if a fetch may return records (SG-4.3).
 
-        With `window_max` None, as Kafka does (SG-4.4): something inside the window, or a span below `record_locks_max`.
-        With a number: fewer records acquired than `record_locks_max`, and something inside the window or a span
-        below `window_max`. Nothing while the group is paused or its limit (`allowance`) used up.
+        With `window_max` None, as in Kafka (SG-4.4): the window holds a fetchable offset, or the window's span is below
+        `record_locks_max`. With a number: fewer records are acquired than `record_locks_max`, and the window holds a
+        fetchable offset or its span is below `window_max`. False while the group is paused or its limit (`allowance`)
+        is used up.
         """
         window, limits = self._window, self._limits
         if limits.paused or self.allowance.used_up:
@@ -242,7 +248,7 @@ class SharePartition:
         return span < limits.window_max or self.next_fetch_offset() != window.end
 
     def has_records(self, log_end: int) -> bool:
-        """Whether something may be acquired, as far as is known without reading; log_end: as `next_fetch_offset`."""
+        """True if a record may be acquired, judged without reading the log. log_end: as for `next_fetch_offset`."""
         if self._window.heads is not None:
             return self.has_free_heads() or self.next_place_offset(log_end) >= 0
         return self.next_fetch_offset(log_end) < log_end
@@ -256,44 +262,44 @@ class SharePartition:
 
     @property
     def available_count(self) -> int:
-        """Offsets in the window that wait for a member and may be picked: not those whose keys are not known yet."""
+        """The number of offsets in the window that can be picked; offsets whose keys are not known yet do not count."""
         window, known_end = self._window, self._heads.known_end
         if known_end >= window.end:
             return window.tally[AVAILABLE]
         return window.states.count(AVAILABLE, window.start - window.base, max(known_end, window.start) - window.base)
 
     def has_free_heads(self) -> bool:
-        """Whether the first record of a key waits for a member."""
+        """True if the first record of a key waits for a member."""
         window = self._window
         return window.next_available(window.start, self._heads.known_end - 1) >= 0
 
     def next_place_offset(self, log_end: int) -> int:
-        """Where to read the log for `place`, −1 when there is nothing to read, or no room for it in the window."""
+        """Return the offset at which to read the log for `place`; −1: nothing to read, or no room in the window."""
         at = self._heads.known_end
         return at if at < log_end and by_key.may_place(self._window, self._heads, self._limits) else -1
 
     def place(self, batches: Sequence[KeyedBatch], *, log_epoch: int = -1) -> PartitionUpdate | None:
-        """Take up the keys of what was read from `next_place_offset()` on, ascending; None: nothing is to be stored.
+        """Take in the keys of the records read from `next_place_offset()` on, ascending; None: nothing to store.
 
-        What was read of it and is not in it any more counts as removed by compaction. Records that nobody is to get,
-        those of aborted transactions too, are left out of the batches.
+        Offsets that were read but are missing from the batches count as removed by compaction. The caller leaves out
+        records that no member is to get, those of aborted transactions included.
         """
         stored = by_key.place(self._window, self._heads, self._limits, batches)
         self.log_epoch = max(self.log_epoch, log_epoch)
         return self._window.update(stored) if stored else None
 
     def single(self, hashes: Collection[int]) -> None:
-        """The records of these keys, as they are at any time, are handed out one at a time, and only to members that
-        ask with `singles`."""
+        """Hand out the records of these keys one at a time, and only to members that ask with `singles`. Later changes
+        of the collection count too."""
         self._heads.single = hashes
 
     @property
     def keys_known(self) -> bool:
-        """Whether the keys of all that stands in the window are known; after a reload they are read again."""
+        """True if the keys of all records in the window are known; after a reload they are read again."""
         return self._window.heads is None or self._window.heads.known_end >= self._window.end
 
     def hash_at(self, offset: int) -> int:
-        """The hash of an unsettled offset's key; 0: it has no order."""
+        """Return the hash of an unsettled offset's key; 0: a record without an order."""
         return self._heads.hashes[offset - self._window.base]
 
     def pick(
@@ -306,12 +312,12 @@ class SharePartition:
         now_ms: int,
         singles: bool = True,
     ) -> Picked:
-        """Hand free heads to a member, in memory; read them, then call `confirm` or `put_back` (SG-5).
+        """Hand free heads to a member, in memory; read the records, then call `confirm` or `put_back` (SG-5).
 
-        heads_max: so many of the records at most begin a key (0: all may), and each may be followed by up to
-            `chain` − 1 of its key's next ones, which the member handles one after the other.
+        heads_max: the most records that may begin a key (0: no limit). Each head may be followed by up to `chain` − 1
+        of its key's next records, which the member handles one after the other.
 
-        `allowance` and `quarantine` have their say as in `acquire`.
+        `allowance` and `quarantine` limit the records as in `acquire`.
         """
         if self._limits.paused or records_max <= 0:
             return by_key.NOTHING
@@ -345,7 +351,7 @@ class SharePartition:
         return picked
 
     def confirm(self, member_id: str, picked: Picked, *, missing: Sequence[int] = ()) -> Acquisition:
-        """What was picked has been read, but for the offsets that are `missing` (ascending), which are archived."""
+        """Confirm that the picked records were read; archive the `missing` offsets (ascending)."""
         acquisition = by_key.confirm(self._window, self._limits, member_id, picked, missing)
         if acquisition.ranges:
             self._quarantine.confirmed(member_id)
@@ -355,7 +361,7 @@ class SharePartition:
         return acquisition
 
     def put_back(self, picked: Picked) -> None:
-        """What was picked could not be read: it is free again, and no delivery is counted."""
+        """Free picked records that could not be read; no delivery is counted."""
         by_key.put_back(self._window, picked)
         self.allowance.put_back(picked.size)
 
@@ -374,14 +380,15 @@ class SharePartition:
     ) -> Acquisition:
         """Hand offsets to a member; applied at once (SG-5).
 
-        fetch_offset: where the log was read, from `next_fetch_offset()`.
-        batches: what was read, ascending; cached AVAILABLE offsets between `fetch_offset` and the first batch are
-            archived, because compaction removed them.
-        aborted: offsets of aborted transactions in `batches` (read_committed); they are archived.
-        log_epoch: leader epoch of the last of `batches`, or of one behind it.
+        fetch_offset: the offset at which the log was read, from `next_fetch_offset()`.
+        batches: the batches that were read, ascending; cached AVAILABLE offsets between `fetch_offset` and the first
+            batch are archived, because compaction removed them.
+        aborted: offsets of aborted transactions in `batches` (read_committed); archived.
+        log_epoch: leader epoch of the last of `batches`, or of a batch behind it.
 
         Records that a dead process held for the second time come alone, to a member that holds nothing else
-        (`quarantine`). While members wait for a limit, who holds much leaves the next ones to the others (`allotment`).
+        (`quarantine`). While members wait for a limit, a member that holds much leaves the next records to the others
+        (`allotment`).
         """
         if self._limits.paused or records_max <= 0:
             return acquiring.NOTHING
@@ -396,7 +403,7 @@ class SharePartition:
     def _allowed(
         self, member_id: str, mode: AcquireMode, records_max: int, batch_size: int, read: Read, now_ms: int
     ) -> Acquisition:
-        """Acquire what the limits leave to the member."""
+        """Acquire the records that the limits leave to the member."""
         if self.allowance.plenty(records_max):
             return self._acquire(member_id, mode, records_max, batch_size, read, now_ms)
         asked = self.allowance.ask(member_id, records_max, now_ms)
@@ -410,9 +417,9 @@ class SharePartition:
         return acquisition
 
     def may_acquire(self, member_id: str, records_max: int, now_ms: int) -> int:
-        """Return how many of `records_max` records, which are to be had, the limits leave to a member now.
+        """Return how many of `records_max` available records the limits leave to a member now.
 
-        0: other members come first, or a limit is used up; then it counts as waiting for it.
+        0: other members come first, or a limit is used up; the member then counts as waiting for the limit.
         """
         if self._limits.paused:
             return 0
@@ -424,7 +431,7 @@ class SharePartition:
         return asked.records
 
     def first_served(self, now_ms: int) -> Callable[[str], tuple[int, int]] | None:
-        """Return what sorts waiting members by who is to be served first; None: as they came."""
+        """Return the sort key by which waiting members are served; None: in the order of arrival."""
         return self.allowance.places() if self.allowance.contended(now_ms) else None
 
     def _acquire(
@@ -454,7 +461,7 @@ class SharePartition:
         return acquisition
 
     def _next_new(self, log_end: int) -> int:
-        """The next offset never delivered, −1 when there is none or nothing else to choose before it.
+        """Return the next offset never delivered; −1 if none, or if other offsets come first.
 
         Holes that a reload left come first whatever the priority: they may have been delivered.
         """
@@ -468,60 +475,62 @@ class SharePartition:
         return window.end if window.end < log_end and window.end - window.start < span_max else -1
 
     def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch], *, now_ms: int) -> Decision:
-        """Decide what a member says of its records, all of it or nothing (SG-7.6); where it says which deliveries are
-        meant, each by itself, as far as one holds (`Decision.refused`, SG-18.12).
+        """Decide a member's acknowledgement, all of it or nothing (SG-7.6). Batches that name their deliveries
+        (`attempt`) are decided offset by offset: valid ones count, the others are in `Decision.refused` (SG-18.12).
 
-        Renewals are applied at once; the rest is pending until `commit` or `abort`. A range below the start offset
-        is skipped and counts as success, but not when a delivery is to be renewed (SG-7.2).
+        Renewals are applied at once; the rest is pending until `commit` or `abort`. A range below the start offset is
+        skipped and counts as success, except for a renewal that names its delivery (SG-7.2).
 
         Raises:
-            InvalidRequest: the batches contradict themselves, or reach past what was acquired.
+            InvalidRequest: the batches contradict themselves, or reach past the acquired offsets.
             InvalidRecordState: an offset is not acquired by this member, is being acknowledged already, or RENEW is
                 turned off.
         """
         return acknowledging.decide(self._window, self._limits, self._states_after, member_id, batches, now_ms)
 
     def settle(self, member_id: str, batches: Sequence[AcknowledgeBatch], *, now_ms: int) -> Decision:
-        """Decide what a member accepts and rejects together with the outputs of these records: all of it or nothing,
-        to be written in one step with them (SG-19.1).
+        """Decide the records that a member accepts and rejects together with their outputs: all or nothing, written in
+        one step with the outputs (SG-19.1).
 
-        Unlike with `acknowledge`, what is finished already counts as refused: its outputs were written when it was
-        finished, or belong to a delivery that is over.
+        Unlike with `acknowledge`, records that are finished already are refused: their outputs were written when they
+        were finished, or belong to a delivery that is over.
 
         Raises:
-            InvalidRequest: the batches contradict themselves, or say something else than ACCEPT and REJECT.
-            InvalidRecordState: some are not acquired by this member for the attempts that are meant; its `ranges` are
-                those.
+            InvalidRequest: the batches contradict themselves, or use a type other than ACCEPT and REJECT.
+            InvalidRecordState: this member does not hold some records for the attempts named; the error's `ranges` are
+                those records.
         """
         return acknowledging.decide_whole(self._window, self._limits, self._states_after, member_id, batches, now_ms)
 
     def commit(self, decision: Decision) -> None:
-        """Apply a decision whose update is durable. A decision is settled once."""
+        """Apply a decision whose update is durable. Each decision is settled once."""
         acknowledging.commit(self._window, decision)
 
     def hold_back(self, decision: Decision) -> None:
-        """It is made durable by itself, not before what is decided later: until it is committed, the next of its keys
-        wait. To be called at once after `acknowledge`."""
+        """Keep the next records of the decision's keys waiting until `commit`: the decision is written by itself, not
+        before later ones. Call at once after `acknowledge`."""
         acknowledging.hold_back(self._window, decision)
 
     def committed(self, decision: Decision) -> PartitionUpdate:
-        """What `commit` made of a decision's offsets, to be stored after that. To be called at once after it."""
+        """Return the update that `commit` made of a decision's offsets, to be stored next. Call at once after
+        `commit`."""
         return acknowledging.committed(self._window, decision)
 
     def abort(self, decision: Decision, *, now_ms: int) -> PartitionUpdate | None:
-        """Undo a decision whose write failed: the records are the member's again.
+        """Undo a decision whose write failed: the member holds the records again.
 
-        If the lock lapsed meanwhile, or `release_member` was called, they are AVAILABLE, or finished at the limit;
-        then the update is to be stored.
+        If the lock lapsed meanwhile, or `release_member` was called, the records are AVAILABLE, or finished at the
+        limit; then the update is to be stored.
         """
         return acknowledging.abort(self._window, self._limits, decision, now_ms)
 
     def put_off(self, now_ms: int, by_ms: int) -> None:
-        """No lock lapses sooner than so long from now: whoever leads was away, and renewals may wait to be read."""
+        """Put off the locks: none lapses before `now_ms` + `by_ms`, because the leader was away and renewals may wait
+        to be read."""
         self._window.holds.put_off(now_ms, by_ms)
 
     def lapse(self, now_ms: int) -> PartitionUpdate | None:
-        """Take back the locks that lapsed at or before `now_ms`; it stands even if its write fails (SG-8.2).
+        """Take back the locks that lapsed at or before `now_ms`; the change stands even if its write fails (SG-8.2).
 
         Delayed records that became due are fetchable then. That alone needs no write and gives None, so wake parked
         fetches after each call.
@@ -533,19 +542,19 @@ class SharePartition:
         return lapsed.update
 
     def next_deadline_ms(self) -> int | None:
-        """Return when `lapse` has something to do next: the earliest lock deadline or end of a delay, or the end of
-        a member's wait for others."""
+        """Return the next time at which `lapse` has work: the earliest lock deadline, end of a delay, or end of a
+        member's wait for others."""
         due_ms, again_ms = self._window.holds.next_due_ms(), self.allowance.again_ms
         return again_ms if due_ms is None or (again_ms is not None and again_ms < due_ms) else due_ms
 
     def release_member(self, member_id: str, *, died: bool = False, gone: bool = False) -> PartitionUpdate | None:
-        """Take back all that a member holds: its session closed, or it is gone (SG-8.4, SG-8.5).
+        """Take back all records of a member: its session closed, or the member is gone (SG-8.4, SG-8.5).
 
         Acknowledgements that are being written still count; if their write fails, `abort` takes the records back.
-        died: it went without a word. Records that this happened to for the second time are delivered alone from now
-            on, as after a reload (`quarantine`). Where there is an order its records stay locked until their locks
-            lapse: its handlers may be at work, and the next of their keys would run beside them.
-        gone: so its process is known to have ended, and nothing of it is at work.
+        died: the member went without leaving. Records that lost a holder so for the second time are delivered alone
+            from now on, as after a reload (`quarantine`). With an order, the records stay locked until their locks
+            lapse: the member's handlers may be at work, and the next records of their keys would run beside them.
+        gone: the member's process is known to have ended, so none of its handlers is at work.
         """
         self.allowance.forget(member_id)
         if died and not gone and self.ordered:
@@ -562,21 +571,22 @@ class SharePartition:
                 self._quarantine.suspect(run.first, run.last)
 
     def has_free_below(self, log_start: int) -> bool:
-        """Whether something below the log's start is free: it came back from its member after it was gone."""
+        """True if an offset below the log's start is free: its member gave it back after the log had lost the
+        record."""
         last = min(log_start, self._window.end) - 1
         return self._window.start <= last and self._window.next_available(self._window.start, last) >= 0
 
     def move_log_start(self, log_start: int) -> PartitionUpdate | None:
-        """Follow a log start that moved past the start offset (SG-9.1); None if it did not."""
+        """Follow a log start that moved past the start offset (SG-9.1); None if the log start did not move so far."""
         return lapse.move_log_start(self._window, log_start)
 
     def cut(self, end_offset: int) -> PartitionUpdate | None:
-        """Follow a log that lost its records at `end_offset` and behind; None if none of them was acquired (SG-9.2).
+        """Follow a log that lost its records from `end_offset` on; None if none of them was acquired (SG-9.2).
 
-        Nothing is known of them any more, and what comes in their place is new. If the start offset is behind
-        `end_offset` it goes back there. A decision over them has no effect on them when it is settled, and says so
-        (`Decision.lost`); who acknowledges them later is told InvalidRecordState. Only a snapshot can store a cut:
-        updates never take anything away. `log_epoch` is for the caller to set.
+        The window forgets these offsets; the records that take their place are new. A start offset behind `end_offset`
+        goes back to `end_offset`. A decision over lost offsets has no effect on them when settled, and says so
+        (`Decision.lost`); a later acknowledgement of them raises InvalidRecordState. Only a snapshot can store a cut:
+        updates never take anything away. The caller sets `log_epoch`.
         """
         window = self._window
         if end_offset >= window.end:
@@ -591,11 +601,11 @@ class SharePartition:
 
     @property
     def has_archiving(self) -> bool:
-        """Whether there are records whose dead letter is to be written."""
+        """True if records wait for their dead letter to be written."""
         return bool(self._window.tally[ARCHIVING])
 
     def archiving(self) -> tuple[Archiving, ...]:
-        """Return the records whose dead letter is to be written, ascending."""
+        """Return the records that wait for their dead letter, ascending."""
         limit = self._limits.delivery_count_max
         return tuple(
             Archiving(low, high, count, count >= limit, by_operator)
@@ -604,7 +614,7 @@ class SharePartition:
         )
 
     def _by_operator(self, first: int, last: int) -> Iterable[tuple[int, int, bool]]:
-        """Cut offsets that are ARCHIVING into (first, last, whether an operator gave them up)."""
+        """Cut ARCHIVING offsets into (first, last, given up by an operator)."""
         if not self._operated:
             return ((first, last, False),)
         found = groupby(range(first, last + 1), key=self._operated.__contains__)
@@ -641,12 +651,12 @@ class SharePartition:
                 yield run._replace(first=first, last=last, member_id=OPERATOR if by_operator else None)
 
     def look(self, first: int, *, ahead_ms: int = 0) -> Look:
-        """What stands in the window from offset `first` on, for who only looks; see `browse`."""
+        """Return a read-only copy of the window from offset `first` on; see `browse`."""
         return Look(self._window, first, ahead_ms=ahead_ms)
 
     def intervene(self, act: Act, ranges: Sequence[tuple[int, int]], *, dry_run: bool = False) -> Intervention:
-        """What an operator does to records that others hold, or that wait; applied at once, as a lapse is, and its
-        update is to be stored. See `intervene` for the table.
+        """Apply an operator's act to records that others hold, or that wait; applied at once, as a lapse is. Store the
+        returned update. See `intervene` for the table.
 
         ranges: ascending and disjoint.
         """
@@ -658,8 +668,8 @@ class SharePartition:
         return done
 
     def in_flight(self) -> tuple[MemberRun, ...]:
-        """Return what members hold, ascending, pending acknowledgements included; without what is being read for them,
-        which goes back by itself if they are gone."""
+        """Return the records that members hold, ascending, pending acknowledgements included. Records that are still
+        being read for a member are left out: they go back by themselves if the member is gone."""
         window = self._window
         flights: list[MemberRun] = []
         for state in (ACQUIRED, PENDING):
@@ -674,5 +684,5 @@ class SharePartition:
 
 
 def _cut(batches: Sequence[LogBatch], last: int) -> Sequence[LogBatch]:
-    """Return what of the batches lies at or before `last`."""
+    """Return the parts of the batches that lie at or before `last`."""
     return [LogBatch(batch.first, min(batch.last, last)) for batch in batches if batch.first <= last]

@@ -1,4 +1,4 @@
-"""Whose turn it is where some records were delivered before and some were not: `share.delivery.priority` (SG-4.2).
+"""The turns of redelivered and new records: `share.delivery.priority` (SG-4.2).
 
 | priority     | a turn of the redeliveries is followed by | a turn of the new ones is followed by          |
 |--------------|--------------------------------------------|-------------------------------------------------|
@@ -6,8 +6,8 @@
 | new          | new                                        | new; redeliveries if the turn gave nothing      |
 | mixed        | new                                        | redeliveries                                    |
 
-A turn is one acquire. It counts only where both are to be had: new ones that are not there, or for which the window
-has no room, leave their turn to the redeliveries. So with `new`, too, a redelivery waits at most until the window is
+A turn is one acquire. It counts only where both kinds are available: new records that are missing, or find no room in
+the window, leave their turn to the redeliveries. So with `new`, too, a redelivery waits at most until the window is
 full.
 """
 
@@ -17,7 +17,7 @@ from flowshare.share.types import Priority
 
 
 class Alternation:
-    """Whose turn it is in one share-partition. `new`: the next one is that of records that were never delivered."""
+    """The turns in one share-partition. `new`: the next turn is that of records never delivered."""
 
     __slots__ = ("_priority", "new")
 
@@ -26,13 +26,13 @@ class Alternation:
         self.new = False
 
     def follow(self, priority: Priority) -> None:
-        """Keep to this priority from now on."""
+        """Follow this priority from now on."""
         if priority is not self._priority:
             self._priority = priority
             self.new = priority is Priority.NEW
 
     def took(self, *, new: bool, nothing: bool) -> None:
-        """An acquire was the turn of the new ones, or not, and gave nothing, or something."""
+        """Note the turn of an acquire (`new`: of the new records) and if it gave nothing."""
         if self._priority is Priority.NEW:
             self.new = not (new and nothing)
         elif self._priority is Priority.MIXED:

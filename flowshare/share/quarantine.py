@@ -1,12 +1,12 @@
 """Records that may have killed their process are delivered alone (SG-6.4).
 
-A record that kills its process takes an attempt from everything its process held. After the second time the ones that
-were held are *suspects*: each goes to a member that holds nothing else of this share-partition, by itself, and that
-member gets nothing more until it is settled. So the poisonous one dies alone and the innocent end as they should. An
-offset is a suspect from the death of its member (with or without the leader's) until it was acquired once;
-`SUSPECT_AT` deliveries make one (one alone would slow down every restart). A group without a delivery limit
-(`Limits.deliveries_end`) keeps nothing apart: nobody is archived for another's sake, and its members may hold records
-by the hundred thousand.
+A record that kills its process takes an attempt from all records that the process held. After the second time the held
+records are *suspects*: each goes to a member that holds nothing else of this share-partition, by itself, and the member
+gets nothing more until the suspect is settled. So the poisonous one dies alone and the innocent end as they should. An
+offset is a suspect from the death of its member (with or without the leader's) until it was acquired once; `SUSPECT_AT`
+deliveries make one (one alone would slow down every restart). A group without a delivery limit
+(`Limits.deliveries_end`) keeps nothing apart: no record is archived for another's sake, and its members may hold
+records by the hundred thousand.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ SUSPECT_AT: Final = 2
 
 
 class Admission(NamedTuple):
-    """What a member may acquire now: nothing, one record alone, or anything up to offset `last` (None: no bound).
+    """The records that a member may acquire now: nothing, one record alone, or any up to offset `last` (None: no
+    bound).
 
-    head: where there is an order, the one that comes alone; −1: anything that is no suspect.
+    head: in an order by key, the offset that comes alone; −1: any that is no suspect.
     """
 
     nothing: bool = False
@@ -37,31 +38,32 @@ ANYTHING: Final = Admission()
 
 
 class Quarantine:
-    """The suspects of one share-partition, and which member runs one."""
+    """The suspects of one share-partition, and the members that run one."""
 
     def __init__(self) -> None:
         self._suspects: list[int] = []
         self._runs: dict[str, int] = {}
         self._chosen: dict[str, tuple[int, int]] = {}
-        """Where there is an order: who gets which suspect when it holds nothing more, and until when that is so."""
+        """In an order by key: member -> the suspect that it gets once it holds nothing more, and the time until which
+        that lasts."""
         self._unconfirmed: dict[str, int] = {}
-        """Suspects whose member has not seen them yet: they are being read."""
+        """Member -> its suspect that is still being read, so that the member has not seen it."""
 
     @property
     def suspects(self) -> frozenset[int]:
-        """The suspects."""
+        """All suspects' offsets."""
         return frozenset(self._suspects)
 
     def __bool__(self) -> bool:
         return bool(self._suspects or self._runs)
 
     def suspect(self, first: int, last: int) -> None:
-        """Keep `first`..`last` apart; they are none yet."""
+        """Make `first`..`last` suspects; none of them is one yet."""
         at = bisect_left(self._suspects, first)
         self._suspects[at:at] = range(first, last + 1)
 
     def admit(self, window: Window, member_id: str) -> Admission:
-        """Say what a member may acquire now."""
+        """Return the records that a member may acquire now."""
         running = self._runs.get(member_id)
         if running is not None:
             if self._holds(window, member_id, running):
@@ -80,11 +82,11 @@ class Quarantine:
     def admit_heads(
         self, window: Window, heads: Heads, member_id: str, now_ms: int, patience_ms: int, *, singles: bool
     ) -> Admission:
-        """The same where there is an order: a suspect bounds nobody before it is a head, then one member.
+        """Return the records that a member may acquire now, in an order by key.
 
-        That one gets nothing more (SG-18.7), and the suspect as soon as it holds nothing; within `patience_ms`,
-        else another member does. singles: whether the member takes what is in `Heads.single`. Whose key is not known
-        yet, after a reload, is none yet.
+        A suspect bounds no member before it is a head; then one member gets nothing more (SG-18.7) until it holds
+        nothing and gets the suspect. If that takes longer than `patience_ms`, another member is chosen. singles: the
+        member takes records of `Heads.single`. Records with unknown keys, after a reload, are no heads yet.
         """
         self._take_back(window)
         running = self._runs.get(member_id)
@@ -118,9 +120,9 @@ class Quarantine:
         return Admission(head=self._chosen.pop(member_id)[0])
 
     def delivered(self, member_id: str, offset: int, *, unconfirmed: bool = False) -> None:
-        """A suspect went to a member; it is none any more, whatever comes of it (a crash makes it one again).
+        """Note that a suspect went to a member; it is no suspect any more (a crash makes it one again).
 
-        unconfirmed: it is read first, and is one again if it does not get there before `confirmed`.
+        unconfirmed: the record is read first, and is a suspect again if it gets lost before `confirmed`.
         """
         at = bisect_left(self._suspects, offset)
         if self._suspects[at : at + 1] == [offset]:
@@ -130,11 +132,11 @@ class Quarantine:
                 self._unconfirmed[member_id] = offset
 
     def confirmed(self, member_id: str) -> None:
-        """What was `delivered` to a member has been read and leaves."""
+        """Note that the suspect `delivered` to a member was read and leaves."""
         self._unconfirmed.pop(member_id, None)
 
     def _take_back(self, window: Window) -> None:
-        """What was delivered and did not get there is a suspect again."""
+        """Make a record a suspect again if it was delivered but did not reach its member."""
         for member_id, offset in list(self._unconfirmed.items()):
             if not self._holds(window, member_id, offset):
                 del self._unconfirmed[member_id]
@@ -142,13 +144,13 @@ class Quarantine:
                 self.suspect(offset, offset)
 
     def cut(self, end: int) -> None:
-        """What was at `end` and behind is not in the log any more."""
+        """Forget the records at `end` and behind, which are not in the log any more."""
         del self._suspects[bisect_left(self._suspects, end) :]
         self._runs = {member_id: offset for member_id, offset in self._runs.items() if offset < end}
         self._unconfirmed = {member_id: offset for member_id, offset in self._unconfirmed.items() if offset < end}
 
     def _forget(self, window: Window) -> None:
-        """Drop from the head what is finished or gone."""
+        """Drop finished and lost offsets from the head of the suspects."""
         keep = 0
         for offset in self._suspects:
             if offset >= window.start and window.states[offset - window.base] in (AVAILABLE, DELAYED):

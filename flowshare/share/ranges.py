@@ -8,7 +8,7 @@ Range = tuple[int, int]
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """The same offsets in as few ranges as there can be, ascending."""
+    """Return the same offsets in as few ranges as possible, ascending."""
     joined: list[Range] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1] + 1:
@@ -19,7 +19,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def minus(ranges: Sequence[Range], taken: Sequence[Range]) -> list[Range]:
-    """What of `ranges` is in none of `taken`; both ascending and disjoint."""
+    """Return the parts of `ranges` that are in none of `taken`; both are ascending and disjoint."""
     left: list[Range] = []
     at = 0
     for first, last in ranges:

@@ -1,28 +1,28 @@
 """A limit on how many records a second a whole group is handed out (`share.max.rate`), shared out between leaders.
 
-The group's coordinator keeps one token bucket, a token a record. A leader of its share-partitions reports what it has
-of them; it gets more (`RateLeases.grant`) and spends them one by one (`Permits`). Redeliveries cost as first ones do.
+The group's coordinator keeps one token bucket, a token a record. A leader of its share-partitions reports its tokens,
+gets more (`RateLeases.grant`) and spends them one by one (`Permits`). Redeliveries cost as much as first deliveries.
 
 Invariant (SG-4.8): in any time of t seconds all leaders together hand out at most rate · t + burst records, where burst
-is 1 + rate / 2, half a second's. For what is in the bucket, and what leaders have and have not spent, is together at
-most the burst, and grows by nothing but the rate: the bucket takes nothing in while it and what is known to be at
-leaders come to the burst, and a token that was spent counts there until its leader says so. So whatever is lost on the
-way makes it fewer.
+is 1 + rate / 2, half a second's. For the tokens in the bucket and the tokens that leaders have, or have spent and not
+reported, are together at most the burst, and grow only by the rate: the bucket takes nothing in while these tokens come
+to the burst, and a spent token counts at its leader until the leader reports it. So a lost message only makes the
+tokens fewer.
 
-| what happens | what becomes of tokens |
+| event | effect on tokens |
 |---|---|
-| a leader wants, alone among those who do | it gets all that there are, and all that come |
-| others want, too | what comes is divided equally; where it is less than one each, they take turns |
-| a leader neither spent nor lacked any since its last report, or a breaker is not closed | it gives back what it has |
-| what a leader may have in flight is used up | it wants none; a part of that limit is wanted first, then tokens |
-| a report or its answer is lost | those that it was about are, too |
+| a leader wants tokens, and no other does | it gets all tokens in the bucket, and all that come |
+| other leaders want tokens, too | new tokens are divided equally; where it is less than one each, they take turns |
+| a leader neither spent nor lacked any since its last report, or a breaker is not closed | it gives back its tokens |
+| a leader's limit in flight is used up | it wants no tokens; a part of that limit is wanted first, then tokens |
+| a report or its answer is lost | its tokens are lost, too |
 | a leader is not heard of | void at the leader after `LEASE_MS`, counted as spent here after `FORGET_MS` |
 | a leader leads more, or less; the limit changes | nothing; a lower limit makes the bucket smaller at once |
-| another coordinator | its bucket is empty; what leaders have still counts as soon as they say so |
+| another coordinator takes over | its bucket is empty; leaders' tokens count as soon as the leaders report them |
 | the machine's clock is set | nothing: time is that of a steady clock |
 
-More than the invariant says is handed out once, by a burst at most: after another worker began to coordinate the group
-(leaders may spend what its predecessor gave them), and when a process that stood still goes on with tokens in hand.
+The invariant is exceeded once, by a burst at most: after another worker began to coordinate the group (leaders may
+spend the tokens of its predecessor), and when a process that stood still goes on with tokens in hand.
 """
 
 from __future__ import annotations
@@ -39,36 +39,37 @@ if TYPE_CHECKING:
     from flowshare.share.settings import Setting
 
 HUNGRY_MS: Final = 500
-"""What comes is kept for a leader that wants some, and is not heard of, for so long."""
+"""Time, in ms, for which new tokens are kept for a leader that wants some and is silent."""
 FORGET_MS: Final = 4_000
-"""What a leader has counts here so long after it was heard of: longer than it spends it (`leases.LEASE_MS`)."""
+"""Time, in ms, for which a leader's tokens count here after it was heard of. The leader spends them for a shorter time
+(`leases.LEASE_MS`)."""
 BURST_S: Final = 0.5
 RATE_MAX: Final = 1_000_000
-"""Records a second: more is no limit that anything could keep."""
+"""The highest rate, in records a second: no higher limit could be kept."""
 _RATE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(?:/\s*([smh]))?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 _WHOLE: Final = 1e-6
-"""A sum of parts that is so near to a token is one."""
+"""Rounding slack: a sum of parts this near to a whole token is one."""
 
 
 class Rate(NamedTuple):
-    """`text`: as it was set, such as 100/s or 10/m. per_s: records a second."""
+    """A rate. `text`: as it was set, such as 100/s or 10/m. per_s: records a second."""
 
     text: str
     per_s: float
 
     def __str__(self) -> str:
-        """As it was set."""
+        """Return the text as set."""
         return self.text
 
     @property
     def burst(self) -> float:
-        """How many may be handed out at once after a pause, rounded down; one at least."""
+        """The most records handed out at once after a pause, rounded down; at least 1."""
         return 1 + self.per_s * BURST_S
 
 
 def parse_rate(text: str) -> Rate | None:
-    """The rate of `100`, `100/s`, `10/m`, `2.5/h`: 1 a day to 1,000,000 a second; None for anything else."""
+    """Return the rate of `100`, `100/s`, `10/m`, `2.5/h`: 1 a day to 1,000,000 a second; None for anything else."""
     found = _RATE.fullmatch(text.strip())
     if found is None:
         return None
@@ -78,7 +79,7 @@ def parse_rate(text: str) -> Rate | None:
 
 
 def read_rate(setting: Setting, text: str) -> Any:
-    """A rate, None for `0`. Raises InvalidConfig."""
+    """Read a rate setting; None for `0`. Raises InvalidConfig."""
     if text == "0":
         return None
     rate = parse_rate(text)
@@ -88,7 +89,7 @@ def read_rate(setting: Setting, text: str) -> Any:
 
 
 class Permits:
-    """What one leader may hand out of a group, over all its share-partitions. Made with nothing.
+    """The records of a group that one leader may hand out, over all its share-partitions. Begins with none.
 
     free: records, by the rate; None: any number. gate: records, by the breaker (`share.breaker`); None: any number.
     """
@@ -103,16 +104,16 @@ class Permits:
 
     @property
     def used_up(self) -> bool:
-        """Whether nothing may be handed out now."""
+        """True if no record may be handed out now."""
         return self.free == 0 or self.gate == 0
 
     @property
     def spent(self) -> bool:
-        """Whether some were since the last report."""
+        """True if permits were spent since the last report."""
         return self._taken > 0
 
     def grant(self, wanted: int) -> int:
-        """How many of `wanted` records may be handed out."""
+        """Return how many of `wanted` records may be handed out; note a lack if fewer."""
         most = min(wanted if self.free is None else self.free, wanted if self.gate is None else self.gate)
         if most >= wanted:
             return wanted
@@ -120,11 +121,11 @@ class Permits:
         return most
 
     def lack(self) -> None:
-        """Note that somebody waits for some."""
+        """Note that a member waits for records."""
         self._lacked = True
 
     def take(self, count: int) -> None:
-        """Spend some."""
+        """Spend `count` permits."""
         self._taken += count
         if self.free is not None:
             self.free = max(0, self.free - count)
@@ -132,7 +133,8 @@ class Permits:
             self.gate = max(0, self.gate - count)
 
     def put_back(self, count: int) -> None:
-        """What was spent for records that were not handed out after all; what was reported as spent stays that."""
+        """Take back permits for records that were not handed out after all. Permits that were reported as spent stay
+        spent."""
         back = min(count, self._taken)
         self._taken -= back
         if self.free is not None:
@@ -141,9 +143,11 @@ class Permits:
             self.gate += back
 
     def report(self, *, full: bool = False) -> RateReport:
-        """What is to be told; what is given back is gone from here, whether it arrives or not.
+        """Return the report for the coordinator. Tokens that are given back are gone from here, even if the report does
+        not arrive.
 
-        full: another limit lets nothing through here; then none is wanted: who has room there would lack it.
+        full: another limit lets nothing through here. Then no tokens are wanted, because a leader with room would lack
+        them.
         """
         free, lacked = self.free or 0, self._lacked and not full
         idle = self.gate is not None or (not self._taken and not lacked)
@@ -158,8 +162,8 @@ class Permits:
         return report
 
     def report_gate(self, told: Told) -> GateReport:
-        """The same for the breaker, before `report`: what it let through and nobody took is given back each time, and
-        asked for anew. told: what is known of it."""
+        """Return the report for the breaker; call before `report`. Unused permits of the breaker are given back each
+        time and asked for anew. told: the breaker's state as known here."""
         back = self.gate or 0
         report = GateReport(wanting=self._lacked or back > 0, back=back, told=told)
         if self.gate is not None:
@@ -167,17 +171,17 @@ class Permits:
         return report
 
     def open_gate(self, gate: Gate) -> None:
-        """Follow what the breaker's coordinator says."""
+        """Follow the answer of the breaker's coordinator."""
         self.gate = None if gate.told.state is BreakerState.CLOSED else (self.gate or 0) + gate.more
 
     def asked(self) -> bool:
-        """Whether somebody lacked some since this was asked last."""
+        """True if a member lacked permits since the last call."""
         lacked, self._lacked = self._lacked, False
         return lacked
 
 
 class RateReport(NamedTuple):
-    """What a leader says. held: tokens that it has. back: what it gives back. wanting: it could do with more."""
+    """A leader's report. held: tokens that it keeps. back: tokens that it gives back. wanting: it could use more."""
 
     held: int
     back: int
@@ -186,7 +190,7 @@ class RateReport(NamedTuple):
 
 @dataclass(slots=True)
 class _Leader:
-    """held: what it may have. credit: what came while it wanted some, for it, and was not given to it yet."""
+    """One leader's account. held: tokens granted. credit: tokens earned while waiting, not granted yet."""
 
     held: int = 0
     credit: float = 0.0
@@ -195,7 +199,8 @@ class _Leader:
 
 
 class RateLeases:
-    """The token bucket of one group at its coordinator. begun_ms: when this coordinator began; it is empty then."""
+    """The token bucket of one group at its coordinator. begun_ms: the time at which this coordinator began, with no
+    tokens."""
 
     def __init__(self, begun_ms: int) -> None:
         self._level = 0.0
@@ -203,7 +208,7 @@ class RateLeases:
         self._leaders: dict[int, _Leader] = {}
 
     def grant(self, node: int, report: RateReport, rate: Rate, now_ms: int) -> int:
-        """How many more a leader may hand out from now on."""
+        """Return how many more records a leader may hand out from now on."""
         self._fill(rate, now_ms)
         leader = self._leaders.setdefault(node, _Leader())
         back = min(report.back, leader.held)
@@ -219,18 +224,19 @@ class RateLeases:
         return granted
 
     def next_s(self, rate: Rate) -> float:
-        """Seconds until there is a token more in the bucket, if nobody takes or tells any; infinite: it is full."""
+        """Return the seconds until the bucket has one token more, without takes and reports; infinite: the bucket is
+        full."""
         missing = 1 - self._level % 1
         full = self._level + missing > rate.burst - self._held() + _WHOLE
         return math.inf if full else missing / rate.per_s
 
     @property
     def outstanding(self) -> float:
-        """What is in the bucket and at leaders."""
+        """The number of tokens in the bucket and at leaders."""
         return self._level + self._held()
 
     def _fill(self, rate: Rate, now_ms: int) -> None:
-        """What has come since the last time, of which those that want some have equal parts."""
+        """Add the tokens that came since the last call; leaders that want tokens earn equal parts."""
         hungry = self._hungry(now_ms)
         room = max(0.0, rate.burst - self._held())
         before = self._level
@@ -242,7 +248,7 @@ class RateLeases:
             del self._leaders[old]
 
     def _part(self, node: int, leader: _Leader, now_ms: int) -> int:
-        """What a leader that wants some may have beside the others that do."""
+        """Return the tokens for a leader that wants some, beside the other leaders that do."""
         free = int(self._level + _WHOLE)
         rivals = [one.credit for other, one in self._hungry(now_ms).items() if other != node]
         if free <= 0 or not rivals:

@@ -20,11 +20,11 @@ from flowshare.core_errors import StateCorrupt
 from flowshare.share.types import PartitionState, PartitionUpdate, RecordState, StateRun
 
 VERSION: Final = 2
-"""2: with the log's leader epoch. 1 is read, too."""
+"""The format version. 2: with the log's leader epoch. Version 1 is read, too."""
 STATE: Final = 1
 UPDATE: Final = 2
 HEADER: Final = struct.Struct(">BBI")
-"""Format version; STATE or UPDATE; CRC-32 of what follows."""
+"""Format version; STATE or UPDATE; CRC-32 of the rest."""
 
 ONE: Final = 1
 """Bit of a run's head: it is one offset long, no length follows."""
@@ -40,7 +40,7 @@ Kind = tuple[int, int, str | None]
 
 
 def encode_state(state: PartitionState) -> bytes:
-    """A snapshot as bytes."""
+    """Return a snapshot as bytes."""
     out = bytearray()
     _put(out, state.state_epoch)
     _put(out, state.leader_epoch)
@@ -50,7 +50,7 @@ def encode_state(state: PartitionState) -> bytes:
 
 
 def decode_state(data: bytes) -> PartitionState:
-    """The snapshot that `encode_state` wrote. Raises StateCorrupt."""
+    """Return the snapshot that `encode_state` wrote. Raises StateCorrupt."""
     version, body = _opened(STATE, data)
     reader = _Reader(body)
     state_epoch, leader_epoch = reader.number(), reader.number()
@@ -67,7 +67,7 @@ def decode_state(data: bytes) -> PartitionState:
 
 
 def encode_update(update: PartitionUpdate) -> bytes:
-    """An update as bytes."""
+    """Return an update as bytes."""
     out = bytearray()
     _put(out, update.log_epoch + 1)
     _put_body(out, update.start_offset, update.delivery_complete_count, update.runs)
@@ -75,7 +75,7 @@ def encode_update(update: PartitionUpdate) -> bytes:
 
 
 def decode_update(data: bytes) -> PartitionUpdate:
-    """The update that `encode_update` wrote. Raises StateCorrupt."""
+    """Return the update that `encode_update` wrote. Raises StateCorrupt."""
     version, body = _opened(UPDATE, data)
     reader = _Reader(body)
     log_epoch = reader.log_epoch(version)
@@ -84,11 +84,11 @@ def decode_update(data: bytes) -> PartitionUpdate:
 
 
 def replay(state: PartitionState, updates: Iterable[PartitionUpdate]) -> PartitionState:
-    """The state after updates in log order: the last writer of an offset wins (SG-14.2).
+    """Return the state after updates in log order: the last writer of an offset wins (SG-14.2).
 
     The start offset never goes back (−1 leaves it); runs below it are dropped, adjacent equal ones joined; the
-    delivery-complete count is that of the last update, the log epoch that of the last one that has one. A cut log is
-    told by a snapshot, because only that takes runs away. Raises StateCorrupt for a run that ends before it starts.
+    delivery-complete count is the last update's, the log epoch that of the last update with one. A cut log is told by a
+    snapshot, because only that takes runs away. Raises StateCorrupt for a run that ends before it starts.
     """
     start, complete, log_epoch = state.start_offset, state.delivery_complete_count, state.log_epoch
     layers: list[Sequence[StateRun]] = [state.runs]
@@ -109,17 +109,17 @@ def replay(state: PartitionState, updates: Iterable[PartitionUpdate]) -> Partiti
 
 
 def combine(current: Sequence[StateRun], new: Sequence[StateRun], start_offset: int) -> tuple[StateRun, ...]:
-    """Kafka's combination of stored and new batches (SG-14.3), sorted and without overlap.
+    """Combine stored and new batches as Kafka does (SG-14.3); the result is sorted and without overlap.
 
-    What lies below `start_offset` is dropped. On overlap the higher delivery count wins, then the higher state; the
-    loser survives only outside the overlap. Adjacent equal runs are joined. Raises StateCorrupt as `replay`.
+    Parts below `start_offset` are dropped. On overlap the higher delivery count wins, then the higher state; the loser
+    survives only outside the overlap. Adjacent equal runs are joined. Raises StateCorrupt as `replay`.
     """
     ranked = [(-run.delivery_count, -run.state, run) for run in chain(new, current)]
     return _overlay(ranked, start_offset)
 
 
 def _overlay(ranked: list[tuple[int, int, StateRun]], start_offset: int) -> tuple[StateRun, ...]:
-    """Of overlapping runs show the one of lowest rank (of equal ranks the first), from `start_offset` on.
+    """Return overlapping runs as shown by lowest rank (of equal ranks the first), from `start_offset` on.
 
     One sweep over all borders with the open runs in a heap: n runs cost n·log n, however many updates they came in.
     """
@@ -148,7 +148,7 @@ def _overlay(ranked: list[tuple[int, int, StateRun]], start_offset: int) -> tupl
 
 
 def _show(shown: list[StateRun], run: StateRun, first: int, last: int) -> None:
-    """Append a piece of a run, joined to the piece before it when that one ends there and is equal."""
+    """Append a piece of a run; join it with the piece before if that one is adjacent and equal."""
     if shown and shown[-1].last == first - 1 and shown[-1][2:] == run[2:]:
         first = shown.pop().first
     shown.append(StateRun(first, last, *run[2:]))
@@ -159,7 +159,7 @@ def _sealed(kind: int, body: bytearray) -> bytes:
 
 
 def _opened(kind: int, data: bytes) -> tuple[int, bytes]:
-    """The format version and the checked body. Raises StateCorrupt."""
+    """Return the format version and the checked body. Raises StateCorrupt."""
     if len(data) < HEADER.size:
         raise StateCorrupt("stored state is cut short")
     version, found, checksum = HEADER.unpack_from(data)
@@ -193,7 +193,7 @@ def _put_signed(out: bytearray, value: int) -> None:
 
 
 def _put_body(out: bytearray, start_offset: int, complete: int, runs: Sequence[StateRun]) -> None:
-    """Append what snapshot and update share: start offset, count, the tables of members and kinds, the runs."""
+    """Append the common part of snapshot and update: start offset, count, the tables of members and kinds, the runs."""
     kinds: dict[Kind, int] = {}
     body = bytearray()
     position, due = max(start_offset, 0), 0
@@ -245,7 +245,7 @@ def _put_tables(out: bytearray, kinds: Iterable[Kind]) -> None:
 
 
 class _Reader:
-    """Reads what `_put_body` wrote; raises StateCorrupt, whatever the bytes are."""
+    """Reader of the bytes that `_put_body` wrote; raises StateCorrupt, whatever the bytes are."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -268,7 +268,7 @@ class _Reader:
         return value >> 1 if not value & 1 else -((value + 1) >> 1)
 
     def part(self) -> bytes:
-        """Bytes with their length before them."""
+        """Read bytes with their length before them."""
         size = self.number()
         part = self._data[self._at : self._at + size]
         if len(part) != size:
@@ -277,11 +277,11 @@ class _Reader:
         return part
 
     def log_epoch(self, version: int) -> int:
-        """The leader epoch of the log, which format 1 did not have."""
+        """Read the leader epoch of the log, which format 1 did not have."""
         return self.number() - 1 if version > 1 else -1
 
     def body(self) -> tuple[int, int, tuple[StateRun, ...]]:
-        """Start offset, delivery-complete count, runs; nothing may follow."""
+        """Read start offset, delivery-complete count, runs; nothing may follow."""
         start_offset, complete = self.number() - 1, self.number() - 1
         kinds = self._kinds()
         runs = tuple(self._runs(kinds, max(start_offset, 0)))
@@ -305,7 +305,7 @@ class _Reader:
         return kinds
 
     def _count(self) -> int:
-        """A number of things that take at least a byte each."""
+        """Read the number of items that take at least a byte each."""
         count = self.number()
         if count > len(self._data) - self._at:
             raise StateCorrupt("stored state is cut short")

@@ -1,5 +1,5 @@
-"""What was stored of a share-partition becomes its window again: locks of living members, delays, holes, suspects
-(SG-2.4, SG-2.5)."""
+"""Reload of a share-partition: stored runs become its window again, with locks of living members, delays, holes,
+suspects (SG-2.4, SG-2.5)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from flowshare.share.types import AVAILABLE, DELAY_MS_MAX, DELAYED, HOLE, Limits
 from flowshare.share.window import Window
 
 SPAN_MAX: Final = 1 << 28
-"""Offsets from start to end that a stored state may span; more is taken for corrupt, as the window holds bytes for
-each."""
+"""The most offsets that a stored state may span from start to end; a wider one counts as corrupt, as the window holds
+bytes for each."""
 
 
 def reload(
@@ -27,7 +27,7 @@ def reload(
     gone: Container[str],
     now_ms: int,
 ) -> None:
-    """Put stored runs into an empty window; see `SharePartition` for the arguments. Raises: StateCorrupt (SG-2.6)."""
+    """Put stored runs into an empty window; see `SharePartition` for the arguments. Raises StateCorrupt (SG-2.6)."""
     end, gap_start = window.start, -1
     for run in runs:
         if run.first < end or run.last < run.first:
@@ -61,7 +61,7 @@ def _place(
     lives = member_id is not None and member_id in living
     may_live = lives or (window.heads is not None and member_id is not None and member_id not in gone)
     if run.state is RecordState.ACQUIRED and member_id is not None and may_live:
-        # Where there is an order, a member that is out of its group may still be at work: its key waits for its lock.
+        # With an order, a member that is out of its group may still be at work: its keys wait for its lock.
         hold = window.holds.open(member_id, now_ms + limits.lock_duration_ms, first, last, size)
         hold.orphan = not lives
         window.hold(first, last, hold.hold_id)

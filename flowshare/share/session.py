@@ -1,9 +1,9 @@
-"""Share sessions: one a group and member, with the epoch that orders its requests (docs/share-groups.md, SG-10).
+"""Share sessions: one per group and member, with the epoch that orders its requests (docs/share-groups.md, SG-10).
 
-Rules kept here: epoch 0 opens (and replaces) a session, −1 closes it (SG-10.2), everything else must be the expected
+Rules kept here: epoch 0 opens (and replaces) a session, −1 closes it (SG-10.2), any other epoch must be the expected
 epoch, which every accepted ShareFetch or ShareAcknowledge raises by one; after 2^31−1 comes 1 (SG-10.3). A session
-belongs to the connection that opened it and ends with it; acknowledgements are taken over any connection (SG-10.4).
-What a closed session held is for the caller to release: only partitions that are in the session at that moment.
+belongs to the connection that opened it and ends with it; acknowledgements are taken over any connection (SG-10.4). The
+caller releases the records of a closed session: only on partitions that are in the session at that moment.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ EPOCH_CLOSE: Final = -1
 EPOCH_LAST: Final = 2**31 - 1
 MEMBER_ID_LENGTH_MAX: Final = 36
 SPARE_PART: Final = 10
-"""Of the sessions that there may be beside others', this part is left when somebody has all that he may."""
+"""The part that a party must leave free, of the sessions that other parties do not have: one in `SPARE_PART`."""
 PARTITIONS_MAX: Final = 10_000
-"""Partitions of one session: each fetch looks at all of them, and whether they exist is found out then."""
+"""The most partitions of one session: each fetch looks at all of them, and only then finds out if they exist."""
 
 Key = tuple[UUID, int]
-"""A topic's id and one of its partitions; `protocol.messages.TopicPartition` is one."""
+"""A topic's id and a partition; `protocol.messages.TopicPartition` is such a key."""
 
 
 def next_epoch(epoch: int) -> int:
-    """The epoch that follows; 1 follows the last one, 0 and −1 never come again."""
+    """Return the epoch that follows; 1 follows the last one, 0 and −1 never come again."""
     return 1 if epoch >= EPOCH_LAST else epoch + 1
 
 
 def rotated(keys: tuple[Key, ...], epoch: int) -> tuple[Key, ...]:
-    """The keys with `epoch mod n` of them moved to the end, so that each comes first in turn (SG-10.7)."""
+    """Return the keys with `epoch mod n` of them moved to the end, so that each comes first in turn (SG-10.7)."""
     if len(keys) < 2:
         return keys
     by = epoch % len(keys)
@@ -47,7 +47,7 @@ def rotated(keys: tuple[Key, ...], epoch: int) -> tuple[Key, ...]:
 
 
 class ClosedSession(NamedTuple):
-    """A session that ended; records the member holds on `partitions` are to be released."""
+    """A session that ended; release the records that the member holds on `partitions`."""
 
     group_id: str
     member_id: str
@@ -64,7 +64,7 @@ class ShareSession:
     member_id: str
     connection_id: Hashable
     party: Hashable = None
-    """Who opened it; None: the server's own process."""
+    """The party that opened the session; None: the server's own process."""
     expected_epoch: int = 1
     _marks: dict[Key, bool] = field(default_factory=dict[Key, bool])
 
@@ -81,10 +81,11 @@ class ShareSession:
             self._marks.pop((topic_id, partition), None)
 
     def must_list(self, key: Key, *, content: bool, error: bool) -> bool:
-        """Whether a partition is to be listed in the answer to a fetch; call it once for each answered partition.
+        """Tell if a partition must be listed in the answer to a fetch; call it once for each answered partition.
 
-        Listed is what has content (records or acknowledgements) or an error, what was added with this request, and
-        what was listed with an error the last time (SG-11.5). An error marks the partition for the next answer.
+        A partition is listed if it has content (records or acknowledgements) or an error, if it was added with this
+        request, or if it was listed with an error the last time (SG-11.5). An error marks the partition for the next
+        answer.
         """
         key = (key[0], key[1])
         marked = self._marks.get(key, False)
@@ -94,21 +95,21 @@ class ShareSession:
 
 
 class FetchTurn(NamedTuple):
-    """What an accepted ShareFetch is to do."""
+    """The session, partitions and closed session of an accepted ShareFetch."""
 
     session: ShareSession
     partitions: tuple[Key, ...]
-    """To fetch from, in this order; empty when the session closes."""
+    """The partitions to fetch from, in this order; empty when the session closes."""
     closed: ClosedSession | None
     """Set when the request closed the session: process its acknowledgements, then release."""
 
 
 class ShareSessions:
-    """All open sessions of a server, one a group and member (SG-10.1). Each request begins here.
+    """All open sessions of a server, one per group and member (SG-10.1). Each request begins here.
 
-    sessions_max: how many there may be (SG-10.5). connection_sessions_max: how many of them one connection may open.
-    Both can be set at any time. Of all of them one party (a principal, or an address where nobody logs in) has at most
-    nine of ten that others do not have. The server's own process, whose party is None, is held to neither.
+    sessions_max: the most open sessions (SG-10.5). connection_sessions_max: the most of them that one connection may
+    open. Both can be set at any time. One party (a principal, or an address where nobody logs in) has at most nine of
+    ten of the sessions that others do not have. The server's own process, whose party is None, is held to neither.
     """
 
     def __init__(self, sessions_max: int = 2_000, connection_sessions_max: int = 100) -> None:
@@ -120,11 +121,11 @@ class ShareSessions:
         self._by_group: dict[Hashable, set[tuple[str, str]]] = {}
 
     def __len__(self) -> int:
-        """Number of open sessions."""
+        """Return the number of open sessions."""
         return len(self._sessions)
 
     def get(self, group_id: str, member_id: str) -> ShareSession | None:
-        """The open session of a member."""
+        """Return the open session of a member; None: none is open."""
         return self._sessions.get((group_id, member_id))
 
     def fetch(
@@ -141,12 +142,11 @@ class ShareSessions:
     ) -> FetchTurn:
         """Accept a ShareFetch: open, go on or close; the session's epoch and partitions are changed at once.
 
-        party: who asks; None: the server's own process.
+        party: the party that asks; None: the server's own process.
 
         `added` are all partitions the request names, those named only for acknowledgements included.
         Raises InvalidRequest (ids; too many partitions; acknowledgements at epoch 0, which leaves an existing session
-        as it is),
-        ShareSessionLimitReached, ShareSessionNotFound, InvalidShareSessionEpoch; nothing is changed then.
+        as it is), ShareSessionLimitReached, ShareSessionNotFound, InvalidShareSessionEpoch; nothing is changed then.
         """
         group_id, member_id = check_ids(group_id, member_id)
         if epoch == EPOCH_OPEN:
@@ -164,7 +164,7 @@ class ShareSessions:
         return FetchTurn(session, rotated(session.partitions, epoch), None)
 
     def acknowledge(self, group_id: str | None, member_id: str | None, epoch: int) -> ClosedSession | None:
-        """Accept a ShareAcknowledge; the closed session when it closed it: process the batches, then release.
+        """Accept a ShareAcknowledge; return the session if the request closed it: process the batches, then release.
 
         Raises InvalidRequest, InvalidShareSessionEpoch (epoch 0 never opens here), ShareSessionNotFound.
         """
@@ -183,7 +183,7 @@ class ShareSessions:
         return None if session is None else self._remove(session)
 
     def close_connection(self, connection_id: Hashable) -> tuple[ClosedSession, ...]:
-        """End the sessions that a connection opened, and nothing else."""
+        """End the sessions that a connection opened, and no others."""
         keys = self._by_connection.get(connection_id, set[tuple[str, str]]())
         return tuple(self._remove(self._sessions[key]) for key in sorted(keys))
 
@@ -206,7 +206,7 @@ class ShareSessions:
         return session
 
     def _check_parts(self, connection_id: Hashable, party: Hashable, old: ShareSession | None) -> None:
-        """Whether connection and party may open one more. old: that it takes the place of."""
+        """Check that connection and party may open one more session. old: the session to be replaced."""
         of_connection = len(self._by_connection.get(connection_id, ()))
         if old is not None and old.connection_id == connection_id:
             of_connection -= 1
@@ -245,13 +245,13 @@ class ShareSessions:
 
 
 def check_size(known: Collection[Key], added: Collection[Key]) -> None:
-    """Whether a session has room for all these partitions. Raises InvalidRequest."""
+    """Check that a session has room for all these partitions. Raises InvalidRequest."""
     if len(known) + len(added) > PARTITIONS_MAX and len({*known, *added}) > PARTITIONS_MAX:
         raise InvalidRequest(f"a share session has at most {PARTITIONS_MAX} partitions; forget some first")
 
 
 def check_ids(group_id: str | None, member_id: str | None) -> tuple[str, str]:
-    """The ids of a ShareFetch or ShareAcknowledge. Raises InvalidRequest (SG-11.1)."""
+    """Return the checked ids of a ShareFetch or ShareAcknowledge. Raises InvalidRequest (SG-11.1)."""
     if not group_id:
         raise InvalidRequest("the group id is missing")
     if not member_id or len(member_id) > MEMBER_ID_LENGTH_MAX:

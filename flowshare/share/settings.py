@@ -1,7 +1,6 @@
-"""What one setting is: its name, its text form, its bounds, and the words in which a bad value is refused.
+"""Definition of one setting: its name, text form, bounds, and the message that refuses a bad value.
 
-The tables themselves are in `config_tables.py`. A value is read from text, because that is what Kafka's config APIs
-carry.
+The tables themselves are in `config_tables.py`. A value is read from text, because Kafka's config APIs carry text.
 """
 
 from __future__ import annotations
@@ -21,16 +20,17 @@ DURATION: Final = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 COMPARED_MAX: Final = 100
-"""Longest name that is compared with those that are known, in characters."""
+"""The longest name that is compared with known names, in characters."""
 UNKNOWN_SETTING: Final = "unknown setting"
-"""So an error begins that a server of an older release has for a setting that it does not know."""
+"""The beginning of the error with which a server of an older release refuses a setting that it does not know."""
 ALIKE: Final = 0.6
-"""Part of their pairs of letters that two names share for one to be meant by the other."""
+"""The least likeness, by shared pairs of letters, at which a known name is suggested for an unknown one."""
 INTEGER: Final = re.compile(r"[-+]?\d{1,19}", re.ASCII)
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds, rounded down, of an ISO-8601 duration `PnDTnHnMn.nS`, as Java's `Duration.parse` reads it.
+    """Return the milliseconds, rounded down, of an ISO-8601 duration `PnDTnHnMn.nS`, as Java's `Duration.parse` reads
+    it.
 
     Raises InvalidConfig when the text is malformed or the duration is negative.
     """
@@ -51,9 +51,10 @@ def duration_ms(text: str) -> int:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint `; did you mean …?` for a name that is not in `known`; empty when nothing is close.
+    """Return a hint `; did you mean …?` for a name that is not in `known`; empty when nothing is close.
 
-    By the pairs of letters that two names share, some µs a known name: strangers ask for thousands of unknown ones.
+    Compares the pairs of letters that two names share, some µs a known name: strangers ask for thousands of unknown
+    ones.
     """
     if len(name) > COMPARED_MAX:
         return ""
@@ -68,7 +69,7 @@ def _pairs_of(name: str) -> frozenset[str]:
 
 
 _pairs = functools.lru_cache(maxsize=1_000)(_pairs_of)
-"""For names that are known."""
+"""Pairs of letters of known names, cached."""
 
 
 def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
@@ -86,11 +87,11 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "group.consumer.regex.refresh.interval.ms": "patterns are matched at every heartbeat",
     "group.coordinator.rebalance.protocols": "all protocols of groups are on",
 }
-"""Settings of Kafka's brokers that would change nothing here, and why; they are refused with that."""
+"""Settings of Kafka's brokers that would change nothing here, with the reason in the refusal."""
 
 
 def unknown(name: str, known: Iterable[str]) -> InvalidConfig:
-    """The error for a setting that does not exist; it says why, or suggests the nearest name that does."""
+    """Return the error for a setting that does not exist; the text has the reason, or the nearest known name."""
     if name in WITHOUT_EFFECT:
         return InvalidConfig(f"{name} has no effect here: {WITHOUT_EFFECT[name]}; leave it out")
     return InvalidConfig(f"{UNKNOWN_SETTING} {name!r}{nearest(name, known)}")
@@ -113,18 +114,18 @@ class Setting:
     words: Mapping[str, Any] | None = None
 
     def parse(self, text: str) -> Any:
-        """The value of `text`. Raises InvalidConfig, with the name and what is allowed in the text."""
+        """Return the value of `text`. Raises InvalidConfig, whose text has the name and the allowed values."""
         return self.read(self, text.strip())
 
     def text(self, value: Any) -> str:
-        """A value as it is written in a config; None is the word that means it."""
+        """Return a value as it is written in a config; None becomes its word."""
         if value is None:
             return next(word for word, meaning in (self.words or {}).items() if meaning is None)
         return text_of(value)
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words: `15000 to 60000`, `at least 1`, `true or false`, …"""
+        """The allowed values in words: `15000 to 60000`, `at least 1`, `true or false`, …"""
         span: list[str] = []
         if self.low is not None and self.high is not None:
             span.append(f"{self.low} to {self.high}")
@@ -133,14 +134,14 @@ class Setting:
         return " or ".join([*span, *(self.words or ())])
 
     def refuse(self, text: str) -> InvalidConfig:
-        """The error for a value that is not allowed."""
+        """Return the error for a value that is not allowed."""
         return InvalidConfig(f"{self.name} is {text!r}; allowed: {self.allowed}")
 
 
 def number(
     defaults: object, name: str, field: str, low: int, doc: str, words: Mapping[str, None] | None = None
 ) -> Setting:
-    """The setting of a number, by default what `defaults` has as its field; None there is the first of the words."""
+    """Return the setting of a number. Its default is the field of `defaults`; None there is the first of the words."""
     value = getattr(defaults, field)
     default = next(iter(words)) if value is None and words else str(value)
     return Setting(
@@ -149,14 +150,14 @@ def number(
 
 
 def by_name(*settings: Setting) -> dict[str, Setting]:
-    """Name -> setting."""
+    """Return name -> setting."""
     return {setting.name: setting for setting in settings}
 
 
 def read_fields(values: Mapping[str, str], table: Mapping[str, Setting]) -> dict[str, Any]:
-    """Field -> value of all settings of a table; what is not given has its default.
+    """Return field -> value of all settings of a table; missing ones have their defaults.
 
-    Raises: InvalidConfig for an unknown name or a value out of bounds.
+    Raises InvalidConfig for an unknown name or a value out of bounds.
     """
     for name in values:
         if name not in table:
@@ -165,7 +166,7 @@ def read_fields(values: Mapping[str, str], table: Mapping[str, Setting]) -> dict
 
 
 def read_number(setting: Setting, text: str) -> Any:
-    """An integer within the bounds, or the value of one of the words."""
+    """Read an integer within the bounds, or the value of one of the words."""
     if setting.words is not None and text in setting.words:
         return setting.words[text]
     if INTEGER.fullmatch(text) is None:
@@ -177,7 +178,7 @@ def read_number(setting: Setting, text: str) -> Any:
 
 
 def read_word(setting: Setting, text: str) -> Any:
-    """The value of one of the words."""
+    """Read the value of one of the words."""
     words = setting.words or {}
     if text not in words:
         raise setting.refuse(text)
@@ -185,17 +186,17 @@ def read_word(setting: Setting, text: str) -> Any:
 
 
 def read_flag(setting: Setting, text: str) -> Any:
-    """`true` or `false` in any case."""
+    """Read `true` or `false` in any case."""
     return read_word(setting, text.lower())
 
 
 def read_text(_: Setting, text: str) -> Any:
-    """Any text."""
+    """Read any text."""
     return text
 
 
 def read_offset_reset(setting: Setting, text: str) -> Any:
-    """`earliest`, `latest` or `by_duration:` with an ISO-8601 duration that is not negative."""
+    """Read `earliest`, `latest` or `by_duration:` with an ISO-8601 duration that is not negative."""
     strategy, colon, duration = text.partition(":")
     if strategy == "by_duration" and colon:
         try:
@@ -207,7 +208,7 @@ def read_offset_reset(setting: Setting, text: str) -> Any:
 
 
 def read_key_order(setting: Setting, text: str) -> Any:
-    """`key`, `header:` with a name, or nothing: no order."""
+    """Read `key`, `header:` with a name, or the empty text: no order."""
     header, colon, name = text.partition(":")
     if text in ("", "key") or (header == "header" and colon and name and name == name.strip()):
         return text
@@ -215,7 +216,7 @@ def read_key_order(setting: Setting, text: str) -> Any:
 
 
 def text_of(value: object) -> str:
-    """A value as it is written in a config: `true`, `30000`, …"""
+    """Return a value as it is written in a config: `true`, `30000`, …"""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)

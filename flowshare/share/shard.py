@@ -1,6 +1,6 @@
-"""What a share coordinator decides about the durable state of one share-partition, fenced by epochs (SG-14.4).
+"""Decisions of a share coordinator about the durable state of one share-partition, fenced by epochs (SG-14.4).
 
-Every rule returns the state that is to be stored afterwards; deleting it needs none, as it is always allowed. Updates
+Every rule returns the state to be stored afterwards; deleting the state needs no rule, as it is always allowed. Updates
 are combined as Kafka does it (`records.combine`).
 """
 
@@ -17,10 +17,10 @@ from flowshare.share.types import PartitionState, PartitionUpdate, StateRun
 
 @dataclass(frozen=True, slots=True)
 class StateEntry:
-    """What is stored of a share-partition: what the state APIs read and write.
+    """The stored state of a share-partition, as the state APIs read and write it.
 
     state: None if it was never initialised.
-    exists: whether its topic has this partition.
+    exists: True if its topic has this partition.
     """
 
     group_id: str
@@ -30,7 +30,7 @@ class StateEntry:
     exists: bool = True
 
     def initialize(self, *, state_epoch: int, start_offset: int) -> PartitionState:
-        """Start anew at an offset (−1: not resolved yet), whatever is stored.
+        """Return the state that starts anew at an offset (−1: not resolved yet), whatever is stored.
 
         Raises FencedStateEpoch, UnknownTopicOrPartition.
         """
@@ -42,7 +42,7 @@ class StateEntry:
         return PartitionState(state_epoch=state_epoch, leader_epoch=leader_epoch, start_offset=start_offset)
 
     def read(self, *, leader_epoch: int) -> PartitionState:
-        """The state for a new leader, fenced off from those before it; the very one that is stored: nothing new.
+        """Return the state for a new leader, which fences former leaders; the stored object itself if nothing changes.
 
         Raises InvalidRequest, FencedLeaderEpoch, UnknownTopicOrPartition.
         """
@@ -60,7 +60,7 @@ class StateEntry:
         delivery_complete_count: int,
         runs: Sequence[StateRun],
     ) -> PartitionState:
-        """Take a leader's changes. The start offset never goes back.
+        """Return the state with a leader's changes. The start offset never goes back.
 
         Raises InvalidRequest, FencedLeaderEpoch, FencedStateEpoch, UnknownTopicOrPartition.
         """
@@ -100,7 +100,7 @@ def _check_leader_epoch(state: PartitionState, leader_epoch: int) -> None:
 
 
 def _updated(state: PartitionState, update: PartitionUpdate) -> PartitionState:
-    """The state after an update; one whose start offset is behind changes neither start offset nor count."""
+    """Return the state after an update; an older start offset changes neither start offset nor count."""
     start = max(state.start_offset, update.start_offset)
     complete = state.delivery_complete_count
     if update.start_offset > state.start_offset:

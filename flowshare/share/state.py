@@ -1,9 +1,8 @@
 """The state machine of one offset: one table of moves and one function that applies it.
 
-`TRANSITIONS` says where a record goes when something happens to it; `step` looks a move up and then applies the two
-rules that depend on the group's limits: a record that would be AVAILABLE again but has used up its deliveries is
-ARCHIVED, and what has a dead letter to be written is ARCHIVING first (SG-1.4). Nothing else in the core decides a
-state.
+`TRANSITIONS` gives a record's next state for each event; `step` looks a move up and then applies the two rules that
+depend on the group's limits: a record that would be AVAILABLE again but has used up its deliveries is ARCHIVED, and a
+record with a dead letter to be written is ARCHIVING first (SG-1.4). Nothing else in the core decides a state.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from flowshare.share.types import AcknowledgeType, Limits, RecordState
 
 
 class Event(enum.Enum):
-    """What can happen to a record."""
+    """The events that can happen to a record."""
 
     ACQUIRE = "acquire"
     ACCEPT = "accept"
@@ -28,12 +27,12 @@ class Event(enum.Enum):
     LAPSE = "lapse"  # the acquisition lock ran out, or its member is gone
     VANISH = "vanish"  # the log no longer holds it, or its transaction was aborted
     BURY = "bury"  # its dead letter is written
-    DISCARD = "discard"  # an operator wants no more of it, and no dead letter
-    GIVE_UP = "give up"  # an operator makes a dead letter of it
+    DISCARD = "discard"  # an operator drops the record, without a dead letter
+    GIVE_UP = "give up"  # an operator turns the record into a dead letter
 
 
 class IllegalTransition(AssertionError):
-    """The core asked for a move that the table does not have: our fault, never a peer's."""
+    """Error: the core asked for a move that the table does not have; flowshare's fault, never a peer's."""
 
 
 TRANSITIONS: Final[Mapping[RecordState, Mapping[Event, RecordState]]] = MappingProxyType(

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 DELAY_MS_MAX: Final = 30 * 24 * 3_600_000
-"""Longest delay of a released record; a longer one is cut to it (SG-7.10)."""
+"""Longest delay of a released record; a longer delay is cut to this one (SG-7.10)."""
 
 
 class RecordState(enum.IntEnum):
-    """State of one offset of a share-partition; the number is what is stored (SG-1.3)."""
+    """State of one offset of a share-partition; the number is the stored one (SG-1.3)."""
 
     AVAILABLE = 0
     ACQUIRED = 1
@@ -24,7 +24,7 @@ class RecordState(enum.IntEnum):
 
     @property
     def terminal(self) -> bool:
-        """Whether the offset is finished and lets the start offset pass."""
+        """True if the offset is finished and lets the start offset pass."""
         return self in (RecordState.ACKNOWLEDGED, RecordState.ARCHIVED)
 
 
@@ -38,11 +38,12 @@ DELAYED: Final = 6
 PENDING: Final = 7
 BLOCKED: Final = 8
 STATES: Final = 9
-"""The states of an offset in a `window`, as bytes, and their number; those from HOLE on are not stored as they are."""
+"""The number of states of an offset in a `window`; the states are bytes, those from HOLE on are not stored as they
+are."""
 
 
 class AcknowledgeType(enum.IntEnum):
-    """What a member says of a record it acquired; the number is the one on the wire (SG-7.5)."""
+    """The acknowledge types of a record that a member acquired; the number is the one on the wire (SG-7.5)."""
 
     GAP = 0
     ACCEPT = 1
@@ -52,18 +53,17 @@ class AcknowledgeType(enum.IntEnum):
 
 
 class AcquireMode(enum.IntEnum):
-    """How strictly the number of records asked for is kept (SG-5.4, SG-5.5; KIP-1206)."""
+    """The strictness in keeping the number of records asked for (SG-5.4, SG-5.5; KIP-1206)."""
 
     BATCH_OPTIMIZED = 0
     RECORD_LIMIT = 1
 
 
 class Priority(enum.StrEnum):
-    """Which records a member gets first when there are some that were delivered before and some that were not
-    (SG-4.2).
+    """The records that a member gets first, of those delivered before and those never delivered (SG-4.2).
 
-    REDELIVERIES: those that come again, as Kafka's brokers do. NEW: those that were never delivered; the others when
-    there are none, or when the window has no room for any. MIXED: the two take turns, acquire by acquire.
+    REDELIVERIES: records that were delivered before, as in Kafka's brokers. NEW: records never delivered; the others
+    when there are none, or when the window has no room for any. MIXED: the two take turns, acquire by acquire.
     """
 
     REDELIVERIES = "redeliveries"
@@ -87,7 +87,7 @@ class AcquiredRange(NamedTuple):
 
 
 class BlockedKey(NamedTuple):
-    """A key of which records wait: `blocked` of them behind its head, the record at `offset`.
+    """A key with waiting records: `blocked` of them behind its head, the record at `offset`, held or not.
 
     state: HELD (by `member_id`), DELAYED (a retry), ARCHIVING (its dead letter is under way) or AVAILABLE.
     """
@@ -102,12 +102,12 @@ class BlockedKey(NamedTuple):
 class AcknowledgeBatch(NamedTuple):
     """One range of a member's acknowledgements.
 
-    `types` holds one wire number for the whole range or one an offset. `not_before_ms` (absolute; 0: at once) delays
-    what this range releases (SG-7.10); `unrun` says that nobody began the records, so that their delivery does not
-    count when they are released (SG-3.2), and they park no key when they are rejected (SG-18.11). Both are flowshare's
-    own. `joined` stands for one batch of this type an offset, and is decided exactly as they would be: a hole within it
-    is an error, too. `attempt` (0: not said) is the delivery count that the records were acquired with: what was
-    acquired again since, by the same member even, is not meant.
+    types: one wire number for the whole range, or one per offset. not_before_ms: absolute time before which released
+    records of the range are not delivered (0: at once; SG-7.10). unrun: no handler began the records, so their delivery
+    does not count when they are released (SG-3.2), and they park no key when rejected (SG-18.11). Both are flowshare's
+    own. joined: the range stands for one batch of this type per offset, and is decided exactly so: a hole in it is an
+    error, too. attempt (0: not given): the delivery count at which the records were acquired; records acquired again
+    since, even by the same member, are not meant.
     """
 
     first: int
@@ -134,8 +134,8 @@ class StateRun(NamedTuple):
 class PartitionState:
     """The whole durable state of one share-partition (a snapshot). `start_offset` −1: not resolved yet.
 
-    log_epoch: leader epoch of the log's batch that was acquired last, or of one behind it that was read with it; −1:
-        not known, or of a log that is never cut.
+    log_epoch: leader epoch of the log's batch acquired last, or of a later batch read with it; −1: not known, or the
+    log is never cut.
     """
 
     state_epoch: int = 0
@@ -148,9 +148,9 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionUpdate:
-    """What a step changed and what is to be written: runs replace what was known of their offsets, in log order.
+    """The changes of a step, to be written: runs replace all earlier runs of their offsets, in log order.
 
-    log_epoch: as in `PartitionState`, −1: as it was.
+    log_epoch: as in `PartitionState`, −1: unchanged.
     """
 
     start_offset: int
@@ -160,7 +160,7 @@ class PartitionUpdate:
 
 
 UNLIMITED_DELIVERIES: Final = 1_000_000
-"""The highest delivery limit: a group that has it loses no record however often its members die."""
+"""The highest delivery limit: a group with it loses no record however often its members die."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +170,12 @@ class Limits:
     lock_duration_ms: how long an acquisition lock holds (share.record.lock.duration.ms, SG-8.1).
     delivery_count_max: deliveries before a record is archived (share.delivery.count.limit, SG-3.3).
     record_locks_max: acquired records at once (share.partition.max.record.locks, SG-4.3).
-    window_max: span from start offset to end offset (share.partition.max.window); None is the value `locks`: the
-        span itself is held to `record_locks_max`, finished offsets included, exactly as Kafka's brokers count (SG-4.4).
-    renew_enabled: whether RENEW is taken (share.renew.acknowledge.enable).
-    dead_letter_on_limit, dead_letter_on_reject: such records become ARCHIVING, which blocks the start offset, until
-        the shell has written the dead letter and calls `finish_archiving` (SG-15.2).
-    paused: nothing is acquired; what members hold can be acknowledged and renewed, and lapses (share.paused, SG-4.6).
+    window_max: span from start offset to end offset (share.partition.max.window); None is the value `locks`: the span
+        itself is held to `record_locks_max`, finished offsets included, exactly as Kafka's brokers count (SG-4.4).
+    renew_enabled: True if RENEW is accepted (share.renew.acknowledge.enable).
+    dead_letter_on_limit, dead_letter_on_reject: such records become ARCHIVING, which blocks the start offset, until the
+        shell has written the dead letter and calls `finish_archiving` (SG-15.2).
+    paused: nothing is acquired; held records can be acknowledged and renewed, and lapse (share.paused, SG-4.6).
     priority: redeliveries or new records first (share.delivery.priority).
     """
 
@@ -191,5 +191,6 @@ class Limits:
 
     @property
     def deliveries_end(self) -> bool:
-        """Whether records run out of deliveries, so that those of a dead process are better kept apart (quarantine)."""
+        """True if records run out of deliveries, so that a dead process's records are better kept apart
+        (quarantine)."""
         return self.delivery_count_max < UNLIMITED_DELIVERIES

@@ -1,7 +1,7 @@
-"""The window of offsets between start offset and end offset: one byte of state an offset, and what stands beside it.
+"""The window of offsets between start offset and end offset: one byte of state an offset, and the columns beside it.
 
-Find, count and slice on a `bytearray` run at C speed, so no step costs more than a scan of memory; ranges exist only
-at the edges, for the wire and for the store. Rules that keep it so:
+Find, count and slice on a `bytearray` run at C speed, so no step costs more than a scan of memory; ranges exist only at
+the edges, for the wire and for the store. Rules that keep it so:
 
 - `states`, `counts` and `hold_ids` have the same length; index 0 is offset `base`. `base` may lag behind `start`: the
   dead head is cut off only when it outweighs the rest, so that trimming is amortised.
@@ -9,14 +9,14 @@ at the edges, for the wire and for the store. Rules that keep it so:
 - every change of a state goes through `put`, which keeps `tally`, the number of offsets in each state;
 - deliveries of 255 and more stand in `high`, their byte is 255;
 - a log that was cut takes the window's tail with it (`drop_behind`): offsets below `lost_end` were in the window, or
-  are not in the log any more. What was decided before and is not settled knows by its `fence`.
+  are not in the log any more. An open decision from before finds its lost offsets by its `fence`.
 
 Four states exist only here: HOLE (no batch was ever acquired there), DELAYED (AVAILABLE, but not before a time),
 PENDING (ACQUIRED, with an acknowledgement being written: SG-1.5) and BLOCKED (AVAILABLE, but not before another one of
 its key: `heads`, which a window has if its group has an order).
 
-The gap window is what a reload leaves: holes from `gap_start` on may hold records that were delivered but never
-settled, and are fetched again (SG-2.5).
+The gap window is left by a reload: holes from `gap_start` on may hold records that were delivered but never settled,
+and are fetched again (SG-2.5).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _DURABLE: Final = {
 
 @cache
 def same(byte: int) -> re.Pattern[bytes]:
-    """What matches a run of one byte."""
+    """Return the pattern that matches a run of one byte."""
     return re.compile(b"[" + re.escape(bytes((byte,))) + b"]*")
 
 
@@ -79,12 +79,12 @@ class Run(NamedTuple):
 
 
 class Fence:
-    """The time between two cuts of a log: tells an acknowledgement that is settled late whether it was cut (SG-9.2).
+    """The time between two cuts of a log: tells an acknowledgement that is settled late which offsets were cut
+    (SG-9.2).
 
-    A decision keeps the fence that stood when it was made. A cut makes that one fall, at the offset of the cut, and
-    puts up the next; so a decision that is settled later sees over how much of it the cut went, and fences that nobody
-    keeps any more are gone by themselves. Offsets behind a cut come again as other records: a decision must not touch
-    them.
+    A decision keeps the fence that stood at its making. A cut lets that fence fall, at the offset of the cut, and puts
+    up the next fence. So a decision that is settled later sees how much of it was cut, and fences that no decision
+    keeps are freed. Offsets behind a cut come again as other records: a decision must not touch them.
     """
 
     __slots__ = ("_fell_at", "_next")
@@ -94,13 +94,13 @@ class Fence:
         self._next: Fence | None = None
 
     def fall(self, end: int) -> Fence:
-        """The log was cut at `end`; the fence that stands from now on."""
+        """Note that the log was cut at `end`; return the fence that stands from now on."""
         assert self._next is None, "a fence falls once"
         self._fell_at, self._next = end, Fence()
         return self._next
 
     def lowest(self) -> int | None:
-        """The lowest offset at which the log was cut since this one was put up; None: it was not."""
+        """Return the lowest offset of all cuts since this fence was put up; None: no cut."""
         lowest: int | None = None
         fence = self
         while fence._next is not None:
@@ -140,7 +140,7 @@ class Window:
 
     @property
     def acquired(self) -> int:
-        """Offsets that a member holds, those included whose acknowledgement is being written."""
+        """The number of offsets that members hold, those with an acknowledgement being written included."""
         return self.tally[ACQUIRED] + self.tally[PENDING]
 
     def finished_between(self, first: int, last: int) -> int:
@@ -171,7 +171,7 @@ class Window:
         while (at := self.counts.find(0, at, end)) >= 0:
             if self.states[at] == AVAILABLE:
                 return at + self.base
-            at = self.same_until(at + self.base, last) + 1 - self.base  # what compaction removed, or a hole
+            at = self.same_until(at + self.base, last) + 1 - self.base  # removed by compaction, or a hole
         return -1
 
     def next_gap(self, first: int, last: int) -> int:
@@ -222,7 +222,7 @@ class Window:
             at = until
 
     def runs(self, first: int, last: int) -> Iterator[Run]:
-        """Cut `first`..`last` into runs that are alike in all; holes are left out."""
+        """Cut `first`..`last` into runs of equal state, count and hold; holes are left out."""
         while first <= last:
             until = self.same_until(first, last)
             state = self.states[first - self.base]
@@ -233,7 +233,7 @@ class Window:
             first = until + 1
 
     def durable(self, run: Run) -> StateRun:
-        """Return a run as it is stored: an acknowledgement that is being written has not happened yet, nor has an
+        """Return a run as it is stored: an acknowledgement that is being written does not count yet, nor does an
         acquire whose records are being read."""
         hold = self.holds.by_id[run.hold_id] if run.hold_id else None
         if hold is not None and hold.unconfirmed:
@@ -259,13 +259,13 @@ class Window:
         return until if gap < 0 else gap
 
     def update(self, runs: Iterable[StateRun]) -> PartitionUpdate:
-        """Return `runs`, which stand so in the window, as an update to be stored."""
+        """Return `runs`, as they stand in the window, as an update to be stored."""
         return PartitionUpdate(
             start_offset=self.start, delivery_complete_count=self.finished, runs=merged(runs, self.start)
         )
 
     def in_state(self, state: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the runs of a state with one delivery count, as (first, last, count); at the price of a search."""
+        """Yield the runs of a state with one delivery count, as (first, last, count); costs a search of the window."""
         left, at = self.tally[state], self.start
         while left and (at := self.states.find(state, at - self.base) + self.base) >= self.base:
             until = self.same_until(at, self.end - 1)
@@ -291,7 +291,7 @@ class Window:
             self.heads.moved(first, last, old, new)
 
     def acquire(self, first: int, last: int) -> None:
-        """Of `first`..`last`, all AVAILABLE or ACQUIRED, the former are ACQUIRED, too."""
+        """Turn the AVAILABLE offsets of `first`..`last` into ACQUIRED; all must be AVAILABLE or ACQUIRED."""
         at, until = first - self.base, last + 1 - self.base
         free = self.states.count(AVAILABLE, at, until)
         self.states[at:until] = bytes((ACQUIRED,)) * (until - at)
@@ -347,7 +347,8 @@ class Window:
             self.heads.grow(size)
 
     def placed(self, size: int, available: int, first_available: int) -> None:
-        """Note that `size` HOLEs are AVAILABLE now, the first of them where it says (−1: none is), or BLOCKED."""
+        """Note that `size` HOLEs are AVAILABLE now (`available` of them, the first at `first_available`; −1: none) or
+        BLOCKED."""
         self.tally[HOLE] -= size
         self.tally[AVAILABLE] += available
         self.tally[BLOCKED] += size - available
@@ -355,12 +356,12 @@ class Window:
             self.offer(first_available)
 
     def advance(self) -> None:
-        """Move the start offset past what is finished (SG-1.6)."""
+        """Move the start offset past finished offsets (SG-1.6)."""
         at, states = self.start - self.base, self.states
         if at >= len(states) or states[at] not in _PASSED:
             return
         if states[at] != HOLE and at + 1 < len(states) and states[at + 1] not in _PASSED and not self.high:
-            # The common case, one offset: without looking for the end of what is finished.
+            # The common case, one offset: without a search for the end of the finished ones.
             self.tally[states[at]] -= 1
             self._move_start(self.start + 1)
         else:
@@ -373,7 +374,7 @@ class Window:
         self._forget(start)
 
     def drop_behind(self, end: int) -> None:
-        """Forget everything at `end` and behind, whatever its state; the start offset goes back if it is behind."""
+        """Forget everything from `end` on, whatever its state; a start offset behind `end` goes back to `end`."""
         self.lost_end = max(self.lost_end, self.end)
         self.fence = self.fence.fall(end)
         if end <= self.start:
@@ -446,7 +447,7 @@ class Window:
 
 
 def merged(runs: Iterable[StateRun], start: int) -> tuple[StateRun, ...]:
-    """Sort runs that do not overlap, leave out what is below `start` and join equal neighbours."""
+    """Sort runs that do not overlap, drop the parts below `start` and join equal neighbours."""
     result: list[StateRun] = []
     for run in sorted(runs):
         if run.last < start:

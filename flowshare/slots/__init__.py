@@ -1,7 +1,7 @@
-"""The core of a fleet's slots: who leads what, what lies in a slot's log, what makes a write count. No I/O, no clock.
+"""The core of a fleet's slots: their leaders, the content of their logs, the confirmation of writes. No I/O, no clock.
 
-A slot is one partition of a fleet's state topic, led by one worker. `placement` says what belongs to which slot;
-`membership`, `planning`, `assignor` and `consumer_protocol` are who is to lead it; `records`, `replay` and `confirm`
-what is in its log, which of it counts and when a write is confirmed; `table`, `pruning` and `summary` its state, when
-the log is cut, and what is kept of a reader. Talking to Kafka and to other workers is `flowshare.fleet`.
+A slot is one partition of a fleet's state topic, led by one worker. `placement` maps things to slots; `membership`,
+`planning`, `assignor` and `consumer_protocol` choose the leaders; `records`, `replay` and `confirm` are the content of
+a log, its counting records, and the confirmation of writes; `table`, `pruning` and `summary` are a slot's state, the
+cutting of its log, and the cached state of a reader. `flowshare.fleet` talks to Kafka and to other workers.
 """

@@ -1,12 +1,12 @@
-"""Chooses which worker gets which slots: evenly, and so that as few as possible change hands.
+"""The choice of slots for workers: evenly, and with as few changes as possible.
 
-Nobody has two more than another. A slot stays where it was assigned last; one that was assigned to nobody who is still
-there stays with the holder of its claim, and else with one who has its entries in a cache. The last assignment goes
-before the claim so that workers that come one after another keep what they have begun to replay, while the claims
-still lie with the first of them.
+No worker has two more than another. A slot stays where it was assigned last; if that worker is gone it stays with the
+holder of its claim, and else with a worker that has its entries in a cache. The last assignment goes before the claim
+so that workers that come one after another keep the slots that they have begun to replay, while the claims still lie
+with the first of them.
 
-Who has too many gives up every n-th of his slots, and free ones are dealt in turn: neighbouring slots are neighbouring
-partitions of one topic, and those should have different leaders.
+A worker with too many gives up every n-th of its slots, and free ones are dealt in turn: neighbouring slots are
+neighbouring partitions of one topic, and those should have different leaders.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 CACHED, CLAIMED, ASSIGNED = range(3)
-"""How good a reason is to leave a slot with a worker."""
+"""Reasons to leave a slot with a worker, the better ones higher."""
 NOTHING: Final = -1, -1, -1
 
 
 class EligibleWorker(NamedTuple):
-    """A worker that may lead: its node id, what it was assigned last and when, and the claims it holds.
+    """A worker that may lead: its node id, its last assignment with its generation, and the claims it holds.
 
-    generation: −1: it was assigned nothing yet, and `assigned` is what it has in its cache.
+    generation: −1: no assignment yet; `assigned` is then the slots in its cache.
     """
 
     node_id: int
@@ -34,7 +34,7 @@ class EligibleWorker(NamedTuple):
 
 
 def assign(slots: int, candidates: Sequence[EligibleWorker]) -> dict[int, int]:
-    """Slot -> node id of its owner; empty without candidates. Node ids are unique."""
+    """Return slot -> node id of its owner; empty without candidates. Node ids are unique."""
     if not candidates:
         return {}
     held = _held(slots, candidates)
@@ -52,7 +52,7 @@ def assign(slots: int, candidates: Sequence[EligibleWorker]) -> dict[int, int]:
 
 
 def _held(slots: int, candidates: Sequence[EligibleWorker]) -> dict[int, list[int]]:
-    """Node id -> slots that would best stay there, ascending."""
+    """Return node id -> slots that would best stay there, ascending."""
     best: dict[int, tuple[int, int, int]] = {}
     for candidate in candidates:
         rank = ASSIGNED if candidate.generation >= 0 else CACHED
@@ -68,21 +68,21 @@ def _held(slots: int, candidates: Sequence[EligibleWorker]) -> dict[int, list[in
 
 
 def _quotas(slots: int, candidates: Sequence[EligibleWorker], held: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """How many each gets: those that have most get the larger share, so that fewest are taken away."""
+    """Return the number of slots for each worker: those with most get the larger share, so that fewest are moved."""
     share, larger = divmod(slots, len(candidates))
     order = sorted(held, key=lambda node_id: (-len(held[node_id]), node_id))
     return {node_id: share + (place < larger) for place, node_id in enumerate(order)}
 
 
 def _thinned(slots: Sequence[int], count: int) -> list[int]:
-    """At most `count` of them, evenly spread."""
+    """Return at most `count` of the slots, evenly spread."""
     if len(slots) <= count:
         return list(slots)
     return [slots[place * len(slots) // count] for place in range(count)]
 
 
 def _dealt(room: Mapping[int, int]) -> list[int]:
-    """Each node id as often as it has room, those with room for one more in turn."""
+    """Return each node id as often as it has room, those with room for one more in turn."""
     order: list[int] = []
     left = {node_id: count for node_id, count in sorted(room.items()) if count}
     while left:

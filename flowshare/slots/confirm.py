@@ -1,23 +1,23 @@
-"""`Confirming`: what an owner has sent to its slot's log, and which of it is confirmed.
+"""`Confirming`: the records that an owner has sent to its slot's log, and the confirmed ones among them.
 
 Invariant: a record is confirmed only if no higher claim that counts lies before it in the log.
 
-It holds because the owner reads its own log like everybody else (`SlotReader`), every offset of it in order, and a
-record is confirmed exactly when that reader accepts it. What saves the reading is that the broker says where a record
-went: if that is the very next offset, the record is fed as it was sent. Else what lies before it is read first: other
-owners' claims, records of owners that were fenced too late, or this owner's own record that came twice.
+It holds because the owner reads its own log as any reader does (`SlotReader`), every offset of it in order, and a
+record is confirmed exactly when that reader accepts it. Reading is mostly saved by the broker's answer, which names a
+record's offset: at the very next offset, the record is fed as it was sent. Else the records before it are read first:
+other owners' claims, records of owners that were fenced too late, or this owner's own record that came twice.
 
     sent         the record waits for its answer, in the order of the log
     answered     at the next offset: it is fed
                  at a higher one: `wanted`; the log up to there is fed by `read`
-                 at one that was read already without finding it: the log is not what it was → lost
+                 at one that was read already without finding it: the log was changed → lost
                  "it is there", without an offset: `wanted`; the log is read until it comes
     read         another's claim that counts → lost, if there is a claim of one's own, confirmed or sent
                  the record that waits first is accepted → confirmed (its answer may still be under way)
     fed, VOID    the record does not count → lost
 
-Lost is final: what is not confirmed then may be in the log and count, or not; nobody may be told either. An answer
-that does not come changes nothing: the record waits, is sent again as it was, or is given up with the slot.
+Lost is final: records not confirmed then may be in the log and count, or not; no caller may be told either. A missing
+answer changes nothing: the record waits, is sent again unchanged, or is given up with the slot.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flowshare.slots.replay import SlotReader, Validity
 
 
 class Ticket:
-    """A record that was sent. `key` and `value` are its bytes; `offset` where the broker says that it lies."""
+    """A record that was sent. `key` and `value` are its bytes; `offset` its place in the log by the broker's answer."""
 
     __slots__ = ("found", "key", "offset", "record", "value")
 
@@ -38,32 +38,33 @@ class Ticket:
         self.key, self.value = encode(record)
         self.offset: int | None = None
         self.found = False
-        """Whether the broker said that the record is in the log."""
+        """True once the broker has said that the log has the record."""
 
 
 class Confirming:
-    """What one owner has sent to one slot, and how far it is confirmed. Times and transport are the shell's."""
+    """The records that one owner has sent to one slot, and their confirmation. The shell handles time and transport."""
 
     def __init__(self, reader: SlotReader) -> None:
         self.reader = reader
         self.mine: Claim | None = None
         """This owner's claim, once it is confirmed."""
         self.lost: str | None = None
-        """Why this owner owns nothing any more."""
+        """The reason why this owner owns nothing any more."""
         self.serial = 0
         """Serial of the next record."""
         self._open: deque[Ticket] = deque()
 
     @property
     def wanted(self) -> bool:
-        """Whether the log has to be read, from the reader's position on, before anything else can be confirmed."""
+        """True if no record can be confirmed before the log is read on, from the reader's position."""
         if not self._open or self.lost is not None:
             return False
         head = self._open[0]
         return head.found and (head.offset is None or head.offset > self.reader.position)
 
     def sent(self, record: Record) -> Ticket:
-        """A record is about to be sent: a claim when nothing else waits, anything else under the confirmed claim."""
+        """Note a record that is about to be sent: a claim if no other waits, any other record under the confirmed
+        claim."""
         assert self.lost is None, self.lost
         if isinstance(record, Claim):
             assert not self._open, "a claim is sent when nothing else is under way"
@@ -78,13 +79,15 @@ class Confirming:
         return ticket
 
     def answered(self, ticket: Ticket, offset: int | None) -> list[Ticket]:
-        """The broker has the record at `offset` (None: it does not say where); what is confirmed by that."""
+        """Note that the broker has the record at `offset` (None: offset not named); return the newly confirmed
+        tickets."""
         ticket.found = True
         ticket.offset = offset
         return self.settle()
 
     def settle(self) -> list[Ticket]:
-        """Feed what the broker placed at the very next offsets; what is confirmed by that, in order."""
+        """Feed records that the broker placed at the very next offsets; return the newly confirmed tickets, in
+        order."""
         confirmed: list[Ticket] = []
         reader = self.reader
         while self._open and self.lost is None:
@@ -104,7 +107,7 @@ class Confirming:
         return confirmed
 
     def read(self, offset: int, record: Record, checksum: int) -> Ticket | None:
-        """A record of the log as it is; the ticket that is confirmed by that. Below the reader's position: nothing.
+        """Take in a record of the log; return the ticket that it confirms. Below the reader's position: nothing.
 
         Raises: SlotCorrupt.
         """
@@ -114,7 +117,7 @@ class Confirming:
         return head if self._feed(offset, record, checksum) else None
 
     def read_up_to(self, position: int) -> None:
-        """All records below `position` were read."""
+        """Note that all records below `position` were read."""
         if self.lost is None:
             self.reader.skip(position)
 
@@ -123,7 +126,7 @@ class Confirming:
         self.lost = self.lost or reason
 
     def _feed(self, offset: int, record: Record, checksum: int) -> bool:
-        """Feed the reader; whether that confirms the first ticket, which is taken away then."""
+        """Feed the reader; True if that confirms the first ticket, which is then removed."""
         validity = self.reader.feed(offset, record, checksum)
         if validity is Validity.VOID:
             return False
@@ -139,7 +142,7 @@ class Confirming:
         elif self.mine is None or record.epoch != self.mine.epoch:
             return False  # another's, under its claim, before ours
         elif head is None or record != head.record:
-            # Nobody else writes under this claim: the process that does has the same name, or the log is another one.
+            # Another writer under this claim is a process with the same name, or the log is another one.
             self.lost = f"the record at offset {offset} was not written by this owner"
             return False
         self._open.popleft()

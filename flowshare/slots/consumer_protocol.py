@@ -1,7 +1,7 @@
-"""Kafka's consumer protocol: what members of consumer groups tell and get, so that Kafka's tools can show it.
+"""Kafka's consumer protocol: messages of members of consumer groups, so that Kafka's tools can show them.
 
 Version 1 of both messages (ConsumerProtocolSubscription.json, ConsumerProtocolAssignment.json), which every broker
-since 2.4 reads. What flowshare adds lies in the user data of both.
+since 2.4 reads. Flowshare's own data lies in the user data of both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Partitions = Mapping[str, Sequence[int]]
 
 
 class Subscription(NamedTuple):
-    """What a member tells."""
+    """The subscription that a group member sends: its topics, user data and owned partitions."""
 
     topics: tuple[str, ...]
     user_data: bytes
@@ -30,14 +30,14 @@ class Subscription(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """What a member gets."""
+    """The assignment that a group member receives: its partitions and user data."""
 
     partitions: Partitions
     user_data: bytes
 
 
 def encode_subscription(subscription: Subscription) -> bytes:
-    """The metadata of a JoinGroup request."""
+    """Encode the metadata of a JoinGroup request."""
     topics = b"".join(_text(topic) for topic in subscription.topics)
     return b"".join(
         (
@@ -51,7 +51,7 @@ def encode_subscription(subscription: Subscription) -> bytes:
 
 
 def decode_subscription(data: bytes) -> Subscription:
-    """What `encode_subscription` wrote. Raises: MembershipError."""
+    """Decode a subscription that `encode_subscription` wrote. Raises: MembershipError."""
     reader = _FieldReader(data)
     version = reader.short()
     topics = tuple(reader.text() for _ in range(reader.count()))
@@ -60,12 +60,12 @@ def decode_subscription(data: bytes) -> Subscription:
 
 
 def encode_assignment(assignment: Assignment) -> bytes:
-    """What SyncGroup carries for one member."""
+    """Encode one member's assignment for SyncGroup."""
     return _SHORT.pack(VERSION) + _partitions(assignment.partitions) + _bytes(assignment.user_data)
 
 
 def decode_assignment(data: bytes) -> Assignment:
-    """What `encode_assignment` wrote. Raises: MembershipError."""
+    """Decode an assignment that `encode_assignment` wrote. Raises: MembershipError."""
     reader = _FieldReader(data)
     reader.short()
     return Assignment(reader.partitions(), reader.blob())
@@ -88,7 +88,7 @@ def _partitions(partitions: Partitions) -> bytes:
 
 
 class _FieldReader:
-    """Takes one thing after another; lengths are compared with what is left before anything is made."""
+    """Reads one field after another; lengths are compared with the bytes left before anything is made."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -123,7 +123,7 @@ class _FieldReader:
             raise MembershipError(f"a name is no text: {error}") from None
 
     def blob(self) -> bytes:
-        """Bytes; null is empty."""
+        """Read bytes; null is empty."""
         size = self.number()
         return b"" if size < 0 else self.take(size)
 

@@ -1,9 +1,10 @@
-"""What the cores of slots raise when what lies in a state topic cannot be used. Each text says what to do.
+"""Errors for unusable contents of a state topic or of the slot group. Each text says what to do.
 
 SlotError
-  SlotCorrupt      a record of the state topic cannot be what flowshare wrote, or what it needs was deleted
+  SlotCorrupt      data written under a claim is not as flowshare writes it, or data still needed was deleted
+  ForeignRecord    a record of the state topic was not written by flowshare: it is passed over
   NewerFormat      a record was written by a newer flowshare
-  MembershipError  what a member of the slot group told, or got, cannot be what flowshare wrote
+  MembershipError  the subscription or assignment of a slot group's member was not written by flowshare
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ class SlotError(Exception):
 
 
 class SlotCorrupt(SlotError):
-    """A record of the state topic is damaged or foreign, or records that are still needed are gone."""
+    """The valid part of a state topic is damaged, or records that are still needed are gone."""
+
+
+class ForeignRecord(SlotError):
+    """A record that flowshare did not write, by its form or its checksum. Nothing of a slot depends on it."""
 
 
 class MembershipError(SlotError):
-    """A member of the slot group tells something else than flowshare's workers do: another program uses the group."""
+    """The data of a slot group's member is not a flowshare worker's: another program uses the group."""
 
 
 class NewerFormat(SlotError):

@@ -1,15 +1,16 @@
-"""What workers tell when they join the slot group, and what each of them gets from the group's leader.
+"""Messages of the slot group: the user data that workers send when they join, and the map that the leader gives back.
 
-The slot group is a classic consumer group over the state topic: a slot is a partition, so Kafka's tools show who has
-which. In the user data of the subscription a worker tells where it is and which claims it holds (`Told`), in that of
-the assignment it gets the whole map (`SlotMap`), for it has to send clients to the others. `slots.planning` makes it.
+The slot group is a classic consumer group over the state topic. A slot is a partition, so Kafka's tools show which
+worker has which slot. In the user data of its subscription a worker sends its address and the claims that it holds
+(`Told`). In the user data of its assignment it gets the whole map (`SlotMap`), because it has to send clients to other
+workers. `slots.planning` makes the map.
 
-- Node ids: the worker tells one that it drew, and may be given another one: `SlotMap.node_id` is what counts.
-- Stamp: a static member that comes back gets its old assignment without a new round, and nobody learns where it is
-  now. It sees that by the stamp, which is new each time a worker tells something new: an assignment with another
-  stamp answers older news, and the worker joins again.
-- Key: the mark of the worker's public key, by which others know its calls (`fleet.peer_login`). Nothing that is told
-  here is a secret: DescribeGroups shows it to whoever may DESCRIBE the group.
+- Node ids: a worker draws a node id and sends it, but may be given another one. `SlotMap.node_id` is the valid one.
+- Stamp: a static member that comes back gets its old assignment without a new round, and the others do not learn its
+  new address. The stamp shows this: it is new each time a worker sends something new. If an assignment has another
+  stamp, it answers older news, and the worker joins again.
+- Key: the mark of the worker's public key, by which other workers recognise its calls (`fleet.peer_login`). The user
+  data holds no secret: DescribeGroups shows it to everybody who may DESCRIBE the group.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ MapBody = Mapping[str, Any]
 NOBODY: Final = -1
 NODE_ID_MAX: Final = 2**31 - 1
 USER_DATA_BYTES_MAX: Final = 16 << 20
-"""No honest worker's user data is larger when it is decompressed."""
+"""The most bytes of a worker's decompressed user data; honest workers have less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a worker tells.
+    """The user data that a worker sends when it joins the slot group.
 
-    host, port: where clients and other workers reach it. assigned, generation: what it was given last; −1: nothing yet,
-    and `assigned` is what it has in its cache.
-    claims: slot -> epoch of the claims it holds. key: the mark of its public key.
+    host, port: the address at which clients and other workers reach it. assigned, generation: its last assignment.
+    Generation −1: it has none yet, and `assigned` holds the slots in its cache. claims: slot -> epoch of the claims
+    that it holds. key: the mark of its public key.
     """
 
     node_id: int
@@ -63,7 +64,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotMap:
-    """Who has which slot. `node_id` and `stamp` are those of the worker that got it."""
+    """The assignment of slots to workers. `node_id` and `stamp` are those of the worker that got it."""
 
     generation: int
     topic: str
@@ -79,19 +80,20 @@ class SlotMap:
     node_id: int = NOBODY
     stamp: str = ""
     whole: bool = True
-    """Whether `owners`, `nodes`, `claims` and `keys` are complete; else `owners` has the worker's own slots only."""
+    """True if `owners`, `nodes`, `claims` and `keys` are complete. If False, `owners` has only the worker's own slots.
+    """
 
     def owner(self, slot: int) -> int:
-        """Node id of the worker that is to lead the slot, or NOBODY."""
+        """Return the node id of the worker that is to lead the slot, or NOBODY."""
         return self.owners.get(slot, NOBODY)
 
     def mine(self, node_id: int) -> tuple[int, ...]:
-        """Slots that a worker is to lead, ascending."""
+        """Return the slots that a worker is to lead, ascending."""
         return tuple(sorted(slot for slot, owner in self.owners.items() if owner == node_id))
 
 
 class SlotGroupMember(NamedTuple):
-    """A member of the group: its id, the metadata it told, and what it was assigned (described groups only)."""
+    """A member of the group: its id, its metadata, and its assignment (described groups only)."""
 
     member_id: str
     metadata: bytes
@@ -102,7 +104,7 @@ class SlotGroupMember(NamedTuple):
 
 
 def encode_told(topic: str, told: Told) -> bytes:
-    """The metadata of a JoinGroup request."""
+    """Encode the metadata of a JoinGroup request."""
     body = {
         "node": told.node_id,
         "host": told.host,
@@ -118,7 +120,7 @@ def encode_told(topic: str, told: Told) -> bytes:
 
 
 def decode_told(topic: str, metadata: bytes) -> Told:
-    """What `encode_told` wrote. Raises: MembershipError."""
+    """Decode the metadata that `encode_told` wrote. Raises: MembershipError."""
     subscription = decode_subscription(metadata)
     body = _unpacked(subscription.user_data)
     try:
@@ -144,7 +146,7 @@ def decode_told(topic: str, metadata: bytes) -> Told:
 
 
 def decode_map(data: bytes) -> SlotMap:
-    """What `encode_map` wrote. Raises: MembershipError."""
+    """Decode the assignment that `encode_map` wrote. Raises: MembershipError."""
     assignment = decode_assignment(data)
     body = _unpacked(assignment.user_data)
     try:
@@ -174,7 +176,7 @@ def decode_map(data: bytes) -> SlotMap:
 
 
 def map_body(slot_map: SlotMap) -> MapBody:
-    """The part of an assignment that is the same for all; nodes are named by their place in a list."""
+    """Return the common part of all assignments; nodes are named by their place in a list."""
     ids = sorted(slot_map.nodes)
     places = {node_id: place for place, node_id in enumerate(ids)}
     return {
@@ -186,7 +188,8 @@ def map_body(slot_map: SlotMap) -> MapBody:
 
 
 def encode_map(slot_map: SlotMap, body: MapBody | None, mine: Sequence[int]) -> bytes:
-    """The assignment of the worker `slot_map.node_id`. body: of `map_body`, None to leave it out. mine: its slots."""
+    """Encode the assignment of the worker `slot_map.node_id`. body: of `map_body`, None to leave it out. mine: its
+    slots."""
     user_data = {
         "topic": slot_map.topic,
         "slots": slot_map.slots,
@@ -202,12 +205,12 @@ def encode_map(slot_map: SlotMap, body: MapBody | None, mine: Sequence[int]) -> 
 
 
 def packed(body: Mapping[str, Any]) -> bytes:
-    """User data of this body."""
+    """Return a body as user data."""
     return bytes([FORMAT]) + zlib.compress(orjson.dumps(body))
 
 
 def _unpacked(data: bytes) -> dict[str, Any]:
-    """Raises: MembershipError."""
+    """Return the body. Raises MembershipError."""
     if not data:
         raise MembershipError("it says nothing about itself")
     if data[0] > FORMAT:

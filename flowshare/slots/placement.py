@@ -1,10 +1,10 @@
-"""Which slot a thing belongs to. All workers of a fleet agree on it, so nothing here may ever change.
+"""The slot of each thing. All workers of a fleet agree on it, so nothing here may ever change.
 
-- A share-partition: by topic and partition alone, so that all groups of a partition have one leader, as in Kafka,
-  where metadata names one leader and knows no group. Neighbouring partitions lie in neighbouring slots.
-- A group and its settings: by the group's id. So is all that is kept of a cooperative group, its partitions' state
-  included: whoever coordinates it decides about all of them.
-- What a slot's leader notes of the slot itself: the key says which slot.
+- A share-partition: by topic and partition alone, so that all groups of a partition have one leader, as in Kafka, where
+  metadata names one leader and knows no group. Neighbouring partitions lie in neighbouring slots.
+- A group and its settings: by the group's id. So is all state of a cooperative group, its partitions' included: its
+  coordinator decides about all of them.
+- A leader's notes on the slot itself: the key has the slot.
 - Everything else is the fleet's own and lies in the registry slot.
 """
 
@@ -22,7 +22,7 @@ GROUP_PREFIXES: Final = (b"g/", b"c/")
 COOPERATIVE_PREFIX: Final = b"k/"
 SHARE_SETTLES: Final = b"\x04"
 COOPERATIVE_SETTLES: Final = b"\x11"
-"""What the key of a prepared settle has behind that of its partition (`prepared`)."""
+"""The byte that follows a partition's key prefix in the key of a prepared settle (`prepared`)."""
 LANES_PREFIX: Final = b"y/"
 SLOT_BYTES: Final = 4
 LENGTH_BYTES: Final = 2
@@ -31,17 +31,17 @@ PARTITION_BYTES: Final = 4
 
 
 def share_slot(topic_id: uuid.UUID, partition: int, slots: int) -> int:
-    """Slot of all share-partitions of a topic's partition."""
+    """Return the slot of all share-partitions of a topic's partition."""
     return (zlib.crc32(topic_id.bytes) + partition) % slots
 
 
 def group_slot(group_id: str, slots: int) -> int:
-    """Slot whose owner coordinates the group."""
+    """Return the slot whose owner coordinates the group."""
     return zlib.crc32(group_id.encode()) % slots
 
 
 def partition_head(key: bytes) -> bytes:
-    """Start of all state keys of the partition of a share group, or a cooperative one, that a key belongs to.
+    """Return the start of all state keys of the partition, of a share or cooperative group, that a key belongs to.
 
     s/ or k/ <length of group id, 2 bytes> <group id> <topic id, 16 bytes> <partition, 4 bytes>
     """
@@ -50,7 +50,7 @@ def partition_head(key: bytes) -> bytes:
 
 
 def cooperative_group(key: bytes) -> bytes:
-    """Id of the group that a `COOPERATIVE_PREFIX` key belongs to, as far as it is there.
+    """Return the id of the group that a `COOPERATIVE_PREFIX` key belongs to, as far as the key has it.
 
     k/ <length of group id, 2 bytes> <group id> …
     """
@@ -59,14 +59,15 @@ def cooperative_group(key: bytes) -> bytes:
 
 
 def is_whole(prefix: bytes) -> bool:
-    """Whether all state keys that begin so belong to one share-partition, or to one cooperative group."""
+    """True if all state keys with this prefix belong to one partition of a share group, or to one cooperative group."""
     if prefix.startswith(COOPERATIVE_PREFIX):
         return cooperative_group(prefix) == cooperative_group(prefix + b"\xff\xff\xff")
     return prefix.startswith(SHARE_PREFIX) and partition_head(prefix) == partition_head(prefix + b"\xff")
 
 
 def slot_of_key(key: bytes, slots: int) -> int:
-    """Slot in whose log a state key is written. Raises: ValueError for a share-partition's key that is cut short."""
+    """Return the slot in whose log a state key is written. Raises ValueError for a share-partition's key that is cut
+    short."""
     if key.startswith(LANES_PREFIX):
         return int.from_bytes(key[len(LANES_PREFIX) : len(LANES_PREFIX) + SLOT_BYTES], "big") % slots
     if key.startswith(SHARE_PREFIX):

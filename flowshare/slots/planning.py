@@ -1,10 +1,10 @@
-"""What the leader of the slot group gives to its members. There is no state: all that it needs comes with them.
+"""The slot group leader's plan: the slots of each member. It keeps no state; the members send all that it needs.
 
-- A member that tells garbage, or is of a newer format, gets no slots; `SlotPlan.warnings` says so.
-- Of two members with the same node id the one that was there first keeps it; the other gets another one.
-- Kafka keeps all of a group's assignments in one record, of 1 MiB at most. When the whole map for everybody would
-  come near that, each gets its own slots only (`SlotMap.whole` is False), and puts the map together from what Kafka
-  tells of all members (`assembled`).
+- A member whose data cannot be read, or has a newer format, gets no slots; `SlotPlan.warnings` names it.
+- If two members have the same node id, the one that was there first keeps it; the other gets another one.
+- Kafka keeps all of a group's assignments in one record of at most 1 MiB. If the whole map for every member would come
+  near that, each member gets only its own slots (`SlotMap.whole` is False). It then builds the map from the members'
+  data that Kafka returns (`assembled`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from flowshare.slots.membership import (
 )
 
 GROUP_BYTES_MAX: Final = 800_000
-"""All that Kafka keeps of a group, about; its record may have 1 MiB (max.message.bytes of the offsets topic)."""
+"""The most bytes that Kafka keeps of a group, about; its record may have 1 MiB (max.message.bytes of the offsets
+topic)."""
 MEMBER_BYTES: Final = 200
-"""What Kafka adds to each member: ids, client, time-outs."""
+"""Bytes that Kafka adds for each member: ids, client, time-outs."""
 
 
 class SlotPlan(NamedTuple):
-    """What the leader gives: the map, the assignment of each member id, and what is odd."""
+    """The leader's result: the map, the assignment of each member id, and warnings about unreadable members."""
 
     map: SlotMap
     assignments: tuple[tuple[str, bytes], ...]
@@ -45,7 +46,7 @@ class SlotPlan(NamedTuple):
 
 
 def plan(members: Sequence[SlotGroupMember], *, topic: str, slots: int, generation: int) -> SlotPlan:
-    """What the leader of the group's present generation gives to its members."""
+    """Plan the assignments that the leader of the group's present generation gives to its members."""
     told, warnings = _told(members, topic)
     nodes = _node_ids(told)
     candidates = [
@@ -71,9 +72,9 @@ def plan(members: Sequence[SlotGroupMember], *, topic: str, slots: int, generati
 
 
 def assembled(members: Iterable[SlotGroupMember]) -> SlotMap | None:
-    """The map of a group from outside, by what Kafka tells of its members; None: there is none yet.
+    """Return the map of a group from outside, by Kafka's description of its members; None: no map yet.
 
-    Members of which nothing can be read are left out.
+    Unreadable members are left out.
     """
     maps: dict[str, SlotMap] = {}
     known = list(members)
@@ -116,7 +117,7 @@ def _told(members: Iterable[SlotGroupMember], topic: str) -> tuple[dict[str, Tol
 
 
 def _node_ids(told: Mapping[str, Told]) -> dict[str, int]:
-    """Member id -> node id, each different. Who holds claims, then who is there longer, keeps what it drew."""
+    """Return member id -> node id, each different. Members with claims, then older ones, keep the id that they drew."""
     found: dict[str, int] = {}
     taken: set[int] = set()
     for member_id, one in sorted(told.items(), key=lambda item: (not item[1].claims, -item[1].generation, item[0])):
@@ -145,7 +146,8 @@ def _keys(told: Mapping[str, Told], nodes: Mapping[str, int]) -> dict[int, str]:
 def _assignments(
     members: Sequence[SlotGroupMember], told: Mapping[str, Told], nodes: Mapping[str, int], made: SlotMap
 ) -> tuple[tuple[str, bytes], ...]:
-    """One for each member; the whole map in each as long as all of them fit into what Kafka keeps of a group."""
+    """Return one assignment for each member; each has the whole map if all of them fit into Kafka's record of a
+    group."""
     whole = map_body(made)
     others = sum(MEMBER_BYTES + len(member.metadata) for member in members)
     body = whole if others + len(members) * len(packed(whole)) <= GROUP_BYTES_MAX else None

@@ -1,34 +1,40 @@
-"""What a slot's log says of settles that were written apart: outputs in a Kafka transaction, state in the slot.
+"""Prepared settles: rows in a slot's log for settles whose outputs go in a Kafka transaction and whose state goes in
+the slot.
 
-A slot's leader has *lanes*. Each is a transactional id with a *ledger*, an offset that is committed in the lane's own
-transactions: the number of the last one that was committed. One transaction carries the outputs of one or more settles.
-Before it is ended a *row* of each settle stands in the slot's log, with the transaction's number and what becomes of
-the settle's records. So whoever leads the slot reads off log and ledger together what happened.
+A slot's leader has *lanes*. A lane is a transactional id with a *ledger*: an offset, committed in the lane's own
+transactions, that holds the number of the last committed one. One transaction carries the outputs of one or more
+settles. Before the transaction is ended, a *row* of each settle is written to the slot's log, with the transaction's
+number and the new state of the settle's records. So the slot's leader can tell from the log and the ledger what
+happened.
 
-Invariant: of each settle either its outputs are committed, and what becomes of its records is in the state, or in a row
-that `decide` calls committed; or its outputs are aborted, and its records are as they were. It rests on these rules:
+Invariant: a settle is either committed or undone. Committed: its outputs are committed, and the new state of its
+records is in the slot's state, or in a row that `decide` calls committed. Undone: its outputs are aborted, and its
+records are as they were. The invariant rests on these rules:
 
-- a lane has one transaction at a time, and its number is above all before it, whatever became of those: it begins with
-  the epoch of the leader's claim, as rows and ledgers may be gone; and is above these all the same (`last_number`);
-- a row is confirmed in the slot's log before its transaction is asked to be committed. Only who leads the slot has
-  writes confirmed, and all of them are read by who leads it next: so its numbers are above this one;
-- who leads next takes over the lane's transactional id before it reads the ledger: what was not decided then never is.
-  It reads where it has just written, in a transaction that is aborted: others may have an older ledger;
-- rows of what was not done are deleted no later than in the write that has the lane's next rows: the ledger passes
-  their number with that transaction;
-- a row of what is committed is deleted by the write that makes its changes, which are made where the records are still
-  acquired in that same delivery: so a row that is found a second time changes nothing;
-- a ledger that has not reached a transaction's own number, when the lane was taken over since, never does by it; one
-  that has just that number is there by it; one above it was moved by somebody who leads the slot by now (`fate`).
+- A lane has one transaction at a time. The transaction's number is above all earlier ones, whatever became of those.
+  Numbers begin with the epoch of the leader's claim, because rows and ledgers may be gone. They are also above all rows
+  and ledgers that are left (`last_number`).
+- A row is confirmed in the slot's log before the commit of its transaction is requested. Only the slot's leader gets
+  writes confirmed, and the next leader reads all of them. So the next leader's numbers are above this leader's.
+- The next leader takes over the lane's transactional id before it reads the ledger. A transaction that was not decided
+  by then is never decided. The leader reads the ledger at the broker where it has just written, in a transaction that
+  is aborted, because other brokers may have an older ledger.
+- Rows of undone settles are deleted at the latest in the write that has the lane's next rows, because the transaction
+  of those rows moves the ledger above the old numbers.
+- A row of a committed settle is deleted by the write that makes its changes. Changes are made only to records that are
+  still acquired in that same delivery. So a row that is found a second time changes nothing.
+- After the lane was taken over, the ledger tells about this process's own transaction (`fate`). Below its number: the
+  transaction is undone for ever. Equal to its number: it is committed. Above its number: the slot has a new leader,
+  which moved the ledger.
 
     the row is marked decided                          COMMITTED  its changes are made, then it is deleted
     its lane's ledger is at its number, or above       COMMITTED  the same
     the ledger is below, the lane is ours              UNDONE     it is deleted before, or with, the lane's next row
-    the ledger is below, its transaction is under way  UNDECIDED  who wants to load the share-partition waits
+    the ledger is below, its transaction is under way  UNDECIDED  loading the share-partition has to wait
     the ledger is not known                            UNDECIDED  the same
 
-Rows lie among the own state of what is settled, a share-partition or a partition of a cooperative group, so that they
-go with it when it is deleted or begins anew:
+Rows lie among the state keys of the share-partition, or of the cooperative group's partition, that they settle. So they
+go with that state when it is deleted or begins anew:
 
     <the share-partition's keys begin so> 0x04 <lane, 1 byte> <number, 8 bytes> <settle, 2 bytes>
     <the cooperative partition's keys>    0x11 the same
@@ -37,17 +43,20 @@ go with it when it is deleted or begins anew:
     value    format version, how it ended (1 byte each); how many partitions `before` has (2 bytes); of each partition,
              of `before` first: length of the topic's name (2 bytes), name, partition (4 bytes)
 
-A coordinator may call a transaction ended without telling its partitions so (KAFKA-20734). Whoever takes the lane over
-tells them again, by empty transactions of the same producer with the same end. The note is what he needs for that:
+A transaction coordinator may call a transaction ended without telling the transaction's partitions (KAFKA-20734). So
+the leader that takes over a lane tells the partitions again, by empty transactions of the same producer with the same
+end. It needs the lane's note for that:
 
-    note                 coordinator says          is told
-    it has an end        open                      what a predecessor was telling is ended first, as he meant to, by
-                                                   who has the slot: the note is written again before that
+    note                 coordinator says          the partitions are told
+    it has an end        open                      first, the slot's leader ends what a predecessor was telling, as the
+                                                   predecessor meant to; the note is written again before that
     it has an end        anything                  `before`: committed; `last`: that end
     it has none          committed, aborted        the same, with this end, which is noted before the producer is fenced
-    it has none          open                      aborted: what the coordinator names; all else of the note: committed
+    it has none          open                      aborted: those that the coordinator names; all others of the note:
+                                                   committed
 
-The note has no end from when a transaction begins until somebody takes the lane over, and none when all is told.
+The note has no end from the beginning of a transaction until the lane is taken over, and again when all partitions are
+told.
 """
 
 from __future__ import annotations
@@ -70,12 +79,13 @@ from flowshare.slots.records import Entry, decode_entries, encode_entries
 
 VERSION: Final = 1
 EPOCH_BITS: Final = 32
-"""A number is above all of older claims of the slot: so many bits count what one leader does."""
+"""Bits of a number that count one leader's transactions; the bits above are its claim's epoch, so numbers rise over
+claims."""
 Place = tuple[str, int]
 LEDGER: Final[Place] = ("", 0)
-"""In a lane's note: its ledger."""
+"""The ledger in a lane's note."""
 NO_NUMBER: Final = -1
-"""Of a ledger in which nothing was committed yet."""
+"""The number of a ledger in which nothing was committed yet."""
 SETTLES_MAX: Final = 1 << 16
 _PLACE: Final = struct.Struct(">BQH")
 _LANE: Final = struct.Struct(">IB")
@@ -83,13 +93,13 @@ _NOTE: Final = struct.Struct(">BBH")
 _LENGTH: Final = struct.Struct(">H")
 _PARTITION: Final = struct.Struct(">i")
 _ENDS: Final = (None, False, True)
-"""How a lane's last transaction ended, by its number in a note."""
+"""Ends of a lane's last transaction, by their numbers in a note: None is open, True is committed."""
 _VALUE: Final = struct.Struct(">BBI")
 
 
 class Row(NamedTuple):
-    """Where a row lies: the start of its partition's keys (of a share group, or a cooperative one); lane, number of its
-    transaction, settle within it."""
+    """The place of a row: the start of its partition's keys (of a share group, or a cooperative one); lane, number of
+    its transaction, settle within it."""
 
     share: bytes
     lane: int
@@ -98,15 +108,15 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """Its state key."""
+        """The row's state key."""
         return rows_prefix(self.share) + _PLACE.pack(self.lane, self.number, self.settle)
 
 
 class LaneNote(NamedTuple):
-    """Where the last transactions of a lane went, topics and partitions, `LEDGER` for its ledger.
+    """The places of a lane's last transactions, topics and partitions, `LEDGER` for its ledger.
 
     last: of the last one; before: of the one before it, if that was committed and may not have been told everywhere.
-    committed: how the last one ended, once somebody who takes the lane over knows that; else None.
+    committed: the end of the last one, once a leader that takes the lane over knows it; else None.
     """
 
     before: tuple[Place, ...] = ()
@@ -119,40 +129,41 @@ class LaneNote(NamedTuple):
         return tuple(dict.fromkeys([place for place in (*self.before, *self.last) if place != LEDGER]))
 
     def begun(self, places: Iterable[Place]) -> LaneNote:
-        """The next transaction writes to these."""
+        """Return the note for the next transaction, which writes to these places."""
         return LaneNote(self.last, (*sorted(set(places)), LEDGER))
 
     def left_open(self, places: Iterable[Place]) -> LaneNote:
-        """The last one is open, has these partitions so far, and is aborted.
+        """Return the note for an open last transaction with these partitions so far, which is aborted.
 
-        Brokers name no partition of offsets to who may not describe their topic, so the ledger is always taken for its.
+        Brokers name no partition of offsets to a client that may not describe their topic, so the ledger always counts
+        as one of them.
         """
         last = (*(place for place in places if place != LEDGER), LEDGER)
         before = tuple(place for place in dict.fromkeys([*self.before, *self.last]) if place not in last)
         return LaneNote(before, last, committed=False)
 
     def ends(self) -> list[tuple[tuple[Place, ...], bool]]:
-        """What is to be told to whom, one after the other: places, and whether they are committed."""
+        """List the ends to tell, in order: the places, and True if their transaction was committed."""
         assert self.committed is not None, "how it ended is known"
         before = tuple(place for place in self.before if place not in self.last)
         ends = [((*before, *self.last), True)] if self.committed else [(before, True), (self.last, False)]
         return [(places, end) for places, end in ends if places]
 
     def being_ended(self, places: Iterable[Place]) -> bool:
-        """Whether who told these partitions, and did not come to the end, meant to commit."""
+        """Return the end that an interrupted telling of these partitions was to reach: True for commit."""
         of = set(places)
         return next((end for some, end in self.ends() if not of.isdisjoint(some)), bool(self.committed))
 
 
 class Prepared(NamedTuple):
-    """What a settle changes when it is committed. update: of its share-partition. beside: further writes."""
+    """The changes that a settle makes when it is committed. update: of its share-partition. beside: further writes."""
 
     update: bytes
     beside: tuple[Entry, ...] = ()
 
 
 class Kept(NamedTuple):
-    """A row as it lies in the log. decided: it is committed whatever the ledger says."""
+    """A row as it lies in the log. decided: True: committed whatever the ledger says."""
 
     row: Row
     prepared: Prepared
@@ -160,31 +171,31 @@ class Kept(NamedTuple):
 
 
 class Fate(Enum):
-    """What became of a settle."""
+    """The outcome of a prepared settle."""
 
     COMMITTED = "committed"
     UNDONE = "undone"
     UNDECIDED = "undecided"
     TAKEN = "taken"
-    """Somebody else leads the slot by now, and will find out."""
+    """Another worker leads the slot by now, and will find out."""
 
 
 # --- bytes --------------------------------------------------------------------------------------------------------
 
 
 def encode_row(prepared: Prepared, *, decided: bool = False) -> bytes:
-    """The value of a row."""
+    """Return the value of a row."""
     head = _VALUE.pack(VERSION, decided, len(prepared.update))
     return head + prepared.update + encode_entries(prepared.beside)
 
 
 def rows_prefix(share: bytes) -> bytes:
-    """Start of the keys of a partition's rows. share: of all of its keys."""
+    """Return the start of the keys of a partition's rows. share: the start of all its keys."""
     return share + (COOPERATIVE_SETTLES if share.startswith(COOPERATIVE_PREFIX) else SHARE_SETTLES)
 
 
 def row_of(key: bytes) -> Row | None:
-    """The row that a state key belongs to; None: it is no row's. Raises: SlotCorrupt."""
+    """Return the row that a state key belongs to; None: no row's key. Raises SlotCorrupt."""
     if not key.startswith((SHARE_PREFIX, COOPERATIVE_PREFIX)):
         return None
     share = partition_head(key)
@@ -197,7 +208,7 @@ def row_of(key: bytes) -> Row | None:
 
 
 def decode_row(key: bytes, value: bytes) -> Kept:
-    """A row. Raises: SlotCorrupt, NewerFormat."""
+    """Return a row read from its entry. Raises SlotCorrupt, NewerFormat."""
     row = row_of(key)
     if row is None:
         raise SlotCorrupt(f"{key!r} is not the key of a prepared settle")
@@ -217,12 +228,12 @@ def decode_row(key: bytes, value: bytes) -> Kept:
 
 
 def rows_in(entries: Iterable[tuple[bytes, bytes]]) -> list[Kept]:
-    """The rows among entries of a slot. Raises: SlotCorrupt, NewerFormat."""
+    """Return the rows among entries of a slot. Raises SlotCorrupt, NewerFormat."""
     return [decode_row(key, value) for key, value in entries if row_of(key) is not None]
 
 
 def places_in(entries: Iterable[tuple[bytes, bytes]]) -> list[Row]:
-    """Where rows lie among entries of a slot, whatever they hold; a key that cannot be read is no row's here."""
+    """Return the places of rows among entries of a slot, whatever they hold; unreadable keys are passed over."""
     found: list[Row] = []
     for key, _ in entries:
         try:
@@ -235,7 +246,7 @@ def places_in(entries: Iterable[tuple[bytes, bytes]]) -> list[Row]:
 
 
 def lane_entry(slot: int, lane: int, note: LaneNote) -> tuple[bytes, bytes]:
-    """The entry of a lane."""
+    """Return the entry with a lane's note."""
     parts = [_NOTE.pack(VERSION, _ENDS.index(note.committed), len(note.before))]
     for topic, partition in (*note.before, *note.last):
         name = topic.encode()
@@ -244,7 +255,7 @@ def lane_entry(slot: int, lane: int, note: LaneNote) -> tuple[bytes, bytes]:
 
 
 def lane_of(key: bytes) -> int | None:
-    """The lane whose note a state key has; None: it is no lane's. Raises: SlotCorrupt."""
+    """Return the lane whose note a state key has; None: no note's key. Raises SlotCorrupt."""
     if not key.startswith(LANES_PREFIX):
         return None
     try:
@@ -255,7 +266,7 @@ def lane_of(key: bytes) -> int | None:
 
 
 def decode_note(value: bytes) -> LaneNote:
-    """The note of a lane. Raises: SlotCorrupt."""
+    """Return the note of a lane. Raises SlotCorrupt."""
     places: list[Place] = []
     try:
         version, end, before = _NOTE.unpack_from(value)
@@ -277,7 +288,7 @@ def decode_note(value: bytes) -> LaneNote:
 
 
 def decide(rows: Iterable[Kept], ledgers: Mapping[int, int]) -> dict[Row, Fate]:
-    """What became of each row, by the ledgers of lanes that are this leader's (the table above)."""
+    """Tell the fate of each row. ledgers: of the lanes that belong to this leader (see the table above)."""
 
     def fate_of(kept: Kept) -> Fate:
         if kept.decided:
@@ -291,14 +302,14 @@ def decide(rows: Iterable[Kept], ledgers: Mapping[int, int]) -> dict[Row, Fate]:
 
 
 def fate(number: int, ledger: int) -> Fate:
-    """What became of this process's own transaction, after its lane was taken over anew."""
+    """Tell the fate of this process's own transaction, after the process has taken over its lane again."""
     if ledger == number:
         return Fate.COMMITTED
     return Fate.UNDONE if ledger < number else Fate.TAKEN
 
 
 def last_number(lane: int, rows: Iterable[Row], ledger: int) -> int:
-    """The highest number that a lane has used, as far as anybody could take it for another one."""
+    """Return the highest number that a lane has used, as far as rows and ledger show it."""
     return max([0, ledger, *(row.number for row in rows if row.lane == lane)])
 
 
@@ -311,7 +322,7 @@ class Begun(NamedTuple):
 
 
 class LaneBook:
-    """What one leader knows of one lane: the last number, the ledger, and which rows are to be deleted."""
+    """One leader's view of one lane: the last number, the ledger, and the rows that must be deleted."""
 
     def __init__(self, lane: int, epoch: int) -> None:
         """epoch: of the claim under which the slot is led."""
@@ -328,7 +339,7 @@ class LaneBook:
         return self._open
 
     def taken_over(self, rows: Sequence[Row], ledger: int) -> None:
-        """The lane is this leader's; rows: all that there are in the slot's log."""
+        """Take the lane over for this leader. rows: all rows in the slot's log."""
         assert self._open is None, "what is under way is known first"
         self.ledger = ledger
         self.last = max(self.last, last_number(self.lane, rows, ledger))
@@ -336,7 +347,7 @@ class LaneBook:
         self._undone = list(dict.fromkeys([*self._undone, *undone]))
 
     def begin(self, settles: Sequence[tuple[bytes, Prepared]]) -> Begun:
-        """The next transaction, of settles with the starts of their share-partitions' keys."""
+        """Begin the next transaction, of settles with the starts of their share-partitions' keys."""
         assert self._open is None, "a lane has one transaction at a time"
         assert self.ledger is not None, "a lane is taken over before it is used"
         self.last += 1
@@ -347,22 +358,22 @@ class LaneBook:
         return self._open
 
     def prepared(self) -> None:
-        """The entries of the transaction are confirmed: with them went the rows of all that was not done before."""
+        """Note that the transaction's entries are confirmed; they removed the rows of undone settles."""
         self._undone = []
 
     def committed(self) -> None:
-        """The transaction is committed."""
+        """Note that the transaction is committed."""
         assert self._open is not None
         self.ledger, self._open = self._open.number, None
 
     def undone(self) -> None:
-        """The transaction was not committed, and never will be."""
+        """Note that the transaction was not committed, and never will be."""
         assert self._open is not None
         self._undone += self._open.rows
         self._open = None
 
     def fate_of(self, kept: Kept) -> Fate:
-        """What became of a row of this lane."""
+        """Tell the fate of a row of this lane."""
         if self._open is not None and kept.row.number == self._open.number:
             return Fate.UNDECIDED
         known = {} if self.ledger is None else {self.lane: self.ledger}

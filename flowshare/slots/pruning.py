@@ -1,14 +1,14 @@
-"""When a slot's log is cut at its start, and what has to be written again before.
+"""The cutting of a slot's log at its start, and the entries to write again before it.
 
 A reader begins at the log's start and needs a claim there, so the log is cut at claims only, and only at one before
-which no key's last write lies. Its owner gets there in steps, each of them small, and one at a time:
+which no key's last write lies. Its owner gets there in small steps, one at a time:
 
     the log is large, and cutting it at the present claim frees little → claim again
     keys were last written before the present claim                    → write some of them again, the oldest first
-    neither                                                            → delete what lies before the present claim
+    neither                                                            → delete the records before the present claim
 
-With a log of at least `growth` times its table, writing everything again costs at most 1/growth of what was written.
-A key is written again with what the table holds, so nothing may be under way meanwhile (`fleet.state.writing`).
+With a log of at least `growth` times its table, writing everything again costs at most 1/growth of the bytes written. A
+key is written again with the table's value, so no write may be under way meanwhile (`fleet.state.writing`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flowshare.slots.replay import SlotReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneLimits:
-    """When a slot's log is worth cutting, and how much of it is written again in one step.
+    """Limits for cutting a slot's log, and the size of a step of writing again.
 
     log_bytes: shorter logs are left alone. growth: so are those below this many times the table.
 
@@ -56,12 +56,12 @@ Step = ClaimAgain | WriteAgain | Delete
 
 
 def due(reader: SlotReader, limits: PruneLimits) -> bool:
-    """Whether there is something to do."""
+    """True if the slot's log is large enough to be cut."""
     return bool(reader.claims) and reader.kept_bytes > _allowed(reader, limits)
 
 
 def next_step(reader: SlotReader, limits: PruneLimits) -> Step | None:
-    """What the owner does next; None: nothing for now."""
+    """Return the owner's next step; None: nothing to do for now."""
     if not due(reader, limits):
         return None
     claim = reader.claims[-1]
@@ -81,5 +81,5 @@ def next_step(reader: SlotReader, limits: PruneLimits) -> Step | None:
 
 
 def _allowed(reader: SlotReader, limits: PruneLimits) -> int:
-    """How large the log may be."""
+    """Return the allowed size of the log, in bytes."""
     return max(limits.log_bytes, limits.growth * reader.table.size_bytes)

@@ -1,13 +1,16 @@
-"""What lies in a slot's log, as the key and value of Kafka records.
+"""Records of a slot's log: their layout as key and value of Kafka records.
 
     key      kind (1 byte), format version (1 byte)
     value    CRC-32 of the key and all that follows; epoch of the claim (8 bytes); serial (8 bytes); the kind's own
 
-A claim's serial is 0; everything that its owner writes after it counts from 1 on, so that a reader sees at once what
-is there twice and what is missing (`replay.py`). A write is a list of entries, key and value or deletion; one that is
-longer than `CHUNK_BYTES` is cut into parts, the last of which has a kind of its own: without it none of them counts.
+A claim's serial is 0. The owner's records after it count from 1 on, so that a reader sees at once which records are
+there twice and which are missing (`replay.py`). A write is a list of entries: key and value, or a deletion. A write
+longer than `CHUNK_BYTES` is cut into parts. The last part has its own kind; without the last part no part of the write
+counts.
 
-A newer format than this release knows is refused (`NewerFormat`): guessing would serve wrong state.
+A format newer than this release knows is refused (`NewerFormat`), because guessing would serve wrong state. In every
+format a key has two bytes and a value begins with the checksum, so that records of a newer flowshare can be told from
+records of other programs. A record of another program (`ForeignRecord`) is no part of a slot: it uses no serial.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from flowshare.slots.errors import NewerFormat, SlotCorrupt
+from flowshare.slots.errors import ForeignRecord, NewerFormat, SlotCorrupt
 
 VERSION: Final = 1
 CHUNK_BYTES: Final = 512 * 1024
@@ -50,9 +53,9 @@ class RecordKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """From here on the slot is this owner's, unless the epoch is not above that of the claim before.
+    """A record that makes the slot this owner's from here on, unless its epoch is not above the claim's before.
 
-    owner: names one life of one process. host, port: where its clients reach it. time_ms: its clock.
+    owner: names one life of one process. host, port: its address for clients. time_ms: its clock.
     """
 
     epoch: int
@@ -64,13 +67,13 @@ class Claim:
 
     @property
     def serial(self) -> int:
-        """A claim begins the count."""
+        """Serial 0: a claim begins the count."""
         return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """The owner writes nothing any more and gives the slot to another one."""
+    """A record by which the owner stops writing and gives the slot to another one."""
 
     epoch: int
     serial: int
@@ -79,7 +82,7 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Nothing but a sign that the owner still owns the slot at this place of the log."""
+    """A record that only shows that the owner still owns the slot at this place of the log."""
 
     epoch: int
     serial: int
@@ -102,7 +105,7 @@ Record = Claim | HandOver | Tick | Part
 
 
 def encode_entries(entries: Iterable[Entry]) -> bytes:
-    """Entries as the body of a write; bodies may be joined. Raises: ValueError for a key that is too long."""
+    """Return entries as the body of a write; bodies may be joined. Raises ValueError for a key that is too long."""
     pieces: list[bytes] = []
     pack = _ENTRY.pack
     for key, value in entries:
@@ -116,7 +119,7 @@ def encode_entries(entries: Iterable[Entry]) -> bytes:
 
 
 def parts(epoch: int, serial: int, body: bytes) -> list[Part]:
-    """The parts of a write, the first of them with this serial."""
+    """Return the parts of a write, the first of them with this serial."""
     if len(body) <= CHUNK_BYTES:
         return [Part(epoch=epoch, serial=serial, body=body)]
     cuts = range(0, len(body), CHUNK_BYTES)
@@ -127,7 +130,7 @@ def parts(epoch: int, serial: int, body: bytes) -> list[Part]:
 
 
 def encode(record: Record) -> tuple[bytes, bytes]:
-    """Key and value of the Kafka record."""
+    """Return key and value of the Kafka record."""
     match record:
         case Part():
             kind, body = RecordKind.LAST_PART if record.last else RecordKind.PART, record.body
@@ -153,24 +156,26 @@ def _text(value: str) -> bytes:
 
 
 def checksum_of(value: bytes) -> int:
-    """The checksum that a value begins with."""
+    """Return the checksum that a value begins with."""
     (checksum,) = _CHECKSUM.unpack_from(value)
     return int(checksum)
 
 
 def decode(key: bytes | None, value: bytes | None) -> Record:
-    """The record. Raises: NewerFormat, SlotCorrupt."""
-    if key is None or len(key) != 2 or value is None or len(value) < _HEAD.size:
-        raise SlotCorrupt("it has not the form of a slot's record")
+    """Return the record. Raises NewerFormat, ForeignRecord."""
+    if key is None or len(key) != 2 or value is None or len(value) < _CHECKSUM.size:
+        raise ForeignRecord("it has not the form of a slot's record")
     kind, version = key
+    if zlib.crc32(memoryview(value)[_CHECKSUM.size :], zlib.crc32(key)) != checksum_of(value):
+        raise ForeignRecord("its checksum does not match its bytes")
     if version > VERSION:
         raise NewerFormat(
             f"it has format {version}, this release reads up to {VERSION}: start this worker with the release of "
             "the others, or a newer one"
         )
-    checksum, epoch, serial = _HEAD.unpack_from(value)
-    if zlib.crc32(memoryview(value)[_CHECKSUM.size :], zlib.crc32(key)) != checksum:
-        raise SlotCorrupt("its checksum does not match its bytes")
+    if len(value) < _HEAD.size:
+        raise ForeignRecord("it is cut short")
+    _, epoch, serial = _HEAD.unpack_from(value)
     body = value[_HEAD.size :]
     match kind:
         case RecordKind.LAST_PART | RecordKind.PART:
@@ -183,12 +188,12 @@ def decode(key: bytes | None, value: bytes | None) -> Record:
         case RecordKind.TICK:
             return Tick(epoch=epoch, serial=serial)
         case _:
-            raise SlotCorrupt(f"kind {kind} is unknown")
+            raise ForeignRecord(f"kind {kind} is unknown")
 
 
 def _claim(epoch: int, body: bytes) -> Claim:
     if len(body) < _CLAIM.size:
-        raise SlotCorrupt("a claim is cut short")
+        raise ForeignRecord("a claim is cut short")
     node_id, port, time_ms = _CLAIM.unpack_from(body)
     owner, host = _texts(body[_CLAIM.size :], 2)
     return Claim(epoch=epoch, node_id=node_id, owner=owner, host=host, port=port, time_ms=time_ms)
@@ -203,18 +208,18 @@ def _texts(body: bytes, count: int) -> list[str]:
             at += _TEXT.size
             text = body[at : at + length]
             if len(text) != length:
-                raise SlotCorrupt("a text is cut short")
+                raise ForeignRecord("a text is cut short")
             found.append(text.decode())
             at += length
     except (struct.error, UnicodeDecodeError):
-        raise SlotCorrupt("a text cannot be read") from None
+        raise ForeignRecord("a text cannot be read") from None
     if at != len(body):
-        raise SlotCorrupt("there are bytes left over")
+        raise ForeignRecord("there are bytes left over")
     return found
 
 
 def decode_entries(body: bytes) -> list[Entry]:
-    """The entries of a whole write. Raises: SlotCorrupt."""
+    """Return the entries of a whole write. Raises SlotCorrupt."""
     entries: list[Entry] = []
     at, end, unpack, size = 0, len(body), _ENTRY.unpack_from, _ENTRY.size
     try:

@@ -1,8 +1,8 @@
-"""`SlotReader`: reads a slot's log in the order of its offsets and says of each record whether it counts.
+"""`SlotReader`: reads a slot's log in the order of its offsets and tells of each record if it counts.
 
-Invariant: two readers that were fed the same log up to the same offset hold the same claim and the same table, and
-what counts of a claim is a beginning of what its owner wrote: nothing twice, nothing missing in between, nothing after
-a higher claim. The log alone decides; who was a member of what at which time plays no part.
+Invariant: two readers that were fed the same log up to the same offset hold the same claim and the same table, and a
+claim's counting records are a beginning of its owner's writes: nothing twice, nothing missing in between, nothing after
+a higher claim. The log alone decides; memberships at any time play no part.
 
     record      condition                                        validity   effect
     claim       epoch above the present claim's, or none before  CLAIMED    it is the claim; serial 1 is next; parts of
@@ -16,8 +16,8 @@ a higher claim. The log alone decides; who was a member of what at which time pl
     tick                                                         ACCEPTED
     hand-over                                                    ACCEPTED   nothing more of this claim counts
 
-A log that was pruned begins with a claim that counts (`pruning.py` cuts nowhere else). When it begins with something
-else, somebody else deleted records, and what they said is not known: that is refused.
+A log that was pruned begins with a claim that counts (`pruning.py` cuts nowhere else). When it begins with another
+record, another program deleted records, and their content is not known: that is refused.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from flowshare.slots.summary import Fingerprint, PlacedClaim, Summary
 from flowshare.slots.table import SlotTable
 
 RECORD_BYTES: Final = 100
-"""What a record takes in the log beside its body, about."""
+"""Approximate bytes that a record takes in the log beside its body."""
 CLAIMS_KEPT: Final = 64
-"""Claims whose places are known; of more every other one is forgotten, which only makes pruning coarser."""
+"""The most claims whose places are known; beyond, every other one is forgotten, which only makes pruning coarser."""
 
 OnWrite = Callable[[Sequence[Entry], int], None]
-"""(entries, offset at which the write began), after it was applied."""
+"""Called with (entries, offset at which the write began), after it was applied."""
 
 
 class Validity(Enum):
-    """Whether a record counts, and as what."""
+    """The verdict on a record of the log: a claim that counts, another record that counts, or void."""
 
     CLAIMED = "claimed"
     ACCEPTED = "accepted"
@@ -49,7 +49,7 @@ class Validity(Enum):
 
 
 class _Begun(NamedTuple):
-    """Where a write began whose last part has not come yet, and the state before it."""
+    """The beginning of a write whose last part has not come yet, with the state before it."""
 
     offset: int
     serial: int
@@ -57,7 +57,7 @@ class _Begun(NamedTuple):
 
 
 class SlotReader:
-    """State of one slot as of `position`, the offset that is fed next or later."""
+    """State of one slot as of `position`, the least offset that may be fed next."""
 
     def __init__(self, *, start: int = 0) -> None:
         """Begin at the log's start, which is `start`."""
@@ -65,11 +65,11 @@ class SlotReader:
         self.claim: Claim | None = None
         self.position = start
         self.handed_over_to: str | None = None
-        """Who the present claim's owner gave the slot to."""
+        """The instance to which the present claim's owner gave the slot; None: to none."""
         self.claims: list[PlacedClaim] = []
         """Claims that counted, since the log's start, oldest first."""
         self.log_bytes = 0
-        """About what was fed since the reader was made."""
+        """The bytes fed since the reader was made, about."""
         self.on_write: OnWrite | None = None
         self._pruned = start > 0
         self._serial = 0
@@ -80,7 +80,7 @@ class SlotReader:
 
     @classmethod
     def resume(cls, summary: Summary, table: SlotTable) -> SlotReader:
-        """Go on where another reader was when it gave this summary, with the table of then."""
+        """Go on from another reader's summary, with its table of that time."""
         reader = cls(start=summary.position)
         reader.table = table
         reader.claim = summary.claim
@@ -94,12 +94,12 @@ class SlotReader:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the present claim; 0 when there is none."""
+        """Epoch of the present claim; 0 without one."""
         return 0 if self.claim is None else self.claim.epoch
 
     @property
     def kept_bytes(self) -> int:
-        """About what lies in the log from its first claim on."""
+        """The bytes in the log from its first claim on, about."""
         return self.log_bytes - self.claims[0].log_bytes if self.claims else self.log_bytes
 
     def feed(self, offset: int, record: Record, checksum: int) -> Validity:
@@ -123,7 +123,7 @@ class SlotReader:
         return validity
 
     def skip(self, position: int) -> None:
-        """There are no records below `position`."""
+        """Note that no records are below `position`."""
         self.position = max(self.position, position)
 
     def cut(self, log_start: int) -> None:
@@ -131,7 +131,8 @@ class SlotReader:
         self.claims = [claim for claim in self.claims if claim.offset >= log_start]
 
     def summary(self) -> Summary:
-        """What `resume` needs beside the table; as of the begin of a write whose last part has not come yet."""
+        """Return the summary that `resume` needs beside the table. If a write's last part has not come yet, the summary
+        is as of the beginning of that write."""
         begun = self._begun
         position, serial, last = (self.position, self._serial, self._last) if begun is None else begun
         return Summary(

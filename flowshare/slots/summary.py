@@ -1,4 +1,4 @@
-"""What is kept of a reader beside its table, so that another one can go on from there: for the local cache."""
+"""Summary of a slot reader, for the local cache: the data beside its table from which another reader can go on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Fingerprint(NamedTuple):
 
 
 class PlacedClaim(NamedTuple):
-    """Where a claim lies, and how many bytes were fed before it."""
+    """The place of a claim, and the bytes fed before it."""
 
     offset: int
     log_bytes: int
@@ -28,7 +28,7 @@ class PlacedClaim(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A reader at `position`: the present claim, the serial that is next, the last record read, the claims' places."""
+    """A reader at `position`: the present claim, the next serial, the last record read, the claims' places."""
 
     claim: Claim | None
     serial: int
@@ -39,12 +39,12 @@ class Summary:
     log_bytes: int
 
     def encode(self) -> bytes:
-        """The summary as bytes."""
+        """Return the summary as bytes."""
         return json.dumps({"format": FORMAT, **asdict(self)}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Summary:
-        """What `encode` wrote. Raises: SlotCorrupt."""
+        """Decode a summary that `encode` wrote. Raises: SlotCorrupt."""
         try:
             fields: dict[str, Any] = json.loads(data)
             if fields.pop("format") != FORMAT:

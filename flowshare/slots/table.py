@@ -1,7 +1,7 @@
-"""The state of one slot: the last value of each key, and where in the log it was written.
+"""The state of one slot: the last value of each key, and the offset of its write.
 
 Keys of a share-partition lie together, so that reading one of them (a snapshot and a few hundred updates among many
-thousand keys) looks at nothing else. Keys are also kept in the order of their last writes: the oldest one says how
+thousand keys) looks at nothing else. Keys are also kept in the order of their last writes: the oldest one tells how
 much of the log is still needed (`pruning.py`).
 """
 
@@ -16,7 +16,7 @@ from flowshare.slots.placement import SHARE_PREFIX, partition_head
 from flowshare.slots.records import Entry
 
 HEAD_BYTES: Final = 2
-"""Other keys lie together by their first two bytes."""
+"""Length of the prefix by which other keys lie together."""
 
 
 class Kept(NamedTuple):
@@ -28,12 +28,12 @@ class Kept(NamedTuple):
 
 
 class SlotTable:
-    """The table of one slot, as replaying its log gives it. `size_bytes`: keys and values."""
+    """The table of one slot, made by replaying its log. `size_bytes`: keys and values."""
 
     __slots__ = ("_heaps", "_offsets", "size_bytes")
 
     def __init__(self, kept: Iterable[Kept] = ()) -> None:
-        """Start with what was kept elsewhere, in any order; each key once."""
+        """Start with entries kept elsewhere, in any order; each key once."""
         self._heaps: dict[bytes, dict[bytes, bytes]] = {}
         self._offsets: OrderedDict[bytes, int] = OrderedDict()
         self.size_bytes = 0
@@ -64,9 +64,9 @@ class SlotTable:
                 self.size_bytes += len(key) + len(value)
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """All entries under a prefix, in key order."""
+        """Return all entries under a prefix, in key order."""
         head = _head(prefix)
-        if head == _head(prefix + b"\xff"):  # whole: nothing outside of it begins so
+        if head == _head(prefix + b"\xff"):  # a whole partition: no key outside of the heap begins so
             return sorted(item for item in self._heaps.get(head, {}).items() if item[0].startswith(prefix))
         return sorted(
             item
@@ -77,11 +77,11 @@ class SlotTable:
         )
 
     def oldest(self) -> int | None:
-        """Offset of the key whose last write is the oldest; None when there is no key."""
+        """Return the offset of the oldest last write of a key; None without keys."""
         return next(iter(self._offsets.values()), None)
 
     def older(self, before: int) -> Iterator[Kept]:
-        """Keys whose last write began below `before`, oldest first; the table must not change meanwhile."""
+        """Yield the keys whose last write began below `before`, oldest first; the table must not change meanwhile."""
         for key, offset in self._offsets.items():
             if offset >= before:
                 return

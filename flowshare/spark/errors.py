@@ -1,17 +1,17 @@
-"""Errors of Spark: its own end, and what matters of the pages that it says when something fails."""
+"""Errors of Spark: the end of Spark itself, and short forms of its long messages."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
 
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 WHY_MAX: Final = 700
-"""Characters of a reason."""
+"""The most characters of a reason."""
 PYTHON_ERROR: Final = re.compile(
     r"PythonException: .*?Traceback \(most recent call last\):\n(.*?)\n\s*(?:\n|at )", re.DOTALL
 )
@@ -20,11 +20,14 @@ _TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].
 
 
 class SparkGone(FlowshareError, RuntimeError):
-    """Spark's driver or cluster is no longer there; the text says what is known."""
+    """Spark's driver or cluster does not exist any more; the text gives the known facts."""
 
 
 def gone(context: SparkContext, why: str) -> str | None:
-    """What is to be said when a context has ended, for which `why` is known; None: it has not. Blocks."""
+    """Return the message to show when the context has ended; None: it has not. Blocks.
+
+    why: the reason for the end, as the caller knows it.
+    """
     try:
         stopped = bool(context._jsc.sc().isStopped())  # noqa: SLF001 - Python has no name for it
     except Exception:  # noqa: BLE001 - py4j's errors when the JVM is gone, of several kinds
@@ -33,8 +36,11 @@ def gone(context: SparkContext, why: str) -> str | None:
 
 
 def brief(text: str) -> str:
-    """The line that says why, of an error of Spark's with its stacks and plans: Python's own last line when it was
-    raised in Python, the JVM's last cause when Python only passed it on, else the first line."""
+    """Return the line with the reason from an error of Spark with its stacks and plans.
+
+    That is Python's last line if the error was raised in Python, the JVM's last cause if Python only passed it on, else
+    the first line.
+    """
     raised: list[str] = _TRACEBACK.findall(text)
     if raised and "Py4JJavaError" not in raised[-1]:
         return _short(raised[-1])

@@ -1,8 +1,8 @@
-"""Values with a schema registry, in columns: what the source makes of them, and what the sink writes.
+"""Values with a schema registry, as columns: decoded by the source, encoded by the sink.
 
-Executors keep a registry's schemas for as long as their Python processes live. While it does not answer a task waits
-for a minute, and fails then, so that its batch comes again. A value that does not fit is poison for the source, as
-without a registry, and fails the sink's task. How a login is named, where Spark does not show it: `fs.Registry`.
+Executors keep a registry's schemas for as long as their Python processes live. While the registry does not answer, a
+task waits for a minute and then fails, so that its batch comes again. A value that does not fit is poison for the
+source, as without a registry, and fails the sink's task. For a login that Spark does not show see `fs.Registry`.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ Strip = Callable[[Mapping[str, Any]], Any]
 
 
 class WithRegistry(Protocol):
-    """What options of source and sink have in common."""
+    """The options that source and sink share."""
 
     @property
     def value(self) -> str:
-        """bytes, json, avro or protobuf."""
+        """The format: bytes, json, avro or protobuf."""
         ...
 
     @property
     def value_schema(self) -> str:
-        """In Avro's or JSON Schema's JSON; of the source's JSON in Spark's DDL."""
+        """The schema, in Avro's or JSON Schema's JSON; of the source's JSON in Spark's DDL."""
         ...
 
     @property
     def value_message(self) -> str:
-        """`module:Class` of a Protobuf message."""
+        """The class of a Protobuf message as `module:Class`."""
         ...
 
     @property
     def registry(self) -> str:
-        """Its address; empty: none."""
+        """The registry's address; empty: no registry."""
         ...
 
     @property
@@ -64,7 +64,7 @@ class WithRegistry(Protocol):
 
 
 def check(options: WithRegistry) -> None:
-    """See that what goes together is there. Raises: OptionError."""
+    """Check that options which need each other are present. Raises: OptionError."""
     if options.value == "protobuf" and not (options.registry and options.value_message):
         raise OptionError("value=protobuf needs registry=… and value_message=module:Class")
     if options.value_message and options.value != "protobuf":
@@ -81,13 +81,13 @@ def check(options: WithRegistry) -> None:
 
 @functools.lru_cache(maxsize=16)
 def registry_of(url: str, ca: str) -> Registry:
-    """The registry at an address, one a process. Raises: OptionError."""
+    """Return the registry at an address, one for each process. Raises: OptionError."""
     return Registry(url, tls=ca or None)
 
 
 @functools.lru_cache(maxsize=64)
 def message_class(path: str) -> Any:
-    """The class that `module:Class` names. Raises: OptionError."""
+    """Return the class that `module:Class` names. Raises: OptionError."""
     module, _, name = path.partition(":")
     try:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))
@@ -96,7 +96,8 @@ def message_class(path: str) -> Any:
 
 
 def newest_schema(options: WithRegistry, topics: Sequence[str]) -> str:
-    """The newest Avro schema of a topic's values, where none is given. Raises: OptionError, RegistryError."""
+    """Return the newest Avro schema of a topic's values, for options without one. Raises: OptionError,
+    RegistryError."""
     if len(topics) != 1:
         raise OptionError("value=avro without value_schema takes one topic, whose schema the registry has: give one")
     found = until_answered(lambda: registry_of(options.registry, options.registry_ca).latest(f"{topics[0]}-value"))[1]
@@ -109,7 +110,10 @@ def newest_schema(options: WithRegistry, topics: Sequence[str]) -> str:
 
 
 def source_options(codec: RegistryCodec[Any]) -> dict[str, str]:
-    """What the source is told to read values of a codec. Raises: UsageError, NoColumn: it cannot be told."""
+    """Return the source's options for reading values of a codec.
+
+    Raises: UsageError, NoColumn: options cannot express the codec.
+    """
     found = _where(codec)
     if isinstance(codec, JsonSchema):
         fields = None if codec.model is None else struct_fields(codec.model)
@@ -122,7 +126,7 @@ def source_options(codec: RegistryCodec[Any]) -> dict[str, str]:
 
 
 def sink_options(codec: RegistryCodec[Any]) -> dict[str, str]:
-    """What the sink is told to write values of a codec. Raises: UsageError: it cannot be told."""
+    """Return the sink's options for writing values of a codec. Raises: UsageError: options cannot express the codec."""
     found = {**_where(codec), **_written(codec)}
     if codec.made_of["use_latest"]:
         found.pop("value_schema", None)
@@ -150,9 +154,10 @@ def _written(codec: RegistryCodec[Any]) -> dict[str, str]:
 
 
 def until_answered(ask: Callable[[], T]) -> T:
-    """What a registry is asked; while it does not answer it is asked again for a minute.
+    """Call `ask`, which asks a registry; repeat it for up to a minute while the registry does not answer.
 
-    Raises: RegistryUnavailable; what `ask` raises."""
+    Raises: RegistryUnavailable; all errors of `ask`.
+    """
     until_s = time.monotonic() + WAIT_S
     while True:
         try:
@@ -167,14 +172,14 @@ def until_answered(ask: Callable[[], T]) -> T:
 
 
 class _Columns(Avro[Any]):
-    """Avro for columns: logical types that have none are what they are made of, in the writer's schema, too."""
+    """Avro for columns: logical types without a column type become their base types, also in the writer's schema."""
 
     def __init__(self, schema: Any, registry: Registry, readable: Strip) -> None:
         super().__init__(schema=readable(schema), registry=registry)
         self._readable = readable
 
     def reader(self, schema: Schema, number: int) -> Callable[[bytes], Any]:
-        """As for any Avro, of the changed schema."""
+        """Return a reader as for any Avro, with the changed schema."""
         others = tuple((name, self._changed(text)) for name, text in schema.others)
         return super().reader(Schema(self._changed(schema.text), others), number)
 
@@ -187,13 +192,13 @@ class _Columns(Avro[Any]):
 
 
 def avro_values(options: WithRegistry, readable: Strip) -> Callable[[bytes], Any]:
-    """What reads an Avro value by `value_schema`."""
+    """Return a function that decodes an Avro value, with `value_schema` as the reader's schema."""
     codec = _Columns(json.loads(options.value_schema), registry_of(options.registry, options.registry_ca), readable)
     return lambda raw: until_answered(lambda: codec.decode(raw))
 
 
 def json_values(options: WithRegistry) -> Callable[[bytes], bytes]:
-    """What takes the JSON out of a value."""
+    """Return a function that takes the JSON text out of a value."""
     registry = registry_of(options.registry, options.registry_ca)
 
     def read(raw: bytes) -> bytes:
@@ -207,7 +212,7 @@ def json_values(options: WithRegistry) -> Callable[[bytes], bytes]:
 
 
 def protobuf_values(options: WithRegistry) -> Callable[[bytes], dict[str, Any]]:
-    """What reads a message as a row."""
+    """Return a function that decodes a Protobuf message as a row."""
     registry = registry_of(options.registry, options.registry_ca)
     codec: Protobuf[Any] = Protobuf(message_class(options.value_message), registry=registry)
     return lambda raw: _row(until_answered(lambda: codec.decode(raw)))
@@ -231,12 +236,12 @@ _PROTO: Final[Mapping[int, str]] = {
     17: "INT",
     18: "BIGINT",
 }
-"""Column types by the numbers of Protobuf's (descriptor.proto); an enum is its name."""
+"""Column types by the numbers of Protobuf's types (descriptor.proto); an enum becomes its name."""
 _MESSAGE: Final = (10, 11)
 
 
 def protobuf_type(path: str) -> str:
-    """The column type of a message in Spark's DDL. Raises: OptionError: it holds itself."""
+    """Return the column type of a message in Spark's DDL. Raises: OptionError: the message contains itself."""
     return _struct(message_class(path).DESCRIPTOR, ())
 
 
@@ -272,7 +277,7 @@ def _is_map(field: Any) -> bool:
 
 
 def _row(message: Any) -> dict[str, Any]:
-    """A message as a row; what it does not have is null, where it can tell."""
+    """Return a message as a row; an absent field is null, if the message tells its absence."""
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -301,10 +306,10 @@ def _one(field: Any, value: Any) -> Any:
 
 
 class ValueEncoder:
-    """Makes bytes of a column of values. Raises: Unencodable, RegistryError."""
+    """Encodes a column of values as bytes. Raises: Unencodable, RegistryError."""
 
     def __init__(self, options: WithRegistry, subject: str) -> None:
-        """subject: as of `fs.Avro`. Without a schema the subject's newest one is written with."""
+        """subject: as of `fs.Avro`. Without a schema in the options the subject's newest one is used."""
         registry = registry_of(options.registry, options.registry_ca)
         named: Any = {"registry": registry, "subject": subject}
         if options.value == "protobuf":
@@ -318,7 +323,8 @@ class ValueEncoder:
         self._bound: dict[str, Any] = {}
 
     def batches(self, batches: Iterator[pa.RecordBatch], place: int, topic: str, at: int) -> Iterator[pa.RecordBatch]:
-        """The batches with their values in bytes. place: of the values. topic: of all rows, or empty: column `at`."""
+        """Yield the batches with encoded values. place: the values' column. topic: of all rows; empty: column `at` has
+        it."""
         for batch in batches:
             values, type_ = batch.column(place), batch.schema.field(place).type
             topics = [topic] * batch.num_rows if topic else batch.column(at).to_pylist()
@@ -346,7 +352,7 @@ class ValueEncoder:
 
 
 def _plain(value: Any, type_: pa.DataType) -> Any:
-    """A value of Arrow's with dicts where it has maps."""
+    """Return a value of Arrow with dicts in place of its maps."""
     if value is None:
         return None
     if pa.types.is_map(type_):

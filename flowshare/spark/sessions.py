@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -15,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from flowshare.core_errors import FlowshareError
 from flowshare.dev import DevFailure
 from flowshare.dev.java import java_home
-from flowshare.errors import FlowshareError
 from flowshare.spark.errors import SparkGone, gone
 from flowshare.spark.source.checkpoint import note_checkpoints
 
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MASTER: Final = "local[*,4]"
-"""All cores of this machine; a task that fails is tried three times more."""
+"""All cores of this machine; a task that fails is tried three more times."""
 MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 LOCAL_MANAGER: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-"""Writes a checkpoint by renaming files, which is atomic on a machine's own file systems."""
+"""The manager that writes a checkpoint by renaming files, which is atomic on a machine's own file systems."""
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.speculation": "false",
@@ -36,35 +37,45 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.streaming.stopTimeout": "60s",
 }
-"""What `session` sets unless told otherwise; on this machine, where checkpoints are its files, LOCAL_MANAGER, too."""
+"""Default settings of `session`; on this machine LOCAL_MANAGER and SHUFFLES, too."""
+SHUFFLES: Final = "spark.sql.shuffle.partitions"
+"""The number of partitions of an aggregation; each is a task in every batch. Spark's 200 are for a cluster: on two
+cores the sums of 5,000 records took 73 s. A query keeps the number with which its checkpoint began."""
 
 logger = logging.getLogger("flowshare.spark")
 
 
 class SparkMissing(FlowshareError, RuntimeError):
-    """Spark cannot run here; the text says what to install."""
+    """Spark cannot run here, or not in this session; the text says what to install or to start instead."""
+
+
+OF_CONNECT: Final = (
+    "this is a session of Spark Connect, which has no JVM of its own: flowshare's source, sink and pipelines need a "
+    "session of Spark itself. Start the program by spark-submit, or make the session by "
+    "SparkSession.builder.master(…), with neither SPARK_REMOTE nor spark.remote set"
+)
 
 
 def session(
     name: str = "flowshare", *, master: str | None = None, conf: Mapping[str, str | None] | None = None
 ) -> SparkSession:
-    """The Spark session of this process, made if need be, in which `format("flowshare")` is known.
+    """Return the Spark session of this process, created if needed, with `format("flowshare")` registered.
 
-    master: where Spark runs; None: as spark-submit or SPARK_MASTER says, else MASTER. conf: settings on top of
-    SETTINGS; None as a value leaves Spark's own.
-    Raises: SparkMissing (no pyspark, no Java 17 or newer), SparkGone, what Spark raises.
+    master: where Spark runs; None: the master of spark-submit or SPARK_MASTER, else MASTER. conf: settings on top of
+    SETTINGS; the value None leaves Spark's own.
+    Raises: SparkMissing (no pyspark, no Java 17 or newer, Spark Connect), SparkGone, any error of Spark.
     """
     need_spark()
     from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
     from pyspark import SparkConf
-    from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession, is_remote
 
-    given = {**SETTINGS, **(conf or {})}
+    if is_remote():
+        raise SparkMissing(OF_CONNECT)
     settings = SparkConf()
     chosen = master or os.environ.get("SPARK_MASTER") or settings.get("spark.master", None) or MASTER
     settings.setMaster(chosen)
-    if chosen.startswith("local"):
-        given = {MANAGER: LOCAL_MANAGER, **given}
+    given = {**_defaults(chosen), **(conf or {})}
     if not settings.contains("spark.app.name"):
         settings.setAppName(name)
     for key, value in given.items():
@@ -79,9 +90,25 @@ def session(
     return made
 
 
+def _defaults(master: str) -> dict[str, str]:
+    """Return the default settings of a session."""
+    here = {MANAGER: LOCAL_MANAGER, SHUFFLES: str(_cores(master))} if master.startswith("local") else {}
+    return {**SETTINGS, **here}
+
+
+def _cores(master: str) -> int:
+    """Return the number of tasks that run at a time on this machine, of a master such as `local[2]`, `local[*,4]`,
+    `local`."""
+    named = re.match(r"local(?:-cluster)?\[(\d+|\*)(?:,(\d+))?", master)
+    if named is None:
+        return 1
+    each = int(named[2]) if master.startswith("local-cluster") and named[2] else 1
+    return each * (os.cpu_count() or 1 if named[1] == "*" else int(named[1]))
+
+
 @contextmanager
 def closing(spark: SparkSession) -> Iterator[None]:
-    """Stops a session at the end; one whose JVM is gone has nothing to stop."""
+    """Stop a session at the end of the context, unless its JVM has ended."""
     try:
         yield
     finally:
@@ -90,8 +117,10 @@ def closing(spark: SparkSession) -> Iterator[None]:
 
 
 def kill_after(spark: SparkSession, limit_s: float) -> threading.Timer:
-    """Kill the JVM that this process started when it still runs in `limit_s` seconds, for who ends now and has asked
-    Spark things that it may never answer: whoever waits for it then gets an error. The timer, which is started."""
+    """Kill this process's JVM if it still runs after `limit_s` seconds; return the started timer.
+
+    For a process that ends while Spark may never answer: callers that wait for Spark then get an error.
+    """
 
     def kill() -> None:
         jvm = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001 - Python has no name for it
@@ -107,17 +136,20 @@ def kill_after(spark: SparkSession, limit_s: float) -> threading.Timer:
 
 
 def activate(spark: SparkSession) -> None:
-    """Make a session the active one of the JVM's thread that this thread talks to.
+    """Make a session the active one of the JVM thread that this thread uses.
 
-    Spark looks for Python's data sources in the active session when a stream is written, and a thread that Python
-    started has none. Needed once per thread, before `writeStream.format("flowshare")…start()`.
+    Spark looks for Python's data sources in the active session when a stream is written, and a thread started by Python
+    has none. Needed once per thread, before `writeStream.format("flowshare")…start()`.
     """
     of_jvm = type(spark)._get_j_spark_session_class(spark._jvm)  # noqa: SLF001 - there is no other way
     of_jvm.setActiveSession(spark._jsparkSession)  # noqa: SLF001
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("flowshare")` known to a session that was made elsewhere."""
+    """Register `format("flowshare")` with a session that was created elsewhere. Raises: SparkMissing (Spark
+    Connect)."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise SparkMissing(OF_CONNECT)
     from flowshare.spark.datasource import FlowshareSource
 
     spark.dataSource.register(FlowshareSource)
@@ -125,7 +157,7 @@ def register(spark: SparkSession) -> None:
 
 
 def need_spark() -> None:
-    """See that pyspark and a Java are there, and tell Spark which Python and Java to run. Raises: SparkMissing."""
+    """Check that pyspark and Java are installed, and set the Python and Java for Spark. Raises: SparkMissing."""
     try:
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
@@ -135,7 +167,7 @@ def need_spark() -> None:
         os.environ["JAVA_HOME"] = str(java_home())
     except DevFailure as error:
         raise SparkMissing(f"Spark runs on Java: {error}") from None
-    # Spark starts `python3` of the search path otherwise, which has neither flowshare nor pyarrow.
+    # Otherwise Spark starts `python3` of the search path, which has neither flowshare nor pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     here = [entry for entry in (os.getcwd(), *sys.path[:1]) if entry and Path(entry).is_dir()]

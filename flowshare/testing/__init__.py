@@ -3,9 +3,9 @@
 `harness(app)` gives a bus to send, run until idle, move time, inject failures and read outcomes; `run(coroutine)` and
 the pytest marker `flowshare` give a whole event loop on virtual time.
 
-`harness` is the bus and what it saw, `runs` what handlers did in which order, `clock` and `virtual` time that does not
-pass by itself, `plugin` the marker. It is shipped, for tests of apps; flowshare's own tests have more in `tests/`. A
-real Kafka for tests is `flowshare.dev`.
+Modules: `harness` has the bus and its reports, `runs` the order of handler runs, `clock` and `virtual` the time that
+does not pass by itself, `plugin` the marker. The kit is shipped, for tests of apps; flowshare's own tests have more in
+`tests/`. A real Kafka for tests is `flowshare.dev`.
 """
 
 from flowshare.testing.clock import LoopTimeClock, ManualClock

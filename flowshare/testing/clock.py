@@ -1,7 +1,7 @@
 """Clocks that do not wait: `ManualClock` moves when told, `LoopTimeClock` follows a loop whose time is virtual.
 
-Timers of a `ManualClock` run in the order of their due times; between two of them everything that became ready runs
-first, so that what a timer causes happens at that timer's time.
+Timers of a `ManualClock` run in the order of their due times. Between two timers, every task that became ready runs
+first, so that the effects of a timer happen at that timer's time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from flowshare.clock import LoopClock, TimerHandle
 
 T = TypeVar("T")
 START_MS: Final = 1_700_000_000_000
-"""Where virtual time begins: 2023-11-14 22:13:20 UTC."""
+"""Start of virtual time: 2023-11-14 22:13:20 UTC, in milliseconds since 1970."""
 SETTLE_ROUNDS: Final = 50
-"""Loop rounds given to tasks to finish what is ready before time moves on, where readiness cannot be seen."""
+"""Loop rounds that ready tasks get before time moves on, on a loop that does not show which tasks are ready."""
 SETTLE_ROUNDS_MAX: Final = 10_000
-"""The same where it can: tasks that never wait do not hold time up for ever."""
+"""Limit of such rounds on a loop that shows ready tasks, so that tasks that never wait cannot stop time."""
 
 
 class ManualTimer:
@@ -38,7 +38,7 @@ class ManualTimer:
 
 
 class ManualClock:
-    """Time stands still until `advance` is awaited."""
+    """A clock that stands still until `advance` is awaited."""
 
     def __init__(self, start_ms: int = START_MS) -> None:
         self._start_ms = start_ms
@@ -48,19 +48,19 @@ class ManualClock:
         self._timers: list[tuple[float, int, ManualTimer]] = []
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970, UTC, as the clock is set."""
+        """Return milliseconds since 1970, UTC, as the clock is set."""
         return self._start_ms + self._ahead_ms + round(self._elapsed_s * 1000)
 
     def steady_ms(self) -> int:
-        """Milliseconds since 1970, UTC, as if the clock had never been set."""
+        """Return milliseconds since 1970, UTC, as if the clock had never been set."""
         return self._start_ms + round(self._elapsed_s * 1000)
 
     def set_wall(self, seconds: float) -> None:
-        """Set the wall clock forward by so many seconds (negative: back), as an administrator or NTP does."""
+        """Set the wall clock forward by `seconds` (negative: back), as an administrator or NTP does."""
         self._ahead_ms += round(seconds * 1000)
 
     def monotonic(self) -> float:
-        """Seconds since the clock was made."""
+        """Return seconds since the clock was made."""
         return self._elapsed_s
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> TimerHandle:
@@ -70,7 +70,7 @@ class ManualClock:
         return timer
 
     async def sleep(self, delay_s: float) -> None:
-        """Wait until time has been advanced by `delay_s` seconds; 0 lets others run."""
+        """Wait until time has been advanced by `delay_s` seconds; 0 lets other tasks run."""
         if delay_s <= 0:
             await asyncio.sleep(0)
             return
@@ -82,7 +82,8 @@ class ManualClock:
             timer.cancel()
 
     async def wait_for(self, awaitable: Awaitable[T], timeout_s: float | None) -> T:
-        """Await with a limit in this clock's time. Raises TimeoutError; the awaited thing is cancelled then."""
+        """Await with a limit in this clock's time; None: no limit. Raises TimeoutError, after the awaitable was
+        cancelled."""
         if timeout_s is None:
             return await awaitable
         async with asyncio.timeout(None) as scope:
@@ -94,13 +95,13 @@ class ManualClock:
                 timer.cancel()
 
     def next_due_s(self) -> float | None:
-        """Seconds until the next timer, None when there is none."""
+        """Return seconds until the next timer, None when there is none."""
         while self._timers and self._timers[0][2].cancelled:
             heapq.heappop(self._timers)
         return max(0.0, self._timers[0][0] - self._elapsed_s) if self._timers else None
 
     async def advance(self, seconds: float) -> None:
-        """Move time forward by `seconds`, running what falls due on the way, each at its own time."""
+        """Move time forward by `seconds`. Each timer that falls due on the way runs at its own time."""
         end_s = self._elapsed_s + seconds
         await settle()
         while (due_s := self.next_due_s()) is not None and self._elapsed_s + due_s <= end_s:
@@ -112,33 +113,33 @@ class ManualClock:
 
 
 class LoopTimeClock(LoopClock):
-    """Tells the running loop's own time: for loops whose time is virtual (`fs.testing.run`)."""
+    """A clock that shows the running loop's time, for loops on virtual time (`fs.testing.run`)."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970, UTC."""
+        """Return milliseconds since 1970, UTC."""
         return START_MS + round(asyncio.get_running_loop().time() * 1000)
 
     steady_ms = now_ms
-    """The same: nobody sets it."""
+    """Same as `now_ms`: nobody sets this clock."""
 
     @staticmethod
     def monotonic() -> float:
-        """The loop's time in seconds."""
+        """Return the loop's time in seconds."""
         return asyncio.get_running_loop().time()
 
     async def advance(self, seconds: float) -> None:
-        """Wait until so much of the loop's time has passed."""
+        """Wait until `seconds` of the loop's time have passed."""
         await asyncio.sleep(seconds)
 
     def next_due_s(self) -> float:
-        """Seconds until the loop's next timer; a little when there is none."""
+        """Return seconds until the loop's next timer; 0.05 when there is none."""
         loop = asyncio.get_running_loop()
         timers = [timer.when() for timer in getattr(loop, "_scheduled", ()) if not timer.cancelled()]
         return max(0.0, min(timers, default=loop.time() + 0.05) - loop.time())
 
 
 async def settle() -> None:
-    """Let every task run until it waits for something that is not ready, for a bounded number of rounds."""
+    """Let every task run until the task waits for something that is not ready, for a bounded number of rounds."""
     ready = getattr(asyncio.get_running_loop(), "_ready", None)  # uvloop keeps its own: then a fixed number of rounds
     for _ in range(SETTLE_ROUNDS if ready is None else SETTLE_ROUNDS_MAX):
         await asyncio.sleep(0)

@@ -6,9 +6,9 @@
             report = await bus.run_until_idle()
         assert report[bill].attempts == [1, 2, 3]
 
-The log is in memory, `def` handlers run inline, and the harness's clock rules flowshare's delays, locks and timeouts:
-it stands still until nothing else can go on, then jumps. On an ordinary loop (pytest-asyncio, anyio) the handlers' own
-sleeps take their real time; under `fs.testing.run` or the marker `flowshare` they are virtual too.
+The log is in memory, `def` handlers run inline, and the harness's clock rules flowshare's delays, locks and timeouts.
+That clock stands still until nothing else can go on, then jumps. On an ordinary loop (pytest-asyncio, anyio) the
+handlers' own sleeps take their real time; under `fs.testing.run` or the marker `flowshare` they are virtual too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import asyncio
 import inspect
 import random
 import time
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,84 +35,91 @@ from flowshare.agents.handler.values import describe
 from flowshare.agents.host.host import Host, HostSettings
 from flowshare.agents.kmq.agent import KmqAgent
 from flowshare.backend.memory import MemoryBackend
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.protocol.messages.cooperative import CooperativeOffsetsRequest
+from flowshare.share.config import ServerConfig
 from flowshare.testing.clock import LoopTimeClock, ManualClock, settle
 from flowshare.testing.runs import HandlerRun, counted, disorder, is_key, note_runs
 from flowshare.testing.virtual import VirtualTimeLoop
 
-IDLE_LIMIT_S: Final = 3600.0
+IDLE_LIMIT_S: Final = 31 * 86_400.0
+"""Virtual seconds, more than the longest delay of a record."""
+SELDOM: Final = {"group.share.session.timeout.ms": "3600000", "group.share.heartbeat.interval.ms": "1800000"}
+"""Server settings: members of a test do not die, and few heartbeats fall into a month that is jumped over."""
 REAL_LIMIT_S: Final = 30.0
 READ_LIMIT: Final = 100_000
-"""Records of a partition that the bus reads back."""
+"""Most records of a partition that the bus reads back."""
 QUIET_REAL_S: Final = 0.05
-"""Real time that running handlers get before the clock is moved for them."""
+"""Real seconds that running handlers get before the clock is moved."""
 QUIET_AGAIN_REAL_S: Final = 0.002
-"""The same when nothing ended since the clock was last moved for them."""
+"""Real seconds that running handlers get when nothing has ended since the clock was last moved."""
 
 
 class NotIdle(FlowshareError, AssertionError):
-    """`run_until_idle` gave up; the text says which records are left and why."""
+    """`run_until_idle` gave up; the error's text says which records are left and why."""
 
 
 @dataclass(slots=True)
 class AgentReport:
-    """One agent's deliveries since the harness started: `settled` as they were settled, `runs` as they began."""
+    """One agent's deliveries since the harness started: `settled` in the order they were settled, `runs` as they
+    began."""
 
     settled: list[Settled] = field(default_factory=list)
     runs: list[HandlerRun] = field(default_factory=list)
-    """What its handlers ran, in the order in which they began."""
+    """Runs of the agent's handlers, in the order in which they began."""
 
     def count(self, *outcomes: str) -> int:
-        """Deliveries with one of these outcomes (see `Settled.outcome`)."""
+        """Count deliveries with one of these outcomes (see `Settled.outcome`)."""
         return sum(one.outcome in outcomes for one in self.settled)
 
     @property
     def accepted(self) -> int:
-        """Records whose accept was confirmed."""
+        """Number of records whose accept was confirmed."""
         return self.count("accepted")
 
     @property
     def retried(self) -> int:
-        """Deliveries that failed and were released for another attempt."""
+        """Number of deliveries that failed and were released for another attempt."""
         return self.count("retried")
 
     @property
     def released(self) -> int:
-        """Deliveries given back by `fs.Release`."""
+        """Number of deliveries released by `fs.Release`."""
         return self.count("released")
 
     @property
     def rejected(self) -> int:
-        """Records that ended without success: dead letters, and rejects of agents without a dead letter topic."""
+        """Number of records that ended without success: dead letters, and rejects of agents without a dead letter
+        topic."""
         return self.count("dead_lettered", "rejected")
 
     @property
     def dead_lettered(self) -> int:
-        """Records that ended as dead letters."""
+        """Number of records that ended as dead letters."""
         return self.count("dead_lettered")
 
     @property
     def attempts(self) -> list[int]:
-        """The number of each delivery, in the order they were settled: one record that failed twice is [1, 2, 3]."""
+        """Attempt numbers of the deliveries, in the order they were settled: one record that failed twice is [1, 2,
+        3]."""
         return [one.attempt for one in self.settled]
 
     @property
     def delays(self) -> list[float]:
-        """Seconds each released delivery was put off, in order."""
+        """Delay in seconds of each released delivery, in order."""
         return [one.delay_s for one in self.settled if one.outcome in {"retried", "released"}]
 
     @property
     def reasons(self) -> list[str]:
-        """Why each unsuccessful delivery was so, in order."""
+        """Reason of each unsuccessful delivery, in order."""
         return [one.reason for one in self.settled if one.outcome != "accepted"]
 
     def order_of(self, key: Any) -> list[int]:
-        """Offsets of a key's records in the order in which their handlers began; a retried one stands there again.
+        """Return a key's offsets in the order in which their handlers began; a retried record stands there again.
 
         key: as handlers see it, or its bytes, or its text; with `order=fs.Header(…)` the header's value. A key may lie
-        in several partitions (of several topics): then their offsets stand in one list.
-        Raises: UsageError when no handler began a record of it.
+        in several partitions (of several topics): all their offsets are in the one list.
+        Raises: UsageError when no handler began a record of the key.
         """
         found = [run.offset for run in counted(self.runs) if is_key(run, key)]
         if not found:
@@ -122,8 +130,8 @@ class AgentReport:
     def assert_in_order(self) -> None:
         """Fail unless records of each key of a partition ran one after the other, in the order of the log.
 
-        A retry counts: it comes before the later records of its key, or those were early. Keys are what the agent's
-        `order=` says, without it the records' keys; records without one may run as they like.
+        A retry counts: it must come before the later records of its key. Keys are those of the agent's `order=`,
+        without `order=` the records' keys; records without a key may run in any order.
         Raises: AssertionError that names the key, the offsets and which of them ran before which; UsageError when no
         record with a key ran, as that would assert nothing.
         """
@@ -136,7 +144,7 @@ class AgentReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentRecord:
-    """A record as it lies in a topic. `key` and `value` have the topic's types, else they are bytes, or JSON."""
+    """A record as it lies in a topic. `key` and `value` have the topic's types, else decoded JSON, else bytes."""
 
     topic: str
     partition: int
@@ -148,25 +156,25 @@ class SentRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter(SentRecord):
-    """A dead letter with what its headers say of its origin."""
+    """A dead letter, and its origin as its headers tell it."""
 
     def header(self, name: str) -> str:
-        """A `flowshare.dlq.…` header as text, empty when it is not there."""
+        """Return a `flowshare.dlq.…` header as text, empty when the header is missing."""
         return (self.headers.get(f"flowshare.dlq.{name}") or b"").decode()
 
     @property
     def reason(self) -> str:
-        """Why the record ended here."""
+        """Reason why the record ended as a dead letter."""
         return self.header("reason")
 
     @property
     def attempts(self) -> int:
-        """How often the record was tried."""
+        """Number of attempts of the record."""
         return int(self.header("attempts") or 0)
 
     @property
     def origin(self) -> tuple[str, int, int]:
-        """Topic, partition and offset that the record came from."""
+        """Topic, partition and offset of the original record."""
         return self.header("topic"), int(self.header("partition")), int(self.header("offset"))
 
 
@@ -178,7 +186,7 @@ class HarnessReport(Mapping[str, AgentReport]):
         self._agents = {name: AgentReport() for name in agents}
 
     def add(self, settled: Settled) -> None:
-        """Take in one settled delivery."""
+        """Add one settled delivery."""
         self._agents[settled.agent].settled.append(settled)
 
     def __getitem__(self, agent: Any) -> AgentReport:
@@ -195,14 +203,14 @@ class HarnessReport(Mapping[str, AgentReport]):
 
 
 class Bus:
-    """The harness's handle: send, run, move time, read. Made by `harness`."""
+    """The harness's handle, made by `harness`: send, run, move time, read."""
 
     def __init__(self, app: App, host: Host, clock: ManualClock | LoopTimeClock, report: HarnessReport) -> None:
         self.app = app
         self.host = host
         self.clock = clock
         self.report = report
-        """Everything settled so far; grows while the harness runs."""
+        """All deliveries settled so far; grows while the harness runs."""
         self._records: dict[str, list[SentRecord]] = {}
         self._ended = 0
         self._patience_s = QUIET_REAL_S
@@ -213,23 +221,23 @@ class Bus:
     ) -> None:
         """Queue one record, encoded as the app would; `topic` is a topic of the app or a name.
 
-        It is produced when the harness runs next (`run_until_idle`, `advance`), so that what a test sets up between
-        is there when the record is handled.
+        The record is produced when the harness runs next (`run_until_idle`, `advance`), so that a test can set up more
+        before the record is handled.
         """
         target = self.app.topic(topic) if isinstance(topic, str) else topic
         self._queued.append(lambda: target.send(key=key, value=value, headers=dict(headers or {})))
 
     async def advance(self, seconds: float) -> HarnessReport:
-        """Move time forward by `seconds`, running what falls due on the way."""
+        """Move time forward by `seconds`; timers that fall due on the way run."""
         await self._produce()
         await self.clock.advance(seconds)
         await self._read_topics()
         return self.report
 
     async def run_until_idle(self, *, limit: float = IDLE_LIMIT_S) -> HarnessReport:
-        """Go on until every record of every agent that is not paused has ended, jumping over delays.
+        """Run until every record of every agent that is not paused has ended, jumping over delays.
 
-        limit: virtual seconds after which it gives up. Raises: NotIdle.
+        limit: virtual seconds until the harness gives up. Raises: NotIdle.
         """
         await self._produce()
         until_s = self.clock.monotonic() + limit
@@ -249,7 +257,7 @@ class Bus:
     def failing(
         self, target: Any, name: str, error: type[BaseException] | BaseException, *, times: int
     ) -> Iterator[None]:
-        """Let the next `times` calls of `target.name` raise `error` instead; works for functions and coroutines."""
+        """Let the next `times` calls of `target.name` raise `error`; works for functions and coroutines."""
         real = getattr(target, name)
         left = times
 
@@ -270,10 +278,10 @@ class Bus:
             setattr(target, name, real)
 
     def records(self, topic: Any) -> list[SentRecord]:
-        """What lies in a topic (a sink, say), as of the last `run_until_idle` or `advance`.
+        """Return the records of a topic (a sink, say), as of the last `run_until_idle` or `advance`.
 
-        Keys and values are of the topic's `key_type` and `value_type`, where the topic that is given, or one of this
-        name that an agent of the app reads or sends to, has them; else decoded JSON, or bytes.
+        Keys and values have the `key_type` and `value_type` of the given topic, or of a topic of this name that an
+        agent of the app reads or sends to; without such types they are decoded JSON, or bytes.
         """
         name = topic if isinstance(topic, str) else topic.get_topic_name()
         channel = self._channel(name) if isinstance(topic, str) else topic
@@ -301,7 +309,7 @@ class Bus:
         return replace(record, key=key, value=value)
 
     def dead_letters(self, agent: Any) -> list[DeadLetter]:
-        """An agent's dead letters, as of the last `run_until_idle` or `advance`.
+        """Return an agent's dead letters, as of the last `run_until_idle` or `advance`.
 
         agent: the decorated function, its name, or the name of its dead-letter topic. Raises: UsageError.
         """
@@ -327,7 +335,7 @@ class Bus:
         return str(found.dead_letter_topic)
 
     async def _behind(self, agent: ShareAgent) -> int:
-        """How many offsets of a cooperative agent's topics are before their ends and not known as finished."""
+        """Count the offsets of a cooperative agent's topics that are before the ends and not known as finished."""
         connection = await self.host.backend.connect("test kit")
         try:
             answer = await connection.send(CooperativeOffsetsRequest(group_id=agent.group))
@@ -348,7 +356,8 @@ class Bus:
     # -- how it goes on -----------------------------------------------------------------------------------------
 
     async def _let_handlers_run(self, real_until_s: float) -> None:
-        """Wait, in real time, while handlers do something of their own; a while without any end and time moves."""
+        """Wait in real time while handlers run on their own; return after a while in which none ended, so that time can
+        move."""
         await settle()
         if not isinstance(self.clock, ManualClock):
             return
@@ -417,7 +426,7 @@ def _sent(topic: str, partition: int, record: Any) -> SentRecord:
 
 
 def _as_declared(record: SentRecord, what: str, raw: bytes | None, typ: Any, serializer: Any) -> Any:
-    """serializer: one of Faust's, or a topic that has a codec."""
+    """Decode a key or value with its topic's type. serializer: one of Faust's, or a topic that has a codec."""
     if raw is None or isinstance(typ, str):
         return _decoded(raw)
     try:
@@ -442,7 +451,7 @@ def _decoded(value: bytes | None) -> Any:
 
 
 def _agents(app: App) -> dict[str, ShareAgent]:
-    """The agents that run here, by name."""
+    """Return the agents that run in the harness, by name."""
     return {**app.share_agents, **app.cooperative_agents, **app.kmq_agents}
 
 
@@ -451,24 +460,28 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
     """Run `app` on a memory log with a clock that does not wait; leaving the block stops it.
 
     seed: of the jitter of retry delays. Topics are made with one partition when first used. The app's own settings
-    (broker, path) are left alone and untouched. A KMQ queue has a tracker, whatever its agent says. Faust's own agents
-    and tables, which need a broker, do not run here.
+    (broker, path) are not used and not changed. A KMQ queue always has a tracker, whatever its agent says. Faust's own
+    agents and tables need a broker: they do not run here, and a warning says so.
+    Raises: UsageError, the start errors of `app.running()`, and AppFailed at the end when a task has failed.
     """
     if not isinstance(app, App):
         raise UsageError(f"harness takes a flowshare.App, not {app!r}")
     await app.sending_thread.give_way()
     if app.host is not None:
         raise UsageError(f"App({app.app_id!r}) runs already; leave its harness or `app.running()` first")
+    _tell_left_out(app)
     virtual = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
     clock: ManualClock | LoopTimeClock = LoopTimeClock() if virtual else ManualClock()
     report = HarnessReport(_agents(app))
-    backend = MemoryBackend(clock=clock)
+    backend = MemoryBackend(clock=clock, config=ServerConfig.embedded(SELDOM))
     await backend.start()
     host = Host(
         app,
         backend=backend,
         clock=clock,
-        settings=HostSettings(threads=False, inline_threads=True, linger=0, streams=False, trackers=True),
+        settings=HostSettings(
+            threads=False, inline_threads=True, linger=0, streams=False, trackers=True, virtual_time=True
+        ),
         observer=report.add,
         random=random.Random(seed),  # noqa: S311 - jitter, not a secret
     )
@@ -480,10 +493,22 @@ async def harness(app: App, *, seed: int = 0) -> AsyncIterator[Bus]:
     finally:
         await _through_delays(clock, host.stop())
         await _through_delays(clock, backend.close())
+    if (failed := host.failure()) is not None:
+        raise failed
+
+
+def _tell_left_out(app: App) -> None:
+    """Warn of Faust agents that do not run in the test kit: a test of them would wait for ever."""
+    if app.streams.declared:
+        warnings.warn(
+            f"the test kit does not run Faust's own {', '.join(app.streams.declared)} of App({app.app_id!r}), which "
+            "need a broker: test them with `async with app.running()` on a temporary broker='embedded:///…'",
+            stacklevel=4,
+        )
 
 
 async def _through_delays(clock: ManualClock | LoopTimeClock, step: Any) -> None:
-    """Await a step that may wait on the clock, moving the clock for it."""
+    """Await a step that may wait on the clock, and move the clock for that step."""
     task = asyncio.ensure_future(step)
     real_until_s = time.monotonic() + REAL_LIMIT_S
     while not task.done():

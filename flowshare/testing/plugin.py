@@ -1,6 +1,6 @@
 """The pytest plugin that comes with flowshare: `@pytest.mark.flowshare` runs an async test on a virtual loop.
 
-Loaded by pytest through its entry point; it imports nothing heavy.
+Pytest loads the plugin through its entry point, so the module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", "flowshare: run this async test on an event loop with virtual time")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Wrap marked async tests, so that no other plugin needs to know them."""
+    """Wrap marked async tests, so that other plugins need not know the marker."""
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("flowshare"):
             if not inspect.iscoroutinefunction(item.obj):

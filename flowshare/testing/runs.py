@@ -1,6 +1,6 @@
-"""What handlers did and when, so that a test can ask in which order.
+"""The record of handler runs and their times, so that a test can ask in which order they ran.
 
-Who runs a handler notes in its `Runner` what it holds; under the test kit that note is taken down.
+The caller of a handler notes in its `Runner` which records it holds; the test kit records these notes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class HandlerRun:
-    """One call of a handler for one record; of a batch there is one for each record.
+    """One call of a handler for one record; a call for a batch gives one `HandlerRun` per record.
 
-    key: what orders, as handlers see it: the record's key, or with `order=fs.Header(…)` the header's value; None: there
-    is none. began, ended: seconds of the harness's clock; ended is None while it runs.
+    key: the key that orders, as handlers see it: the record's key, or with `order=fs.Header(…)` the header's value;
+    None: no key. began, ended: seconds of the harness's clock; ended is None while the handler runs.
     """
 
     topic: str
@@ -36,7 +36,8 @@ class HandlerRun:
     raw_key: bytes | None = None
     """The bytes of `key`, as they lie in the log."""
     began_step: int = 0
-    """When it began among all begins and ends of the agent, as time may stand still meanwhile; one for a batch."""
+    """Position among all begins and ends of the agent, since time may stand still meanwhile; a batch shares one
+    step."""
     ended_step: int | None = None
 
     @property
@@ -47,7 +48,7 @@ class HandlerRun:
 
 
 def note_runs(agent: ShareAgent, runners: Sequence[Runner], runs: list[HandlerRun], now: Callable[[], float]) -> None:
-    """Append what the agent's handlers begin from now on to `runs`, in the order in which they begin."""
+    """Append to `runs` each handler run that the agent begins from now on, in the order of their begins."""
     order = agent.options.order
     header = order.name if isinstance(order, Header) else None
     running: dict[int, list[HandlerRun]] = {}
@@ -55,13 +56,13 @@ def note_runs(agent: ShareAgent, runners: Sequence[Runner], runs: list[HandlerRu
     slot: Any = vars(Runner)["held"]
 
     class NotingRunner(Runner):
-        """Tells what it holds."""
+        """A runner that records its held records."""
 
         __slots__ = ()
 
         @property
         def held(self) -> Held | list[Held] | None:
-            """As the runner's own."""
+            """Same as the runner's own."""
             found: Held | list[Held] | None = slot.__get__(self)
             return found
 
@@ -105,26 +106,27 @@ def _run(held: Held, header: str | None, now_s: float, step: int) -> HandlerRun:
 
 
 def is_key(run: HandlerRun, key: Any) -> bool:
-    """Whether a run is of this key, which a test gives as handlers see it, as bytes, or as text."""
+    """Tell if a run has this key; a test gives the key as handlers see it, as bytes, or as text."""
     return bool(run.key == key) or run.raw_key == (key.encode() if isinstance(key, str) else key)
 
 
 def _overlap(one: HandlerRun, later: HandlerRun) -> bool:
-    """Whether one had not ended when another one began; those of one batch run in their order in it."""
+    """Tell if the first run had not ended when the later one began; runs of one batch happen in their order in the
+    batch."""
     runs = one.ended_step is None or later.began_step < one.ended_step
     return runs and one.began_step != later.began_step
 
 
 def counted(runs: Sequence[HandlerRun]) -> list[HandlerRun]:
-    """Without those that are none: what a batch took up and did not handle, or what went back unrun as one before it
-    failed, comes again as the same attempt."""
+    """Drop runs whose attempt came again: a batch took the record up and did not handle it, or the record was released
+    unrun because an earlier one failed."""
     last = {(run.topic, run.partition, run.offset, run.attempt): number for number, run in enumerate(runs)}
     kept = frozenset(last.values())
     return [run for number, run in enumerate(runs) if number in kept]
 
 
 def disorder(runs: Iterable[HandlerRun]) -> str | None:
-    """What is out of order among runs, given in the order in which they began; None: nothing is."""
+    """Describe the first disorder among runs, given in the order in which they began; None: all are in order."""
     of_keys: dict[tuple[str, int, bytes], list[HandlerRun]] = {}
     for run in runs:
         if run.raw_key is not None:

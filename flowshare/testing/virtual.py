@@ -1,8 +1,8 @@
 """A whole event loop on virtual time: when every task waits, time jumps to the next timer.
 
-Waiting for ever is an error (`Deadlock`) instead of a test that hangs. The loop cannot wait for threads or for
-sockets of other processes: there is nobody whose time would pass meanwhile. So what is given to a thread
-(`asyncio.to_thread`, `run_in_executor`) is done at once, in its place.
+Waiting for ever raises `Deadlock`, so the test does not hang. The loop cannot wait for threads or for sockets of other
+processes, as no time would pass meanwhile. So a call given to a thread (`asyncio.to_thread`, `run_in_executor`) runs at
+once, on the loop's thread.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Ts = TypeVarTuple("Ts")
 
 
 class Deadlock(Exception):
-    """Every task waits and no timer is set: nothing would ever happen again."""
+    """Every task waits and no timer is set, so nothing could ever happen again."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Instead of waiting for its timeout it moves the loop's time by it."""
+    """A selector that moves the loop's time by its timeout, and does not wait."""
 
     now_s = 0.0
 
@@ -46,11 +46,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._virtual)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return virtual seconds since the loop was made."""
         return self._virtual.now_s
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """The result of `func(*args)`, which is called now: no virtual time passes meanwhile."""
+        """Call `func(*args)` now and return a future of its result; no virtual time passes meanwhile."""
         del executor
         future: asyncio.Future[T] = self.create_future()
         try:

@@ -1,7 +1,7 @@
-"""The aborted transactions of one partition, in the order of their markers: what readers of committed records skip.
+"""The aborted transactions of one partition, in the order of their markers: readers of committed records skip them.
 
-Kept as four columns of numbers, 32 bytes a transaction, which is a fraction of what its marker takes in the log; what
-lies before the log start is forgotten.
+Kept as four columns of numbers, 32 bytes a transaction, a fraction of its marker's size in the log; transactions before
+the log start are forgotten.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 class Aborted(NamedTuple):
     """One aborted transaction: its producer, its first offset, and that of its marker.
 
-    stable: the last stable offset behind it. Whatever is aborted later began there or behind, so a search may stop.
+    stable: the last stable offset behind it. Transactions aborted later began there or behind, so a search may stop.
     """
 
     producer_id: int
@@ -31,13 +31,13 @@ class AbortedSpans:
     __slots__ = ("_spans",)
 
     def __init__(self, aborted: Iterable[Aborted]) -> None:
-        """They come in the order of their markers."""
+        """aborted: in the order of their markers."""
         self._spans: dict[int, list[tuple[int, int]]] = {}
         for entry in aborted:
             self._spans.setdefault(entry.producer_id, []).append((entry.first, entry.last))
 
     def holds(self, producer_id: int, offset: int) -> bool:
-        """Whether a transactional batch of the producer at this offset is of one of them."""
+        """True if the producer's transactional batch at this offset belongs to one of these aborted transactions."""
         spans = self._spans.get(producer_id)
         if spans is None:
             return False
@@ -65,11 +65,12 @@ class AbortedIndex:
         self._stables.append(aborted.stable)
 
     def between(self, first: int, end: int) -> tuple[Aborted, ...]:
-        """Those with offsets in `first` ≤ offset < `end`."""
+        """Return the transactions with offsets in `first` ≤ offset < `end`."""
         return tuple(found for found in self._behind(first, end) if found.first < end)
 
     def remove(self, lasts: Collection[int]) -> int:
-        """Forget those with a marker at one of these offsets, nothing of which is in the log any more; how many."""
+        """Forget the transactions with a marker at these offsets and no records in the log any more; return their
+        number."""
         stay = [index for index, last in enumerate(self._lasts) if last not in lasts]
         gone = len(self._lasts) - len(stay)
         if gone:
@@ -85,7 +86,7 @@ class AbortedIndex:
                 return
 
     def cut(self, log_start: int) -> None:
-        """Forget those that lie before the log start, marker and all."""
+        """Forget the transactions that lie before the log start, markers included."""
         count = bisect_left(self._lasts, log_start)
         for column in (self._producers, self._firsts, self._lasts, self._stables):
             del column[:count]

@@ -1,7 +1,7 @@
-"""What becomes of a transactional id at each request: the transaction coordinator's rules, without I/O.
+"""Rules of the transaction coordinator: the next state of a transactional id at each request, without I/O.
 
-Invariant: an end that was decided (Prepare…) is never changed and always carried out; until it is, nothing else happens
-to the transactional id. Epochs only rise, and whoever has an older one than the stored is refused.
+Invariant: a decided end (Prepare…) is never changed and always carried out. Until it is carried out, nothing else
+happens to the transactional id. Epochs only rise, and a producer with an epoch below the stored one is refused.
 
 | state             | init           | add      | end(commit)   | end(abort)    | timeout        |
 |-------------------|----------------|----------|---------------|---------------|----------------|
@@ -16,14 +16,14 @@ to the transactional id. Epochs only rise, and whoever has an older one than the
 add: partitions or groups. mapping: InvalidProducerIdMapping. refused: InvalidTxnState. later: ConcurrentTransactions.
 *: the epoch rises by one, so that the producer is refused from then on (`fence`).
 
-PrepareCommit becomes CompleteCommit and PrepareAbort CompleteAbort when all markers are written and all groups' offsets
-settled (`complete`). An idle id that nobody used for transactional.id.expiration.ms becomes
+PrepareCommit becomes CompleteCommit, and PrepareAbort becomes CompleteAbort, when all markers are written and all
+groups' offsets are settled (`complete`). A transactional id that was idle for transactional.id.expiration.ms becomes
 Dead and is forgotten.
 
-Epochs end at 32767: a producer at 32766 gets a new id with epoch 0; 32767 is left for fencing it. Transactions are
+Epochs end at 32767. A producer at 32766 gets a new id with epoch 0; 32767 is left for fencing it. Transactions are
 version 1 (KIP-890: transaction.version=2 is not offered): the epoch stays the same from one transaction to the next.
 
-Each function returns the transaction as it would be; the shell stores it before it holds. Source: Kafka 4.x
+Each function returns the transaction in its next state; the shell stores that before it takes effect. Source: Kafka 4.x
 (TransactionCoordinator, TransactionMetadata), KIP-98, KIP-360.
 """
 
@@ -55,12 +55,12 @@ from flowshare.transactions.transaction import (
 
 ID_BYTES_MAX: Final = 1_000
 PARTITIONS_MAX: Final = 10_000
-"""Partitions and groups of one transaction."""
+"""The most partitions and groups of one transaction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionConfig:
-    """What a server grants producers and transactional ids: how long they are kept, and how many.
+    """Limits of a server on producers and transactional ids: how long they are kept, and how many.
 
     Times are in milliseconds; names and defaults are Kafka's.
 
@@ -77,14 +77,15 @@ class TransactionConfig:
 
 
 class AskingProducer(NamedTuple):
-    """Who a producer says it is; −1, −1: it does not know yet."""
+    """The identity that a producer names; −1, −1: it has none yet."""
 
     producer_id: int = NO_PRODUCER_ID
     epoch: int = NO_EPOCH
 
 
 def check_init(transactional_id: str, timeout_ms: int, asker: AskingProducer, *, timeout_max_ms: int) -> None:
-    """What can be refused without knowing the id. Raises: InvalidRequest, InvalidTransactionTimeout."""
+    """Check the parts of an init request that need no stored transaction. Raises: InvalidRequest,
+    InvalidTransactionTimeout."""
     if not 0 < len(transactional_id.encode()) <= ID_BYTES_MAX:
         raise InvalidRequest(f"a transactional id has 1 to {ID_BYTES_MAX} bytes")
     if (asker.producer_id == NO_PRODUCER_ID) != (asker.epoch == NO_EPOCH):
@@ -96,7 +97,7 @@ def check_init(transactional_id: str, timeout_ms: int, asker: AskingProducer, *,
 
 
 def wants_new_id(known: Transaction | None) -> bool:
-    """Whether `init` may need a new producer id."""
+    """True if `init` may need a new producer id."""
     return known is None or known.state is TransactionState.DEAD or known.epoch >= EPOCH_EXHAUSTED - 1
 
 
@@ -109,9 +110,9 @@ def init(
     new_id: int,
     now_ms: int,
 ) -> Transaction:
-    """The id with a fresh epoch, so that older producers are fenced; PrepareAbort if a transaction is open.
+    """Return the id with a fresh epoch, so that older producers are fenced; PrepareAbort if a transaction is open.
 
-    `new_id` is used for an id that is new, or has used up its epochs. PrepareAbort: finish that, then ask again.
+    `new_id` is used for an id that is new, or has used up its epochs. PrepareAbort: finish that, then call again.
 
     Raises: ProducerFenced, ConcurrentTransactions.
     """
@@ -129,7 +130,7 @@ def init(
         known, state=TransactionState.EMPTY, timeout_ms=timeout_ms, started_ms=NOT_STARTED, updated_ms=now_ms
     )
     if asker.epoch != NO_EPOCH and asker != (known.producer_id, known.epoch):
-        return fresh  # it asks again: its last bump holds
+        return fresh  # a repeated request: its last bump holds
     if known.epoch >= EPOCH_EXHAUSTED:
         last = AskingProducer(known.producer_id, known.epoch) if asker.epoch != NO_EPOCH else AskingProducer()
         return replace(fresh, producer_id=new_id, epoch=0, last_producer_id=last.producer_id, last_epoch=last.epoch)
@@ -144,7 +145,7 @@ def add(
     groups: Collection[str] = (),
     now_ms: int,
 ) -> Transaction:
-    """The transaction with these partitions and groups in it; the same object if they were.
+    """Return the transaction with these partitions and groups in it; the same object if it has them already.
 
     Raises: InvalidProducerIdMapping, ProducerFenced, ConcurrentTransactions, TransactionLimit.
     """
@@ -170,7 +171,7 @@ def add(
 
 
 def end(known: Transaction | None, asker: AskingProducer, *, committed: bool, now_ms: int) -> Transaction:
-    """The transaction with its end decided; the same object if it has ended so already.
+    """Return the transaction with its end decided; the same object if it has ended so already.
 
     Raises: InvalidProducerIdMapping, ProducerFenced, InvalidTxnState, ConcurrentTransactions.
     """
@@ -189,7 +190,7 @@ def end(known: Transaction | None, asker: AskingProducer, *, committed: bool, no
 
 
 def fence(known: Transaction, *, now_ms: int) -> Transaction:
-    """The open transaction with its abort decided and its producer shut out: it timed out, or another one came."""
+    """Return the open transaction with its abort decided and its producer fenced: it timed out, or another one came."""
     assert known.state is TransactionState.ONGOING, "only an open transaction is fenced"
     epoch = min(known.epoch + 1, EPOCH_MAX)
     return replace(
@@ -203,7 +204,7 @@ def fence(known: Transaction, *, now_ms: int) -> Transaction:
 
 
 def complete(known: Transaction, *, now_ms: int) -> Transaction:
-    """The transaction after its decided end was carried out everywhere."""
+    """Return the transaction after its decided end was carried out everywhere."""
     assert known.state.prepared, "only a decided end is carried out"
     done = (
         TransactionState.COMPLETE_COMMIT
@@ -216,12 +217,12 @@ def complete(known: Transaction, *, now_ms: int) -> Transaction:
 
 
 def expired(known: Transaction, *, now_ms: int, expiration_ms: int) -> bool:
-    """Whether the id is to be forgotten (transactional.id.expiration.ms)."""
+    """True if the id was idle long enough to be forgotten (transactional.id.expiration.ms)."""
     return known.state.idle and now_ms - known.updated_ms >= expiration_ms
 
 
 def check_write(known: Transaction | None, asker: AskingProducer, place: tuple[str, int]) -> None:
-    """Whether a transactional batch may go to this partition now.
+    """Check that a transactional batch may be written to this partition now.
 
     Raises: InvalidProducerIdMapping, InvalidProducerEpoch, InvalidTxnState.
     """
@@ -234,7 +235,7 @@ def check_write(known: Transaction | None, asker: AskingProducer, place: tuple[s
 
 
 def check_offsets(known: Transaction | None, asker: AskingProducer, group_id: str) -> None:
-    """Whether offsets of this group may be committed with the transaction now; raises as `check_write`."""
+    """Check that offsets of this group may be committed with the transaction now. Raises: as `check_write`."""
     transaction = _writing(known, asker)
     if transaction.state is not TransactionState.ONGOING or group_id not in transaction.groups:
         raise InvalidTxnState(
@@ -254,7 +255,7 @@ def _known(known: Transaction | None, asker: AskingProducer) -> Transaction:
 
 
 def _writing(known: Transaction | None, asker: AskingProducer) -> Transaction:
-    """As `_known`; writers are told of a fence by the error that partitions have for it."""
+    """Return the transaction as `_known`, but with a fence told by the error that partitions use for it."""
     try:
         return _known(known, asker)
     except ProducerFenced as error:
@@ -262,7 +263,8 @@ def _writing(known: Transaction | None, asker: AskingProducer) -> Transaction:
 
 
 def _check_asker(known: Transaction, asker: AskingProducer) -> None:
-    """Whether whoever asks for a bump has the id, or had it until a bump of its own. Raises: ProducerFenced."""
+    """Check that a producer which asks for a new epoch has this id and epoch, or had them until its own last bump.
+    Raises: ProducerFenced."""
     if asker.epoch == NO_EPOCH:
         return
     mine = AskingProducer(known.producer_id, known.epoch), AskingProducer(known.last_producer_id, known.last_epoch)

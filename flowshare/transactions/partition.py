@@ -1,15 +1,15 @@
-"""All producers of one partition: what is decided at once, what is confirmed, and how far readers may go.
+"""All producers of one partition: immediate decisions, confirmed state, and the limit for readers.
 
 A batch gets its offset before it is durable, so there are two views. The newest one, with everything placed, decides
-about the next batch; the confirmed one is what readers see: open transactions hold back the last stable offset, and
-aborted ones are told of, only once they are durable. `place` and `mark` return a `ProducerChange` that is to be written
-with the batch; `confirm` takes it into the confirmed view, in the order of the calls; `roll_back` undoes what was
-placed and failed.
+about the next batch; readers see the confirmed one: open transactions hold back the last stable offset, and aborted
+ones are shown, only once they are durable. `place` and `mark` return a `ProducerChange` that is to be written with the
+batch; `confirm` takes it into the confirmed view, in the order of the calls; `roll_back` undoes placed changes whose
+write failed.
 
 Invariant: after every `confirm` and `roll_back` without changes under way both views are equal.
 
-Bounds: at most `producers_max` producers, the longest idle one without an open transaction goes first; one that was
-idle for `expiry_ms` is forgotten (producer.id.expiration.ms).
+Bounds: at most `producers_max` producers, the longest idle one without an open transaction goes first; a producer that
+was idle for `expiry_ms` is forgotten (producer.id.expiration.ms).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PRODUCERS_MAX: Final = 10_000
 EXPIRY_MS: Final = 86_400_000
 """producer.id.expiration.ms: a day."""
 FORGOTTEN_AT_ONCE: Final = 16
-"""Expired producers that one batch at most forgets, so that no batch pays for many."""
+"""The most expired producers that one batch forgets, so that no batch pays for many."""
 
 
 class ProducerStep(NamedTuple):
-    """What a change makes of one producer: before and after; None: not known."""
+    """The change of one producer: its state before and after. None: the producer is not known."""
 
     producer_id: int
     before: ProducerState | None
@@ -48,7 +48,7 @@ class ProducerStep(NamedTuple):
 
 
 class ProducerChange(NamedTuple):
-    """What a batch or marker changes: to be written with it. `aborted`: an entry of the index, for abort markers."""
+    """The changes of a batch or marker, to be written with it. `aborted`: an entry of the index, for abort markers."""
 
     steps: tuple[ProducerStep, ...]
     aborted: Aborted | None = None
@@ -66,7 +66,7 @@ class PartitionProducers:
         *,
         producers_max: int = PRODUCERS_MAX,
     ) -> None:
-        """Start from what was stored, in any order."""
+        """Start from stored producers and aborted transactions; producers in any order."""
         known = sorted(producers, key=lambda entry: entry[1].touched_ms)
         self._newest = OrderedDict(known)
         opened = sorted((producer.open_since, number) for number, producer in known if producer.open_since != NOT_OPEN)
@@ -80,17 +80,17 @@ class PartitionProducers:
 
     @property
     def view(self) -> Mapping[int, ProducerState]:
-        """All producers by id, with what is under way."""
+        """All producers by id, changes under way included."""
         return self._newest
 
     def last_stable(self, log_start: int, high_watermark: int) -> int:
-        """Where readers of committed records must stop: at the first offset of the oldest open transaction."""
+        """Return the end for readers of committed records: the first offset of the oldest open transaction."""
         if not self._open_confirmed:
             return high_watermark
         return max(log_start, next(iter(self._open_confirmed.values())))
 
     def duplicate(self, batch: ProducerBatch) -> Written | None:
-        """Where the batch is in the log already, maybe not confirmed yet."""
+        """Return the batch's place in the log, confirmed or not, if it is there already."""
         return duplicate(self._newest.get(batch.producer_id), batch)
 
     def place(
@@ -119,7 +119,7 @@ class PartitionProducers:
         return self._begin(ProducerChange((ProducerStep(producer_id, before, end(before, epoch, now_ms)),), aborted))
 
     def confirm(self, change: ProducerChange) -> None:
-        """Take a change, which is durable, into what readers see."""
+        """Take a durable change into the confirmed view, which readers see."""
         placed = self._under_way.popleft()
         assert placed is change, "changes are confirmed in the order in which they were placed"
         for step in change.steps:
@@ -128,7 +128,7 @@ class PartitionProducers:
             self.aborted.add(change.aborted)
 
     def roll_back(self) -> None:
-        """Undo what was placed and not confirmed."""
+        """Undo all changes placed and not confirmed."""
         while self._under_way:
             for producer_id, before, _ in reversed(self._under_way.pop().steps):
                 if before is None:
@@ -149,7 +149,7 @@ class PartitionProducers:
         return change
 
     def _to_forget(self, producer_id: int, idle_since_ms: int) -> list[ProducerStep]:
-        """Some of the expired producers, and one for the new one if there are too many. Raises: TransactionLimit."""
+        """Return some expired producers to forget, and one more if the new one needs room. Raises TransactionLimit."""
         forgotten = list[ProducerStep]()
         room = self._producers_max - len(self._newest) - (producer_id not in self._newest)
         for other, producer in self._newest.items():

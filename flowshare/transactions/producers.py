@@ -1,16 +1,16 @@
-"""What a partition knows of one idempotent producer, and what it makes of the producer's next batch or marker.
+"""State of one idempotent producer on a partition, and the checks of the producer's next batch or marker.
 
 Rules (Kafka 4.x: ProducerAppendInfo; KIP-98, KIP-360):
 
-- A batch that equals one of the last five of the same epoch (first and last sequence) is a duplicate: it is not
-  written again, its first place is answered. This is what makes a retried request harmless.
-- A lower epoch than the known one is refused: InvalidProducerEpoch.
+- A batch that equals one of the last five of the same epoch (first and last sequence) is a duplicate. It is not written
+  again; the answer names its first place. This makes a retried request harmless.
+- An epoch below the known one is refused: InvalidProducerEpoch.
 - A higher epoch starts at sequence 0, else OutOfOrderSequence.
 - Within an epoch sequences follow each other; after 2^31-1 comes 0. A gap is OutOfOrderSequence.
 - A producer that is not known (never seen, or expired) may start at any sequence.
-- The first transactional batch opens a transaction on the partition; until its marker only transactional batches are
-  taken from the producer (InvalidTxnState).
-- A marker ends the transaction and raises the epoch to its own, if that is higher; sequences then start at 0 again.
+- The first transactional batch opens a transaction on the partition. Until its marker comes, only transactional batches
+  are accepted from the producer (else InvalidTxnState).
+- A marker ends the transaction. If the marker's epoch is higher, the producer takes it, and sequences start at 0 again.
 
 Pure functions over values; offsets and times are arguments.
 """
@@ -22,15 +22,15 @@ from typing import Final, NamedTuple
 from flowshare.core_errors import InvalidProducerEpoch, InvalidTxnState, OutOfOrderSequence
 
 SEQUENCES: Final = 2**31
-"""Sequences run from 0 to this, exclusive, and then from 0 again."""
+"""The number of sequences: they run from 0 to this, exclusive, and then from 0 again."""
 BATCHES_KEPT: Final = 5
-"""Last batches of a producer that are recognised when they come again; a client has at most five under way."""
+"""The number of a producer's last batches that are recognised as duplicates; a client has at most five under way."""
 NO_SEQUENCE: Final = -1
 NOT_OPEN: Final = -1
 
 
 class ProducerBatch(NamedTuple):
-    """What a produced batch says of its producer; `sequence` is that of its first record, of `record_count`."""
+    """The producer's fields in a produced batch. `sequence` is that of the batch's first record, of `record_count`."""
 
     producer_id: int
     epoch: int
@@ -45,7 +45,7 @@ class ProducerBatch(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A batch of the producer's that is in the log; offsets are inclusive."""
+    """A batch of the producer that is in the log; offsets are inclusive."""
 
     first_sequence: int
     last_sequence: int
@@ -57,7 +57,7 @@ class ProducerState(NamedTuple):
     """A producer as one partition knows it.
 
     batches: its last ones of this epoch, oldest first. open_since: first offset of its open transaction, −1 without.
-    touched_ms: when its last batch or marker was taken.
+    touched_ms: time of its last batch or marker.
     """
 
     epoch: int
@@ -67,12 +67,12 @@ class ProducerState(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of its last record, −1 when it wrote nothing in this epoch."""
+        """Sequence of its last record, −1 if it wrote none in this epoch."""
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
 
 def duplicate(producer: ProducerState | None, batch: ProducerBatch) -> Written | None:
-    """The place that the batch has in the log already, if it is one of the producer's last."""
+    """Return the batch's place in the log, if it is one of the producer's last."""
     if producer is None or producer.epoch != batch.epoch:
         return None
     for written in producer.batches:
@@ -82,7 +82,7 @@ def duplicate(producer: ProducerState | None, batch: ProducerBatch) -> Written |
 
 
 def check(producer: ProducerState | None, batch: ProducerBatch) -> None:
-    """Whether a batch that is no duplicate may be written now.
+    """Check that a batch, which is no duplicate, may be written now.
 
     Raises: InvalidProducerEpoch, OutOfOrderSequence, InvalidTxnState.
     """
@@ -103,7 +103,7 @@ def check(producer: ProducerState | None, batch: ProducerBatch) -> None:
 
 
 def follow(producer: ProducerState | None, batch: ProducerBatch, base_offset: int, now_ms: int) -> ProducerState:
-    """The producer after the batch, which `check` let pass, was placed at `base_offset`."""
+    """Return the producer after a batch, checked by `check`, was placed at `base_offset`."""
     last_offset = base_offset + batch.record_count - 1
     written = Written(batch.sequence, batch.last_sequence, base_offset, last_offset)
     known = producer.batches if producer is not None and producer.epoch == batch.epoch else ()
@@ -114,13 +114,13 @@ def follow(producer: ProducerState | None, batch: ProducerBatch, base_offset: in
 
 
 def check_marker(producer: ProducerState | None, producer_id: int, epoch: int) -> None:
-    """Whether a marker of this epoch may be written. Raises: InvalidProducerEpoch."""
+    """Check that a marker of this epoch may be written. Raises: InvalidProducerEpoch."""
     if producer is not None and epoch < producer.epoch:
         raise _old_epoch(producer_id, epoch, producer.epoch)
 
 
 def end(producer: ProducerState | None, epoch: int, now_ms: int) -> ProducerState:
-    """The producer after a marker of this epoch."""
+    """Return the producer after a marker of this epoch."""
     known = producer.batches if producer is not None and producer.epoch == epoch else ()
     return ProducerState(epoch, known, NOT_OPEN, now_ms)
 

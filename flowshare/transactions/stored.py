@@ -1,4 +1,4 @@
-"""The bytes in which producers, aborted transactions and transactions are stored."""
+"""The stored bytes of producers, aborted transactions and transactions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _aborted = struct.Struct(">Bqqq")
 
 
 def encode_producer(producer: ProducerState) -> bytes:
-    """A producer of a partition."""
+    """Encode a producer of a partition."""
     epoch, batches, open_since, touched_ms = producer
     head = _producer.pack(LAYOUT, epoch, open_since, touched_ms, len(batches))
     return head + b"".join(_written.pack(first, last, base) for first, last, base, _ in batches)
 
 
 def decode_producer(stored: bytes) -> ProducerState:
-    """What `encode_producer` wrote. Raises: TransactionStateCorrupt."""
+    """Decode a producer that `encode_producer` wrote. Raises: TransactionStateCorrupt."""
     try:
         layout, epoch, open_since, touched_ms, count = _producer.unpack_from(stored)
         _check_layout(layout)
@@ -43,12 +43,12 @@ def decode_producer(stored: bytes) -> ProducerState:
 
 
 def encode_aborted(aborted: Aborted) -> bytes:
-    """An aborted transaction of a partition, without the offset of its marker, which is in the key."""
+    """Encode an aborted transaction of a partition, without the offset of its marker, which is in the key."""
     return _aborted.pack(LAYOUT, aborted.producer_id, aborted.first, aborted.stable)
 
 
 def decode_aborted(last: int, stored: bytes) -> Aborted:
-    """What `encode_aborted` wrote. Raises: TransactionStateCorrupt."""
+    """Decode an aborted transaction that `encode_aborted` wrote. Raises: TransactionStateCorrupt."""
     try:
         layout, producer_id, first, stable = _aborted.unpack(stored)
     except struct.error as error:
@@ -58,7 +58,7 @@ def decode_aborted(last: int, stored: bytes) -> Aborted:
 
 
 def encode_transaction(transaction: Transaction) -> bytes:
-    """A transactional id's state, as it is after a step."""
+    """Encode a transactional id's state after a step."""
     fields = {
         "layout": LAYOUT,
         "producer_id": transaction.producer_id,
@@ -76,7 +76,7 @@ def encode_transaction(transaction: Transaction) -> bytes:
 
 
 def decode_transaction(transactional_id: str, stored: bytes) -> Transaction:
-    """What `encode_transaction` wrote. Raises: TransactionStateCorrupt."""
+    """Decode a transaction that `encode_transaction` wrote. Raises: TransactionStateCorrupt."""
     try:
         fields: dict[str, Any] = orjson.loads(stored)
         _check_layout(fields.pop("layout"))

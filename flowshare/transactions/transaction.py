@@ -1,7 +1,7 @@
-"""One transactional id: its producer, its state, what its open transaction touches.
+"""One transactional id: its producer, its state, the partitions and groups of its open transaction.
 
-Invariant: only Ongoing takes in partitions and groups and only PrepareCommit and PrepareAbort have decided an end
-that is not carried out everywhere yet; Empty, CompleteCommit and CompleteAbort touch nothing.
+Invariant: only Ongoing takes in partitions and groups and only PrepareCommit and PrepareAbort have decided an end that
+is not carried out everywhere yet; Empty, CompleteCommit and CompleteAbort have no partitions and groups.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ NO_PRODUCER_ID: Final = -1
 NOT_STARTED: Final = -1
 EPOCH_MAX: Final = 2**15 - 1
 PLACE_BYTES: Final = 150
-"""About what a partition or a group of a transaction takes in memory, beside the group's id."""
+"""The memory of a partition or a group of a transaction, beside the group's id, in bytes, about."""
 EPOCH_EXHAUSTED: Final = EPOCH_MAX - 1
-"""From here on a producer gets a new id; the epoch above is left for fencing it."""
+"""The epoch from which on a producer gets a new id; the epoch above is left for fencing it."""
 
 
 class TransactionState(enum.Enum):
@@ -34,12 +34,12 @@ class TransactionState(enum.Enum):
 
     @property
     def prepared(self) -> bool:
-        """Whether an end is decided and not carried out everywhere yet."""
+        """True if an end is decided and not carried out everywhere yet."""
         return self in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
     @property
     def idle(self) -> bool:
-        """Whether there is no transaction."""
+        """True if no transaction is open or being ended."""
         return self in (TransactionState.EMPTY, TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT)
 
 
@@ -47,8 +47,8 @@ class TransactionState(enum.Enum):
 class Transaction:
     """A transactional id as it is stored.
 
-    last_epoch, last_producer_id: what the producer had before its last bump, if it asked for that bump itself: then a
-    repeated request of its is recognised (KIP-360). started_ms: first partition or group of the open transaction.
+    last_epoch, last_producer_id: the producer's before its last bump, if it asked for that bump itself: then a repeated
+    request is recognised (KIP-360). started_ms: first partition or group of the open transaction.
     """
 
     transactional_id: str
@@ -64,7 +64,7 @@ class Transaction:
     updated_ms: int = 0
 
     def shifted(self, by_ms: int, *, until_ms: int | None = None) -> Transaction:
-        """The same with all times so much later, none of them after `until_ms`."""
+        """Return the transaction with all times `by_ms` later, none of them after `until_ms`."""
 
         def moved(time_ms: int) -> int:
             return time_ms + by_ms if until_ms is None else min(time_ms + by_ms, until_ms)
@@ -74,10 +74,10 @@ class Transaction:
 
     @property
     def size(self) -> int:
-        """About how many bytes its partitions and groups take in memory."""
+        """The memory of its partitions and groups in bytes, about."""
         return PLACE_BYTES * (len(self.partitions) + len(self.groups)) + sum(map(getsizeof, self.groups))
 
     @property
     def deadline_ms(self) -> int | None:
-        """When the open transaction is aborted, None without one."""
+        """The time at which the open transaction is aborted, None without one."""
         return self.started_ms + self.timeout_ms if self.state is TransactionState.ONGOING else None

@@ -1,9 +1,9 @@
 """Health and metrics of `flowshare serve`, which has no agents.
 
     /live, /ready   200 as long as it serves
-    /metrics        Prometheus text: what it leads, under a worker's names
+    /metrics        Prometheus text of its leading, under a worker's names
 
-Who gets what is decided as for a worker.
+Rights are decided as for a worker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class BrokerPages(Pages):
-    """Serves them, on the broker's loop. stats: what it tells of itself (`Server.stats`)."""
+    """The pages of a broker, on the broker's loop. stats: returns its counters (`Server.stats`)."""
 
     def __init__(self, stats: Callable[[], Mapping[str, Any]], settings: PageSettings, clock: Clock) -> None:
         super().__init__(settings, clock)

@@ -1,13 +1,13 @@
-"""Prometheus metrics of one worker, read from the agents' counters when they are asked for: nothing a record.
+"""Prometheus metrics of one worker, read from the agents' counters on request: no cost per record.
 
 Names follow Kafka's share-group metrics where there is one (RecordAcknowledgementsPerSec, AcquisitionLockTimeoutPerSec,
-InFlightMessageCount, DeadLetterQueueRecordCount; SG-17.7). A registry of its own, so that an
-application's metrics and flowshare's never collide.
+InFlightMessageCount, DeadLetterQueueRecordCount; SG-17.7). A registry of its own, so that an application's metrics and
+flowshare's never collide.
 
-Of what this process leads there are those of `leading`: share-partitions, and in a fleet the slots they lie in.
+`leading` gives the metrics of share-partitions that this process leads, and in a fleet of their slots.
 
-`MergedMetrics` makes one page of those of several workers. Under a worker's names stand sums; what is the whole group's
-stands once; by worker everything else stands once more, with the label `worker`, as `flowshare_worker_…`.
+`MergedMetrics` makes one page of several workers' metrics. A worker's names have the sums; metrics of a whole group
+stand once; all others stand once more by worker, with the label `worker`, as `flowshare_worker_…`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ACKNOWLEDGEMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "renew": ("renewed",),
     "gap": ("gaps",),
 }
-"""Acknowledge type (KIP-932) -> the agent's counters that make it up."""
+"""Acknowledge type (KIP-932) -> the agent's counters that sum up to it."""
 
 _COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "received": ("records_received", "Deliveries taken from the group."),
@@ -98,24 +98,24 @@ GROUP_WIDE: Final = {BREAKER_STATE, BREAKER_OPENED}.union(
     for table in (_LAG, _SHARING, _REDELIVERIES, _OVERLAPS, _RATES, _MEMBERS)
     for name, _ in table.values()
 )
-"""Metrics of groups: every worker tells the same, so they are not to be added up."""
+"""Metrics of groups: every worker has the same values, so they must not be added up."""
 
 
 class Page(Collector):
-    """Metrics as text, collected when they are asked for."""
+    """Metrics as text, collected on request."""
 
     def describe(self) -> Iterable[Metric]:
         return ()  # names are fixed; collecting at registration would only cost time
 
     def text(self) -> bytes:
-        """The Prometheus text format."""
+        """Return the Prometheus text format."""
         registry = CollectorRegistry()
         registry.register(self)
         return generate_latest(registry)
 
 
 class Metrics(Page):
-    """Metrics of one host. load: what it found in the groups; a scrape asks nobody."""
+    """Metrics of one host. load: its findings about the groups; a scrape asks no broker."""
 
     def __init__(self, host: Host, load: LoadWatch) -> None:
         self._host = host
@@ -158,7 +158,7 @@ class Metrics(Page):
         return family
 
     def _breakers(self) -> Iterable[Metric]:
-        """Of the groups, as agents with a breaker hear of it."""
+        """Yield the metrics of the groups' breakers, as agents with a breaker hear of them."""
         state = GaugeMetricFamily(BREAKER_STATE, "1 for the state of the group's breaker.", labels=("group", "state"))
         opened = CounterMetricFamily(BREAKER_OPENED, "Times that the group's breaker opened.", labels=("group",))
         for group, heard in {
@@ -216,9 +216,9 @@ def families(
     *,
     prefix: str = "flowshare_",
 ) -> Iterable[Metric]:
-    """A family for each entry of the table (key of a figure: name, text), with what each row says of it.
+    """Yield a family for each entry of the table (key of a figure: name, text), with each row's figure.
 
-    rows: their labels' values and their figures; one that is None or below 0 is not known. prefix: of the names.
+    rows: their labels' values and their figures; None or below 0: not known. prefix: of the names.
     """
     for key, (name, text) in table.items():
         family = kind(f"{prefix}{name}", text, labels=labels)
@@ -279,7 +279,7 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def leading(stats: Mapping[str, Any]) -> Iterable[Metric]:
-    """Metrics of a backend's stats (`Backend.stats`); none when nothing is led here."""
+    """Yield metrics of a backend's stats (`Backend.stats`); none if nothing is led here."""
     for kind, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
         yield from families(kind, {key: about for key, about in table.items() if key in stats}, (), [((), stats)])
     if "acks" in stats:
@@ -315,7 +315,7 @@ def _led_rates(waited_s: Mapping[str, float]) -> Metric:
 
 
 def _led_groups(stats: Mapping[str, Any]) -> Iterable[Metric]:
-    """Groups that are coordinated here, by state, and how often their partitions were given out anew."""
+    """Yield groups that are coordinated here, by state, and the number of their new assignments."""
     groups = GaugeMetricFamily("flowshare_groups", "Groups that are coordinated here.", labels=("type", "state"))
     for state, count in stats["groups"].items():
         groups.add_metric(("share", state), count)
@@ -332,7 +332,7 @@ def _led_groups(stats: Mapping[str, Any]) -> Iterable[Metric]:
 
 
 def _histograms(table: Mapping[str, tuple[str, str]], stats: Mapping[str, Any]) -> Iterable[Metric]:
-    """A histogram for each entry of the table (key: name, text)."""
+    """Yield a histogram for each entry of the table (key: name, text)."""
     for key, (name, text) in table.items():
         family = HistogramMetricFamily(f"flowshare_{name}", text)
         cumulative, sum_s = stats[key]
@@ -368,12 +368,12 @@ COOPERATIVE: Final[Mapping[str, tuple[str, str]]] = {
     "lost": ("cooperative_records_lost", "Records that were deleted before anybody had finished them."),
     "resets": ("cooperative_resets", "Partitions that began anew where somebody had set the group's offset."),
 }
-"""Of `server.cooperative.stats`."""
+"""Metrics of `server.cooperative.stats`."""
 READY: Final = "flowshare_ready"
 
 
 class LedMetrics(Page):
-    """Of a process that leads and has no agents. stats: as of `leading`."""
+    """Metrics of a process that leads and has no agents. stats: as of `leading`."""
 
     def __init__(self, stats: Mapping[str, Any]) -> None:
         self._stats = stats
@@ -388,14 +388,14 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class MergedMetrics(Page):
-    """Of a supervisor's workers."""
+    """Metrics of a supervisor's workers."""
 
     def __init__(
         self, texts: Mapping[int, str], *, states: Mapping[str, int], ready: bool, led: Mapping[str, Any]
     ) -> None:
-        """texts: the workers' pages, by number. states: how many workers are in each. ready: what /ready says.
+        """texts: the workers' pages, by number. states: number of workers in each state. ready: the result of /ready.
 
-        led: stats of what the supervisor leads (`Backend.stats`).
+        led: stats of the supervisor's own leading (`Backend.stats`).
         """
         self._states = states
         self._ready = ready
@@ -409,7 +409,7 @@ class MergedMetrics(Page):
                     self._add_of_worker(number, family)
         for family in leading(led):
             self._add(family)
-        self._sums.pop(READY, None)  # that all together are ready is no sum
+        self._sums.pop(READY, None)  # the readiness of all workers together is no sum
 
     def collect(self) -> Iterable[Metric]:
         workers = GaugeMetricFamily("flowshare_workers", "Workers of the supervisor.", labels=("state",))

@@ -3,16 +3,16 @@
     /live      200 while there is hope for this process, else 503: restart it
     /ready     200 when the agents run and the handler loop answers, else 503
     /metrics   Prometheus text
-    /inflight  JSON: the records that handlers work on; `?stacks`: and where each of them is
-    /agents    JSON: how many records each agent holds, the oldest for how long, and what its handlers raised last
+    /inflight  JSON: the records that handlers work on; `?stacks`: and their stacks
+    /agents    JSON: each agent's held records, the age of the oldest, and its handlers' last exceptions
     /lag       JSON: backlog, in flight, oldest age, redeliveries a share-partition; `?topics`: sums and rates a topic
-    /scale     JSON: how many workers the app needs, as autoscalers read it; `?target_age=` seconds or text as 30s
-    /drain     POST: fetch no more, finish what is running; answers when that is done
+    /scale     JSON: number of workers that the app needs, for autoscalers; `?target_age=` seconds or text as 30s
+    /drain     POST: fetch no more, finish the running handlers; answers after that
 
-Who gets what is decided in `agents.pages.gate`: /live and /ready answer everybody but a page in a browser, the others
-who asks by one of our hosts, with numbers instead of names; names, stacks and /drain are the operator's. Bound to
-127.0.0.1 on a free port unless told otherwise. An application's own pages are Faust's web server's and run on the
-handler loop.
+`agents.pages.gate` decides the rights: /live and /ready answer every caller but a page in a browser, the others answer
+callers that ask by one of this server's hosts, with numbers instead of names; names, stacks and /drain are the
+operator's. Bound to 127.0.0.1 on a free port unless told otherwise. An application's own pages are Faust's web server's
+and run on the handler loop.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ NEEDS: Final[Mapping[str, Need]] = {
 }
 KEPT_S: Final = 1.0
 STATE: Final = frozenset({"state"})
-"""Texts of a page's rows that are no names."""
+"""Keys of a page's rows whose texts are no names."""
 
 
 class PageCache:
-    """What was costly to make: told again for a second, and made once for all who ask meanwhile.
+    """Cache of costly results: a result is kept for a second, and made once for all concurrent callers.
 
-    Keys are the code's, never what somebody wrote.
+    Keys come from the code, never from a user's text.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -62,7 +62,7 @@ class PageCache:
         self._making: dict[str, asyncio.Future[Any]] = {}
 
     async def get(self, key: str, make: Callable[[], Awaitable[T]]) -> T:
-        """The thing of this name."""
+        """Return the result for a key."""
         made = self._made.get(key)
         if made is not None and self._clock.monotonic() - made[0] < KEPT_S:
             kept: T = made[1]
@@ -82,9 +82,9 @@ class PageCache:
 
 
 class Pages(abc.ABC):
-    """Health and metrics over HTTP, as workers, supervisors and pipelines have them, each with more pages (`_routes`).
+    """Health and metrics over HTTP, for workers, supervisors and pipelines, each with more pages (`_routes`).
 
-    `start` and `close` on the loop that answers. settings: where, and to whom.
+    Call `start` and `close` on the loop that answers. settings: address and rights.
     """
 
     def __init__(self, settings: PageSettings | None, clock: Clock) -> None:
@@ -108,7 +108,7 @@ class Pages(abc.ABC):
         return self.address
 
     async def close(self) -> None:
-        """Stop listening and drop what is open; harmless when it does not listen."""
+        """Stop listening and drop open connections; harmless when it does not listen."""
         if self._site is not None:
             await self._site.close()
 
@@ -116,16 +116,16 @@ class Pages(abc.ABC):
         return {"/": self._index, "/live": self._live, "/ready": self._ready, "/metrics": self._prometheus}
 
     def _orders(self) -> dict[str, Handler]:
-        """What is asked for by POST."""
+        """Return the handlers of POST requests."""
         return {}
 
     @abc.abstractmethod
     async def _reasons(self) -> Sequence[str]:
-        """Why /ready answers 503; nothing: all is well."""
+        """Return the reasons why /ready answers 503; none: all is well."""
 
     @abc.abstractmethod
     async def _text(self) -> bytes:
-        """The metrics."""
+        """Return the metrics."""
 
     async def _index(self, _request: web.Request) -> web.Response:
         return json_answer({"pages": [path for path in self._routes() if path != "/"]})
@@ -145,7 +145,7 @@ class Pages(abc.ABC):
 class WebServer(Pages):
     """Serves one host's health, metrics and lists, on the service loop.
 
-    drain_timeout_s: seconds that handlers get when `/drain` is asked for; None: what the agents say.
+    drain_timeout_s: seconds for handlers after `/drain`; None: by the agents' options.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class WebServer(Pages):
         return self.address
 
     async def close(self) -> None:
-        """Stop listening and drop what is open."""
+        """Stop listening and drop open connections."""
         if self._load is not None:
             await self._load.close()
         await super().close()
@@ -199,7 +199,8 @@ class WebServer(Pages):
         return await kept_answer(request, self._kept, "inflight", self._records)
 
     async def _records(self, *, stacks: bool = False) -> list[dict[str, Any]]:
-        """Those that handlers work on; blocked: how many of their key waited for them at the last look."""
+        """Return the records that handlers work on; blocked: number of records of their key that waited at the last
+        look."""
         rows = self._host.in_flight(stacks=stacks)
         stuck = {
             (row["topic"], key["partition"], key["offset"]): key["blocked"]
@@ -234,7 +235,7 @@ class WebServer(Pages):
 
 
 def _target_age(request: web.Request) -> float:
-    """`?target_age=10` or `10s`, `2m`. Raises: HTTPBadRequest."""
+    """Read `?target_age=10` or `10s`, `2m`. Raises HTTPBadRequest."""
     from aiohttp import web
 
     text = request.query.get("target_age")
@@ -250,12 +251,12 @@ def _import() -> None:
 
 
 def admission_of(request: web.Request) -> PageAdmission:
-    """As what who asks was let in."""
+    """Return the rights with which the caller was let in."""
     return cast("PageConnection", request.protocol).admission
 
 
 def health(request: web.Request, reasons: Sequence[str]) -> web.Response:
-    """Whether all is well, and why not for who may know it: reasons name agents, brokers and workers."""
+    """Answer if all is well, and give reasons to trusted callers only: reasons name agents, brokers and workers."""
     told = list(reasons)
     if told and not admission_of(request).trusted:
         told = [f"{len(told)} reasons, for who asks by one of this server's hosts (--web-host) or with its token"]
@@ -265,14 +266,14 @@ def health(request: web.Request, reasons: Sequence[str]) -> web.Response:
 def rows_answer(
     request: web.Request, value: Any, *, keep: frozenset[str] = frozenset(), status: int = 200
 ) -> web.Response:
-    """JSON for the operator; for others without names. keep: texts that are none."""
+    """Return JSON for the operator; for others without names. keep: keys whose texts are no names."""
     return json_answer(value if admission_of(request).operator else numbers(value, keep), status=status)
 
 
 async def kept_answer(
     request: web.Request, kept: PageCache, key: str, make: Callable[[], Awaitable[Any]]
 ) -> web.Response:
-    """As `rows_answer`, for what is costly to make and long to write down: kept in both forms."""
+    """Answer as `rows_answer`, for results that are costly to make and long to encode: both forms are cached."""
     operator = admission_of(request).operator
 
     async def body() -> bytes:
@@ -283,7 +284,7 @@ async def kept_answer(
 
 
 def json_answer(value: Any, *, status: int = 200) -> web.Response:
-    """An answer of JSON."""
+    """Return an answer of JSON."""
     return _json(orjson.dumps(value), status=status)
 
 

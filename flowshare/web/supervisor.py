@@ -1,18 +1,18 @@
 """A supervisor's pages: those of its workers (`web.server`), of all of them under one address.
 
     /live      200 as long as the supervisor runs
-    /ready     200 when every worker that is to run does and says that it is ready, else 503 with who is not and why
-    /metrics   Prometheus text: a worker's names with the sums over all workers; what is the whole group's once; by
-               worker, with the label `worker`, as `flowshare_worker_…`, so that nobody adds both up
+    /ready     200 when all workers run and are ready, else 503 with the others and the reasons
+    /metrics   Prometheus text: a worker's names with the sums over all workers; a group's own metrics once; by
+               worker, with the label `worker`, as `flowshare_worker_…`, so that sums do not count both
     /workers   JSON: number, process, address and state of each worker
     /inflight  JSON: the records that handlers work on, with the worker's number
-    /agents    JSON: what each agent of each worker holds, and what its handlers raised last
+    /agents    JSON: held records of each agent of each worker, and its handlers' last exceptions
     /lag       as a worker's; /scale too
-    /drain     POST: all workers fetch no more and finish what is running
+    /drain     POST: all workers fetch no more and finish the running handlers
     /resize    POST, `?workers=N`: keep N workers from now on; those that go drain first. Not of `flowshare scale`
 
-Who gets what is decided as for a worker. The workers are asked by the way that their own user has
-(`agents.pages.own_user`). A worker that does not answer within `ASK_S` is left out, and told of by /ready.
+Rights are decided as for a worker. The workers are asked by their own user's way (`agents.pages.own_user`). A worker
+that does not answer within `ASK_S` is left out, and /ready names it.
 """
 
 from __future__ import annotations
@@ -40,16 +40,21 @@ if TYPE_CHECKING:
 ASK_S: Final = 3.0
 WORKERS_MAX: Final = 256
 ASKERS: Final = WORKERS_MAX
-"""Threads at most: as many as there may be workers, each of which may stand still."""
+"""The most threads: one for each possible worker, as each may stand still."""
+REFUSED: Final = (401, 403)
+NO_ORDERS: Final = (
+    "worker {} takes no order of its supervisor, as another process has the name of the own user's way to its pages: "
+    "start them with a token (--web-token-file), or end the supervisor by SIGTERM, which drains all"
+)
 LATER_S: Final = 10.0
-"""How much longer than its drain time a worker's answer to /drain is waited for."""
+"""Time, in s, beyond its drain time to wait for a worker's answer to /drain."""
 
 
 class SupervisorPages(Pages):
-    """Serves them.
+    """The pages of a supervisor.
 
-    backend: what the supervisor leads, None: nothing. settings: where, and to whom. drain_timeout_s: of its workers.
-    fixed: how many there are is nobody's decision but the operator's.
+    backend: the backend that the supervisor leads, None: none. settings: address and rights. drain_timeout_s: of its
+    workers. fixed: True: only the operator sets the number of workers.
     """
 
     def __init__(
@@ -70,7 +75,7 @@ class SupervisorPages(Pages):
         self._drain_timeout_s = drain_timeout_s
 
     async def close(self) -> None:
-        """Stop listening, and ask nobody any more."""
+        """Stop listening, and stop asking workers."""
         await super().close()
         self._askers.shutdown(wait=False, cancel_futures=True)
 
@@ -93,7 +98,7 @@ class SupervisorPages(Pages):
         return await self._kept.get("ready", self._find_reasons)
 
     async def _find_reasons(self) -> list[str]:
-        """Why not all workers work."""
+        """Return the reasons why not all workers work."""
         reasons = list(self._supervisor.problems())
         for number, told in (await self._ask_all("/ready")).items():
             if told is None:
@@ -132,7 +137,7 @@ class SupervisorPages(Pages):
         return await self._of_each(request, "/agents")
 
     async def _of_each(self, request: web.Request, page: str) -> web.Response:
-        """The rows of all workers, each with its worker's number."""
+        """Return the rows of all workers, each with its worker's number."""
 
         async def rows() -> list[dict[str, Any]]:
             told = await self._ask_all(page)
@@ -141,7 +146,7 @@ class SupervisorPages(Pages):
         return await kept_answer(request, self._kept, page, rows)
 
     async def _any(self, request: web.Request) -> web.Response:
-        """What any worker can tell of the groups, from the first that does."""
+        """Answer with the facts of the groups, from the first worker that tells them."""
         for number in sorted(self._supervisor.ready):
             status, told = await self._get(number, f"{request.path}?{request.query_string}")
             if told is not None:
@@ -151,8 +156,11 @@ class SupervisorPages(Pages):
 
     async def _drain(self, _request: web.Request) -> web.Response:
         limit_s = self._drain_timeout_s + LATER_S
-        told = await self._ask_all("/drain", method="POST", limit_s=limit_s)
-        return json_answer({"drained": all(one is not None and one["drained"] for one in told.values())})
+        told = await self._answers("/drain", method="POST", limit_s=limit_s)
+        refused = [str(number) for number, (status, _) in told.items() if status in REFUSED]
+        if refused:
+            return json_answer({"error": NO_ORDERS.format(", ".join(refused))}, status=409)
+        return json_answer({"drained": all(one is not None and one["drained"] for _, one in told.values())})
 
     async def _resize(self, request: web.Request) -> web.Response:
         text = request.query.get("workers", "")
@@ -168,13 +176,18 @@ class SupervisorPages(Pages):
     # --- asking the workers -------------------------------------------------------------------------------------
 
     async def _ask_all(self, page: str, *, method: str = "GET", limit_s: float = ASK_S) -> dict[int, Any]:
-        """What each worker that runs answers, by number; None: nothing."""
+        """Ask each running worker; return the answers by number. None: no answer."""
+        told = await self._answers(page, method=method, limit_s=limit_s)
+        return {number: answer for number, (_, answer) in told.items()}
+
+    async def _answers(self, page: str, *, method: str, limit_s: float) -> dict[int, tuple[int, Any]]:
+        """Return each answer with its status."""
         numbers = sorted(self._supervisor.ready)
         told = await asyncio.gather(*(self._get(number, page, method=method, limit_s=limit_s) for number in numbers))
-        return {number: answer for number, (_, answer) in zip(numbers, told, strict=True)}
+        return dict(zip(numbers, told, strict=True))
 
     async def _get(self, number: int, page: str, *, method: str = "GET", limit_s: float = ASK_S) -> tuple[int, Any]:
-        """A worker's answer: its status, and its JSON or text; None: there is none, or not in time."""
+        """Return a worker's answer: its status, and its JSON or text; None: none, or not in time."""
         address = self._supervisor.ready.get(number)
         if not address:
             return 503, None

@@ -1,4 +1,4 @@
-"""What the tests of agents share: one app with one agent, run on a memory log with a clock that stands still."""
+"""Shared parts of the agents' tests: one app with one agent, run on a memory log with a clock that stands still."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowshare.testing import AgentReport, Bus, DeadLetter, SentRecord
 
 @dataclass
 class Seen:
-    """What became of the records of one agent."""
+    """Results of a run of one agent: outcomes, dead letters, outputs, time and stats."""
 
     report: AgentReport
     dead: list[DeadLetter]
@@ -20,7 +20,7 @@ class Seen:
     elapsed_s: float
     stats: dict[str, float]
     records: Callable[[str], list[SentRecord]]
-    """What lies in a topic."""
+    """Function that returns the records of a topic."""
 
     @property
     def outcomes(self) -> list[str]:

@@ -80,7 +80,7 @@ class Processes:
         return self.start("-m", "flowshare.cli", *arguments)
 
     def log(self, process: subprocess.Popen[bytes] | None = None) -> str:
-        """What one wrote, or all."""
+        """Return the log of one process, or of all."""
         numbers = range(len(self.started)) if process is None else [self.started.index(process)]
         return "".join((self.folder / f"log-{number}").read_text() for number in numbers)
 

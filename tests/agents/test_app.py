@@ -365,6 +365,7 @@ def offsets(**given: Any) -> SharePartitionOffsets:
         ({"lag": 0}, True, "every record of the topic is finished", True),
         ({"lag": 5}, False, "assigned to other members", True),
         ({"lag": 5, "in_flight": 5}, True, "all 5 unfinished records are taken: 5 are in flight", True),
+        ({"lag": 5, "in_flight": 5, "blocked": 4}, True, "4 of 5 unfinished records wait for another one", True),
         ({"lag": 5, "in_flight": 2, "delayed": 3}, True, "3 wait for their retry delay", True),
         ({"lag": 5, "delayed": 5}, True, "all 5 unfinished records wait for their retry delay", True),
         ({"lag": 9, "in_flight": 5}, True, "share.partition.max.record.locks", False),

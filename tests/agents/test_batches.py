@@ -164,6 +164,7 @@ def test_middleware_of_a_batch_gets_its_records():
     @app.middleware
     async def count(rows: fs.Records[int], call_next: Any) -> Any:
         got.append(len(rows))
+        assert (rows.agent, rows.group) == ("agent", "t.agent")
         return await call_next()
 
     run_app(app, [1, 2, 3])

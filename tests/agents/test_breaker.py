@@ -67,7 +67,7 @@ def test_failures_are_what_the_handler_did_not_mean(error: BaseException, attemp
 
 
 class Downstream:
-    """What stands behind a handler."""
+    """Dependency of a handler, which can be broken."""
 
     def __init__(self) -> None:
         self.broken = False

@@ -74,7 +74,7 @@ class Workers(Processes):
         self.wait(self.is_known, "open, and all know it", limit_s=LIMIT_S)
 
     def is_known(self) -> bool:
-        """Whether each worker has heard that the breaker is open, and runs nothing."""
+        """True if each worker has heard that the breaker is open, and no handler runs."""
         ended = sum(words[0] in ("fail", "done") for words in self.notes())
         return self.log().count("breaker is open, as") >= len(self.started) and ended == self.begun()
 
@@ -94,7 +94,7 @@ class Workers(Processes):
         self.cli("worker", "limits_app:app")
 
     def ready(self) -> bool:
-        """Whether all workers are."""
+        """True if all workers are ready."""
         return self.log().count("flowshare.worker: ready") >= len(self.started)
 
     def tried(self) -> int:
@@ -105,7 +105,8 @@ class Workers(Processes):
         return int([words for words in self.notes() if words[0] == "begin"][-1][3])
 
     def mend(self) -> None:
-        """What stands behind the handlers works again: all is done."""
+        """Repair the handlers' dependency, wait until all records are done, and check that the outage cost no record
+        more than one attempt."""
         self.mark("broken", there=False)
         self.wait(lambda: self.done() == RECORDS, "all done", limit_s=LIMIT_S)
         dead = [words for words in self.notes() if words[0] == "fail" and int(words[2]) > 2]

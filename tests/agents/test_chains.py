@@ -288,7 +288,7 @@ def test_in_an_order_acknowledgements_say_the_attempt_that_they_are_of() -> None
 
 
 def again(keys: str, first: int, last: int, attempt: int) -> Chunk:
-    """What of a batch is delivered once more."""
+    """Return a chunk that delivers offsets `first` to `last` of a batch once more."""
     decoded = decode_raw(batch(keys), [AcquiredRange(first, last, attempt)])
     return Chunk(
         "agent", "in", TP, decoded.runs, decode=None, deadline=30.0, generation=0, arrived=0.0, fence=(7, attempt)

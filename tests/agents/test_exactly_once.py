@@ -10,7 +10,7 @@ import pytest
 
 import flowshare as fs
 from flowshare.agents.app.summary import line
-from flowshare.agents.feed.limits import asked_of, check_asked
+from flowshare.agents.feed.backend_limits import asked_of, check_asked
 from flowshare.agents.handler.errors import OptionError, UsageError
 from flowshare.backend.base import EMBEDDED, NATIVE, WORKERS
 from flowshare.log.base import StorageError
@@ -197,6 +197,22 @@ def test_an_output_for_a_partition_that_is_not_there_fails_as_an_exception_would
     [letter] = seen.dead
     assert letter.attempts == 3
     assert "there is no partition 7" in letter.reason
+
+
+def test_an_output_for_a_partition_that_was_added_since_goes_there_at_its_first_attempt():
+    async def work(n: int) -> fs.Send:
+        return fs.Send("out", n, partition=n)
+
+    async def during(bus: Any) -> None:
+        await bus.advance(1)
+        await bus.host.admin.create_partitions("out", 2)
+        await bus.send("in", 1)
+
+    seen = run_agent(work, [0], during=during, **ONCE)
+
+    assert [(one.partition, one.value) for one in seen.out] == [(0, 0), (1, 1)]
+    assert seen.report.retried == 0
+    assert seen.dead == []
 
 
 def test_a_disk_that_fails_for_a_while_delays_and_doubles_nothing():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import flowshare as fs
+from flowshare.client.producer.message import Message
 from flowshare.client.session.member import Fetched, ShareMember
 
 
@@ -67,3 +70,37 @@ async def test_an_answer_that_cannot_be_read_gives_its_records_back_instead_of_r
     assert seen == ["a"]
     assert [one.outcome for one in report[read].settled] == ["released", "accepted"]
     assert "an answer cannot be read, its records are given back" in caplog.text
+
+
+@pytest.mark.flowshare
+@pytest.mark.parametrize("options", [{}, {"order": "key"}, {"at_most_once": True}], ids=str)
+async def test_a_damaged_batch_of_more_records_than_are_told_of_at_once_is_told_of_in_parts(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = fs.App("large", broker="embedded:///nowhere/large")
+    seen: list[bytes] = []
+
+    @app.share_agent("words", concurrency=20, **options)
+    async def read(word: bytes) -> None:
+        seen.append(word)
+
+    fetch, widest = ShareMember.take_fetched, 0
+
+    def damaged(self: ShareMember) -> list[Fetched]:
+        nonlocal widest
+        fetched = [part._replace(records=part.records.replace(b"bad", b"BAD")) for part in fetch(self)]
+        widest = max([widest, *(one.last - one.first + 1 for part in fetched for one in part.acquired)])
+        return fetched
+
+    monkeypatch.setattr(ShareMember, "take_fetched", damaged)
+    monkeypatch.setattr("flowshare.agents.feed.reader.UNREADABLE_MAX", 3)
+    async with fs.testing.harness(app) as bus:
+        await app.host.producer.send_many("words", [Message(b"bad", b"%d" % number) for number in range(10)])
+        await bus.send("words", b"good")
+        await bus.run_until_idle(limit=60)
+        letters = bus.dead_letters(read)
+
+    assert widest > 3
+    assert seen == [b"good"]
+    assert sorted(letter.origin[2] for letter in letters) == list(range(10))
+    assert {letter.attempts for letter in letters} == {1}

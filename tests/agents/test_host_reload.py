@@ -1,4 +1,4 @@
-"""What counts as a change of the app's files, and what follows it."""
+"""Tests of reloading: which changes of the app's files count, and what follows a change."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""What workers say that they hold, and that handlers raised: put together by group, and believed if it looks so."""
+"""Tests of workers' reports of held records and raised exceptions: merged by group, and dropped if malformed."""
 
 from __future__ import annotations
 

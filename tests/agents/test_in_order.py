@@ -69,7 +69,7 @@ def run(fun: Any, records: Records, *, during: Callable[[Bus], Awaitable[None]] 
 
 
 def firsts(seen: Seen) -> list[tuple[int, str]]:
-    """What became of each record when it was first delivered, by its offset."""
+    """Return the outcome of each record's first delivery, sorted by offset."""
     outcomes: dict[int, str] = {}
     for one in seen.report.settled:
         outcomes.setdefault(one.offset, one.outcome)

@@ -9,13 +9,16 @@ import pytest
 
 import flowshare as fs
 from flowshare.agents.host.host import Host, HostSettings
+from flowshare.agents.kmq import feeder
 from flowshare.agents.kmq.agent import REFUSED
-from flowshare.agents.kmq.ahead import Ahead
+from flowshare.agents.kmq.unmarked_records import Ahead
 from flowshare.agents.scale.load import LoadWatch
 from flowshare.backend.memory import MemoryBackend
+from flowshare.client.groups.reading import read_log
 from flowshare.client.producer.message import Message
 from flowshare.kmq.markers import decode
 from flowshare.testing.clock import ManualClock, settle
+from tests.batches import SPOILED, spoil
 from tests.client.worlds import within
 
 
@@ -200,6 +203,27 @@ def test_a_record_is_marked_committed_handled_and_ended():
     kmq(app_of(handle), work)
 
 
+def test_partitions_that_are_added_to_queue_and_markers_are_read_soon():
+    seen = []
+
+    async def handle(value: bytes, delivery: fs.Delivery) -> None:
+        seen.append((value, delivery.partition))
+
+    async def work(run):
+        await run.clock.sleep(1)  # it has begun at latest
+        await run.send(b"a")
+        await run.until(lambda: seen)
+        for topic in ("m", "q"):
+            await run.host.admin.create_partitions(topic, 2)
+        await run.send(b"new", partition=1)
+        await run.until(lambda: len(seen) == 2)
+        assert seen == [(b"a", 0), (b"new", 1)]
+        await run.until(lambda: run.agent.idle)
+        assert await run.markers(1) == [(0, True), (0, False)]
+
+    kmq(app_of(handle, start="latest"), work)
+
+
 def test_a_poisoned_record_is_delivered_exactly_four_times_and_the_others_once():
     seen = []
 
@@ -253,6 +277,25 @@ def test_outputs_are_confirmed_before_the_end_marker_and_without_them_there_is_n
         assert await run.markers() == [(0, True), (0, False), (1, True)]
 
     kmq(app_of(handle, sink="out"), work)
+
+
+def test_a_record_that_cannot_be_read_is_left_to_the_tracker_and_those_beside_it_are_handled(monkeypatch):
+    seen = []
+
+    async def handle(value: bytes) -> None:
+        seen.append(value)
+
+    async def work(run):
+        good = [Message(b"0"), Message(b"1", None, (SPOILED,)), Message(b"2")]
+        await run.host.producer.send_many("q", good)
+        await run.until(lambda: run.agent.stats()["accepted"] + run.agent.stats()["undecodable"] == 3)
+        await run.until(lambda: run.agent.idle)
+        ends = [offset for offset, begins in await run.markers() if not begins]
+        assert sorted(ends) == [0, 2]
+
+    monkeypatch.setattr(feeder, "read_log", lambda data, *more: read_log(spoil(data), *more))
+    kmq(app_of(handle), work)
+    assert seen == [b"0", b"2"]
 
 
 def test_a_batch_is_ended_record_by_record():

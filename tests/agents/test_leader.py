@@ -1,4 +1,4 @@
-"""What is `on_leader` runs in one process: the lease group, and what becomes of what runs when the lease lapses."""
+"""Tests of `on_leader` in one process: the lease group, and the fate of running functions when the lease lapses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker finds out of its groups' load, on virtual time: an app in memory with handlers of a known length."""
+"""Tests of a worker's measures of its groups' load, on virtual time: an app in memory, handlers of a known length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a group on a real Kafka, whose brokers tell only its position and its lag."""
+"""Tests of the load of a group on a real Kafka, whose brokers tell only its position and its lag."""
 
 from __future__ import annotations
 

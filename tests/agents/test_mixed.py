@@ -15,7 +15,7 @@ LIMIT_S = 60
 
 
 class Failure(Exception):
-    """What the handlers raise."""
+    """Error that the handlers raise."""
 
 
 def make_app(path: Path, seed: int) -> fs.App:  # noqa: C901 - three agents and the dice they share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -465,3 +466,29 @@ def test_a_refused_output_that_cannot_be_shown_is_a_failure_like_others():
     seen = run_agent(handler, sink=["out"], retry=TWICE, limit_s=100)
 
     assert seen.outcomes == ["retried", "dead_lettered"]
+
+
+def _generator(value: bytes) -> Any:
+    return (one for one in [5])
+
+
+@pytest.mark.parametrize("make", [lambda _: 5, _generator])
+@pytest.mark.parametrize("plain", [True, False])
+def test_an_output_that_cannot_be_encoded_is_logged_and_counted_as_a_handlers_error(
+    make: Callable[[Any], Any], plain: bool, caplog: pytest.LogCaptureFixture
+):
+    app = fs.App("t", broker="memory://")
+    sink = app.topic("out", value_type=dict)
+
+    async def handler(value: bytes) -> Any:
+        return make(value)
+
+    def in_thread(value: bytes) -> Any:
+        return make(value)
+
+    app.share_agent("in", name="agent", sink=sink, retry=None)(in_thread if plain else handler)
+    _, stats = threaded(app, [b"x"], lambda stats: stats["dead_lettered"] == 1)
+
+    [line] = [one for one in caplog.records if one.name == "flowshare.agents" and one.levelno == logging.ERROR]
+    assert "in-0@0" in line.getMessage()
+    assert stats["handler_errors"] == 1

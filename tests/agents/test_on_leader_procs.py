@@ -1,4 +1,5 @@
-"""What is `on_leader` runs in one process at most: real workers that join, end, are killed and stand still."""
+"""Tests that an `on_leader` function runs in one process at most: real workers that join, end, are killed and stand
+still."""
 
 from __future__ import annotations
 

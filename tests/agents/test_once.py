@@ -155,7 +155,7 @@ def test_of_two_transactions_side_by_side_one_is_the_first(shop: Shop):
 
 
 def side_by_side(shop: Shop, one: fs.Delivery, other: fs.Delivery, *, first_commits: bool) -> bool:
-    """What the second transaction hears that began while the first one had written its row."""
+    """Run a second transaction while the first one has written its row, and return the second one's answer."""
     heard: list[bool] = []
     begun = threading.Event()
 
@@ -639,3 +639,28 @@ def test_an_asynchronous_session_of_sqlalchemy_is_awaited(shop: Shop):
         await engine.dispose()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("returns_early", [True, False])
+def test_a_repeated_record_that_returns_nothing_for_its_sink_is_warned_of(
+    returns_early: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    once = fs.Once()
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as db, db:
+        once.create(db)
+
+    def handler(value: int, delivery: fs.Delivery) -> int | None:
+        with closing(sqlite3.connect(path)) as db, db:
+            if not once.first(db, delivery) and returns_early:
+                return None
+        if delivery.attempt == 1:
+            raise ConnectionError("after the commit")
+        return value
+
+    seen = run_agent(handler, [1, 2], sink=["out"])
+
+    assert seen.report.accepted == 2
+    warned = [one.message for one in caplog.records if "returned nothing for out" in one.message]
+    assert len(warned) == returns_early
+    assert len(seen.out) == 2 * (not returns_early)

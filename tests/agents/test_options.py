@@ -135,6 +135,16 @@ def test_a_second_agent_of_the_same_name_is_refused():
         app.share_agent("in")(_handler)
 
 
+@pytest.mark.parametrize("given", ["3", 0, -1, 2.0, True])
+def test_what_is_no_number_of_partitions_is_refused_at_import_with_the_topics_name(given: Any):
+    with pytest.raises(OptionError, match=rf"topic 'orders': partitions is a whole number from 1 on.* not {given!r}"):
+        fs.App("t").topic("orders", partitions=given)
+
+
+def test_a_topic_may_have_a_number_of_partitions_or_none():
+    assert [fs.App("t").topic("orders", partitions=given).partitions for given in (None, 1, 12)] == [None, 1, 12]
+
+
 def test_the_decorator_without_a_topic_is_refused():
     with pytest.raises(UsageError, match="the decorator needs a topic"):
         fs.App("t").share_agent(_handler)

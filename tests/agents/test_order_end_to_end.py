@@ -24,7 +24,7 @@ KEYS = "abcde"
 
 
 class Journal:
-    """What handlers did, key by key."""
+    """Journal of the handlers' deliveries, by key."""
 
     def __init__(self) -> None:
         self.running: set[str] = set()

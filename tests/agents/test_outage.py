@@ -1,4 +1,4 @@
-"""What a process says of a broker that does not answer, and of Faust's agents that crash."""
+"""Tests of a process's reports of a broker that does not answer, and of Faust agents that crash."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Broker:
 
 
 def problem_after(seconds: float, *answers: str) -> str | None:
-    """What is wrong when the broker has given each answer for so long, the last one first to be asked about."""
+    """Return the problem that is reported after the broker has given each of these answers in turn, for so many seconds
+    each."""
 
     async def main() -> str | None:
         broker = Broker()

@@ -9,10 +9,13 @@ import pytest
 
 import flowshare as fs
 from flowshare.agents.feed.delays import HOLD_S, REWRITE_S
+from flowshare.agents.feed.reader import Reader
 from flowshare.agents.handler.retry_headers import origin_of
 from flowshare.backend.base import NATIVE
 from flowshare.backend.memory import MemoryBackend
+from flowshare.client.session.member import ShareMember
 from tests.agents.agents_kit import one_agent, run_agent, run_app
+from tests.batches import SPOILED, spoil
 
 POOR = replace(NATIVE, own_limits=True)
 
@@ -54,6 +57,33 @@ def test_a_long_delay_goes_through_the_retry_topic_and_the_record_stays_itself()
     assert headers == [{}, {}], "the handler does not see how it waited"
     assert result.stats["retried"] == 1
     assert result.elapsed_s >= REWRITE_S - 1
+
+
+def test_a_record_older_than_what_the_retry_topic_takes_and_keeps_waits_there_and_has_its_own_time():
+    seen = []
+
+    async def handler(value: bytes, delivery: fs.Delivery) -> None:
+        if value == b"x":
+            delivery.send("in", b"old", timestamp=1_000.0)
+            return
+        seen.append(delivery.timestamp)
+        raise RuntimeError("not yet")
+
+    app = one_agent(handler, retry=fs.Retry(max_attempts=2, delay=REWRITE_S - 1))
+    waited = []
+
+    async def during(bus):
+        hour = {"message.timestamp.before.max.ms": "3600000", "retention.ms": "3600000"}
+        await bus.host.admin.alter_topic_configs("t.agent.retry", hour)
+        await bus.advance(1)
+        waited.extend(await bus.host.admin.read("t.agent.retry", 0, 0, limit=10))
+
+    result = run_app(app, during=during)
+
+    assert seen == [1_000.0, 1_000.0]
+    assert [record.value for record in waited] == [b"old"]
+    (letter,) = result.dead
+    assert letter.header("timestamp") == "1000000"
 
 
 def test_a_very_long_delay_is_written_anew_until_it_is_due():
@@ -154,6 +184,59 @@ def test_what_others_write_into_a_retry_topic_is_rejected_not_run(caplog):
     assert "no record of this agent waits here" in caplog.text
 
 
+@pytest.mark.parametrize("options", [{}, {"batch": fs.Batch(2, within=0.1)}])
+def test_what_cannot_be_read_in_a_retry_topic_is_a_dead_letter_and_those_beside_it_are_handled(options, monkeypatch):
+    seen = []
+    fetched = ShareMember.take_fetched
+
+    def damaged(self):
+        return [part._replace(records=spoil(part.records)) for part in fetched(self)]
+
+    monkeypatch.setattr(ShareMember, "take_fetched", damaged)
+
+    async def one(value: int) -> None:
+        seen.append(value)
+
+    async def several(rows: fs.Records[int]) -> None:
+        seen.extend(rows.values())
+
+    async def during(bus):
+        await bus.send("t.agent.retry", b"stray")
+        await bus.send("t.agent.retry", b"5", headers=dict([SPOILED]))
+
+    result = run_app(one_agent(several if "batch" in options else one, **options), [1, 2, 3], during=during)
+
+    assert sorted(seen) == [1, 2, 3]
+    (letter,) = result.dead
+    assert (letter.origin, letter.attempts) == (("t.agent.retry", 0, 1), 1)
+    assert "the stored bytes cannot be read" in letter.reason
+    assert (result.stats["accepted"], result.stats["dead_lettered"], result.stats["rejected"]) == (3, 1, 1)
+
+
+def test_batches_of_a_retry_topic_that_are_too_much_at_once_are_read_one_after_the_other(monkeypatch):
+    monkeypatch.setattr("flowshare.agents.feed.feeder.ANSWER_BYTES_MAX", 1)
+    seen, later = [], []
+    put_off = Reader._unread
+
+    def reads_later(self, part, lazy):
+        later.append(part.topic)
+        return put_off(self, part, lazy)
+
+    monkeypatch.setattr(Reader, "_unread", reads_later)
+    app = one_agent(failing(1, seen), retry=fs.Retry(max_attempts=3, delay=HOLD_S + 5))
+
+    async def during(bus):
+        await bus.advance(1)
+        app.host.runtimes["agent"].pause()
+        await bus.advance(REWRITE_S)
+        app.host.runtimes["agent"].resume()
+
+    run_app(app, [b"x"] * 4, during=during)
+
+    assert "t.agent.retry" in later
+    assert sorted(one[2:4] for one in seen) == sorted((offset, attempt) for offset in range(4) for attempt in (1, 2))
+
+
 def test_a_dead_letter_that_cannot_be_written_is_tried_again_without_costing_attempts(monkeypatch):
     seen, refused = [], [2]
     from flowshare.client.producer.producer import Producer
@@ -223,3 +306,19 @@ def test_a_worker_that_stops_finishes_what_it_fetched_ahead_as_giving_back_costs
     assert ahead > 0
     assert stats["unrun"] == 0
     assert stats["accepted"] == len(seen) < 20
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_each_dead_record_has_one_letter_where_the_brokers_write_one_of_each_reject(own):
+    async def during(bus):
+        await bus.host.admin.create_topic("brokers", partitions=1, exist_ok=True)
+        await bus.host.admin.alter_group_configs("t.agent", {"errors.deadletterqueue.topic.name": "brokers"})
+        for _ in range(3):
+            await bus.send("in", b"x")
+
+    result = run_app(
+        one_agent(failing(9, []), retry=fs.Retry(max_attempts=1), dead_letter=True if own else None), (), during=during
+    )
+
+    assert (len(result.dead), len(result.records("brokers"))) == ((3, 0) if own else (0, 3))
+    assert result.stats["dead_lettered" if own else "rejected"] == 3

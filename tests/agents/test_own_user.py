@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 
@@ -21,10 +22,11 @@ class Peer:
         return self.found
 
 
-def free_address() -> str:
-    """`host:port` of a port that is taken by nobody, so that its name is free, too."""
+@pytest.fixture
+def address():
+    """`host:port` at which this process listens; its name is free."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
+        yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def test_the_own_user_and_root_are_let_in_and_nobody_else():
@@ -49,8 +51,7 @@ def test_a_process_is_found_by_the_address_it_listens_on():
     assert not hosts("x" * 200 + ":1")
 
 
-def test_there_is_one_listener_for_an_address_and_none_without_any():
-    address = free_address()
+def test_there_is_one_listener_for_an_address_and_none_without_any(address):
     assert own_user.connect(address, 1.0) is None
     sock = own_user.listen(address)
     assert sock is not None
@@ -63,8 +64,7 @@ def test_there_is_one_listener_for_an_address_and_none_without_any():
         connected.close()
 
 
-def test_who_listens_in_another_users_place_is_told_of(monkeypatch):
-    address = free_address()
+def test_who_listens_in_another_users_place_is_told_of(monkeypatch, address):
     sock = own_user.listen(address)
     assert sock is not None
     with sock:
@@ -74,8 +74,7 @@ def test_who_listens_in_another_users_place_is_told_of(monkeypatch):
             own_user.connect(address, 1.0)
 
 
-def test_a_process_that_accepts_nothing_holds_nobody_who_will_not_wait():
-    address = free_address()
+def test_a_process_that_accepts_nothing_holds_nobody_who_will_not_wait(address):
     sock = own_user.listen(address)
     assert sock is not None
     with sock:
@@ -93,3 +92,53 @@ def test_where_the_system_has_no_such_way_there_is_none(monkeypatch):
 
     assert own_user.listen("127.0.0.1:1") is None
     assert own_user.connect("127.0.0.1:1", 1.0) is None
+
+
+def bound_by_nobody(name: str) -> int:
+    """The process of another user that has a name, and waits."""
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setuid(65_534)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(name)
+        sock.listen()
+        os.write(told, b"x")
+        signal.pause()
+        os._exit(0)
+    os.read(ready, 1)
+    os.close(ready)
+    os.close(told)
+    return pid
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_who_has_the_name_and_not_the_port_is_not_believed_by_root_either():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        pid = bound_by_nobody(own_user.names(address)[0])
+        try:
+            assert own_user.connect(address, 1.0) is None
+            mine = own_user.listen(address.replace("127.0.0.1", "0.0.0.0"))
+            assert mine is not None
+            with mine:
+                mine.listen()
+                found = own_user.connect(address, 1.0)
+                assert found is not None, "the port's owner is looked for under the other names"
+                found.close()
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_the_owner_of_a_port_is_who_listens_there(host):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        port = server.getsockname()[1]
+        shown = "[::1]" if ":" in host else "127.0.0.1"
+        assert own_user.port_owner(f"{shown}:{port}") == os.geteuid()
+        assert own_user.port_owner(f"localhost:{port}") == os.geteuid()
+        assert own_user.port_owner(f"10.1.2.3:{port}") == (os.geteuid() if host == "0.0.0.0" else None)
+    assert own_user.port_owner(f"127.0.0.1:{port}") is None
+    assert own_user.port_owner("nowhere") is None

@@ -20,11 +20,11 @@ from flowshare.agents.feed.prefetch import (
 from flowshare.clock import LoopClock
 
 TARGET = 200
-"""What a `Prefetch` of half as many handlers asks for before it knows the handlers' speed."""
+"""Records that a `Prefetch` of half as many handlers asks for before the handlers' speed is known."""
 
 
 class Agent:
-    """What a room looks at, and the room."""
+    """A `FetchSize` and stand-ins for its inputs."""
 
     def __init__(self, *, delays: SimpleNamespace | None = None) -> None:
         self.held = SimpleNamespace(outstanding=0)

@@ -45,7 +45,7 @@ class Member:
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.order: list[str] = []
-        """What was asked for and acknowledged."""
+        """Fetches and acknowledgements, in the order of the calls."""
         self.answers: deque[list[Fetched] | Exception] = deque()
         self.refuses: Exception | None = None
         self.listener = None

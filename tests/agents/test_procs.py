@@ -108,7 +108,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process of ours does not run any more."""
+    """True if the app's process with this id does not run any more."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

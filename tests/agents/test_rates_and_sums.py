@@ -6,8 +6,10 @@ import random
 
 import pytest
 
+from flowshare.agents.scale import lag
 from flowshare.agents.scale.lag import _SUMS, STUCK_MAX, by_topic
 from flowshare.agents.scale.rates import LOOKS_MAX, Rates, TopicRates
+from flowshare.protocol.messages import SharePartitionOffsets
 
 COUNTERS = ("log_end", "finished", "redeliveries")
 
@@ -79,6 +81,18 @@ def summed(rows):
         sums["stuck"] = sorted((key["blocked"] for row in parts for key in row["stuck"]), reverse=True)
         made[where] = sums
     return made
+
+
+def test_a_new_partition_with_nothing_in_it_hides_no_backlog_of_its_topic():
+    begun = SharePartitionOffsets(topic="t", topic_id=None, partition=0, start_offset=2, lag=8)
+    new = SharePartitionOffsets(topic="t", topic_id=None, partition=1, start_offset=-1, lag=-1)
+
+    rows = [lag.row("g", begun, 0, log_end=10), lag.row("g", new, 0, log_end=0)]
+    (of_topic,) = lag.by_topic(rows)
+    (not_known,) = lag.by_topic([rows[0], lag.row("g", new, 0, log_end=5)])
+
+    assert (of_topic["backlog"], of_topic["finished"]) == (8, 2)
+    assert not_known["backlog"] == -1
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,4 +1,5 @@
-"""What is sent to a topic is what its handlers take: checked where it is sent, by types and by serializers."""
+"""Tests that a value is checked when it is sent: a topic accepts only values that its handlers take, by types and by
+serializers."""
 
 from __future__ import annotations
 
@@ -216,7 +217,7 @@ def declared(**options: Any) -> Any:
         (Order, "pickle", 5, "expected an object for Order, got int"),
         (str, "json", 5, "expected str, got int"),
         (str, None, b"\xff", "invalid start byte"),
-        (int, None, "five", "does not fit: invalid literal"),
+        (int, None, "five", "does not fit: expected int, got str"),
         (float, None, float("nan"), "JSON has no such number"),
         (float, "json", float("inf"), "expected float, got null"),
         (float, "pickle", float("-inf"), "expected a finite number"),

@@ -33,7 +33,7 @@ def make_app(path):
 
 
 async def handled(app, seen, count):
-    """What a worker of the app handles afterwards."""
+    """Run a worker of the app until so many values were handled, and return the values, sorted."""
     async with app.running():
         await until(lambda: len([one for one in seen if one != "tick"]) >= count)
     return sorted(one for one in seen if one != "tick")

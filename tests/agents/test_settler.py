@@ -13,8 +13,8 @@ import flowshare as fs
 from flowshare.agents.feed import settler as settling
 from flowshare.agents.feed.ack_sender import AckSender
 from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT
+from flowshare.agents.feed.settle_units import Ending, Unit
 from flowshare.agents.feed.settler import Settler
-from flowshare.agents.feed.units import Ending, Unit
 from flowshare.agents.handler.chunk import Chunk
 from flowshare.agents.handler.send import ProducerRecord
 from flowshare.agents.run.stats import AgentStats

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flowshare.agents.feed.setup import PREPARE_PAUSE_S, PREPARE_TRIES, prepare
+from flowshare.agents.feed.setup import PREPARE_PAUSE_S, PREPARE_TRIES, prepare, rehearse
 from flowshare.agents.handler.errors import UsageError
 from flowshare.backend.base import MEMORY, BackendError
 from flowshare.client.errors import ServerError
@@ -150,3 +150,26 @@ async def test_a_worker_that_starts_beside_another_one_with_its_settings_does_no
     await starting(Starting(0, share_auto_offset_reset="latest"), ManualClock())
 
     assert not [one for one in caplog.records if one.levelname == "WARNING"]
+
+
+class Deaf(Admin):
+    """Knows topics; nobody leads its groups, and whoever asks about one is told."""
+
+    def __init__(self) -> None:
+        super().__init__(ErrorCode.NONE, 0)
+        self.groups: list[str] = []
+
+    async def group_configs(self, group_id: str) -> list[ConfigEntry]:
+        self.groups.append(group_id)
+        return []
+
+
+async def test_a_rehearsal_asks_nobody_about_groups_but_who_leads_them():
+    topics, leader = Deaf(), Admin(ErrorCode.GROUP_ID_NOT_FOUND, 0)
+    agent = one_agent(handler, dead_letter=None).share_agents["agent"]
+
+    await rehearse(agent, topics, MEMORY, leader)
+
+    assert topics.groups == []
+    assert topics.asked == 0
+    assert leader.asked == 1

@@ -1,4 +1,4 @@
-"""What holds for every connection to flowshare's pages: bounds, headers, and nobody waits for anybody else."""
+"""Tests of every connection to flowshare's pages: bounds, headers, and no connection waits for another."""
 
 from __future__ import annotations
 
@@ -232,9 +232,63 @@ class Caller:
     """A connection that only comes and goes."""
 
     dropped = False
+    busy = False
+    limiter: ConnectionLimiter | None = None
 
     def drop(self) -> None:
         self.dropped = True
+        if self.limiter is not None:
+            self.limiter.leave(self)
+
+
+def of_known(**bounds: int) -> ConnectionLimiter:
+    return ConnectionLimiter(Bounds(strangers_go=True, one_request=False, **bounds), HandClock())
+
+
+def come(limiter: ConnectionLimiter, address: str, owner: str | None = None, *, busy: bool = False) -> Caller:
+    """One that finds room, and shows who it is."""
+    one = Caller()
+    one.limiter, one.busy = limiter, busy
+    assert limiter.enter(one, address)
+    limiter.recognised(one, owner)
+    return one
+
+
+async def test_one_person_holds_no_more_connections_than_are_its_own_and_loses_the_one_that_asked_longest_ago():
+    limiter = of_known(connections=10, by_address=10, by_owner=3)
+    first, second, third = (come(limiter, "10.0.0.1", "viewer") for _ in range(3))
+    limiter.recognised(first, "viewer")
+    fourth = come(limiter, "10.0.0.2", "viewer")
+    operator = come(limiter, "10.0.0.1", "operator")
+
+    assert [one.dropped for one in (first, second, third, fourth, operator)] == [False, True, False, False, False]
+    assert (limiter.open, limiter.refused) == (4, 1)
+
+
+async def test_who_has_most_connections_makes_room_where_all_have_shown_who_they_are():
+    limiter = of_known(connections=4, by_address=4, by_owner=3)
+    others = [come(limiter, "10.0.0.1", "viewer", busy=busy) for busy in (True, False, False)]
+    operator = come(limiter, "10.0.0.1", "operator")
+    late = come(limiter, "10.0.0.1")
+
+    assert [one.dropped for one in (*others, operator, late)] == [False, True, False, False, False]
+
+
+async def test_a_stranger_makes_room_before_anybody_who_is_known():
+    limiter = of_known(connections=3, by_address=3)
+    known = [come(limiter, "10.0.0.1", "viewer") for _ in range(2)]
+    stranger, late = come(limiter, "10.0.0.1"), come(limiter, "10.0.0.1")
+
+    assert [one.dropped for one in (*known, stranger, late)] == [False, False, True, False]
+
+
+async def test_who_logs_out_is_a_stranger_again():
+    limiter = of_known(connections=2, by_address=2)
+    left, known = come(limiter, "10.0.0.1", "viewer"), come(limiter, "10.0.0.1", "viewer")
+    limiter.recognised(left, None)
+    come(limiter, "10.0.0.1")
+
+    assert (left.dropped, known.dropped) == (True, False)
 
 
 async def test_connections_of_one_address_are_bounded():

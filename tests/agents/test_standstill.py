@@ -64,6 +64,7 @@ async def test_what_waits_is_not_begun_before_the_group_has_answered(kind: str) 
         assert app.host is not None
         runtime: Any = app.host.runtimes["agent"]
         runtime._feeder._member.confirm = confirm
+        runtime._feeder._standstill.start(runtime._feeder._member)  # the kit does without: its time stands still
         for value in range(60):
             await bus.send("in", value)
         running = asyncio.ensure_future(bus.run_until_idle(limit=3600))

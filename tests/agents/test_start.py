@@ -1,4 +1,4 @@
-"""What a start costs: no module before the first record that it does not need, none twice before the collector."""
+"""Tests of the cost of a start: no needless module before the first record, and none twice before the collector."""
 
 import gc
 import os

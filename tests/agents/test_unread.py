@@ -13,14 +13,17 @@ import pytest
 import flowshare as fs
 from flowshare.agents.handler.chunk import Chunk, Unread
 from flowshare.agents.host.host import Host, HostSettings
+from flowshare.client.cooperative import reading
+from flowshare.client.cooperative.reading import scan_log
+from flowshare.client.producer.message import Message
 from flowshare.client.session.member import Fetched, ShareMember
 from flowshare.protocol import decoding
 from flowshare.protocol.batches import BatchBuilder
-from flowshare.protocol.decoding import decode_raw
+from flowshare.protocol.decoding import DecodedRecord, decode_raw
 from flowshare.protocol.lazy_records import lazy_records
 from flowshare.protocol.messages import TopicPartition
 from flowshare.share.types import AcquiredRange
-from tests.batches import place
+from tests.batches import SPOILED, place, spoil
 from tests.waiting import until
 
 TP = TopicPartition(uuid.UUID(int=1), 0)
@@ -62,7 +65,7 @@ def test_a_chunk_that_cannot_be_read_says_so_once_and_offers_nothing():
 
 
 @pytest.mark.parametrize("threads", [False, True], ids=["one loop", "two loops"])
-def test_a_damaged_batch_is_rejected_and_those_beside_it_are_handled(
+def test_a_damaged_batch_is_a_dead_letter_and_those_beside_it_are_handled(
     threads: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = fs.App("damaged", broker="memory://")
@@ -95,7 +98,7 @@ def test_a_damaged_batch_is_rejected_and_those_beside_it_are_handled(
             monkeypatch.setattr(ShareMember, "take_fetched", damaging)
             host.runtimes["agent"].resume()
             return await until(
-                host.runtimes["agent"].stats, good=lambda stats: stats["accepted"] + stats["rejected"] >= 3
+                host.runtimes["agent"].stats, good=lambda stats: stats["accepted"] + stats["dead_lettered"] >= 3
             )
         finally:
             await host.drain(5)
@@ -104,8 +107,61 @@ def test_a_damaged_batch_is_rejected_and_those_beside_it_are_handled(
     stats = asyncio.run(main())
 
     assert sorted(seen) == [b"fine", b"good"]
-    assert (stats["accepted"], stats["rejected"], stats["undecodable"]) == (2, 1, 1)
-    assert "the stored bytes cannot be read, rejected: checksum" in caplog.text
+    assert (stats["accepted"], stats["dead_lettered"], stats["undecodable"]) == (2, 1, 1)
+    assert "undecodable: the stored bytes cannot be read: checksum" in caplog.text
+
+
+BAD_RECORD = {
+    "share": {},
+    "at most once": {"at_most_once": True},
+    "exactly once": {"exactly_once": True},
+    "batches": {"batch": fs.Batch(4, within=0.1)},
+    "cooperative": {},
+}
+
+
+@pytest.mark.parametrize("kind", list(BAD_RECORD))
+def test_a_record_that_cannot_be_read_is_a_dead_letter_and_those_in_its_batch_are_handled(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, options = fs.App("bad", broker="memory://"), BAD_RECORD[kind]
+    seen: list[bytes] = []
+
+    async def one(value: bytes) -> None:
+        seen.append(value)
+
+    async def batch(rows: fs.Records[bytes]) -> None:
+        seen.extend(row.value for row in rows)
+
+    declare = app.cooperative_agent if kind.startswith("cooperative") else app.share_agent
+    start = {} if kind.startswith("cooperative") else {"start": "earliest"}
+    declare(app.topic("in", value_type=bytes), name="agent", **start, **options)(batch if "batch" in options else one)
+    fetched = ShareMember.take_fetched
+    monkeypatch.setattr(
+        ShareMember, "take_fetched", lambda self: [part._replace(records=spoil(part.records)) for part in fetched(self)]
+    )
+    monkeypatch.setattr(reading, "scan_log", lambda data, *rest, **more: scan_log(spoil(data), *rest, **more))
+
+    async def main() -> list[DecodedRecord]:
+        host = Host(app, settings=HostSettings(threads=False))
+        await host.start()
+        try:
+            good = [Message(b"%d" % n, b"k", (SPOILED,) if n == 4 else ()) for n in range(10)]
+            await host.producer.send_many("in", good)
+            runtime = host.runtimes["agent"]
+            await until(runtime.stats, good=lambda stats: stats["accepted"] + stats["dead_lettered"] >= 10)
+            return await until(lambda: host.admin.read(str(runtime.agent.dead_letter_topic), 0))
+        finally:
+            await host.drain(5)
+            await host.stop()
+
+    [letter] = asyncio.run(main())
+
+    assert sorted(seen) == [b"%d" % n for n in range(10) if n != 4]
+    told = {name.removeprefix("flowshare.dlq."): value for name, value in letter.headers}
+    assert (told["offset"], letter.key, letter.value) == (b"4", None, None)
+    assert b"the stored bytes cannot be read: the header's name of a record says 60 bytes" in (told["reason"] or b"")
+    assert told["left_out"]
 
 
 # What would be too much in memory at once
@@ -217,7 +273,7 @@ def test_no_memory_is_no_damage(good: int, monkeypatch: pytest.MonkeyPatch):
 
 def test_of_a_batch_with_too_many_records_only_those_that_are_wanted_are_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(decoding, "WHOLE_RECORDS_MAX", 100)
-    monkeypatch.setattr(decoding, "STEP_RECORDS", 7)
+    monkeypatch.setattr(decoding, "AT_ONCE_RECORDS", 7)
     records = place(one_batch(500), 1_000)
     decoded = decode_raw(records, [AcquiredRange(1_100, 1_149, 1), AcquiredRange(1_200, 1_200, 2)])
     assert [raw.offset for raw in decoded.records] == [*range(1_100, 1_150), 1_200]

@@ -55,7 +55,8 @@ class Line:
 
 
 async def prepare(host: str, port: int, *, groups: int = 0, records: int = 0) -> None:
-    """What the attacks are about: a group with one fat member, a topic with so many records of 1 MiB, small groups."""
+    """Create the targets of the attacks: a group with one fat member, a topic with `records` records of 1 MiB, small
+    groups."""
     line = await Line.to(host, port)
     topic = Part(name=TOPIC, num_partitions=1, replication_factor=1, assignments=[], configs=[])
     await line.ask("create_topics", 5, topics=[topic], timeout=timedelta(seconds=5), validate_only=False)

@@ -30,7 +30,7 @@ from types import SimpleNamespace as Part
 from typing import Any
 
 from flowshare.protocol.batches import decode_all
-from tests.attack import answers, batches, strangers
+from tests.attack import answers, batches, openings, strangers
 from tests.attack.answers import MIB, Line
 from tests.attack.batches import record
 
@@ -50,6 +50,8 @@ ATTACKS: dict[str, Attack] = {
     "lying_batches": batches.lying_batches,
     "bombs": batches.bombs,
     "looks_for_times": batches.looks_for_times,
+    "crowds_in_order": openings.crowds_in_order,
+    "large_patterns": openings.large_patterns,
     "unfinished_requests": strangers.unfinished_requests,
     "all_connections": strangers.all_connections,
     "all_share_sessions": strangers.all_share_sessions,
@@ -211,7 +213,7 @@ async def attack_again(name: str, port: int, seconds: float) -> None:
 
 
 async def kept(port: int) -> set[bytes]:
-    """What is in the client's topic."""
+    """Return the values in the client's topic."""
     line = await Line.to(HOST, port)
     found: set[bytes] = set()
     offset = 0

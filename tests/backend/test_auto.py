@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from flowshare.backend import open_backend
 from flowshare.backend.auto import AutoBackend
 from flowshare.backend.base import BackendError
 from flowshare.backend.url import parse_broker
@@ -18,7 +17,7 @@ WITHOUT_SHARE_GROUPS = {int(key): (0, 99) for key in ApiKey if not 76 <= key <= 
 
 
 async def choice(kafka, *, asks=(), cooperative=(), versions=None, broker="kafka://kafka:9092?fleet=shop"):
-    """Whether the brokers are to lead, and why."""
+    """Return the decision if the brokers are to lead, and its reason."""
     backend = AutoBackend(parse_broker(broker), clock=kafka.clock, asked={"g": asks}, cooperative=cooperative)
     cluster = kafka.cluster()
     await cluster.start()
@@ -94,8 +93,3 @@ def test_workers_lead_where_a_group_is_cooperative():
 def test_a_cooperative_group_does_not_go_beside_a_group_that_lives_on_the_brokers():
     with pytest.raises(BackendError, match=r"group g lives on the brokers, which keep no cooperative groups \(till\)"):
         chosen(lives, cooperative=["till"])
-
-
-def test_brokers_alone_are_not_asked_to_keep_cooperative_groups():
-    with pytest.raises(BackendError, match=r"share='workers' in place of 'native'"):
-        open_backend("kafka://localhost:9092?share=native", cooperative=["till"])

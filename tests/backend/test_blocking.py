@@ -187,3 +187,10 @@ def test_what_was_not_accepted_on_an_embedded_path_comes_again_after_the_consume
         (again,) = poll(one)
 
     assert (first.value, again.value, again.attempt) == (b"a", b"a", 2)
+
+
+def test_it_tells_of_partitions_and_what_it_has_counted():
+    with consumer(seeded(b"a", b"bc")) as one:
+        assert len(poll(one)) == 2
+        assert [part.partition for part in one.partitions_for("orders")] == [0]
+        assert one.metrics()["bytes_consumed_total"] == 3

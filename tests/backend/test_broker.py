@@ -84,3 +84,29 @@ async def test_what_is_no_broker_is_refused_at_once(
 async def test_a_client_that_was_not_opened_says_how_it_is() -> None:
     with pytest.raises(fs.errors.BackendError, match=r"memory:// is not open: .*`async with`"):
         await fs.ShareAdmin("memory://").list_topics()
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_producer_that_was_not_opened_says_how_it_is_in_one_sentence(
+    many: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = fs.Producer("memory://")
+    with pytest.raises(
+        fs.errors.ClientError, match=r"^topic t could not be looked up: broker memory:// is not open: .*`async with`$"
+    ):
+        await (producer.send_many("t", [b"x"]) if many else producer.send("t", b"x"))
+
+    assert not caplog.records
+
+
+async def test_a_broker_whose_client_could_not_commit_all_is_closed_all_the_same() -> None:
+    class Consumer:
+        async def close(self) -> None:
+            raise fs.errors.NotCommitted([("orders", 0, 1)], "it was closed")
+
+    broker = fs.Broker("memory://")
+    with pytest.raises(fs.errors.NotCommitted):
+        async with broker:
+            broker.clients.append(Consumer())
+    with pytest.raises(fs.errors.BackendError, match=r"memory:// is not open: .*`async with`"):
+        await broker.connect("test")

@@ -17,6 +17,7 @@ ROWS = {
     "delayed_release": "a release carries its delay to the server",
     "unrun_release": "a record that was given back before its handler began has not cost an attempt",
     "server_dead_letters": "what the delivery limit archives is dead-lettered by the server",
+    "letters_by_choice": "of which records the server writes letters of its own is the agent's choice",
     "ranges_only": "acquiring without record bytes",
     "group_configs": "groups have settings of their own",
     "cheap_acknowledge": "acknowledgements are sent at once; where each request is a write of a broker's, they are "

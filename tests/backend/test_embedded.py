@@ -26,6 +26,7 @@ from flowshare.protocol.messages import (
     SettleOutput,
     ShareAcknowledgeRequest,
     ShareFetchRequest,
+    ShareGroupHeartbeatRequest,
     SharePartitionRequest,
     ShareSettleRequest,
     TopicPartition,
@@ -141,6 +142,22 @@ async def test_a_path_whose_leader_is_gone_is_taken_over_by_who_joined_it(tmp_pa
     assert await second.connect("c")
     assert lost == []
     await second.close()
+
+
+async def test_members_in_the_leaders_process_hear_as_soon_as_the_others_of_what_one_leaves(tmp_path: Path) -> None:
+    intervals = []
+    backends = [open_backend(f"embedded://{tmp_path}/it"), open_backend(f"embedded://{tmp_path}/it")]
+    for number, backend in enumerate(backends):
+        await backend.start()
+        connection = await backend.connect("test")
+        beat = await connection.send(
+            ShareGroupHeartbeatRequest(group_id="g", member_id=f"m{number}", member_epoch=0, subscribed_topics=("t",))
+        )
+        intervals.append(beat.heartbeat_interval_ms)
+    for backend in backends:
+        await backend.close()
+
+    assert intervals == [500, 500]
 
 
 async def test_the_settings_of_its_broker_stand_in_the_url(tmp_path: Path) -> None:

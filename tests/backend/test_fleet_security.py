@@ -1,4 +1,4 @@
-"""What a broker URL and the environment say of a fleet's listeners, and what is refused."""
+"""Tests of a fleet's listener settings, from the broker URL and the environment, and of settings that are refused."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from flowshare.backend.base import BackendError
-from flowshare.backend.embedded import EmbeddedBackend
+from flowshare.backend.embedded import EmbeddedBackend, LedPath
 from flowshare.backend.path_workers import Registration
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.producer.producer import Producer, RecordMetadata
@@ -25,6 +25,7 @@ from flowshare.log.owner import PathOwner, read_owner
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.messages import FetchPartition, FetchRequest, MetadataRequest
 from flowshare.server.standalone import Address, Standalone, StandaloneOptions
+from flowshare.tasks import cancelled
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -293,3 +294,92 @@ async def test_a_leader_that_finds_another_s_name_leads_no_longer(tmp_path: Path
         with pytest.raises(ConnectionError):
             await connection.send(MetadataRequest(topics=None))
         assert read_owner(tmp_path / "shop") == other
+
+
+@pytest.mark.slow
+async def test_who_only_sends_gives_the_path_to_a_worker_and_loses_nothing_on_the_way(tmp_path: Path) -> None:
+    path = tmp_path / "shop"
+    sender = EmbeddedBackend(path, yields=True, patience_s=3.0)
+    await sender.start()
+    producer = Producer(lambda: sender.connect("test"), clock=LoopClock())
+    try:
+        await create(sender, "orders")
+        sent = 0
+        worker = EmbeddedBackend(path)
+        await worker.start()
+        assert (sender.leading, worker.leading) == (True, False)
+        await worker.set_address("127.0.0.1:1")  # its pages answer: it lives
+        while not worker.leading:
+            await producer.send("orders", value=b"%d" % sent)
+            sent += 1
+        await until(lambda: sender.bootstrap is not None and not sender.leading)
+        await producer.send("orders", value=b"%d" % sent)
+    finally:
+        await producer.close()
+
+    admin = ShareAdmin(lambda: worker.connect("test"), clock=LoopClock())
+    values = [record.value for record in await admin.read("orders", 0, 0, limit=100_000)]
+    await admin.close()
+    await sender.close()
+    assert worker.leading
+    await worker.close()
+    assert values == [b"%d" % number for number in range(sent + 1)]
+
+
+async def test_who_yielded_and_must_lead_again_does_so_for_a_while(tmp_path: Path) -> None:
+    known = Registration(tmp_path / "shop", address="127.0.0.1:1", now_ms=1)  # and it never leads
+    sender = EmbeddedBackend(tmp_path / "shop", yields=True)
+    led = []
+    lead = sender._lead
+
+    async def counted():
+        led.append(1)
+        return await lead()
+
+    sender._lead = counted
+    await sender.start()
+    await until(lambda: len(led) == 2 and sender.leading)
+
+    assert await topics(sender) == []
+    assert not await sender._is_awaited()
+    await sender.close()
+    known.remove()
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+async def test_who_closes_while_it_gives_the_path_away_lets_go_of_it(tmp_path: Path, monkeypatch, gives_up) -> None:
+    known = Registration(tmp_path / "shop", address="127.0.0.1:1", now_ms=1)
+    begun, go_on, close = asyncio.Event(), asyncio.Event(), LedPath.close
+
+    async def slowly(led: LedPath) -> None:
+        begun.set()
+        await go_on.wait()
+        await close(led)
+
+    monkeypatch.setattr(LedPath, "close", slowly)
+    sender = EmbeddedBackend(tmp_path / "shop", yields=not gives_up)
+    await sender.start()
+    if not gives_up:
+        await begun.wait()
+    closing = asyncio.create_task(sender.close())
+    await begun.wait()
+    await asyncio.sleep(0)
+    if gives_up:  # whoever closed it does not wait for that
+        await cancelled(closing)
+        closing = asyncio.create_task(sender.close())
+    go_on.set()
+    await closing
+    known.remove()
+
+    other = EmbeddedBackend(tmp_path / "shop")
+    await other.start()
+    assert other.leading
+    await other.close()
+
+
+async def test_who_works_on_a_path_keeps_it_when_others_come(tmp_path: Path) -> None:
+    async with backends(tmp_path / "shop", 2) as (first, second):
+        await second.set_address("127.0.0.1:1")
+
+        assert not first._yields
+        assert first.leading

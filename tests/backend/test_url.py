@@ -20,6 +20,8 @@ from flowshare.backend import BadBrokerUrl, open_backend, parse_broker
         ("memory://", "memory", "", ()),
         ("kafka://a:9092 , b", "kafka", "", ("a:9092", "b")),
         ("kafka://[::1]:9092,b:1?ca_file=/x:y&security=SSL", "kafka", "", ("[::1]:9092", "b:1")),
+        ("kafka://a:65535", "kafka", "", ("a:65535",)),
+        ("embedded:///data/~old/$x", "embedded", "/data/~old/$x", ()),
     ],
 )
 def test_urls_are_read(url: str, kind: str, path: str, hosts: tuple[str, ...]) -> None:
@@ -36,6 +38,12 @@ def test_urls_are_read(url: str, kind: str, path: str, hosts: tuple[str, ...]) -
         ("redis://x", "unknown scheme"),
         ("embedded://shop", "embedded:///shop"),
         ("embedded://./shop", r"write embedded://\$PWD/shop for a directory below the working"),
+        ("embedded://~/data", "neither ~ nor .* in full, such as embedded:///home/me/data"),
+        ("embedded:///~/data", "neither ~ nor"),
+        ("embedded:///~me/data", "neither ~ nor"),
+        ("embedded:///$HOME/x", r"nor \$HOME is replaced"),
+        ("embedded://$HOME/x", r"nor \$HOME is replaced"),
+        ("embedded:////$HOME/x", r"nor \$HOME is replaced"),
         ("embedded://", "no absolute path"),
         ("embedded:///", "root directory"),
         ("embedded:///x?fsnc=true", "did you mean fsync"),
@@ -49,6 +57,15 @@ def test_urls_are_read(url: str, kind: str, path: str, hosts: tuple[str, ...]) -
         ("memory://x", "keeps nothing"),
         ("kafka://", "host:port"),
         ("kafka://a:x", "host:port"),
+        ("kafka://127.0.0.1:99999", "port 99999.*1 to 65535"),
+        ("kafka://b:1,a:0", "port 0.*1 to 65535"),
+        ("kafka://a:²", "host:port"),
+        ("kafka://:9", "no host before the port.*kafka://host:9"),
+        ("kafka://[]:9", "no host before the port.*kafka://host:9"),
+        ("kafka://[::1", r"bracket.*kafka://\[::1\]:9092"),
+        ("kafka://[::1:9092", r"bracket.*kafka://\[::1\]:9092"),
+        ("kafka://[::1]", r"bracket.*kafka://\[::1\]:9092"),
+        ("kafka://a]:9092", r"bracket.*kafka://\[::1\]:9092"),
         ("kafka://me:word", "kafka://user:password@host:9092"),
         ("kafka://me:a@b@host", "write %40 for @"),
         ("kafka://me:a/b@host", "write %40 for @ and %2F"),
@@ -170,6 +187,11 @@ def test_no_text_shows_a_password() -> None:
         "kafka://a:9092,alice:hidden",
         "kafak://alice:1hidden",
         "alice:hidden",
+        "embedded://alice:hidden@/data/shop",
+        "embedded://alice:hidden@data/shop",
+        "embedded://alice:hidden?.@host:9092",
+        "embedded:///~alice:hidden@host",
+        "embedded://~alice:hidden@host",
     ],
 )
 def test_no_error_shows_a_password(url: str) -> None:
@@ -181,7 +203,7 @@ def test_no_error_shows_a_password(url: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.sampled_from(["kafka", "KAFKA", "kafak", "memory", ""]),
+    st.sampled_from(["kafka", "KAFKA", "kafak", "memory", "embedded", ""]),
     st.lists(st.sampled_from("@:/?#&=%,. aZ1"), max_size=6).map("".join),
     st.lists(st.sampled_from("@:/?#&=%,. aZ1"), max_size=6).map("".join),
 )

@@ -1,10 +1,10 @@
-"""What keeps somebody from using a page: `barriers` lists it, `assert_usable` fails on it.
+"""Find barriers that keep a person from using a page: `barriers` lists them, `assert_usable` fails on any.
 
-Names, labels, contrast and the rest of WCAG 2.2 A and AA that a program can judge are axe-core's, the field's checker
-(its rules: `npm view axe-core homepage`). Two things it leaves to people are looked at here: that nothing is wider than
-the window, and that who goes through the page by the Tab key sees where they are and comes by everything.
+axe-core, the usual checker, judges names, labels, contrast and all other rules of WCAG 2.2 A and AA that a program can
+judge (its rules: `npm view axe-core homepage`). Two rules that axe-core leaves to people are checked here: nothing is
+wider than the window, and a person who uses the Tab key sees the focus and reaches everything.
 
-The page is judged as it is: in its width, its scheme, with what is folded open at the moment.
+The page is judged as it is: in its width, its scheme, with the parts that are unfolded at the moment.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ _AFTER_TABS = """through => {
 
 
 async def barriers(page: Page) -> list[str]:
-    """What is wrong, a line each; it begins with axe-core's rule, or with "overflow" or "focus".
+    """Return the barriers, a line each; a line begins with axe-core's rule, or with "overflow" or "focus".
 
-    It goes through the page by Tab, and takes the focus away at the end. Without axe-core the test is skipped, or
-    fails in CI.
+    The check goes through the page by Tab, and takes the focus away at the end. Without axe-core the test is skipped,
+    or fails in CI.
     """
     await page.evaluate(_axe())  # not as a tag, which the page's own policy for scripts would refuse
     found: list[str] = await page.evaluate(_RUN_AXE, list(TAGS))

@@ -160,7 +160,7 @@ class Browser:
 
 
 def problems(told: Collection[str], expect: Collection[str]) -> list[str]:
-    """What a page did that was not expected, and what was expected in vain."""
+    """Return the page's unexpected messages, and the expected messages that did not come."""
     found = [f"the page {line}" for line in told if not any(part in line for part in expect)]
     return found + [f"expected, and did not come: {part}" for part in expect if not any(part in line for line in told)]
 
@@ -274,7 +274,7 @@ def _dismissing(tell: Callable[[str], None]) -> Callable[[Any], Any]:
 
 
 async def _settled(page: Page) -> None:
-    """What the page has said by now has come here: its answers keep the order in which it speaks."""
+    """Wait until all messages of the page have arrived: its answers keep the order of its messages."""
     from playwright.async_api import Error
 
     with suppress(Error):  # the page crashed, which is told, or the test closed it

@@ -1,4 +1,4 @@
-"""What is fetched from npm: the pinned thing, once, whole, and nothing beside the place where it belongs.
+"""Tests of fetching from npm: the pinned package, once, whole, and no file outside its folder.
 
 An npm that is a script of the test's stands in; tests/browser/test_pages.py has the real one.
 """

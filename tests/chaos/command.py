@@ -12,7 +12,7 @@ from typing import NoReturn
 
 
 def parser_of(about: str | None, *, records: int) -> argparse.ArgumentParser:
-    """What the runs have in common. records: of each run, where the command line does not say."""
+    """Return a parser with the options that all runs share. records: default number of records of each run."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--runs", type=int, default=1)

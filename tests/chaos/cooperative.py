@@ -6,11 +6,11 @@
 As `tests.chaos.order`, with an agent of a cooperative group: workers are started, stopped by SIGTERM, killed, and
 stopped by SIGSTOP past their lease (the first fault is that), by dice, until so many were killed. Without a place every
 second run is a fleet on a real Kafka. The judge is `tests.chaos.order_judge`: nothing is lost, the records of a key
-begin in the log's order, its handlers do not overlap but for one whose process stood still past its lease, and what
-comes again a death explains.
+begin in the log's order, behind what was committed only, so that nothing that comes again comes behind another record
+of its key; its handlers do not overlap but for one whose process stood still past its lease; each has a higher fence
+than all before it; and what comes again a death explains.
 
-Attempts are not stored in such a group and a fence says the claim and the offset only, so each handler that began gets
-a number of its own in either: what remains is that later claims have higher epochs. One rule more:
+Attempts are not stored in such a group, so each handler that began gets a number of its own there. One rule more:
 
 kept    a record whose handler began before its process was stopped past its lease, and ended afterwards, never began
         again: the commit of who had lost its keys counted. Not judged where the process may have led the group itself,
@@ -35,7 +35,7 @@ from tests.chaos.cluster import MortalKafka
 from tests.chaos.command import finish, parser_of
 from tests.chaos.judge import Fault
 from tests.chaos.order import SHOWN, Plan, Run, chaos
-from tests.chaos.order_journal import NO_FENCE, Turn
+from tests.chaos.order_journal import Turn
 from tests.chaos.order_judge import Processes as Known
 from tests.chaos.order_judge import turns_in
 from tests.chaos.proxy import Wires
@@ -68,6 +68,7 @@ class CooperativeRun(Run):
 
     plan: CooperativePlan
     environment = {"LEASE_S": str(LEASE_S)}  # noqa: RUF012 - read only
+    chains = False
     leaderless_s = 20.0
     """A slot's group is led again, and its dead members are given up, within that."""
 
@@ -136,11 +137,8 @@ class CooperativeRun(Run):
 
 
 def numbered(turns: Iterable[Turn]) -> list[Turn]:
-    """The turns with attempts and fences that grow in the order in which they began, within the epoch of a claim."""
-    return [
-        replace(turn, attempt=number, fence=NO_FENCE if turn.fence == NO_FENCE else (turn.fence[0], number))
-        for number, turn in enumerate(sorted(turns, key=lambda one: one.begin))
-    ]
+    """The turns with attempts that grow in the order in which they began."""
+    return [replace(turn, attempt=number) for number, turn in enumerate(sorted(turns, key=lambda one: one.begin))]
 
 
 def kept(turns: Sequence[Turn], stopped: Iterable[Fault]) -> list[Turn]:

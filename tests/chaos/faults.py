@@ -1,8 +1,8 @@
-"""What can happen to a fleet. Each fault is a method that does it, waits until it is over, and says what it did.
+"""Faults of a fleet. Each fault is a method that causes the fault, waits until it is over, and returns a description.
 
-A worker that is apart from the broker, or frozen, for longer than `APART_S` may be given up by the others: session 6 s
-and rebalance 3 s. Shorter ones, broken connections, a broker that comes again and everything that is done in order
-must make no record run again.
+Other workers may give up a worker that is apart from the broker, or frozen, for longer than `APART_S`: session 6 s and
+rebalance 3 s. Shorter faults, broken connections, a broker that comes again and all orderly acts must make no record
+run again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ def _death(kind: str, at: float, *pids: int) -> Fault:
 
 
 class ProcessFaults:
-    """What can happen to the processes of any run. dice: decides everything that is left open here.
+    """Faults of the processes of any run. dice: decides everything that is left open here.
 
-    apart_s: for how long one stands still that the others give up. locks_s: for how long locks last without a word.
+    apart_s: how long a process stands still, so that the others give it up. locks_s: how long locks last without
+    renewal.
     """
 
     def __init__(

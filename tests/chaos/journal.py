@@ -1,7 +1,7 @@
-"""What handlers and members wrote of their own records: lines of a fixed length, which a kill -9 does not undo.
+"""Journal of handlers and members about their own records: lines of a fixed length, which a kill -9 does not undo.
 
-A worker appends to one file of its own, from both of its loops; a thread of it brings the file to the disk. The clock
-is the machine's monotonic one, the same for all processes.
+A worker appends to one file of its own, from both of its loops; a thread of the worker syncs the file to the disk. The
+clock is the machine's monotonic one, the same for all processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 LINE = struct.Struct("<cxHHxxIqqd")
-"""What (B, E or A), partition, attempt, process, offset, id of the record, monotonic seconds."""
+"""Fields of a line: kind (B, E, A or O), partition, attempt, process, offset, id of the record, monotonic seconds."""
 BEGUN, ENDED, ACCEPTED, OTHER = b"B", b"E", b"A", b"O"
 
 APP = """

@@ -21,9 +21,9 @@ from tests.chaos.journal import ACCEPTED, BEGUN, ENDED, OTHER, Line
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was done. gives_up: processes that the others may have given up for it. until: when it was over.
+    """One fault that was caused. gives_up: processes that the others may have given up because of it. until: its end.
 
-    killed: those that ended by it. still: those that stood still for all of its time.
+    killed: processes that it ended. still: processes that stood still for all of its time.
     """
 
     kind: str
@@ -37,7 +37,8 @@ class Fault:
 
 @dataclass
 class Met:
-    """What faults of one kind met: how many they were, records in handlers of whom they hit, accepts on their way."""
+    """Counts for the faults of one kind: the faults, records in a handler when hit, records with the accept on its way,
+    and slots claimed."""
 
     faults: int = 0
     held: int = 0
@@ -118,7 +119,7 @@ def _judge_record(begun: list[Line], found: list[Line], given_up: dict[int, list
 
 
 def met(lines: Iterable[Line], claims: Sequence[float], faults: Sequence[Fault]) -> dict[str, Met]:
-    """What the faults met, by kind. claims: when slots were claimed, in order (monotonic seconds)."""
+    """Return the counts for the faults, by kind. claims: times of claims of slots, sorted (monotonic seconds)."""
     runs: dict[tuple[int, int, int], list[float]] = {}
     for line in lines:
         times = runs.setdefault((line.partition, line.offset, line.attempt), [float("inf")] * 4)

@@ -79,7 +79,7 @@ def absences(
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not waited for does not."""
+    """True if a process runs; an ended process that was not waited for does not run."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")

@@ -85,8 +85,8 @@ class Plan:
 
 @dataclass(slots=True)
 class Row:
-    """What came of a plan. trouble: what kept it from its end. again: records whose handler ended in what settles them
-    more than once: their outputs would be there twice without the promise."""
+    """Result of a plan. trouble: reasons why the plan did not reach its end. again: records whose handler ended more
+    than once in a way that settles them: without the promise their outputs would be there twice."""
 
     plan: Plan
     verdict: OnceVerdict = field(default_factory=OnceVerdict)

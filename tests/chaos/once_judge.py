@@ -46,7 +46,7 @@ class Output(NamedTuple):
 
     @classmethod
     def decode(cls, value: bytes) -> Output:
-        """What `encode` wrote. Raises: ValueError."""
+        """Decode the bytes of `encode`. Raises: ValueError."""
         number, attempt, partition, offset, key = map(int, value.split())
         return cls(number, attempt, partition, offset, key)
 
@@ -85,12 +85,12 @@ class OnceVerdict:
 
 
 class Planned(NamedTuple):
-    """What was planned for the records with the ids 0 to `records` - 1."""
+    """Plan for the records with the ids 0 to `records` - 1."""
 
     records: int
     rejected: Callable[[int], bool]
     fails: Callable[[int, int], bool]
-    """Whether this attempt (of a record) raises an error that is tried again."""
+    """True if this attempt (of a record) raises an error that is tried again."""
 
 
 def judge_outputs(
@@ -149,7 +149,7 @@ def _judge_letters(letters: Iterable[int], planned: Planned, verdict: OnceVerdic
 
 
 def _judge_order(topic: str, placed: Iterable[Placed], verdict: OnceVerdict) -> None:
-    """What comes a second time is another violation than one that comes too late."""
+    """Record inversions within keys. Repeated outputs are skipped: a duplicate is another violation."""
     last: dict[tuple[int, int, int], Output] = {}
     seen: set[int] = set()
     for partition, _, output in sorted(placed):

@@ -36,7 +36,7 @@ class Point(NamedTuple):
     where: str
     when: Literal["before", "after"]
     with_outputs: bool = False
-    """Whether only a call counts whose first argument is not empty: the outputs."""
+    """True if only calls with outputs count: those whose first argument is not empty."""
 
 
 SETTLE = "flowshare.server.share.settle:ShareSettling._settle"

@@ -102,17 +102,19 @@ class Plan:
     """About so long all the handlers take together."""
     kinds: tuple[str, ...] = ()
     more: bool = True
-    """Whether further faults follow until nearly all records have ended."""
+    """True if further faults follow until nearly all records have ended."""
     once: str = ""
-    """What the agents promise of their outputs; empty: they have none."""
+    """The agents' promise for their outputs; empty: the agents have no outputs."""
 
 
 class Run:
     """One run, on a path in `folder`, or as a fleet on a Kafka that runs."""
 
     environment: Mapping[str, str] = MappingProxyType({})
-    """What the app's environment has beside."""
+    """Further environment variables of the app."""
     leaderless_s = LEADERLESS_S
+    chains = True
+    """True if records of a key run in a row, settled or not."""
 
     def __init__(self, plan: Plan, folder: Path, kafka: MortalKafka | None = None, wires: Wires | None = None) -> None:
         self.plan = plan
@@ -278,7 +280,9 @@ class Run:
         processes = Known(self.faults, lock_s=plan.lock_s, ended={**ended, **self.guests_ended})
         turns = self._turns(processes)
         letters = self._letters()
-        found = judge(turns, processes, records=plan.records, rejected=self._rejected, letters=letters)
+        found = judge(
+            turns, processes, records=plan.records, rejected=self._rejected, letters=letters, chains=self.chains
+        )
         self._print(found, len(letters))
         return found.violations + (self.left != 0) + self._outputs(letters)
 

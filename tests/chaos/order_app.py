@@ -44,7 +44,7 @@ ENV = os.environ.get
 TOPIC, SEED, HANDLERS = ENV("TOPIC", "orders"), int(ENV("SEED", "0")), ENV("HANDLERS", "tasks")
 SHORT_S, LONG, LONG_S = float(ENV("SHORT_S", "0")), float(ENV("LONG", "0")), float(ENV("LONG_S", "1"))
 ONCE = ENV("ONCE", "")
-"""What the agent promises of its outputs; empty: it has none."""
+"""The agent's promise for its outputs; empty: the agent has no outputs."""
 LEASE_S = float(ENV("LEASE_S", "0"))
 """How long the keys of a member of a cooperative group are its own without a word; 0: the group is a share group."""
 RETURNED, SENT = output_topics(TOPIC)
@@ -109,7 +109,7 @@ def takes_s() -> float:
 
 
 def ends(number: int, attempt: int) -> Exception | None:
-    """What the plan has an attempt raise."""
+    """Return the exception that the plan has an attempt raise; None: the attempt succeeds."""
     if fails(SEED, number, attempt):
         return RuntimeError("planned")
     return fs.Reject("planned") if poisoned(SEED, number) and not LEASE_S else None

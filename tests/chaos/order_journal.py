@@ -1,7 +1,7 @@
-"""What handlers in order by key wrote of themselves, and what was planned for each record by the seed.
+"""Journal of handlers in order by key, and the plan for each record, which the seed decides.
 
 A line is one `write` to a file that its process alone appends to, done before the handler goes on: a kill -9 of the
-process takes nothing back. The clock is the machine's monotonic one, the same for all processes.
+process takes no line back. The clock is the machine's monotonic one, the same for all processes.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def _draw(*parts: object) -> float:
 
 
 def poisoned(seed: int, number: int) -> bool:
-    """Whether a record is planned to end in the dead letters."""
+    """True if a record is planned to end in the dead letters."""
     return _draw("poison", seed, number) < POISONED
 
 
 def fails(seed: int, number: int, attempt: int) -> bool:
-    """Whether this attempt at a record is planned to raise an error that is tried again."""
+    """True if this attempt at a record is planned to raise an error that is tried again."""
     return _draw("fail", seed, number, attempt) < FAILS
 
 
@@ -68,7 +68,7 @@ class Turn:
 
     @property
     def decided(self) -> bool:
-        """Whether it ended in what settles a record."""
+        """True if the turn ended in an outcome that settles the record."""
         return self.outcome in (ACCEPTED, REJECTED)
 
     def __str__(self) -> str:

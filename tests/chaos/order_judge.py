@@ -16,7 +16,7 @@ inversions  a handler began although, of a record before it in its key, the last
             - there was none, or it had not ended, or it had ended in a failure, a cancellation or a death; or
             - had ended in an accept or a rejection, but the record began again later, and this handler ran in another
               process, or behind a rejection: only behind an accept in its own process need it not wait for the
-              settlement (a chain)
+              settlement (a chain), and where there are no chains not there either
 overlaps    two handlers of one key at the same time, in whatever processes. Counted apart (`stood`) when the one that
             began first is of a process that stood still for most of a lock's time, and the second began after that had
             begun; with fences the second must have the higher one
@@ -84,8 +84,8 @@ class Verdict:
 
 
 class Processes:
-    """What is known of processes, from outside and by what they found themselves. ended: when those had ended that
-    ended in order. lock_s: how long locks last."""
+    """Facts about processes, seen from outside or noted by the processes themselves. ended: end times of the processes
+    that ended in order. lock_s: how long locks last."""
 
     def __init__(self, faults: Sequence[Fault], *, lock_s: float, ended: Mapping[int, float]) -> None:
         self._ended, self._still_s = ended, lock_s * STILL_PART
@@ -144,8 +144,10 @@ def judge(
     records: int,
     rejected: Callable[[int], bool],
     letters: Iterable[int],
+    chains: bool = True,
 ) -> Verdict:
-    """Judge a run of records with the ids 0 to `records` - 1. rejected: whether it is planned for the dead letters."""
+    """Judge a run of records with the ids 0 to `records` - 1. rejected: whether it is planned for the dead letters.
+    chains: whether records of a key may be run in a row, settled or not."""
     verdict = Verdict(turns=len(turns), records=records)
     in_letters = Counter(letters)
     accepted = {turn.number for turn in turns if turn.decided and turn.outcome != REJECTED}
@@ -163,21 +165,24 @@ def judge(
         verdict.failed += not turn.decided and bool(turn.outcome)
         verdict.cut_short += not turn.outcome
     for (partition, key, _), found in keys.items():
-        _Key(partition, key, sorted(found, key=lambda turn: turn.begin), processes, verdict).go()
+        _Key(partition, key, sorted(found, key=lambda turn: turn.begin), processes, verdict, chains=chains).go()
     return verdict
 
 
 class _Key:
     """One key of one partition, looked at turn by turn as they began."""
 
-    def __init__(self, partition: int, key: int, turns: list[Turn], processes: Processes, verdict: Verdict) -> None:
+    def __init__(
+        self, partition: int, key: int, turns: list[Turn], processes: Processes, verdict: Verdict, *, chains: bool
+    ) -> None:
+        self.chains = chains
         self.name = f"key {'–' if key == NO_KEY else key} in {partition}"
         self.turns, self.processes, self.verdict = turns, processes, verdict
         self.offsets = sorted({turn.offset for turn in turns})
         self.last: dict[int, Turn] = {}
         """Of each record the last turn that began."""
         self.open: list[Turn] = []
-        """What may run now."""
+        """Turns that may run now."""
         self.undecided: set[int] = set()
         """Records that began and, so far as is seen now, have not ended in an accept or a rejection."""
         self.front = -1
@@ -203,7 +208,7 @@ class _Key:
             self._begin(turn)
 
     def _see_ends(self, now: float) -> None:
-        """What has ended by now."""
+        """Remove the turns that have ended by now, and note the records that they decided."""
         left = []
         for turn in self.open:
             if turn.end > now:
@@ -251,7 +256,7 @@ class _Key:
         if before is None or not before.decided or before.end > turn.begin:
             return
         for later in self._begun_since(before.end):
-            chained = later.pid == before.pid and before.outcome != REJECTED
+            chained = self.chains and later.pid == before.pid and before.outcome != REJECTED
             if later.offset > turn.offset and not chained:
                 self.verdict.inversions.append(f"{self.name}: {later}, behind {before}, which was not settled: {turn}")
         if any(
@@ -287,7 +292,8 @@ class _Key:
     # -- processes that stood still
 
     def _stood(self, turn: Turn, now: float) -> bool:
-        """Whether a turn's process stood still while it ran (or what it had ended was not settled), before now."""
+        """True if, before now, a turn's process stood still while the turn ran, or before the turn's result was
+        settled."""
         return any(
             since < min(turn.end + UNCONFIRMED_S, now) and until > turn.begin
             for since, until in self.processes.still.get(turn.pid, ())

@@ -101,7 +101,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Met:
-    """What the kills met."""
+    """Counts of the kills and of the states that they hit."""
 
     kinds: collections.Counter[str] = field(default_factory=collections.Counter)
     killed: int = 0

@@ -10,6 +10,8 @@ from tests.chaos.cooperative import EMBEDDED, FLEET, CooperativeRun, kept, numbe
 from tests.chaos.judge import Fault
 from tests.chaos.order import chaos
 from tests.chaos.order_journal import ACCEPTED, FAILED, NO_FENCE, Turn
+from tests.chaos.order_judge import Processes as Known
+from tests.chaos.order_judge import Verdict, judge
 
 SEED, RECORDS, KILLS = 11, 4_000, 2
 STOPPED = Fault("frozen past the locks", 10.0, 15.0, (1,), (1,), still=(1,))
@@ -51,8 +53,30 @@ def test_what_ended_before_or_began_afterwards_or_failed_or_was_anothers_may_cou
     assert kept(others, [STOPPED]) == []
 
 
-def test_turns_are_numbered_as_they_began_within_the_epochs_of_their_claims() -> None:
+def test_turns_are_numbered_as_they_began_and_keep_their_fences() -> None:
     late, early = turn(4, 1, 12.0, 13.0, epoch=3), turn(9, 2, 11.0, 12.0, epoch=5)
     unfenced = Turn(0, 1, 1, 7, 1, 1, 10.0)
     told = numbered([late, early, unfenced])
-    assert [(one.offset, one.attempt, one.fence) for one in told] == [(1, 0, NO_FENCE), (9, 1, (5, 1)), (4, 2, (3, 2))]
+    assert [(one.offset, one.attempt, one.fence) for one in told] == [(1, 0, NO_FENCE), (9, 1, (5, 9)), (4, 2, (3, 4))]
+
+
+def judged(*turns: Turn) -> Verdict:
+    """Without chains, of a process that was killed."""
+    killed = Known([Fault("kill", 10.5, 10.5, (1,), (1,), killed=(1,))], lock_s=3.0, ended={})
+    return judge(turns, killed, records=2, rejected=lambda number: False, letters=(), chains=False)
+
+
+def test_a_record_that_began_behind_one_that_was_not_committed_is_found_when_that_comes_again() -> None:
+    found = judged(turn(0, 1, 10.0, 10.1), turn(1, 1, 10.2, 10.3), turn(0, 2, 14.0, 14.1, epoch=4),
+                   turn(1, 2, 14.2, 14.3, epoch=4))  # fmt: skip
+    assert (len(found.inversions), found.lost, found.unfenced) == (1, [], [])
+
+
+def test_one_that_comes_again_with_nothing_begun_behind_it_is_no_inversion() -> None:
+    found = judged(turn(0, 1, 10.0, 10.1), turn(0, 2, 14.0, 14.1, epoch=4), turn(1, 2, 14.2, 14.3, epoch=4))
+    assert (found.inversions, found.lost, found.unfenced, found.repeats) == ([], [], [], 1)
+
+
+def test_a_repeat_with_the_fence_of_the_first_time_is_found() -> None:
+    found = judged(turn(0, 1, 9.0, 9.1, FAILED), turn(0, 1, 9.2, 9.3), turn(1, 1, 9.4, 9.5))
+    assert len(found.unfenced) == 1

@@ -12,7 +12,7 @@ ACCEPTED = [number for number in range(10) if number != REJECTED]
 
 
 class Lying:
-    """What lies in two output topics and in the dead letters; all that is right at first."""
+    """Records in two output topics and in the dead letters; all correct at first."""
 
     def __init__(self) -> None:
         self.topics: dict[str, list[Placed]] = {"returned": [], "sent": []}
@@ -40,7 +40,7 @@ class Lying:
 
 
 def wrong(verdict: OnceVerdict) -> dict[str, int]:
-    """What is wrong, and how often."""
+    """Return the kinds of violations that were found, each with its count."""
     return {name: len(getattr(verdict, name)) for name in OnceVerdict.NAMES if getattr(verdict, name)}
 
 

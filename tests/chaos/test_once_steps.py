@@ -20,7 +20,7 @@ STEP = "a step"
 
 
 class Product:
-    """What is patched."""
+    """Class whose methods are patched."""
 
     def __init__(self) -> None:
         self.done: list[str] = []

@@ -55,7 +55,7 @@ class Traffic(threading.Thread):
 
     @property
     def done(self) -> bool:
-        """Whether all are confirmed."""
+        """True if all records are confirmed."""
         return len(self.confirmed) == self._records
 
     def stop(self) -> None:

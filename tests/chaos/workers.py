@@ -43,7 +43,7 @@ class Process:
 
     @property
     def ready(self) -> bool:
-        """Whether its agents fetch."""
+        """True if the worker's agents fetch."""
         return "flowshare.worker: ready" in self.log.read_text()
 
     def send(self, number: signal.Signals) -> float:

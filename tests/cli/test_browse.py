@@ -139,8 +139,15 @@ def test_records_are_rejected_and_delayed_ones_come_now_and_a_dry_run_only_says_
         (3, 3, "acknowledged"),
         (4, 5, "available"),
     ]
-    (row,) = shell.json("groups", "release", "g", *AT, "--offset", "2")
-    assert row["not_held"] == 1
+
+
+@pytest.mark.parametrize("act", ["release", "reject", "dead-letter", "now"])
+@pytest.mark.parametrize("options", [(), ("--json",), ("--dry-run",)])
+def test_a_deed_that_nothing_was_done_by_ends_with_status_1_and_says_why(shell, act, options):
+    shell.beside(handled)
+    shell("groups", "config", "g", "errors.deadletterqueue.topic.name=g.dlq")
+    err = shell("groups", act, "g", *AT, "--offset", "99999", *options, code=1)
+    assert "nothing was done: 1 are in no state for that" in err or "nothing would be done: 1 are in no" in err
 
 
 def test_a_dead_letter_needs_a_topic(shell):

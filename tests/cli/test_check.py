@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypedDict
 
 import pytest
 
 import flowshare as fs
 from flowshare.agents.handler.errors import UsageError
-from flowshare.cli.check import _new_path, examine
+from flowshare.cli.check import _new_path, _program, examine
 
 
 def test_a_path_that_cannot_be_made_is_found_out_by_trying():
@@ -34,6 +35,39 @@ def test_the_check_of_an_app_says_that_its_path_cannot_be_made():
 
     assert len(errors) == 1
     assert "/proc/x cannot be made" in errors[0]
+
+
+def test_the_check_of_an_app_says_that_the_name_of_its_path_is_too_long():
+    app = fs.App("checked", broker=f"embedded:///tmp/{'x' * 300}")
+
+    @app.share_agent("t")
+    async def take(value: str) -> None: ...
+
+    (error,) = [finding.text for finding in examine(app) if finding.level == "error"]
+
+    assert error.startswith("/tmp/xxx")
+    assert error.endswith("cannot be used as a storage: File name too long; name a shorter path in the broker URL")
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (
+            ["python", "/bin/flowshare", "worker", "a:app", "--database", "postgres://u:s3cret@db/x"],
+            "python /bin/flowshare",
+        ),
+        (["python", "-m", "flowshare.cli", "--token", "s3cret"], "python -m flowshare.cli"),
+        (["python", "-c", "password='s3cret'"], "python"),
+        (["shop", "--password", "s3cret"], "shop"),
+        (["shop", "postgres://u:s3cret@db/x"], "shop"),
+        (["shop", "password=s3cret"], "shop"),
+        (["shop --password s3cret", ""], "shop"),
+        ([""], ""),
+        ([], ""),
+    ],
+)
+def test_of_the_process_that_leads_a_path_the_program_is_told_and_no_secret(words, shown):
+    assert _program(words) == shown
 
 
 @pytest.mark.parametrize("name", ["", " ", "my app", "a/b", "ä", ".", "..", "a" * 201, "a\n", 5, None])
@@ -76,3 +110,75 @@ def test_the_topic_of_a_cooperative_agent_is_looked_for_as_a_share_agents_is(tmp
     async def take(value: str) -> None: ...
 
     assert any(one.level == level and says in one.text for one in examine(app))
+
+
+def pipelines_of(broker: str) -> fs.App:
+    class Order(TypedDict):
+        id: int
+        counts: dict[str, int]
+
+    app = fs.App("shop", broker=broker)
+    orders = app.topic("orders", value_type=Order)
+
+    @app.share_pipeline(orders, sink=[fs.Folder("/out/large"), "sums"], trigger="10 seconds")
+    def large(orders): ...
+
+    return app
+
+
+def test_an_app_of_pipelines_is_examined_as_one_of_agents(tmp_path):
+    findings = examine(pipelines_of(f"embedded://{tmp_path}/log"))
+
+    assert [finding.text for finding in findings if finding.level == "error"] == []
+    assert findings[0].text.startswith(
+        "large (pipeline): topic orders · group shop.large · sink parquet in /out/large, topic sums"
+    )
+    (missing,) = [finding.text for finding in findings if finding.level == "warning"]
+    assert missing.startswith("pipeline large: topic orders is not there")
+    assert missing.endswith("flowshare topics create orders --app MODULE:APP")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            {"subscribe": "orders"},
+            "'subscribe' is an option of Spark's own Kafka connector; here the first argument of "
+            "@app.share_pipeline(…) names the topics",
+        ),
+        ({"failOnDataLoss": "false"}, 'here source={"on_data_loss": "fail"} or "continue" says it'),
+        ({"groupIdPrefix": "a"}, "here group=… names the share group"),
+        ({"tsks": 2}, "has no option 'tsks'. Did you mean 'tasks'?"),
+        ({"records_per_trigger": 0}, "records_per_trigger takes a whole number from 1 on, not '0'"),
+    ],
+)
+def test_an_option_of_a_pipelines_source_that_would_fail_is_found(tmp_path, source, says):
+    app = fs.App("shop", broker=f"embedded://{tmp_path}/log")
+
+    @app.share_pipeline("orders", source=source)
+    def each(batch): ...
+
+    (error,) = [finding.text for finding in examine(app) if finding.level == "error"]
+
+    assert error.startswith("pipeline each: ")
+    assert says in error
+
+
+def test_a_pipeline_whose_values_are_no_columns_is_found(tmp_path):
+    class Odd(TypedDict):
+        what: int | str
+
+    app = fs.App("shop", broker=f"embedded://{tmp_path}/log")
+
+    @app.share_pipeline(app.topic("orders", value_type=Odd), sink=fs.Console())
+    def each(rows): ...
+
+    (error,) = [finding.text for finding in examine(app) if finding.level == "error"]
+    assert "pipeline each: int | str is no type of a column" in error
+
+
+def test_an_app_of_nothing_is_an_error(tmp_path):
+    (error, *_) = examine(fs.App("shop", broker=f"embedded://{tmp_path}/log"))
+
+    assert error.level == "error"
+    assert "neither an agent nor a pipeline" in error.text

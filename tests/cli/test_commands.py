@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from flowshare.agents.pages.own_user import Answer
 from flowshare.backend.memory import MemoryBackend
 from flowshare.cli import main
 from flowshare.client.admin.admin import ShareAdmin
@@ -46,7 +47,7 @@ class Shell:
         return out if code == 0 else err
 
     def both(self, *args):
-        """What it says to both: first what is not the answer."""
+        """Run a command and return its output: stderr, then stdout, which holds the answer."""
         with pytest.raises(SystemExit) as stop:
             main(list(args))
         out, err = self._capsys.readouterr()
@@ -73,13 +74,20 @@ def shell(capsys, monkeypatch):
     return Shell(capsys, monkeypatch)
 
 
+def test_a_path_with_a_name_too_long_says_to_name_a_shorter_one(shell):
+    said = shell("topics", "ls", "--broker", f"embedded:///tmp/{'x' * 300}", code=1)
+
+    assert "cannot be used as a storage: File name too long; name a shorter path in the broker URL" in said
+    assert "OSError" not in said
+
+
 def test_topics_are_made_listed_described_and_deleted(shell):
     assert shell("topics", "create", "orders", "-p", "3") == "created topic orders with 3 partitions\n"
     shell("send", "orders", "x", "--key", "a")
 
     assert shell("topics", "ls").splitlines()[1].split() == ["orders", "3", "1"]
     described = shell.json("topics", "describe", "orders")
-    assert [part["records"] for part in described["partitions"]].count(1) == 1
+    assert [part["offsets"] for part in described["partitions"]].count(1) == 1
     assert shell("topics", "delete", "orders", "--yes") == "deleted topic orders\n"
     assert shell.json("topics", "ls") == []
 
@@ -283,7 +291,7 @@ def test_dead_letters_say_why_and_where_from(shell):
     assert "no customer" in out
     assert "value 0" in out
     only = shell.json("dlq", "show", "shop.bill.dlq", "--reason", "TOTAL", "--exception", "ValueError")
-    assert [letter["offset"] for letter in only] == ["0"]
+    assert [letter["offset"] for letter in only] == [0]
 
 
 def test_replayed_letters_are_as_they_were(shell):
@@ -368,6 +376,129 @@ def test_a_second_replay_leaves_out_what_the_first_one_sent(shell):
     assert len(found) == 7
 
 
+def test_letters_that_were_replayed_are_told_as_that(shell):
+    shell.beside(letters("a", "b", "c"))
+    shell("dlq", "replay", "shop.bill.dlq", "--at", "0@1")
+
+    [row] = shell.json("dlq", "ls")
+    shown = shell.json("dlq", "show", "shop.bill.dlq")
+    table = shell("dlq", "show", "shop.bill.dlq").splitlines()
+
+    assert (row["letters"], row["replayed"]) == (3, 1)
+    assert [one["replayed"] for one in shown] == [False, True, False]
+    assert [one.split()[4] for one in table] == ["REPLAYED", "no", "yes", "no"]
+    shell("dlq", "replay", "shop.bill.dlq", "--limit", "1", "--delete")
+    [row] = shell.json("dlq", "ls")
+    assert (row["letters"], row["replayed"]) == (2, 1)
+
+
+def test_which_letters_were_replayed_is_not_known_where_it_may_not_be_read(shell, monkeypatch):
+    async def refused(self, group_id):
+        raise ServerError(ErrorCode.GROUP_AUTHORIZATION_FAILED, about=f"offsets of {group_id}")
+
+    shell.beside(letters("a"))
+    monkeypatch.setattr(ShareAdmin, "committed_offsets", refused)
+
+    assert shell.json("dlq", "ls")[0]["replayed"] is None
+    assert shell.json("dlq", "show", "shop.bill.dlq")[0]["replayed"] is None
+
+
+@pytest.mark.parametrize("rate", [(), ("--rate", "1000")])
+def test_a_replay_of_old_letters_is_new_to_a_topic_that_would_delete_or_refuse_old_records(shell, rate):
+    old_s = LoopClock().now_ms() / 1000 - 40 * 86_400
+
+    async def of_long_ago(connect):
+        producer = Producer(connect, clock=LoopClock())
+        headers = (("flowshare.dlq.topic", b"orders"), ("flowshare.dlq.timestamp", str(int(old_s * 1000)).encode()))
+        await producer.send_many("shop.bill.dlq", [Message(b"x", b"k", headers, old_s), Message(b"y", b"k", headers)])
+        await producer.close()
+
+    limits = ("retention.ms=3600000", "message.timestamp.before.max.ms=3600000")
+    shell("topics", "create", "orders", *(word for one in limits for word in ("--config", one)))
+    shell.beside(of_long_ago)
+
+    assert shell("dlq", "replay", "shop.bill.dlq", *rate) == "2 replayed to orders\n"
+    found = shell.beside(lambda connect: ShareAdmin(connect, clock=LoopClock()).read("orders", 0))
+    assert [record.value for record in found] == [b"x", b"y"]
+    assert all(LoopClock().now_ms() / 1000 - record.timestamp_ms / 1000 < 3_600 for record in found)
+
+
+@pytest.mark.parametrize("topic", [b"../../x", b"x" * 40_000])
+def test_a_letter_whose_topic_cannot_be_made_or_that_is_too_large_stops_no_other(shell, monkeypatch, topic):
+    async def forged(connect):
+        producer = Producer(connect, clock=LoopClock())
+        values = [(b"a", b"orders"), (b"b", topic), (b"c" * 5_000, b"orders"), (b"d", b"others"), (b"e", b"orders")]
+        await producer.send_many(
+            "shop.bill.dlq", [Message(value, b"k", (("flowshare.dlq.topic", to),)) for value, to in values]
+        )
+        await producer.close()
+
+    shell("topics", "create", "orders", "--config", "max.message.bytes=1000")
+    shell.beside(forged)
+    monkeypatch.setattr("flowshare.cli.replay.ROUND", 2)  # the letters behind a round's are not stopped either
+
+    error = shell("dlq", "replay", "shop.bill.dlq", code=1)
+    assert "2 cannot be sent: shop.bill.dlq-0@1 (" in error
+    assert "; shop.bill.dlq-0@2 (" in error
+    found = [
+        record.value
+        for name in ("orders", "others")
+        for record in shell.beside(lambda connect, name=name: ShareAdmin(connect, clock=LoopClock()).read(name, 0))
+    ]
+    assert found == [b"a", b"e", b"d"]
+    assert "2 cannot be sent" in shell("dlq", "replay", "shop.bill.dlq", "--reason", "", code=1)
+    assert "nothing is deleted: 2 cannot" in shell("dlq", "replay", "shop.bill.dlq", "--delete", code=1)
+
+
+def test_a_replay_of_letters_that_are_not_there_ends_with_status_1_and_one_of_an_empty_topic_does_not(shell):
+    shell.beside(letters("a"))
+
+    assert "no dead letter of shop.bill.dlq matches" in shell("dlq", "replay", "shop.bill.dlq", "--reason", "x", code=1)
+    shell("dlq", "replay", "shop.bill.dlq", "--reason", "a")
+    again = shell("dlq", "replay", "shop.bill.dlq", "--reason", "a", code=1)
+    assert "nothing is replayed: 1 were replayed before; --again sends them too" in again
+    shell("dlq", "replay", "shop.bill.dlq", "--reason", "a", "--again")
+    shell("dlq", "replay", "shop.bill.dlq")
+
+
+def test_a_topic_that_looks_like_another_one_is_asked_about_when_a_record_makes_it(shell):
+    shell("send", "orders", "x")
+
+    assert "did you mean orders? If so: flowshare topics delete ordres" in shell.both("send", "ordres", "x")
+    assert "did you mean" not in shell.both("send", "invoices", "x")
+    assert "did you mean" not in shell.both("send", "ordres", "x")
+
+
+MEANT = """
+import flowshare as fs
+
+app = fs.App("meant", broker="memory://")
+
+
+@app.share_agent("orders")
+async def bill(value: str) -> None: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("there", "topic", "app"),
+    [
+        ("orders", "orders.dlq", ()),
+        ("shop.orders", "shop.orders.retry", ()),
+        ("payments", "shipments", ()),
+        ("orderz", "orders", ("--app", "meant:app")),
+    ],
+)
+def test_a_topic_that_is_meant_is_not_asked_about(shell, tmp_path, monkeypatch, there, topic, app):
+    (tmp_path / "meant.py").write_text(MEANT)
+    monkeypatch.syspath_prepend(tmp_path)
+    shell("send", there, "x")
+
+    told = shell.both("send", topic, "x", *app)
+    assert f"created topic {topic}" in told
+    assert "did you mean" not in told
+
+
 def test_replay_can_delete_what_it_replayed(shell):
     shell.beside(letters("a", "b", "c"))
     shell("topics", "create", "elsewhere")
@@ -375,7 +506,7 @@ def test_replay_can_delete_what_it_replayed(shell):
     shell("dlq", "replay", "shop.bill.dlq", "--to", "elsewhere", "--limit", "2", "--delete")
 
     assert [letter["reason"] for letter in shell.json("dlq", "show", "shop.bill.dlq")] == ["c"]
-    assert shell.json("topics", "describe", "elsewhere")["partitions"][0]["records"] == 2
+    assert shell.json("topics", "describe", "elsewhere")["partitions"][0]["offsets"] == 2
     shell("dlq", "replay", "shop.bill.dlq", "--delete", "--agent", "bill", code=2)
 
 
@@ -439,17 +570,17 @@ def test_lag_asks_a_named_worker_what_is_needed(shell, monkeypatch):
     shell.beside(member_of("g1", "orders"))
     asked = []
 
-    def page(address, page):
+    def page(address, page, **_):
         asked.append((address, page))
-        return [{"group": "g1", "topic": "orders", "needed_workers": 2.5}]
+        return Answer(200, "application/json", b'[{"group": "g1", "topic": "orders", "needed_workers": 2.5}]')
 
-    monkeypatch.setattr("flowshare.cli.pages.ask", page)
+    monkeypatch.setattr("flowshare.agents.pages.own_user.ask", page)
 
     [row] = shell.json("lag", "--web", "127.0.0.1:8081")
 
     assert row["needed_workers"] == 2.5
     assert row["arrival_rate"] == 0
-    assert asked == [("127.0.0.1:8081", "/lag?topics=1")]
+    assert ("127.0.0.1:8081", "/lag?topics=1") in asked
 
 
 @pytest.mark.parametrize(
@@ -497,7 +628,7 @@ def test_dead_letters_of_the_server_are_shown_and_replayed_like_an_agents(shell)
     shell("send", "g.dlq", "x", "--header", "mine=1", *headers)
 
     [letter] = shell.json("dlq", "show", "g.dlq", "--values")
-    assert (letter["origin"], letter["attempts"], letter["reason"]) == ("orders-0@7", "10", "limit")
+    assert (letter["origin"], letter["attempts"], letter["reason"]) == ("orders-0@7", 10, "limit")
     assert letter["headers"] == {"mine": "1"}
     assert shell("dlq", "replay", "g.dlq") == "1 replayed to orders\n"
 

@@ -99,6 +99,7 @@ def test_what_brokers_do_not_know_yet_is_said_in_words(kafka, unique, capsys) ->
         return str(out)
 
     run("topics", "create", topic)
+    run("send", topic, "one")  # of a topic without records the backlog is known: 0
     shown = []
 
     async def look() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import threading
 
+import orjson
 import pytest
 
 from flowshare.agents.pages import own_user
 from flowshare.agents.pages.gate import PageSettings
+from flowshare.backend.path_workers import Registration
 from flowshare.cli import main
-from flowshare.cli.lag import _topics_of
+from flowshare.cli.lag import _LagSource
 from flowshare.cli.output import Failure
 from flowshare.web.server import WebServer
 from tests.waiting import LIMIT_S
@@ -44,7 +47,7 @@ class Rows(StandIn):
 @pytest.fixture
 def shell(capsys):
     def run(*args, code=0):
-        """What a command prints that ends so: on stderr when it fails."""
+        """Return the output of a command that ends with this code: stderr when it fails, else stdout."""
         with pytest.raises(SystemExit) as stop:
             main(list(args))
         out, err = capsys.readouterr()
@@ -72,7 +75,7 @@ def worker():
 
 @pytest.fixture
 def stranger(monkeypatch):
-    """What asks is another user's, or elsewhere."""
+    """Make each caller seem to be another user, or on another machine."""
     monkeypatch.setattr(own_user, "connect", lambda address, timeout_s: None)
 
 
@@ -82,6 +85,65 @@ def test_the_workers_own_user_drains_it_and_sees_stacks(shell, worker):
     assert "drained" in shell("drain", "--web", address)
     assert host.drains == [None]
     assert "in bill" in shell("inflight", "--web", address, "--stacks")
+
+
+@pytest.mark.parametrize("command", ["inflight", "drain", "resize"])
+def test_the_usage_shows_that_the_app_may_be_left_out(shell, command):
+    assert "[MODULE:APP]" in shell(command, "--help").splitlines()[0]
+
+
+def test_the_supervisor_of_a_paths_workers_is_told_to_drain_and_none_of_them(shell, worker, tmp_path):
+    host, address = worker
+    known = Registration(tmp_path, address="127.0.0.1:1", now_ms=1, supervisor=address)
+    other = tmp_path / "workers" / "1.json"
+    other.write_bytes(
+        orjson.dumps({"pid": 1, "host": "h", "address": "127.0.0.1:2", "since_ms": 2, "supervisor": address})
+    )
+    with other.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "drained" in shell("drain", "--broker", f"embedded://{tmp_path}")
+    assert host.drains == [None]
+    assert "drained" in shell("drain", "--broker", f"embedded://{tmp_path}"), "one has registered, and has a supervisor"
+    assert host.drains == [None, None]
+    known.remove()
+
+
+def test_the_one_worker_of_a_path_is_drained_by_it_and_of_several_one_is_named(shell, worker, tmp_path):
+    host, address = worker
+    known = Registration(tmp_path, address=address, now_ms=1)
+
+    assert "drained" in shell("drain", "--broker", f"embedded://{tmp_path}")
+    assert host.drains == [None]
+    other = tmp_path / "workers" / "1.json"
+    other.write_bytes(orjson.dumps({"pid": 1, "host": "h", "address": "127.0.0.1:1", "since_ms": 2}))
+    with other.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "name one of them by --web" in shell("drain", "--broker", f"embedded://{tmp_path}", code=1)
+    known.remove()
+    assert "no worker runs on" in shell("drain", "--broker", f"embedded://{tmp_path}", code=1)
+
+
+def test_the_one_supervisor_of_a_path_is_found_by_its_workers(shell, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("flowshare.cli.pages.ask", lambda *args, **more: asked.append(args) or {"workers": 3})
+    path = f"embedded://{tmp_path}"
+    alone = Registration(tmp_path, address="127.0.0.1:1", now_ms=1)
+    assert "no supervisor has workers on" in shell("resize", "3", "--broker", path, code=1)
+    alone.remove()
+    known = Registration(tmp_path, address="127.0.0.1:1", now_ms=1, supervisor="127.0.0.1:9")
+
+    assert "keeps 3 workers" in shell("resize", "3", "--broker", path)
+    assert asked == [("127.0.0.1:9", "/resize?workers=3")]
+    known.remove()
+    assert "name one by --web" in shell("resize", "3", "--broker", "kafka://127.0.0.1:9", code=1)
+
+
+async def needed_of(address: str):
+    source = _LagSource("memory://", (address,))
+    try:
+        return await source.needed()
+    finally:
+        await source.close()
 
 
 def test_anybody_else_is_told_what_it_takes(shell, worker, stranger):
@@ -95,7 +157,7 @@ def test_anybody_else_is_told_what_it_takes(shell, worker, stranger):
     assert "orders" not in told
     assert "bill" not in told
     with pytest.raises(Failure, match="names and stacks are told to the operator"):
-        _topics_of(address)
+        asyncio.run(needed_of(address))
 
 
 def test_the_token_makes_an_operator_of_who_comes_from_elsewhere(shell, worker, stranger, monkeypatch, tmp_path):
@@ -114,6 +176,7 @@ def test_the_token_makes_an_operator_of_who_comes_from_elsewhere(shell, worker, 
 def test_another_user_in_the_workers_place_is_not_believed(shell, worker, monkeypatch):
     _, address = worker
     monkeypatch.setattr(own_user, "_peer", lambda sock: (1, 4711))
+    monkeypatch.setattr(own_user, "port_owner", lambda address: 4711)
     monkeypatch.setattr("os.geteuid", lambda: 4712)
 
     assert "is another user's" in shell("drain", "--web", address, code=1)

@@ -231,7 +231,7 @@ def test_parked_keys_are_shown_with_the_backlog(shell):
 
     [row] = shell.json("lag", "--group", "t.agent")
     assert row["parked"] == 1
-    assert "1 keys of in are parked" in shell.both("lag", "--group", "t.agent")
+    assert "1 key of in is parked" in shell.both("lag", "--group", "t.agent")
 
 
 def test_new_positions_forget_no_parked_keys_unless_told_to(shell):

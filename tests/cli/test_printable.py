@@ -85,12 +85,14 @@ def test_tables_lines_and_json_of_commands_hide_nothing(capsys):
     rows = [{"group": EVIL, "members": 1}]
     show(rows, {"group": "group", "members": "members"}, as_json=False, empty="")
     show(rows, {"group": "group"}, as_json=True, empty="")
+    show([], {"group": "group"}, as_json=False, empty=f"group {EVIL} has no parked keys")
     say(f"group {EVIL}\nforged")
     emit_json(EVIL)
 
-    shown = capsys.readouterr().out
+    shown, told = capsys.readouterr()
 
     assert printable(shown, lines=True) == shown
+    assert told == f"group {SAFE} has no parked keys\n"
     assert shown.count(SAFE) == 2
     assert f"group {SAFE}\\nforged\n" in shown
     assert cell(EVIL) == SAFE

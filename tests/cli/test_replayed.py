@@ -1,4 +1,4 @@
-"""What is remembered of replayed letters, as text, and whatever interrupts; what is deleted of them."""
+"""Tests of the memory of replayed letters: its text, interruptions, and deletions."""
 
 from __future__ import annotations
 

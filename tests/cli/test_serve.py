@@ -11,10 +11,12 @@ import struct
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from flowshare.cli.options import MEMORY_OR_DIRECTORY
 from flowshare.cli.serve import serve
 from flowshare.server.standalone import Address, StandaloneError
 from tests.server.wire import api_versions
@@ -40,7 +42,7 @@ def served(*args: str):
 
 
 def refused(*args: str) -> str:
-    """What a call that has to fail says."""
+    """Return the error text of a call that has to fail."""
     command = [sys.executable, "-m", "flowshare.cli", "serve", *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
     assert done.returncode == 1, done
@@ -89,8 +91,10 @@ def test_a_broker_whose_directory_is_removed_ends_with_one_sentence(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [":memory:", "memory://"])
-def test_a_broker_in_memory_keeps_nothing_and_writes_nothing(tmp_path, monkeypatch, data):
+def test_a_broker_in_memory_keeps_nothing_and_writes_nothing(tmp_path, tmp_path_factory, monkeypatch, data):
     monkeypatch.chdir(tmp_path)
+    # kio's types import hypothesis where that is installed, as for these tests, and it makes a folder of its own.
+    monkeypatch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", str(tmp_path_factory.mktemp("hypothesis")))
     with served("--data", data) as (process, address):
         host, port = address.split(":")
         socket.create_connection((host, int(port)), timeout=END_S).close()
@@ -153,12 +157,65 @@ def test_tls_is_spoken_by_the_process(tmp_path):
 
 
 def told(*args: str) -> str:
-    """What a refused call says, without a process."""
+    """Return the error text of a refused call, run without a process."""
     gc.unfreeze()  # by a source of another test: its count falls with each object that ends
     result = CliRunner().invoke(serve, ["--data", ":memory:", *args])
     assert gc.get_freeze_count() == 0, "the interpreter's settings are left as they were"
     assert result.exit_code != 0
     return str(result.exception) if not isinstance(result.exception, SystemExit) else result.output
+
+
+@pytest.mark.parametrize(
+    ("data", "instead"),
+    [
+        *((data, ":memory: to keep nothing") for data in ("memory:", ":memory", "memory:/", "memory:///", ":MEMORY:")),
+        ("embedded:///tmp/shop", "the path alone, /tmp/shop"),
+        ("file:///tmp/shop", "the path alone, /tmp/shop"),
+        ("embedded://", "the path of a directory"),
+        ("kafka://localhost:9092", "the path of a directory"),
+    ],
+)
+def test_a_url_in_place_of_a_directory_is_refused_and_nothing_is_made(tmp_path, monkeypatch, data, instead):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(serve, ["--data", data, "--listen", "nowhere"])
+    assert f" is no directory; write {instead}, or ./ before it if it is the name of one" in done.output
+    assert f"'{data.partition('//')[0]}" in done.output
+    assert not (tmp_path / data.partition("/")[0]).exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [(":memory:", None), ("memory://", None), ("./:memory:", Path(":memory:")), ("/d", Path("/d"))],
+)
+def test_nothing_is_kept_by_a_value_that_no_click_takes_for_a_missing_option(data, kept, monkeypatch):
+    async def served(options, _pages):
+        assert options.data == kept
+
+    monkeypatch.setattr("flowshare.cli.serve._serve", served)
+
+    assert MEMORY_OR_DIRECTORY.convert(data, None, None) is not None
+    done = CliRunner().invoke(serve, ["--data", data, "--listen", "127.0.0.1:0"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("data", "instead"),
+    [
+        ("kafka://me:s3cret@host:9092", "the path of a directory"),
+        ("embedded:///tmp/shop?password=s3cret", "the path alone, /tmp/shop"),
+        ("embedded://me:s3cret@host/tmp", "the path of a directory"),
+    ],
+)
+def test_the_refusal_of_a_url_repeats_no_password_of_it(data, instead):
+    done = CliRunner().invoke(serve, ["--data", data])
+
+    assert f"'{data.partition(':')[0]}://…' is no directory; write {instead}, or" in done.output
+    assert "s3cret" not in done.output
+
+
+@pytest.mark.parametrize("data", ["memory", "./memory:", "2026-11-29T10:00", "a:b"])
+def test_a_path_with_a_colon_is_a_path(data):
+    assert MEMORY_OR_DIRECTORY.convert(data, None, None) == Path(data)
 
 
 OPEN = (

@@ -1,4 +1,4 @@
-"""What the client's tests share."""
+"""Fixtures that the client's tests share."""
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ async def test_a_batch_that_a_broker_cut_off_at_the_end_of_its_answer_is_asked_f
         whole = world.admin._fetch
         cut = iter([True])
 
-        async def fetch(*arguments):
-            log = await whole(*arguments)
+        async def fetch(*arguments, **options):
+            log = await whole(*arguments, **options)
             return replace(log, records=log.records[:-20]) if next(cut, False) else log
 
         monkeypatch.setattr(world.admin, "_fetch", fetch)
@@ -273,6 +273,34 @@ async def test_what_reads_is_asked_again_and_what_changes_is_not(clock):
     assert [topic.name for topic in topics] == ["orders"]
     assert len(server.seen(m.CreateTopicRequest)) == 1
     assert server.seen(m.MetadataRequest)
+    await admin.close()
+
+
+@pytest.mark.parametrize("act", ["unpark", "replay"])
+async def test_a_change_of_a_parked_key_whose_answer_is_lost_is_open_and_not_sent_again(clock, act):
+    """Sent again it would be told that the key is not parked, which the first one may have seen to."""
+    server = FakeServer()
+    admin = ShareAdmin(server.connect, clock=clock)
+    server.then(m.ParkedKeysRequest, ConnectionResetError("gone"), m.ParkedKeysResponse())
+
+    with pytest.raises(ConnectionLost):
+        await within(clock, 5, admin.change_parked_key("g", act, "orders", 0, b"k"))
+
+    assert len(server.seen(m.ParkedKeysRequest)) == 1
+    await admin.close()
+
+
+async def test_closing_a_breaker_is_not_sent_again_as_it_would_close_one_that_opened_meanwhile(clock):
+    server = FakeServer()
+    admin = ShareAdmin(server.connect, clock=clock)
+    gone = ConnectionResetError("gone")
+    server.then(m.ShareBreakerRequest, gone, gone, *2 * [m.ShareBreakerResponse()])
+
+    with pytest.raises(ConnectionLost):
+        await within(clock, 5, admin.close_breaker("g"))
+    await within(clock, 5, admin.breaker("g"))
+
+    assert [request.act for request in server.seen(m.ShareBreakerRequest)] == ["close", "tell", "tell"]
     await admin.close()
 
 

@@ -1,4 +1,4 @@
-"""What users give to the clients is checked where they call, before a server or a task sees it."""
+"""Tests that users' arguments to the clients are checked in the call, before a server or a task sees them."""
 
 from __future__ import annotations
 

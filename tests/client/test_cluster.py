@@ -58,7 +58,7 @@ def produce():
 
 
 async def begun(clock, connection, request):
-    """What is told of a request for whose answer nobody waits."""
+    """Begin a request whose answer no task waits for, and return the result that is reported."""
     told = asyncio.get_running_loop().create_future()
     connection.begin(request, lambda finished: told.done() or told.set_result(finished))
     return (await within(clock, 5, told)).result()
@@ -543,6 +543,19 @@ async def test_addresses_can_be_replaced_and_are_asked_for_when_none_answers(clo
     assert len(asked) == 1
     assert fake.workers[3].seen(m.MetadataRequest)
     await cluster.close()
+
+
+async def test_a_caller_that_waits_for_the_leaders_of_a_cluster_that_is_closed_is_told_so(clock):
+    fake = FakeCluster(clock, [1])
+    await fake.connect()
+    fake.brokers[1].then(m.MetadataRequest, asyncio.get_running_loop().create_future())
+    waiting = asyncio.ensure_future(fake.cluster.look(("orders",)))
+    await settle()
+
+    await fake.cluster.close()
+
+    with pytest.raises(NotConnected, match="closed"):
+        await waiting
 
 
 async def test_nobody_anywhere_is_an_error(clock):

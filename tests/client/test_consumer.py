@@ -465,3 +465,62 @@ async def test_a_topic_that_is_created_later_is_consumed(clock):
         records = await within(clock, 10, consumer.poll(10))
 
         assert [record.topic for record in records] == ["later"]
+
+
+def answers_after(consumer, go):
+    """The server's answers to acknowledgements come when `go` is set."""
+    real = consumer._member.acknowledge
+
+    async def acknowledge(*args, **kwargs):
+        await go.wait()
+        return await real(*args, **kwargs)
+
+    consumer._member.acknowledge = acknowledge
+
+
+async def test_commit_sync_waits_for_what_was_sent_before_and_is_not_answered(clock):
+    async with world_on(clock) as world:
+        await world.send(b"a")
+        consumer, go = world.consumer(), asyncio.Event()
+        answers_after(consumer, go)
+        (record,) = await consumer.poll(1)
+        consumer.commit_async()
+        await settle()
+
+        committing = asyncio.ensure_future(consumer.commit_sync())
+        await settle()
+        assert not committing.done()
+        go.set()
+
+        assert await committing == {record.topic_id_partition: None}
+        assert await consumer.commit_sync() == {}
+
+
+async def test_a_close_without_answers_returns_and_tells_what_is_open(clock):
+    async with world_on(clock) as world:
+        await world.send(b"a")
+        consumer, seen = world.consumer(), []
+        answers_after(consumer, asyncio.Event())
+        consumer.set_acknowledgement_commit_callback(lambda offsets, error: seen.append((dict(offsets), str(error))))
+        (record,) = await consumer.poll(1)
+        consumer.commit_async()
+
+        outcomes = await within(clock, 10, consumer.close(timeout=2.0))
+
+        assert "is not known" in str(outcomes[record.topic_id_partition])
+        ((offsets, error),) = seen
+        assert offsets == {record.topic_id_partition: frozenset({0})}
+        assert "closed before the answer" in error
+
+
+async def test_an_acknowledgement_that_does_not_hold_is_counted_as_an_error(clock):
+    async with world_on(clock) as world:
+        await world.send(b"a", b"b")
+        consumer = world.consumer()
+        assert len(await consumer.poll(1)) == 2
+        await clock.advance(31)
+        await consumer.commit_sync()
+        found = consumer.metrics()
+
+    assert (found["acknowledgements_send_total"], found["acknowledgements_error_total"]) == (2, 2)
+    assert found["last_poll_seconds_ago"] == 31

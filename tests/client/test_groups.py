@@ -8,10 +8,11 @@ import pytest
 
 from flowshare.client.errors import NotConnected
 from flowshare.client.groups.assignors import Subscriber, range_assignor
-from flowshare.client.groups.consumer import GroupConsumer
+from flowshare.client.groups.consumer import GroupConsumer, begun_with, size_in
 from flowshare.client.groups.member import GroupMember
 from flowshare.client.groups.membership import GenerationOver, GroupRefused, GroupSettings, Membership, Verdict
 from flowshare.client.groups.reading import read_log
+from flowshare.client.producer.producer import Producer
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
@@ -207,6 +208,74 @@ async def test_a_group_without_commits_begins_where_it_is_told(clock):
 
 
 @pytest.mark.asyncio
+async def test_a_group_that_begins_at_latest_reads_an_added_partition_from_its_first_record(clock):
+    async def work(world):
+        await world.send(b"before")
+        one = consumer(world, reset="latest")
+        one.start()
+        await one.ready()
+        await world.admin.create_partitions("orders", 2)
+        producer = Producer(world.connect, clock=clock, linger=0)
+        await producer.send("orders", b"at once", partition=1)
+        await producer.close()
+        while len(one.positions) != 2:
+            await world.clock.sleep(0.1)
+        assert one.positions == {PLACE: 1, ("orders", 1): 0}
+        await one.close()
+
+        other = consumer(world, reset="latest")  # before anything was read, or committed for it
+        other.start()
+        await other.ready()
+        assert other.positions == {PLACE: 1, ("orders", 1): 0}
+        await other.close()
+
+    await _world(clock, work, partitions=1)
+
+
+@pytest.mark.asyncio
+async def test_a_group_at_latest_whose_members_are_new_reads_an_added_partition_from_its_first_record(clock):
+    async def work(world):
+        await world.send(b"before")
+        one = consumer(world, reset="latest")
+        one.start()
+        await one.ready()
+        await world.send(b"after")
+        assert await values(one) == [b"after"]
+        await one.commit(one.generation, one.positions)
+        await one.close()
+        await world.admin.create_partitions("orders", 2)
+        producer = Producer(world.connect, clock=clock, linger=0)
+        await producer.send("orders", b"while nobody was there", partition=1)
+        await producer.close()
+
+        other = consumer(world, reset="latest")
+        other.start()
+        await other.ready()
+        assert other.positions == {PLACE: 2, ("orders", 1): 0}
+        await other.close()
+
+    await _world(clock, work, partitions=1)
+
+
+@pytest.mark.asyncio
+async def test_members_that_begin_a_group_at_latest_one_after_another_all_begin_at_the_end(clock):
+    async def work(world):
+        producer = Producer(world.connect, clock=clock, linger=0)
+        for partition in (0, 1):
+            await producer.send("orders", b"before", partition=partition)
+        await producer.close()
+        one = consumer(world, reset="latest")
+        metadata = m.OffsetToCommit(*PLACE, 1, metadata="flowshare: begun with 2 partitions")
+        await (await world.connect()).send(m.OffsetCommitRequest(group_id="cg", offsets=(metadata,)))
+        one.start()
+        await one.ready()
+        assert one.positions == {PLACE: 1, ("orders", 1): 1}
+        await one.close()
+
+    await _world(clock, work, partitions=2)
+
+
+@pytest.mark.asyncio
 async def test_an_offset_that_is_gone_is_moved_to_the_logs_start(clock):
     async def work(world):
         await world.send(b"1", b"2", b"3")
@@ -340,3 +409,10 @@ async def test_protocol_assignor_and_user_data_are_the_callers(clock):
         await member.close()
 
     await _world(clock, work)
+
+
+def test_the_size_that_a_group_began_with_is_read_from_what_was_written_and_nothing_else():
+    assert size_in(begun_with(12)) == 12
+    assert begun_with(None) is None
+    for other in ("", "12", "flowshare: begun with 012 partitions", "flowshare: begun with \u0661 partitions", "x"):
+        assert size_in(other) is None

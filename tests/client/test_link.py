@@ -1,4 +1,4 @@
-"""What a link says of an outage, and how often."""
+"""Tests of a link's reports of an outage, and of their frequency."""
 
 from __future__ import annotations
 

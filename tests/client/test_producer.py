@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from functools import partial
 
 import pytest
 
@@ -13,6 +14,7 @@ from flowshare.client.errors import (
     Closed,
     DeliveryTimeout,
     IllegalState,
+    NotConnected,
     RecordTooLarge,
     ServerError,
 )
@@ -69,6 +71,38 @@ async def test_a_topic_that_was_only_asked_about_takes_records(clock, server):
     assert await sized.partitions("orders") == 1
     for sender in (one, many, sized):
         await sender.close()
+
+
+async def test_a_record_for_a_partition_that_was_added_since_goes_there(clock, server):
+    one, many = producer(server, clock), producer(server, clock)
+    for sender in (one, many):
+        await sender.send("orders", b"before")
+    server.known["orders"] = (server.known["orders"][0], 3)
+
+    assert (await one.send("orders", b"one", partition=1)).partition == 1
+    sent = await many.send_many("orders", [Message(b"many", partition=2), Message(b"more", partition=2)])
+    assert [made.partition for made in sent] == [2, 2]
+    assert values(server, partition=2) == [b"many", b"more"]
+    with pytest.raises(ServerError, match="no partition 3, the topic has 3"):
+        await one.send("orders", b"none", partition=3)
+    for sender in (one, many):
+        await sender.close()
+
+
+@pytest.mark.parametrize("behind", [{"partition": 1}, {"key": b"1"}])
+async def test_records_for_a_partition_that_is_found_by_another_ones_sender_keep_their_order(clock, server, behind):
+    sender = producer(server, clock)
+    await sender.send("orders", b"before")
+    server.known["orders"] = (server.known["orders"][0], 2)
+    first = sender.send_nowait("orders", b"first", partition=1)
+    (queue,) = sender._targets["orders"].queues
+
+    queue._resize("orders", 2)  # it looked the topic up for a reason of its own
+    second = sender.send_nowait("orders", b"second", **behind)
+
+    assert [(sent.partition, sent.offset) for sent in await asyncio.gather(first, second)] == [(1, 0), (1, 1)]
+    assert values(server, partition=1) == [b"first", b"second"]
+    await sender.close()
 
 
 async def test_records_without_a_time_get_the_clocks(clock, server):
@@ -222,6 +256,95 @@ async def test_a_server_that_is_not_there_fails_the_records_in_time(clock, serve
     with pytest.raises(DeliveryTimeout, match="nobody listens"):
         waiting.result()
     assert sender.buffered_bytes == 0
+    await sender.close()
+
+
+PASSING = pytest.mark.parametrize("answer", [ConnectionError("cut off"), "refused"], ids=["lost", "refused"])
+
+
+@PASSING
+async def test_a_partitions_records_do_not_fail_with_older_ones_of_another_that_got_no_producer_id(clock, answer):
+    server = FakeServer(partitions=2)
+    sender = producer(server, clock, settings=ProducerSettings(delivery_timeout=10))
+    await sender.partitions("orders")
+    refused = m.InitProducerIdResponse(error=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    server.then(m.InitProducerIdRequest, *[refused if answer == "refused" else answer] * 99)
+
+    old = sender.send_nowait("orders", b"old", partition=0)
+    await clock.advance(9)
+    young = sender.send_nowait("orders", b"young", partition=1)
+    await clock.advance(1)
+    assert (old.done(), young.done()) == (True, False)
+    server.script.clear()
+    await clock.advance(2)
+
+    assert isinstance(old.exception(), ServerError if answer == "refused" else DeliveryTimeout)
+    assert young.result().partition == 1
+    assert sender.buffered_bytes == 0
+    await sender.close()
+
+
+async def test_a_batch_does_not_wait_for_a_producer_id_longer_than_its_own_time(clock, server):
+    sender = producer(server, clock)
+    server.then(m.InitProducerIdRequest, *[ConnectionError("cut off")] * 99)
+    long = asyncio.ensure_future(sender._channel.identity(20))
+    await settle()
+    short = asyncio.ensure_future(sender._channel.identity(5))
+
+    await clock.advance(5)
+
+    assert not long.done()
+    with pytest.raises(NotConnected, match="cut off"):
+        await short
+    long.cancel()
+    await sender.close()
+
+
+@PASSING
+async def test_records_that_wait_for_a_topic_do_not_fail_with_older_ones(clock, server, answer):
+    sender = producer(server, clock, settings=ProducerSettings(delivery_timeout=10))
+    refused = m.MetadataResponse(topics=(m.TopicMetadata(name="orders", error=ErrorCode.LEADER_NOT_AVAILABLE),))
+    server.then(m.MetadataRequest, *[refused if answer == "refused" else answer] * 99)
+
+    old = sender.send_nowait("orders", b"old")
+    await clock.advance(9)
+    young = sender.send_nowait("orders", b"young")
+    many, sized = (
+        asyncio.ensure_future(one) for one in (sender.send_many("orders", [b"m"]), sender.partitions("orders"))
+    )
+    flushed = asyncio.ensure_future(sender.flush())
+    await clock.advance(1)
+    assert [one.done() for one in (old, young, many, sized, flushed)] == [True, False, False, False, False]
+    server.script.clear()
+    await clock.advance(2)
+
+    assert isinstance(old.exception(), ServerError if answer == "refused" else DeliveryTimeout)
+    assert (young.result().offset, sized.result()) == (0, 1)
+    assert flushed.done()
+    assert values(server) == [b"young", b"m"]
+    assert sender.buffered_bytes == 0
+    await sender.close()
+
+
+@PASSING
+async def test_each_record_that_waits_for_a_topic_fails_when_its_own_time_is_over(clock, server, answer):
+    sender = producer(server, clock, settings=ProducerSettings(delivery_timeout=10))
+    refused = m.MetadataResponse(topics=(m.TopicMetadata(name="orders", error=ErrorCode.LEADER_NOT_AVAILABLE),))
+    server.then(m.MetadataRequest, *[refused if answer == "refused" else answer] * 99)
+
+    first = sender.send_nowait("orders", b"first")
+    await clock.advance(1)
+    asked = asyncio.ensure_future(sender.partitions("orders"))
+    await clock.advance(4)
+    second, many = sender.send_nowait("orders", b"second"), asyncio.ensure_future(sender.send_many("orders", [b"many"]))
+    await clock.advance(7)
+    assert [one.done() for one in (first, asked, second, many)] == [True, True, False, False]
+    await clock.advance(3)
+
+    for failed in (first, asked, second, many):
+        assert isinstance(failed.exception(), ServerError if answer == "refused" else DeliveryTimeout)
+    assert sender.buffered_bytes == 0
+    assert not sender._targets
     await sender.close()
 
 
@@ -544,6 +667,54 @@ async def test_what_is_no_record_is_refused_where_it_is_sent(clock, server, give
 
     assert (await sender.send("orders", b"good")).topic == "orders"
     assert sender.buffered_bytes == 0
+    await sender.close()
+
+
+WAITS_FOR_A_TOPIC = pytest.mark.parametrize(
+    "call",
+    [lambda sender: sender.send_many("orders", [b"a"]), lambda sender: sender.partitions("orders")],
+    ids=["send_many", "partitions"],
+)
+
+
+@WAITS_FOR_A_TOPIC
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [(lambda sender: sender.close(1), Closed), (lambda sender: sender.abort(), IllegalState)],
+    ids=["close", "abort"],
+)
+async def test_a_caller_that_waits_for_a_topic_is_told_why_nobody_looks_for_it_any_more(
+    clock, server, call, end, error
+):
+    sender = producer(server, clock, transactional_id="copy")
+    await sender.begin()
+    server.then(m.MetadataRequest, asyncio.get_running_loop().create_future())
+    waiting = asyncio.ensure_future(call(sender))
+    await settle()
+
+    ending = asyncio.ensure_future(end(sender))
+    await clock.advance(1)
+    await ending
+
+    with pytest.raises(error, match="before the record was confirmed"):
+        await waiting
+    await sender.close()
+
+
+@WAITS_FOR_A_TOPIC
+async def test_a_caller_that_is_cancelled_while_it_waits_for_a_topic_is_cancelled_and_no_other_one(clock, server, call):
+    sender = producer(server, clock)
+    answer = asyncio.get_running_loop().create_future()
+    server.then(m.MetadataRequest, answer)
+    cancelled, other = (asyncio.ensure_future(call(sender)) for _ in range(2))
+    await settle()
+
+    cancelled.cancel()
+    await settle()
+    answer.set_result(None)
+
+    assert await other
+    assert cancelled.cancelled()
     await sender.close()
 
 
@@ -911,4 +1082,127 @@ async def test_an_abort_while_a_partition_is_being_added_ends_what_the_coordinat
         waiting.result()
     assert len(server.seen(m.EndTxnRequest)) == 1
     assert sender.identity == (1, 1)
+    await sender.close()
+
+
+async def test_a_commit_sends_the_first_records_of_a_partition(clock):
+    server = FakeServer(partitions=2)
+    sender = transactional(server, clock)
+
+    for _ in range(2):  # the second time after an abort, which makes all partitions new
+        await sender.begin()
+        await sender.send("orders", b"joined", partition=1)
+        first = sender.send_nowait("orders", b"first", partition=0)
+        await sender.commit()
+
+        assert first.result().partition == 0
+        await sender.begin()
+        await sender.abort()
+
+    assert values(server) == [b"first"] * 2
+    assert [one.committed for one in server.seen(m.EndTxnRequest)] == [True] * 2
+    await sender.close()
+
+
+async def can_only_be_aborted(server, sender, error):
+    """Check that the open transaction is refused a commit and more records with `error`, and that the next one
+    commits."""
+    for call in (sender.commit, lambda: sender.send("orders", b"more")):
+        with pytest.raises(type(error)) as raised:
+            await call()
+        assert raised.value is error
+    server.script.clear()
+    await sender.abort()
+    await sender.begin()
+    sender.send_nowait("orders", b"next")
+    await sender.commit()
+    assert [one.committed for one in server.seen(m.EndTxnRequest)][-1:] == [True]
+    assert not any(one.committed for one in server.seen(m.EndTxnRequest)[:-1])
+    assert sender.buffered_bytes == 0
+    await sender.close()
+
+
+@pytest.mark.parametrize(("linger", "answers"), [(0.0, [FAILED] * 99), (2.0, [])], ids=["refused", "never_sent"])
+async def test_a_record_that_is_not_confirmed_in_time_fails_its_transaction(clock, server, linger, answers):
+    settings = ProducerSettings(delivery_timeout=1)
+    sender = producer(server, clock, transactional_id="copy", settings=settings, linger=linger)
+    await sender.begin()
+    early = sender.send_nowait("orders", b"confirmed")
+    await sender.flush()
+    assert early.result().offset == 0
+    server.then(m.ProduceRequest, *answers)
+
+    late = sender.send_nowait("orders", b"late")
+    await clock.advance(2)
+
+    assert isinstance(late.exception(), DeliveryTimeout)
+    await can_only_be_aborted(server, sender, late.exception())
+
+
+@pytest.mark.parametrize(
+    ("topic", "record"),
+    [
+        ("missing", Message(b"a")),
+        ("orders", Message(b"a", partition=1)),
+        ("orders", Message(b"a" * 999)),
+    ],
+    ids=["no_topic", "no_partition", "too_large"],
+)
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_record_that_cannot_be_sent_at_all_fails_its_transaction(clock, server, topic, record, many):
+    settings = ProducerSettings(auto_create_topics=False, max_request_size=500)
+    sender = producer(server, clock, transactional_id="copy", settings=settings)
+    await sender.begin()
+    one = partial(sender.send, topic, record.value, partition=record.partition)
+
+    with pytest.raises(ClientError) as raised:
+        await (sender.send_many(topic, [record]) if many else one())
+
+    await can_only_be_aborted(server, sender, raised.value)
+
+
+async def test_what_failed_before_a_transaction_or_was_only_asked_does_not_fail_it(clock, server):
+    sender = producer(
+        server, clock, transactional_id="copy", settings=ProducerSettings(auto_create_topics=False), buffer_memory=200
+    )
+    await sender.begin()
+    lost = sender.send_nowait("orders", b"a" * 150)
+    with pytest.raises(BufferFull):
+        sender.send_nowait("orders", b"b" * 150)
+    await sender.abort()
+    assert isinstance(lost.exception(), IllegalState)
+    await sender.begin()
+    with pytest.raises(ServerError, match="UNKNOWN_TOPIC"):
+        await sender.partitions("missing")
+    with pytest.raises(TypeError):
+        await sender.send("orders", "text")
+
+    await sender.send("orders", b"c")
+    with pytest.raises(BufferFull):
+        [sender.send_nowait("orders", b"d" * 50) for _ in range(9)]
+    await sender.commit()
+
+    assert values(server) == [b"c", *[b"d" * 50] * 2]
+    await sender.close()
+
+
+async def test_after_an_abort_that_was_not_answered_the_rest_cannot_be_committed(clock, server):
+    sender = transactional(server, clock)
+    await sender.begin()
+    await sender.send("orders", b"confirmed")
+    server.then(m.ProduceRequest, asyncio.get_running_loop().create_future())
+    given_up = sender.send_nowait("orders", b"given up")
+    await settle()
+    server.then(m.EndTxnRequest, asyncio.get_running_loop().create_future())
+    aborting = asyncio.ensure_future(sender.abort())
+    await settle()
+    aborting.cancel()
+    await asyncio.gather(aborting, return_exceptions=True)
+
+    with pytest.raises(IllegalState, match="aborted before"):
+        await sender.commit()
+    await sender.abort()
+
+    assert isinstance(given_up.exception(), IllegalState)
+    assert not any(one.committed for one in server.seen(m.EndTxnRequest))
     await sender.close()

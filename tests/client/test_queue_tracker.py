@@ -137,6 +137,35 @@ async def test_a_message_is_delivered_four_times_and_undelivered_then(clock):
     await on(clock, work)
 
 
+async def test_a_message_that_the_queue_takes_no_more_for_its_age_comes_again_with_the_time_of_now(clock):
+    async def work(queue):
+        await queue.put(b"old", timestamp=1_000.0)
+        await queue.admin.alter_topic_configs("q", {"message.timestamp.before.max.ms": "3600000"})
+        await queue.start(0)
+        async with queue.tracked() as tracker:
+            await queue.until(lambda: tracker.counts.redelivered)
+        copy = (await queue.records())[1]
+        assert copy.value == b"old"
+        assert queue.clock.now_ms() - copy.timestamp_ms < 60_000
+
+    await on(clock, work)
+
+
+async def test_an_undelivered_message_is_kept_as_long_as_others_however_old_it_is(clock):
+    async def work(queue):
+        hour = {"retention.ms": "3600000", "message.timestamp.before.max.ms": "3600000"}
+        await queue.admin.create_topic("q__undelivered", partitions=1, configs=hour)
+        await queue.put(b"old", timestamp=1_000.0)
+        await queue.start(0)
+        async with queue.tracked(QueueRules("q", "m", redeliveries=0)) as tracker:
+            await queue.until(lambda: tracker.counts.undelivered)
+        [letter] = await queue.records("q__undelivered")
+        assert letter.value == b"old"
+        assert queue.clock.now_ms() - letter.timestamp_ms < 60_000
+
+    await on(clock, work)
+
+
 async def test_nothing_is_sent_instead_of_an_original_that_retention_deleted(clock):
     async def work(queue):
         for value in (b"a", b"b", b"c"):
@@ -267,7 +296,7 @@ async def test_an_end_marker_that_fails_is_written_again_and_the_copy_is_not(clo
 
 
 async def test_a_tracker_that_dies_between_copy_and_end_marker_leaves_a_duplicate(clock, monkeypatch):
-    """What the documentation says of it: the successor cannot know of the copy."""
+    """The successor cannot know of the copy, as the documentation says."""
 
     async def work(queue):
         await queue.put(b"a")

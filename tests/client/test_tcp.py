@@ -16,8 +16,8 @@ from flowshare.client.net.tcp import open_tcp
 from flowshare.client.settings import LinkSettings
 from flowshare.clock import LoopClock
 from flowshare.protocol import messages as m
+from flowshare.protocol.client_software import version
 from flowshare.protocol.kafka import ApiKey, request_start
-from flowshare.protocol.software import version
 from flowshare.testing.clock import ManualClock
 from tests.client.sockets import EVERYTHING, SETTINGS, asked, connected, fake_broker, listed, versions_answer
 from tests.waiting import until

@@ -11,6 +11,7 @@ from flowshare.client.consumer.consumer import ShareConsumer
 from flowshare.client.consumer.inflight import Held, ShareRecord, ack_batches
 from flowshare.client.errors import CorruptRecords, IllegalState, RecordError
 from flowshare.client.session.ranges import Fetched, TopicIdPartition
+from flowshare.client.settings import ConsumerSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.share.types import AcknowledgeType, AcquiredRange
@@ -157,7 +158,8 @@ def test_an_undecodable_record_that_was_renewed_is_released():
 async def test_gaps_are_acknowledged_at_once_and_not_told_to_the_callback(clock):
     server = FakeServer()
     server.offer(batch(0, b"a") + batch(3, b"b"))
-    consumer = ShareConsumer(server.connect, group_id="g", clock=clock)
+    settings = ConsumerSettings(isolation_level=None)  # this server has no settings of groups
+    consumer = ShareConsumer(server.connect, group_id="g", clock=clock, settings=settings)
     consumer.subscribe(["orders"])
     told = []
     consumer.set_acknowledgement_commit_callback(lambda offsets, error: told.append(offsets))

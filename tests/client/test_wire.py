@@ -65,13 +65,13 @@ def records(count):
 
 
 def led(answer):
-    """Whether the one topic asked for is known and all its partitions have leaders."""
+    """True if the one topic asked for is known and all its partitions have leaders."""
     (topic,) = answer.topics
     return topic.error is ErrorCode.NONE and -1 not in topic.leaders
 
 
 def default(answer, name):
-    """Whether a setting is what it is where nobody set it."""
+    """True if a setting has its default value."""
     return all(entry.is_default for entry in answer.entries if entry.name == name)
 
 
@@ -81,6 +81,12 @@ async def new_topic(connection, partitions=1):
     assert (made.topic, made.error) == (name, ErrorCode.NONE)
     await ask_until(connection, m.MetadataRequest(topics=(name,)), led)
     return name, made.topic_id
+
+
+async def stored(connection, topic, count):
+    """Send records until they are stored: a broker that has told that it leads may still refuse the first ones."""
+    request = m.ProduceRequest(topic=topic, partition=0, records=records(count))
+    return await ask_until(connection, request, lambda a: a.error is ErrorCode.NONE)
 
 
 async def test_topics_are_made_described_extended_and_deleted(address):
@@ -113,7 +119,7 @@ async def test_records_are_produced_fetched_found_by_time_and_deleted(address):
         name, _ = await new_topic(connection)
         at = {"topic": name, "partition": 0}
 
-        produced = await connection.send(m.ProduceRequest(**at, records=records(5)))
+        produced = await stored(connection, name, 5)
         fetched = await connection.send(
             m.FetchRequest(partitions=(m.FetchPartition(name, 0, 0), m.FetchPartition(name, 9, 0)), max_wait_ms=100)
         )
@@ -210,7 +216,7 @@ async def test_a_member_joins_fetches_acknowledges_and_leaves_and_the_group_is_s
     async with served(address) as connection:
         topic, topic_id = await new_topic(connection)
         group = f"wire-{uuid.uuid4().hex[:12]}"
-        await connection.send(m.ProduceRequest(topic=topic, partition=0, records=records(10)))
+        await stored(connection, topic, 10)
         member, assignment = await joined(connection, group, topic)
         assert assignment == (m.TopicPartition(topic_id, 0),)
 
@@ -294,7 +300,7 @@ async def test_flowshares_own_fields_reach_flowshares_server_and_a_broker_reads_
     async with served(address) as connection:
         topic, topic_id = await new_topic(connection)
         group = f"wire-{uuid.uuid4().hex[:12]}"
-        await connection.send(m.ProduceRequest(topic=topic, partition=0, records=records(2)))
+        await stored(connection, topic, 2)
         member, _ = await joined(connection, group, topic)
 
         def fetch(session_epoch, **more):

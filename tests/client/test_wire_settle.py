@@ -40,7 +40,7 @@ async def member_of(e, clock):
 
 
 async def settled(member, fetched, acks, outputs):
-    """What became of a settle."""
+    """Settle, and return the result."""
     told = asyncio.get_running_loop().create_future()
     member.begin_settle(
         fetched.tp, acks, outputs, lambda results: told.set_result(*results), generation=fetched.generation

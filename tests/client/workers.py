@@ -92,7 +92,7 @@ class Worker:
         self.unanswered = {}
         self.before = {}
         self.refuse_heartbeat = None
-        """What the next heartbeat is refused with."""
+        """Error code that refuses the next heartbeat; None: the heartbeat is accepted."""
 
     def seen(self, kind):
         return [request for request in self.requests if type(request) is kind]

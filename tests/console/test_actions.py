@@ -45,7 +45,7 @@ GIVEN = [
 
 
 def parsed(words: list[str]) -> dict[str, object]:
-    """What click makes of words of the command line. Raises: click's errors."""
+    """Return click's parameters for the words of a command line. Raises: click's errors."""
     from flowshare.cli import cli
 
     command: click.Command = cli

@@ -46,7 +46,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", 
 
 
 async def raw(made, text: bytes, *, whole: bool = True) -> bytes:
-    """What is answered to these bytes."""
+    """Send these bytes, and return the answer."""
     host, _, port = made.server.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -542,6 +542,40 @@ async def test_who_holds_all_connections_of_an_address_with_logins_that_never_co
                 one.cancel()
             await asyncio.gather(*held[1:], return_exceptions=True)
             await who.page("/groups")
+
+
+async def test_a_viewer_with_all_connections_of_an_address_shuts_no_operator_out(tmp_path):
+    file = logins_at(tmp_path / "logins", ann=Role.OPERATOR, bob=Role.VIEWER)
+    async with console(tmp_path / "c", ConsoleSettings(logins=file)) as made, browser(made, "bob") as bob:
+        made.server._limiter.bounds = type(BOUNDS)(
+            by_address=5, by_owner=4, one_request=False, request_bytes=0, strangers_go=True
+        )
+        host, _, port = made.server.address.rpartition(":")
+        asked = request(made, "/login", f"Cookie: {cookie_of(bob)}").replace(b": close", b": keep-alive")
+        lines = []
+        for _ in range(8):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            lines.append((reader, writer))
+            writer.write(asked)
+            assert await reader.readline() == b"HTTP/1.1 303 See Other\r\n"
+        async with browser(made, "ann") as ann:
+            await ann.page("/groups")
+            assert made.server._limiter.open <= 5
+        for _, writer in lines:
+            writer.close()
+
+
+async def test_a_form_that_is_begun_and_closed_says_nothing_in_the_log(tmp_path, caplog):
+    async with console(tmp_path / "c") as made:
+        host, _, port = made.server.address.rpartition(":")
+        kind = "Content-Type: application/x-www-form-urlencoded"
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request(made, "/login", kind, "Content-Length: 99", method="POST") + b"token=")
+        await until(lambda: any(one.busy for one in made.server._limiter._open), "it is being read")
+        writer.close()
+        await until(lambda: made.server._limiter.open == 0, "it is gone")
+
+    assert [one.message for one in caplog.records if one.levelname in ("WARNING", "ERROR")] == []
 
 
 async def test_a_head_that_never_ends_and_a_body_that_never_comes_are_dropped(tmp_path, monkeypatch):

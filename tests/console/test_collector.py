@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,7 +60,7 @@ G = {"g": GroupLine(name="g", kind="share", state="Stable", topics=(ROW,))}
 
 
 def looked(*answers, seconds=60.0):
-    """What a collector does on virtual time: it, its source and its store."""
+    """Run a collector on virtual time, and return the collector, its source and its store."""
 
     async def scenario(clock):
         source, store = Asked(clock, *answers), Kept()
@@ -304,6 +305,40 @@ async def test_members_and_settings_of_very_many_groups_take_a_bounded_part_of_a
 
         assert seen[0] == 9
         assert seen[-1] == 30
+
+
+class Letters:
+    """Stands for a session: topics of dead letters that grow, and offsets that take a while to be told."""
+
+    def __init__(self, topics):
+        self.now_s, self.grown, self.admin = 0.0, 1, self
+        self.topics = [SimpleNamespace(name=f"g{number:03}.dlq", partitions=1) for number in range(topics)]
+
+    async def list_topics(self):
+        return self.topics
+
+    def monotonic(self):
+        return self.now_s
+
+    async def offsets(self, _topic, _number):
+        self.now_s += 0.02
+        return SimpleNamespace(high_watermark=self.grown, log_start=0)
+
+
+@pytest.mark.asyncio
+async def test_letters_of_very_many_topics_are_counted_in_turn_and_again_and_again():
+    session = Letters(topics=300)
+    collector = Collector(Source("memory://"), Kept(), session)
+    counts = {}
+    for session.grown in (1, 7):
+        for _ in range(20):
+            counts = await collector._count_letters(session, session.now_s)
+            session.now_s += 5.0
+        assert counts == {topic.name: session.grown for topic in session.topics}
+
+    del session.topics[1:]
+    session.now_s += 60.0
+    assert await collector._count_letters(session, session.now_s) == {"g000.dlq": 7}
 
 
 # --- the session -----------------------------------------------------------------------------------------------------

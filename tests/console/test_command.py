@@ -80,7 +80,7 @@ class Started:
 
 
 class Served:
-    """What a browser of `world` asks about."""
+    """Stand-in for a served console, with the attributes that a browser of `world` reads."""
 
     def __init__(self, url: str) -> None:
         self.server = self

@@ -1,4 +1,4 @@
-"""What the page of a share-partition makes of what it is told."""
+"""Tests of the page of a share-partition."""
 
 from __future__ import annotations
 

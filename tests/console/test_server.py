@@ -389,6 +389,21 @@ async def test_letters_are_grouped_by_exception_and_reason_and_found_by_either(t
         assert await shown("reason=none") == 0
 
 
+async def test_letters_that_were_replayed_are_shown_as_that(tmp_path):
+    async with console(tmp_path / "c") as made, browser(made) as who:
+        await made.topic("g.dlq", values=0)
+        await made.topic("orders", values=0)
+        await made.send("g.dlq", *(letter(topic="orders", reason=f"no {number}") for number in range(2)))
+        assert "replayed 1" in await who.do(
+            "replay", topic="g.dlq", at="0@1", reason="", exception="", limit="", rate=""
+        )
+
+        assert "g.dlq 2 1" in await who.said("/letters")
+        assert re.search("0@1 .* yes no 1 0@0 .* no no 0", await who.said("/letters?topic=g.dlq"))
+        assert "replayed yes" in await who.said("/letters?topic=g.dlq&at=0@1")
+        assert "replayed no" in await who.said("/letters?topic=g.dlq&at=0@0")
+
+
 async def test_what_lies_beyond_the_window_is_not_shown_as_available(tmp_path):
     async with console(tmp_path / "c") as made, browser(made) as who:
         await made.topic(values=20)

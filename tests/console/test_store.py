@@ -35,7 +35,7 @@ DEED = Deed(at_ms=1, who="ann", role="operator", peer="127.0.0.1", action="pause
 
 @pytest.fixture(autouse=True)
 def nothing_seen():
-    """What was written last is remembered by kind, for the life of a process."""
+    """Forget the values that were written last: they are kept by kind, for the life of a process."""
     GROUPS._last.clear()
     AGENTS._last.clear()
 

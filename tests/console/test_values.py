@@ -116,6 +116,62 @@ def test_keys_and_headers_are_shown_without_what_is_masked(raw, name, shown):
     assert Values(MASKS).aside(raw, name) == shown
 
 
+def test_no_key_or_header_shows_what_is_masked_because_it_cannot_be_read_as_json():
+    inner = '{"a": 1, "ssn": "SECRET"}'
+    for raw in (
+        json.dumps({"more": "x" * values.PARSED_MAX, "ssn": "SECRET"}),
+        "[" * 5_000 + inner + "]" * 5_000,
+        '{"n": ' + "9" * 5_000 + ', "ssn": "SECRET"}',
+        inner[:-1],
+        "\ufeff " + inner[:-1],
+        json.dumps(inner),
+        "1 " + inner,
+    ):
+        for encoded in (raw.encode(), raw.encode("utf-16"), raw.encode("utf-32")):
+            assert "SECRET" not in Values(MASKS).aside(encoded)
+            assert "SECRET" not in Values(MASKS).text(encoded, "json")
+
+
+@pytest.mark.parametrize("before", [b"\0\0\0\0\x01", b"\0\0", b"\0", b"a\0", b"\0a\0b", b"\0\0\0a", b"a\0\0\0"])
+@pytest.mark.parametrize("schemas", [False, True], ids=["no registry", "registry"])
+def test_no_nul_in_front_of_a_key_or_header_shows_what_is_masked(before, schemas, shop):
+    shown = shop.masked if schemas else Values(MASKS)
+
+    assert "SECRET" not in shown.aside(before + b'{"ssn": "SECRET"}')
+    assert "SECRET" not in shown.aside(before + b'{"ssn": "SECRET", "more": "' + b"x" * values.PARSED_MAX)
+    assert "SECRET" not in shown.aside(before + b"x" + '{"ssn": "SECRET"}'.encode("utf-16-le")).replace("\0", "")
+
+
+@pytest.mark.asyncio
+async def test_a_key_of_a_known_schema_that_is_no_record_is_shown_with_masks(shop):
+    raw = shop.avro(17, schema="long", subject="record")
+    await shop.masked.learn([raw], "schema")
+
+    assert shop.masked.aside(raw) == "17"
+
+
+@pytest.mark.parametrize("schemas", [False, True], ids=["no registry", "registry"])
+def test_with_masks_a_key_or_header_whose_schema_is_not_known_is_not_shown(schemas, shop):
+    shown = shop.masked if schemas else Values(MASKS)
+
+    assert shown.aside(shop.avro()) == MASKED
+    assert shown.aside(shop.avro() + b"x" * values.PARSED_MAX) == MASKED
+
+
+def test_keys_that_are_plain_are_shown_with_masks_too():
+    for raw in (b"order-1", b"12", b"a[1]", "größe".encode(), b"\xff\x00", b""):
+        assert Values(MASKS).aside(raw) == Values().aside(raw)
+
+
+def test_of_many_parts_no_more_are_gone_through_than_are_shown(monkeypatch):
+    value = [[number] for number in range(100_000)]
+    found = masked(value, frozenset(), room=[SHOWN_MAX])
+    assert len(found) < SHOWN_MAX
+    assert found[:10] == value[:10]
+    raw = json.dumps(value[:20_000]).encode()
+    assert Values().text(raw, "json").endswith(f"… {len(raw)} bytes")
+
+
 # --- by schema -------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""What workers say of themselves: one that is silent, slow or says something else holds up nobody."""
+"""Tests of workers' reports: a worker that is silent, slow or sends something else delays nobody."""
 
 from __future__ import annotations
 
@@ -148,6 +148,33 @@ async def test_one_that_answers_in_pieces_holds_up_nobody_and_is_asked_again_whe
     assert [list(told.rows) for told in (first, second)] == [[good.address], [good.address]]
     assert third.silent == {}
     assert slow.asked == ["/workers", "/workers", "/inflight"]
+
+
+async def test_one_that_let_a_question_lie_is_waited_for_a_moment_only_until_it_answers_in_time(monkeypatch):
+    monkeypatch.setattr(workers_module, "KEPT_S", 0.0)
+    monkeypatch.setattr(workers_module, "ASK_S", 0.1)
+    monkeypatch.setattr(workers_module, "AGAIN_S", 0.0)
+    ends = asyncio.Event()
+
+    async def never(_writer):
+        await ends.wait()
+
+    async with pages() as mute, pages(scale=body([])) as good, asked(mute.address, good.address) as workers:
+        mute.trickle = never
+        first = await workers.ready()
+        second = await workers.ready()
+        await until(lambda: not workers._late, "the second question was given up")
+        assert workers._slow == {mute.address}
+        mute.trickle, mute.answers = None, {"/ready": (200, b'{"ok": true, "reasons": []}')}
+        ends.set()
+        monkeypatch.setattr(workers_module, "ASK_S", 30.0)
+        await workers.ready()
+        await until(lambda: not workers._slow, "it has answered in time")
+        third = await workers.ready()
+
+    assert "has not come in time" in first.silent[mute.address] or "timed out" in first.silent[mute.address]
+    assert second.silent[mute.address] == "it has not answered within 0 s"
+    assert mute.address in third.rows
 
 
 async def test_those_who_said_nothing_last_time_are_asked_last(monkeypatch):

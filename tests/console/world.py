@@ -35,7 +35,7 @@ SALT = bytes(16)
 HASHED = functools.cache(lambda: _hash(PASSWORD, SALT))
 """Of `PASSWORD`: takes a while, and is the same each time."""
 LIMIT_S = 60.0
-"""What a test asks may take, beside whatever else runs on the machine; pages keep their own limits."""
+"""Seconds that a test's request may take, beside other load on the machine; pages keep their own limits."""
 _TOKEN = re.compile(r'name="page_token" value="([^"]+)"')
 
 
@@ -66,7 +66,7 @@ class Browser:
         return text
 
     async def said(self, path: str, status: int = 200) -> str:
-        """What a person reads on its main part."""
+        """Return the text that a person reads in the main part of a page."""
         return words(await self.page(path, status))
 
     async def post(self, path: str, form: Mapping[str, str], **more: Any) -> tuple[int, str]:
@@ -167,7 +167,7 @@ class Console:
         return await self.source.ask(opened, limit_s=LIMIT_S)
 
     async def ask(self, question: Any) -> Any:
-        """What the log answers: `lambda admin: …`."""
+        """Return the log's answer to a question, `lambda admin: …`."""
         return await self.source.ask(lambda session: question(session.admin), limit_s=LIMIT_S)
 
     async def topic(self, name: str = "orders", values: int | list[bytes | None] = 6, **more: Any) -> None:

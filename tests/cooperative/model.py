@@ -1,4 +1,4 @@
-"""What the committed set of a partition is, as plainly as it can be said: a set of numbers."""
+"""Model of the committed set of a partition, as plain as possible: a set of numbers."""
 
 from __future__ import annotations
 

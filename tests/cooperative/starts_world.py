@@ -46,7 +46,7 @@ class Member:
     counts: dict[int, int] = field(default_factory=dict)
     told: dict[int, int] = field(default_factory=dict)
     doubt: dict[int, int] = field(default_factory=dict)
-    """What it told and does not know to be durable."""
+    """Counts that the member told, and that may not be durable."""
     in_flight: set[int] = field(default_factory=set)
 
 
@@ -234,7 +234,7 @@ class StartsWorld:
             self.lets_go(member, offsets, known=answer is not None)
 
     def drop_committed(self, member: Member) -> None:
-        """What a commit did whose answer was lost."""
+        """Drop committed records from the member, after a commit whose answer was lost."""
         gone = [at for at in member.has if self.committed(at)]
         self.lets_go(member, gone, known=True)
         member.in_flight.difference_update(gone)
@@ -272,7 +272,7 @@ class StartsWorld:
             self.seen["lapsed late"] += 1
 
     def renews(self, member: Member) -> bool:
-        """Whether its lease goes on."""
+        """Renew the member's lease; True if the lease goes on."""
         if not self.free:
             return self.hold(member)
         epochs = {epoch for epoch, _ in member.has.values()}

@@ -78,7 +78,7 @@ def eighths(first: int, end: int) -> str:
 
 
 def logged(mutations: Sequence[Mutation]) -> str:
-    """What is written, as a word."""
+    """Return the writes as words."""
     words = []
     for mutation in mutations:
         match mutation:
@@ -151,7 +151,7 @@ class CooperativeSubject:
         self.partition = CooperativePartition(loaded.state)
 
     def fields(self, **more: object) -> dict[str, str]:
-        """What every outcome tells."""
+        """Return the fields that every outcome has."""
         offsets = self.partition.offsets
         count = offsets.count
         known = {

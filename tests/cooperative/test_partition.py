@@ -45,7 +45,7 @@ def entry(*ranges, epoch=1, keys=ALL):
 
 
 def stored(partition):
-    """What it is made of, through bytes."""
+    """Encode and decode the partition's state, and return a partition made of that."""
     loaded = load((pair for pair in map(encode, partition.snapshot()) if pair[1] is not None), now_ms=0)
     assert loaded is not None
     assert loaded.repair == ()

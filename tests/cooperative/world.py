@@ -54,7 +54,7 @@ class Member:
     """When it asks again, though there was no answer."""
 
     def may_start(self, slot: int, now_ms: int) -> bool:
-        """Whether it would start a handler there."""
+        """True if the member would start a handler in this slot."""
         return slot in self.view and now_ms < self.until_ms and not self.paused
 
 
@@ -254,7 +254,7 @@ class World:
         self.decided(decision, now, reply, deadlines)
 
     def answered(self, member: Member, sequence: int, held: dict[int, int], sent_ms: int) -> None:
-        """What a member makes of an answer: only of that to what it asked last; what it never wanted it leaves."""
+        """Apply an answer at the member: only the answer to its last request counts. A paused member does later."""
         if sequence != member.sequence or member.name not in self.members:
             return
         if member.paused:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 
 import pytest
 
+from flowshare.dev import flights
 from flowshare.dev.flights import FlightsOutcome, table
 from flowshare.dev.flights_data import ROWS, Figures, classify_row, expected
 
@@ -56,3 +58,19 @@ def test_a_figure_that_differs_is_named_and_fails_the_demo(flaw: dict[str, objec
 
     assert not good
     assert any("DIFFERS" in line for line in lines)
+
+
+def test_the_plot_is_moved_into_a_fresh_folder_and_through_no_link_of_others(tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (shared / f"flowshare-demo-{flights.PICTURE}").symlink_to(victim)
+    (tmp_path / flights.PICTURE).write_text("plot")
+
+    picture = flights.kept_picture(tmp_path, keep=False)
+
+    assert victim.read_text() == "mine"
+    assert picture.read_text() == "plot"
+    assert picture.parent.stat().st_mode & 0o777 == 0o700

@@ -282,7 +282,8 @@ def diagram() -> str:
 
 
 def calls(text: str) -> list[tuple[str, bool]]:
-    """What calls flowshare in `sh` blocks and indented ones, and (False) what only names a command in a sentence."""
+    """Return the calls of flowshare in `sh` blocks and indented ones (True), and commands that a sentence only names
+    (False)."""
     whole = [line for block in blocks(text, "sh") for line in block.replace("\\\n", " ").splitlines()]
     outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     indented = "\n".join(re.findall(r"^ {4}(\S.*)$", outside, re.MULTILINE)).replace("\\\n", " ")

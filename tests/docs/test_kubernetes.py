@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -173,6 +174,21 @@ def test_the_image_is_built_in_a_stage_of_its_own_and_runs_as_nobody_in_particul
     [user] = [rest for word, rest in last if word == "USER"]
     assert user == "10001:10001", "a number: Kubernetes' runAsNonRoot reads no names"
     assert dict(last)["ENTRYPOINT"] == '["flowshare"]'
+
+
+def test_whatever_is_installed_into_the_image_is_held_against_its_hash_and_is_what_the_tests_have():
+    def locked(file: str) -> set[str]:
+        return set(re.split(r"^(?=\w)", (ROOT / "requirements" / file).read_text(), flags=re.MULTILINE)) - {""}
+
+    installs = [rest for word, rest in steps(ROOT / "Dockerfile") if word == "RUN" and " install " in rest]
+    image = locked("image.txt")
+    needed = [re.match(r"[\w-]+", one) for one in requires("flowshare") or () if "extra ==" not in one]
+
+    assert all(("--require-hashes" in one or "--no-build-isolation ." in one) for one in installs if "pip" in one)
+    assert all("--no-deps" in one for one in installs if "pip" in one)
+    assert image <= locked("lock.txt")
+    assert all("--hash=sha256:" in one for one in image)
+    assert {name[0] for name in needed if name} <= {one.partition("==")[0] for one in image}
 
 
 def test_the_apps_image_stands_on_flowshares_and_is_the_one_that_is_deployed():

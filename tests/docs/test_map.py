@@ -28,7 +28,7 @@ NO_MODULES = {
     "share": {"now_ms"},
     "testing": {"flowshare"},
 }
-"""What packages name that is no module: functions, words of options."""
+"""Names that packages' entries contain and that are no modules: functions, words of options."""
 
 
 def lies_in(name: str, folders: list[Path]) -> bool:

@@ -337,7 +337,7 @@ class FakeConnection:
         self._broken.add_done_callback(lambda _: listener("the connection ended"))
 
     async def or_broken(self, waiting):
-        """What is waited for, unless the connection breaks first."""
+        """Return the result, or raise ConnectionError if the connection breaks first."""
         task = asyncio.ensure_future(waiting)
         try:
             await asyncio.wait([task, self._broken], return_when=asyncio.FIRST_COMPLETED)

@@ -49,7 +49,7 @@ STEPS = (
     m.TxnOffsetCommitRequest,
     m.EndTxnRequest,
 )
-"""What settles something, or takes over from who did."""
+"""Requests that settle records or outputs, or that take over from an earlier writer."""
 
 
 def records(*values, key=None):
@@ -61,7 +61,7 @@ def records(*values, key=None):
 
 
 async def committed_in(kafka, topic, partition=0):
-    """What a reader of committed records gets."""
+    """Return the values that a reader of committed records gets."""
     read = await kafka.storage.read(topic, partition, 0, max_bytes=1 << 20, committed=True)
     gone = {batch.first for batch in read.aborted}
     found = [
@@ -309,7 +309,7 @@ class World:
         return None
 
     def stands_still(self, request):
-        """Whether a request gets no answer."""
+        """True if a request gets no answer."""
         if isinstance(request, m.ProduceRequest):
             return (request.topic, request.partition) in self.still
         return getattr(request, "transactional_id", None) in self.still
@@ -328,11 +328,11 @@ class World:
         return leader
 
     def visible(self, topic=OUTPUT, partition=0):
-        """What a reader of committed records gets."""
+        """Return the values that a reader of committed records gets."""
         return committed_in(self.kafka, topic, partition)
 
     def held_up(self, topic=OUTPUT, partition=0):
-        """Whether an open transaction keeps readers of committed records from the log's end."""
+        """True if an open transaction keeps readers of committed records from the log's end."""
         offsets = self.kafka.storage.offsets(topic, partition)
         return offsets.last_stable < offsets.high_watermark
 

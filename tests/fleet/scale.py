@@ -25,7 +25,7 @@ from flowshare.fleet.slot_manager import CLAIMED, HAND_OVER, SlotManager
 from flowshare.groups.types import ClassicConfig
 from flowshare.protocol import messages as m
 from flowshare.server.runtime.failures import Refused, failure
-from flowshare.server.share.returns import fleet_interval_ms
+from flowshare.server.share.returning_members import own_interval_ms
 from flowshare.share.config import GroupConfig
 from flowshare.share.group import ShareGroup, TopicInfo
 from flowshare.slots.membership import SlotGroupMember
@@ -39,9 +39,9 @@ REPLAY_S = 0.05
 """How long reading a slot's log takes here."""
 CALL_S = 0.001
 HEAD_BYTES = 100
-"""What a request and its answer have beside what is counted."""
+"""Bytes of a request and its answer beside the parts that are counted."""
 MEMBER_BYTES = 150
-"""What a described or joined member has beside metadata and assignment."""
+"""Bytes of a described or joined member beside metadata and assignment."""
 
 
 class CountingKafka(FakeKafka):
@@ -84,7 +84,7 @@ class OneReading:
 
 
 class SlotLog:
-    """What all workers can read of one slot."""
+    """The part of one slot's log that all workers can read."""
 
     def __init__(self):
         self.epoch = 0
@@ -318,7 +318,7 @@ class GroupRun:
             for number in range(topics)
         }
         self.group = ShareGroup("g", config=GroupConfig(group_max_size=10_000))
-        self.interval_ms = fleet_interval_ms(members, 5_000)
+        self.interval_ms = own_interval_ms(members, 5_000)
         self.now_ms = 0
         self.epochs = {}
         self.beats = self.writes = self.answered = self.moves = 0

@@ -17,7 +17,7 @@ WRITERS = 8
 
 
 class Address:
-    """What `real_fleet` needs of a broker."""
+    """Stand-in for a broker, with the one attribute that `real_fleet` needs."""
 
     def __init__(self, bootstrap):
         self.bootstrap = bootstrap

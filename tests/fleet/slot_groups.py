@@ -76,7 +76,8 @@ async def agreed(clock, *members, limit_s=30.0):
 
 
 def same_map(members):
-    """Whether all have the map of one generation, of just them, and have all slots together."""
+    """True if all members have the map of one generation, the map names just these members, and together they have all
+    slots."""
     maps = [member.map for member in members]
     if None in maps or len({one.generation for one in maps}) > 1:
         return False

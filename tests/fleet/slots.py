@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from contextlib import asynccontextmanager
 
 from flowshare.client.net.cluster import Cluster
@@ -10,6 +11,7 @@ from flowshare.fleet.state.reading import SlotSettings, SlotTails
 from flowshare.fleet.state.slot import Slot, SlotOwner
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
+from flowshare.slots.records import RecordKind
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
 from tests.fleet.kafka import FakeKafka
@@ -120,6 +122,12 @@ def on_virtual_time(scenario, **options):
             await scenario(world)
 
     run(whole(LoopTimeClock()))
+
+
+def sealed_as(version):
+    """Key and value of a record of another format: nothing is known of it but where its checksum is."""
+    key, rest = bytes((RecordKind.CLAIM, version)), b"whatever a later release writes"
+    return key, zlib.crc32(rest, zlib.crc32(key)).to_bytes(4, "big") + rest
 
 
 def content(slot):

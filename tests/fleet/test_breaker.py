@@ -45,7 +45,7 @@ class Broken:
         await self.fetch(1)  # what left before
 
     async def fetch(self, seconds):
-        """What comes in a time, while the member goes on to say that it is there."""
+        """Fetch for so many seconds, and return the number of records; the member goes on to say that it is there."""
         until_s, got = self.clock.monotonic() + seconds, 0
         while self.clock.monotonic() < until_s:
             found = ranges(await self.member.fetch(records_max=1, max_wait_s=0.2))

@@ -53,7 +53,7 @@ def again(connection):
 
 
 async def told(fleet, *, group: str = "g"):
-    """What tools are told of the only partition."""
+    """Return the only partition's state, as tools are told it; None: there is none."""
     (looks,) = await members(fleet, "look")
     answer = await looks.send(m.CooperativeOffsetsRequest(group_id=group, ranges_from=0))
     await looks.connection.close()

@@ -9,6 +9,7 @@ import asyncio
 import pytest
 
 from flowshare.cooperative.pending import WAITING_MAX
+from flowshare.fleet.state.topic import state_topic
 from flowshare.log.base import StorageError
 from flowshare.protocol import messages as m
 from flowshare.protocol.errors import ErrorCode
@@ -104,6 +105,19 @@ def test_43_a_refused_output_leaves_neither():
         assert answer.error is ErrorCode.INVALID_REQUEST
         assert [(one.place, one.error) for one in answer.outputs] == [(1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
         assert (await visible(fleet), await state(fleet)) == ([], (0, []))
+        assert (await a.settle((0, 3), output=out(fleet, "y"))).error is NONE
+        await closed(a)
+
+    scenario(play)
+
+
+def test_no_output_is_written_into_the_state_of_the_fleet_itself():
+    async def play(fleet):
+        (a,) = await begin(fleet, "a")
+        name = state_topic(fleet.name)
+        own = SettleOutput(name, fleet.kafka.storage.topics()[name].topic_id, 0, batch(b"x"))
+        answer = await a.settles([a.entry((0, 3))], own)
+        assert [(one.place, one.error) for one in answer.outputs] == [(0, ErrorCode.INVALID_TOPIC_EXCEPTION)]
         assert (await a.settle((0, 3), output=out(fleet, "y"))).error is NONE
         await closed(a)
 

@@ -17,6 +17,7 @@ from flowshare.protocol.batches import BatchBuilder
 from flowshare.slots.records import VERSION
 from flowshare.testing.clock import LoopTimeClock
 from flowshare.testing.virtual import run
+from tests.fleet.slots import sealed_as
 from tests.fleet.world import Fleet
 
 APP = """
@@ -31,7 +32,7 @@ async def handle(order: str):
 def newer() -> bytes:
     """A batch with a record of a later format."""
     builder = BatchBuilder()
-    assert builder.add(bytes((1, VERSION + 1)), b"whatever a later release writes", [], timestamp_ms=1_000)
+    assert builder.add(*sealed_as(VERSION + 1), [], timestamp_ms=1_000)
     return builder.build()
 
 

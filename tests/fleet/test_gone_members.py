@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flowshare.fleet.slot_group import SlotGroupSettings
-from flowshare.server.share.returns import OFTEN_MS, SOON_MS
+from flowshare.server.share.returning_members import OFTEN_MS, SOON_MS
 from tests.fleet.test_lost_records import until, virtually
 from tests.fleet.test_worker import accept, take
 from tests.fleet.world import Fleet

@@ -37,7 +37,7 @@ async def kept(note):
 
 
 class Kafka:
-    """What the test asks of two brokers, one of which is to be killed."""
+    """The test's access to two brokers, one of which is to be killed."""
 
     def __init__(self, brokers, cluster):
         self.brokers = brokers

@@ -79,7 +79,7 @@ async def parking(fleet: Fleet, keys: str, *topics: str):
 
 
 async def fetched(member):
-    """What the member gets next."""
+    """Return the member's next fetched records."""
     async with asyncio.timeout(60):
         while True:
             member.ask(HEADS)
@@ -99,7 +99,8 @@ async def acknowledged(member, held, batch: AckBatch, clock) -> None:
 
 
 async def settle_next(member, *, fails: set[int] = frozenset()) -> dict[int, bool]:
-    """What the next fetch brings, each with whether it follows a parked key: those and `fails` become dead letters."""
+    """Settle the records of the next fetch; return offset -> True if the record follows a parked key. Those records and
+    `fails` become dead letters."""
     member.ask(HEADS)
     brought: dict[int, bool] = {}
     for one in await member.fetched():

@@ -401,6 +401,76 @@ def test_outputs_that_are_too_large_are_refused_and_their_neighbours_are_written
     on_outputs(scenario)
 
 
+def test_all_outputs_that_are_too_large_are_found_with_one_transaction():
+    async def scenario(world):
+        leader = await world.leader("a", take=5)
+        await world.kafka.storage.create_topic("small", configs={"max.message.bytes": "200"})
+        values = [bytes(1000), b"1", bytes(1000), b"3", bytes(1000)]
+        settles = [leader.settle(offset, value, topic="small") for offset, value in enumerate(values)]
+
+        found = await asyncio.gather(*settles, return_exceptions=True)
+
+        assert [type(one.places[0]) for one in found if isinstance(one, OutputRefused)] == [RecordsTooLarge] * 3
+        assert [found[1], found[3]] == [None, None]
+        assert sorted(await world.visible("small")) == [b"1", b"3"]
+        assert leader.storage.counts()["output_transactions_aborted"] == 1
+
+    on_outputs(scenario)
+
+
+def test_all_outputs_that_are_too_large_are_found_with_one_transaction_wherever_they_go():
+    async def scenario(world):
+        leader = await world.leader("a", take=6)
+        names = [f"small-{number}" for number in range(5)]
+        for name in names:
+            await world.kafka.storage.create_topic(name, configs={"max.message.bytes": "200"})
+        large = [leader.settle(offset, bytes(1000), topic=name) for offset, name in enumerate(names)]
+        good = leader.settle(5, b"good")
+
+        found = await asyncio.gather(*large, good, return_exceptions=True)
+
+        assert [type(one.places[0]) for one in found[:5]] == [RecordsTooLarge] * 5
+        assert found[5] is None
+        assert leader.storage.counts()["output_transactions_aborted"] == 1
+
+    on_outputs(scenario)
+
+
+def test_all_outputs_to_where_the_workers_may_not_write_are_found_with_one_transaction():
+    async def scenario(world):
+        leader = await world.leader("a", take=4)
+        await world.kafka.storage.create_topic("other")
+        world.forbidden.add((m.ProduceRequest, OUTPUT))
+        closed = [leader.settle(offset, b"x") for offset in range(3)]
+        good = leader.settle(3, b"good", topic="other")
+
+        found = await asyncio.gather(*closed, good, return_exceptions=True)
+
+        world.forbidden.clear()
+        assert [type(one.places[0]) for one in found[:3]] == [NotAllowed] * 3
+        assert found[3] is None
+        assert leader.storage.counts()["output_transactions_aborted"] == 1
+
+    on_outputs(scenario)
+
+
+def test_a_partition_that_gives_no_answer_hides_nothing_of_what_others_refuse():
+    async def scenario(world):
+        leader = await world.leader("a", take=2)
+        await world.kafka.storage.create_topic("small", configs={"max.message.bytes": "200"})
+        await world.kafka.storage.create_topic("silent")
+        world.still.add(("silent", 0))
+        large = leader.settle(0, bytes(1000), topic="small")
+        silent = leader.settle(1, b"x", topic="silent")
+
+        found = await asyncio.gather(large, silent, return_exceptions=True)
+
+        assert [type(one.places[0]) for one in found] == [RecordsTooLarge, StorageError]
+        assert leader.storage.counts()["output_transactions_aborted"] == 1
+
+    on_outputs(scenario)
+
+
 @pytest.mark.parametrize("kind", [m.AddPartitionsToTxnRequest, m.ProduceRequest])
 def test_outputs_to_where_the_workers_may_not_write_are_refused(kind):
     async def scenario(world):

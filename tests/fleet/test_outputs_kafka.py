@@ -71,7 +71,7 @@ class Worker:
 
 
 async def committed(broker, topic):
-    """What a foreign reader of committed records gets, up to the log's end."""
+    """Return the values that a foreign reader of committed records gets, up to the log's end."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=broker.bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
     )

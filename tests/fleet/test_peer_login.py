@@ -85,7 +85,7 @@ class Wire:
         return self.change(await self.answer(body))
 
     async def answer(self, body):
-        """What the worker says to a request, which it echoes. Raises: ServerError."""
+        """Return the worker's answer to a request, which echoes the request. Raises: ServerError."""
         call = SimpleNamespace(request=body, peer=self.peer)
         try:
             if body["call"] == GREET:

@@ -1,4 +1,5 @@
-"""What a fleet needs of Kafka's brokers: told as commands, complete, and what is missing is found out."""
+"""Tests of the rights that a fleet needs at Kafka's brokers: listed as commands, complete, and missing rights are
+found."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def ports() -> Iterator[tuple[int, int]]:
 
 
 def grant(admin: AdminClient, command: str) -> None:
-    """What Kafka's own tool does with the command."""
+    """Create the ACLs that Kafka's own tool would create for the command."""
     words = shlex.split(command)[1:]
     prefixed = "prefixed" in words
     kind, name = next((KINDS[word], words[at + 1]) for at, word in enumerate(words) if word in KINDS)

@@ -22,7 +22,7 @@ def virtually(scenario):
 
 
 def balanced(owners, nodes):
-    """Whether nobody leads two slots more than another."""
+    """True if no worker leads two slots more than another."""
     counts = Counter(dict.fromkeys(nodes, 0))
     counts.update(owners.values())
     return max(counts.values()) - min(counts.values()) <= 1

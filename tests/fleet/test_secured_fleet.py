@@ -41,7 +41,7 @@ ACLS = "allow User:alice read topic {topic}\nallow User:alice read group {group}
 
 
 class Guarded:
-    """What the workers of a fleet are started with."""
+    """Files and options with which the workers of a fleet are started."""
 
     def __init__(self, kafka, folder: Path, unique) -> None:
         self.clock = LoopClock()
@@ -76,7 +76,8 @@ class Guarded:
             await backend.close()
 
     async def fetch(self, address: str, user: str, password: str) -> int:
-        """What flowshare's own client gets as that user in its first fetch that has records."""
+        """Return the number of records that flowshare's own client gets, as that user, in its first fetch that has
+        records."""
         cluster = Cluster([address], clock=self.clock, security=self.security(user, password))
         await cluster.start()
 
@@ -203,7 +204,8 @@ async def test_an_agent_works_beside_librdkafka_which_gets_what_the_acl_file_gra
 
 
 def take(guarded, address, user, password):
-    """What librdkafka's share consumer gets in its first batch; fails after a while. Raises: KafkaException."""
+    """Return the number of records in the first batch of librdkafka's share consumer; fails after a while. Raises:
+    KafkaException."""
     consumer = ShareConsumer(
         {
             "bootstrap.servers": address,

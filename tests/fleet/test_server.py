@@ -1,4 +1,4 @@
-"""What a worker answers besides share groups."""
+"""Tests of a worker's answers beside share groups."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ async def described(machine, resource=""):
 
 
 def sizes(fleet):
-    """What each living worker acts by."""
+    """Return the setting that each living worker acts by."""
     return [machine.worker.settings.acting.server.group_max_size for machine in fleet.living]
 
 
@@ -73,7 +73,7 @@ def test_what_is_set_at_one_worker_acts_at_all_within_a_second(caplog):
                 assert told.keys() == FLEET_CONFIGS.keys()
 
     virtually(scenario)
-    said = [one.getMessage() for one in caplog.records]
+    said = [one.getMessage() for one in caplog.records if one.name == "flowshare.fleet.groups.settings"]
     assert said == ["the fleet has other settings from now on: group.share.max.size=500 max.connections=300"] * 3
 
 

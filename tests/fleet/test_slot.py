@@ -12,9 +12,9 @@ from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
 from flowshare.slots.pruning import PruneLimits
-from flowshare.slots.records import CHUNK_BYTES, WRITE_BYTES_MAX
+from flowshare.slots.records import CHUNK_BYTES, VERSION, WRITE_BYTES_MAX
 from flowshare.transactions.coordinator import TransactionConfig
-from tests.fleet.slots import TOPIC, content, on_virtual_time, quick
+from tests.fleet.slots import TOPIC, content, on_virtual_time, quick, sealed_as
 
 
 def test_what_is_written_is_confirmed_and_read_by_others():
@@ -311,12 +311,62 @@ def test_a_topic_that_is_not_there_is_an_error_at_once():
     on_virtual_time(scenario)
 
 
-def test_a_foreign_record_in_the_topic_stops_the_slot_and_says_where():
+FOREIGN = [(b"somebody's", b"record"), (None, b"{}"), (b"\5\1", b"x" * 40), (b"\1\x09", b"y" * 40)]
+"""Of no form, without key, of a form without the checksum, of a newer form without it."""
+
+
+def foreign():
+    """A batch of records that no flowshare wrote."""
+    builder = BatchBuilder()
+    for key, value in FOREIGN:
+        builder.add(key, value, timestamp_ms=0)
+    return builder.build()
+
+
+def test_foreign_records_in_the_topic_are_passed_over_and_told_of(caplog):
+    async def scenario(fleet):
+        slot = await fleet.process("a").slot()
+        await slot.write([(b"g/a", b"1")])
+        await fleet.kafka.storage.append(TOPIC, 0, foreign())
+        await fleet.clock.sleep(1)
+        await slot.write([(b"g/b", b"2")])
+        other = await fleet.process("b").slot(lead=False)
+        await fleet.kafka.storage.append(TOPIC, 0, foreign())
+        await slot.hand_over("b")
+        await other.lead(fleet.processes[1].owner)
+        await other.write([(b"g/c", b"3")])
+        third = await fleet.process("c").slot(lead=False)
+        await fleet.clock.sleep(1)
+
+        assert content(slot) == content(other) == content(third) == {b"g/a": b"1", b"g/b": b"2", b"g/c": b"3"}
+        assert [process.lost for process in fleet.processes] == [[], [], []]
+        assert f"4 records of {TOPIC}-0 are passed over" in caplog.text
+        assert "the first at offset 2 (it has not the form of a slot's record)" in caplog.text
+
+    on_virtual_time(scenario)
+
+
+def test_a_slot_whose_topic_begins_and_ends_with_foreign_records_can_be_claimed():
+    async def scenario(fleet):
+        await fleet.kafka.storage.append(TOPIC, 0, foreign())
+        slot = await fleet.process("a").slot()
+        await slot.write([(b"g/a", b"1")])
+        await fleet.kafka.storage.append(TOPIC, 0, foreign())
+        await slot.close()
+
+        again = await fleet.process("b").slot()
+
+        assert (again.state, content(again)) == (SlotState.LED, {b"g/a": b"1"})
+
+    on_virtual_time(scenario)
+
+
+def test_what_a_newer_flowshare_wrote_stops_the_slot_and_says_where():
     async def scenario(fleet):
         process = fleet.process()
         slot = await process.slot()
         builder = BatchBuilder()
-        builder.add(b"somebody's", b"record", timestamp_ms=0)
+        builder.add(*sealed_as(VERSION + 1), timestamp_ms=0)
         await fleet.kafka.storage.append(TOPIC, 0, builder.build())
         await fleet.clock.sleep(1)
 

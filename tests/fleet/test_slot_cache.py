@@ -1,4 +1,4 @@
-"""What a process keeps of its slots on its disk, and when that is not used."""
+"""Tests of the disk cache of a process's slots, and of the cases in which it is not used."""
 
 from __future__ import annotations
 

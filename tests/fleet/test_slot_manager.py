@@ -1,4 +1,4 @@
-"""What becomes of a slot that is lost, asked for or doubted while it is taken up: one thing after the other."""
+"""Tests of a slot that is lost, asked for or doubted while it is taken up: one step after the other."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class World:
         self.slot_manager.doubted(doubt)
 
     def taken_up_anew(self):
-        """Whether one thing came after the other: begun, laid down whole, begun again, served."""
+        """True if the slot is served; asserts the order of the steps: begun, laid down whole, begun again, served."""
         assert self.contents.steps == ["takes up", "lays down", "laid down", "takes up", "took up"]
         return self.slot_manager.served == {0}
 

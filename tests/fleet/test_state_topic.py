@@ -35,9 +35,10 @@ WRITER = f"{NAME}.0"
 
 
 class Brokers:
-    """What a cluster says of one topic.
+    """A cluster's answers about one topic.
 
-    errors: request class -> error of its answers; late: looks in vain; writers: transactional ids that it knows.
+    errors: request class -> error of its answers. late: number of look-ups that do not find the topic. writers:
+    transactional ids that the cluster knows.
     """
 
     def __init__(self, clock, *, replicas=1, partitions=0, errors=None, late=0, writers=(), **settings):

@@ -1,4 +1,4 @@
-"""What a share-partition knows survives its leader: delays, delivery counts, dead letters, the log's start."""
+"""Tests that a share-partition's state survives its leader: delays, delivery counts, dead letters, the log's start."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class Target:
 
 @functools.cache
 def passwords() -> Mapping[str, tuple[Credential, ...]]:
-    """What the server keeps of its users' passwords, by their names."""
+    """Return the server's hashes of its users' passwords, by user name."""
     return {
         name: tuple(hashed(mechanism, f"{name}'s", salt=b"salt", iterations=4_096) for mechanism in DIGESTS)
         for name in USERS

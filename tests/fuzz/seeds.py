@@ -410,7 +410,7 @@ def encoded(said: list[Said]) -> bytes:
 
 
 def outcome(answer: Any) -> frozenset[KafkaError] | None:
-    """What `Said.outcome` says of an answer."""
+    """Return the value of `Said.outcome` for an answer."""
     if answer is None:
         return None
     return NONE if isinstance(answer, bytes) else frozenset(codes(answer)) or NONE

@@ -28,11 +28,11 @@ from kio.schema.errors import ErrorCode as KafkaError
 from kio.serial.errors import OutOfBoundValue
 
 from flowshare.protocol import cooperative_settle
+from flowshare.protocol.client_software import OWN_SOFTWARE
 from flowshare.protocol.filter_codec import decode_fetched
 from flowshare.protocol.kafka import ApiKey, entity, read_response, request_start, write_request
 from flowshare.protocol.private import decode_answer
 from flowshare.protocol.settle_codec import decode_settled
-from flowshare.protocol.software import OWN_SOFTWARE
 from flowshare.server.edge.base import Endpoint
 from flowshare.testing.clock import settle
 from tests.fuzz.pipe import ADMIN, PATIENCE_S, Target
@@ -41,7 +41,7 @@ from tests.fuzz.speaker import OTHER_TOPIC, Client, Request, Speaker, codes
 from tests.fuzz.words import WORDS, create_topic, groups, metadata, positions, produce, share_heartbeat
 from tests.server.edge.kit import build
 
-API_VERSIONS_HIGHEST: Final = 4
+API_VERSIONS_HIGHEST: Final = 5
 STEPS_MAX: Final = 64
 LINES: Final = 4
 LOGGED_IN, ALICE = 4, 8
@@ -64,7 +64,7 @@ AGAIN: Final = frozenset(
 )
 """Requests after which accepted records may come again."""
 PROBE: Final = (metadata, create_topic, produce, positions, groups, share_heartbeat)
-"""What somebody else asks at the end."""
+"""Requests that another connection sends at the end."""
 PROBE_S: Final = 6.0
 
 
@@ -95,14 +95,14 @@ class Asked:
     step: int
     frame: bytes
     raw: bool
-    """Whether it is a bare token of a login."""
+    """True if the frame is a bare token of a login."""
     faulty: bool
     request: Request | None = None
     """None: a sample."""
 
     @property
     def answered(self) -> bool:
-        """Whether there has to be an answer."""
+        """True if there has to be an answer."""
         return self.request is None or self.request.answered
 
     @property
@@ -124,14 +124,15 @@ class Line:
         self.protocol, self.pipe = target.connect(principal=principal)
         self.asked: deque[Asked] = deque()
         self.left = False
-        """Whether the client closed it."""
+        """True if the client closed the connection."""
         self.faulty = False
-        """Whether it ever sent what it should not, or what is answered by the end of its connection if it fails."""
+        """True if the client ever sent a faulty request, or one whose failure may end the connection instead of an
+        answer."""
         self._read = 0
 
     @property
     def peer(self) -> Any:
-        """What the server knows of it."""
+        """The server's view of the connection."""
         return self.protocol._peer
 
     def ask(self, asked: Asked) -> None:
@@ -152,7 +153,7 @@ class Line:
         assert self.left or not known or self.faulty or not lost, f"closed in place of an answer to {lost}"
 
     def answers(self) -> list[tuple[Asked, Any]]:
-        """What was answered since the last look. Raises: AssertionError (not what may come)."""
+        """Return the answers since the last look. Raises: AssertionError (an answer that may not come)."""
         found: list[tuple[Asked, Any]] = []
         written = self.pipe.written
         while self._read < len(written):
@@ -210,7 +211,7 @@ def _answer(asked: Asked, frame: bytes) -> Any:
 
 
 class Played(NamedTuple):
-    """What came of one step."""
+    """Result of one step."""
 
     step: int
     answer: Any
@@ -223,7 +224,7 @@ class Accepted:
     def __init__(self) -> None:
         self._done: set[tuple[Any, ...]] = set()
         self.doubtful = False
-        """Whether somebody asked for records to come again."""
+        """True if a client asked for records to come again."""
 
     def see(self, answered: Sequence[tuple[Request, Any]]) -> None:
         """Well-formed requests were answered, at once as far as one knows.
@@ -446,7 +447,7 @@ def _any_step(rng: random.Random) -> Step:
 
 
 def shown(data: bytes) -> list[str]:
-    """What a sequence says, a line a step."""
+    """Return the steps of a sequence as text, a line a step."""
     return [
         f"{number:2} {WORDS[step.word].__name__ if step.word < len(WORDS) else f'sample {step.word}'} {step}"
         for number, step in enumerate(steps(data))

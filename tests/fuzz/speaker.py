@@ -1,4 +1,4 @@
-"""What the client of a fuzzed session remembers of its answers, and how one step chooses among that."""
+"""Memory of a fuzzed session's client: values from answers, and how one step chooses among them."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ REMEMBERED_MAX: Final = 16
 
 
 class Request(NamedTuple):
-    """What a word says: fields by name, of all versions there are."""
+    """Request of a word: fields by name, of all versions there are."""
 
     key: ApiKey
     fields: dict[str, Any]
     then: Callable[[Any], None] | None = None
     """Takes the answer."""
     answered: bool = True
-    """Whether there is to be an answer."""
+    """True if there is to be an answer."""
 
 
 class Client:
-    """What all connections of a sequence have learned, and what each of them is in the middle of."""
+    """Knowledge of all connections of a sequence, and each connection's unfinished exchanges."""
 
     def __init__(self, topic_id: uuid.UUID) -> None:
         self.topics = {TOPIC: topic_id, MADE_TOPIC: uuid.UUID(int=1)}

@@ -20,7 +20,7 @@ SEEDS = seeds()
 
 
 def played(data: bytes) -> list[Played]:
-    """What comes of a sequence on a server of its own."""
+    """Play a sequence on a server of its own, and return the results of its steps."""
     found: list[Played] = []
 
     async def work(target):

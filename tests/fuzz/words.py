@@ -1,7 +1,7 @@
-"""What a client of the fuzzed sessions can say: requests made of what earlier answers told, and what it remembers.
+"""Words of a fuzzed session's client: requests made of earlier answers and of the client's memory.
 
-A word is a function of `Speaker`; `WORDS` has them in the order of their numbers. Bits of `arg` say how it is said: in
-which group, of which topic and partition; the low ones are the word's own.
+A word is a function of `Speaker`; `WORDS` has the words in the order of their numbers. Bits of `arg` decide the group,
+the topic and the partition of a word; the low bits are the word's own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.fuzz.samples import TOPIC
 from tests.fuzz.speaker import MADE_TOPIC, REMEMBERED_MAX, Request, Speaker, codes
 
 part = SimpleNamespace
-"""What `kit.build` makes an entity of."""
+"""Type of the entities given to `kit.build`."""
 
 
 def _ms(number: int) -> datetime.timedelta:
@@ -594,7 +594,7 @@ def scram_user(say: Speaker) -> Request:
 
 
 def metadata(say: Speaker) -> Request:
-    """What there is."""
+    """Request the metadata of a topic."""
     asked = part(name=say.topic, topic_id=None)
     return Request(
         ApiKey.METADATA,

@@ -44,7 +44,7 @@ class World:
         return self.join(self.request(member_id, **fields))
 
     def request(self, member_id="", *, instance=None, protocols=("range",), topics=("t",), kind="consumer", **fields):
-        """What a client asks that joins."""
+        """Return the request of a client that joins."""
         protocols = [one if isinstance(one, Supported) else Supported(one, subscription(*topics)) for one in protocols]
         return Join(
             **{
@@ -144,7 +144,7 @@ class World:
         self.now_ms = end_ms
 
     def restart(self):
-        """What another server finds in the store, at once."""
+        """Load the group from the store, as another server would, at once."""
         state = None if self.stored is None else decode_group(self.stored)
         self.group = ClassicGroup("g", config=self.config, state=state, now_ms=self.now_ms)
 

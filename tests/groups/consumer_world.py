@@ -40,7 +40,7 @@ class Client:
     epoch: int = 0
     using: set = field(default_factory=set)
     wanted: set = field(default_factory=set)
-    """What it was told to use."""
+    """Partitions that the client was told to use."""
     slow: bool = False
     """It takes its time before it gives up and takes over what it was told."""
     heard: bool = False

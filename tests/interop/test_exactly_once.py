@@ -143,7 +143,7 @@ def finished(server: Server, topic: str) -> Outputs:
 
 
 def each_once(outputs: Outputs, read: Callable[[str], list[str]]) -> None:
-    """What `read` finds in each topic: an output of each accepted record, and nothing else."""
+    """Assert that `read` finds, in each topic, one output of each accepted record, and nothing else."""
     for topic in outputs.topics:
         values = read(topic)
         assert [value for value in values if value == ABORTED] == []

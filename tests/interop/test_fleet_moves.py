@@ -135,7 +135,8 @@ def test_java_loses_nothing_while_leaders_move(own_fleet, workers, toolbox, uniq
 
 
 def left_to_do(own_fleet, group, topic):
-    """What comes to a client that joins now; it is accepted, so that only what cannot be settled comes again."""
+    """Return the values that a newly joined client gets. It accepts them, so that only records that cannot be settled
+    come again."""
     workers = Server("workers", own_fleet.bootstrap, records=own_fleet.kafka.bootstrap)
     found = []
     for _ in range(3):

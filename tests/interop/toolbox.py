@@ -20,12 +20,13 @@ from flowshare.dev import cache_dir
 from flowshare.dev.jars import class_path, jars, locked
 from flowshare.dev.java import java, javac
 from flowshare.dev.processes import tied_to_parent
+from tests.kafka.versions import is_from
 
 SOURCES = Path(__file__).with_name("java")
 TOOLS = {
     "kafka-acls": "org.apache.kafka.tools.AclCommand",
     "kafka-broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
-    "kafka-configs": "kafka.admin.ConfigCommand",
+    "kafka-configs": "org.apache.kafka.tools.ConfigCommand" if is_from("4.4") else "kafka.admin.ConfigCommand",
     "kafka-console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "kafka-console-producer": "org.apache.kafka.tools.ConsoleProducer",
     "kafka-console-share-consumer": "org.apache.kafka.tools.consumer.ConsoleShareConsumer",
@@ -46,7 +47,7 @@ COMPILE_LIMIT_S = 120
 
 @dataclass(frozen=True)
 class Told:
-    """What a tool said and how it ended."""
+    """Output and exit code of a tool."""
 
     code: int
     out: str
@@ -59,7 +60,7 @@ class Told:
 
     @property
     def records(self) -> list[dict]:
-        """What the share client got, in order."""
+        """Records that the share client got, in order."""
         return [record for line in self.out.splitlines() for record in json.loads(line)["records"]]
 
 

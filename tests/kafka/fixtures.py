@@ -40,11 +40,12 @@ CORES = frozenset(
     ROOT / "tests" / name
     for name in ("share", "groups", "cooperative", "transactions", "slots", "kmq", "protocol", "client/session")
 )
-BROKERS = ("kafka", "kafka_pair", "mortal_pair", "each_kafka")
+BROKERS = ("kafka", "kafka_pair", "kafka_with_letters", "mortal_pair", "each_kafka")
 REAL = frozenset({*BROKERS, "browser"})
 """Who asks for one of these fixtures is a test of `make test-real`."""
 OLD_VERSIONS = ("3.9.1", "2.8.2")
 """The last minor version before Kafka 4, and the oldest; neither has share groups."""
+LETTERS_VERSION = "4.4.0"
 
 REPLICATED = {
     # Every partition, Kafka's own topics' too, is on both nodes, and one of them is enough to go on.
@@ -59,7 +60,7 @@ REPLICATED = {
 
 _children: list[subprocess.Popen[bytes]] = []
 _may_start = False
-"""Whether the test that begins is one of `make test-real`."""
+"""True if the test that begins is one of `make test-real`."""
 
 
 # --- which tests run ----------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ def require_java() -> None:
 
 
 def refuse(why: str) -> NoReturn:
-    """What the test needs is missing: it is skipped, but in CI it fails."""
+    """Skip the test because a need of it is missing; in CI, fail it."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"{why} (in CI nothing is skipped)", pytrace=False)
     pytest.skip(why)
@@ -215,6 +216,13 @@ def old_kafka(version: str) -> DevBroker:
     """A real Kafka of one node, of a version without share groups; from jars."""
     require_java()
     return shared(1, version)
+
+
+@pytest.fixture(scope="session")
+def kafka_with_letters() -> DevBroker:
+    """A real Kafka of one node whose brokers write dead letters of share groups (share.version=2); from jars."""
+    require_java()
+    return shared(1, LETTERS_VERSION)
 
 
 @pytest.fixture

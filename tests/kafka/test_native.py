@@ -137,6 +137,30 @@ async def test_a_failing_record_is_retried_by_lock_and_by_topic_and_dies_as_itse
     assert dict(waited.headers)["flowshare.retry.attempts"] == b"2"
 
 
+@pytest.mark.parametrize("own", [True, False])
+async def test_each_reject_has_one_letter_where_the_brokers_write_letters_too(kafka_with_letters, unique, own):
+    topic = unique("letters")
+    brokers, app = f"dlq.{topic}", fs.App(topic, broker=url(kafka_with_letters), share="native")
+
+    @app.share_agent(topic, name="work", dead_letter=True if own else None)
+    async def work(value: bytes) -> None:
+        raise fs.Reject("no")
+
+    async with cluster(kafka_with_letters) as (admin, producer):
+        await admin.create_topic(topic, partitions=1)
+        await admin.create_topic(brokers, partitions=1, configs={"errors.deadletterqueue.group.enable": "true"})
+        await admin.alter_group_configs(f"{topic}.work", {"errors.deadletterqueue.topic.name": brokers})
+        await producer.send_many(topic, [Message(b"%d" % n) for n in range(10)])
+        async with running(app) as [host]:
+            await until(lambda: host.runtimes["work"].stats()["dead_lettered" if own else "rejected"] == 10)
+            # The group is past the records once the brokers have written what they write.
+            await until(lambda: admin.group_offsets(f"{topic}.work", [topic]), good=lambda parts: parts[0].lag == 0)
+        letters = await admin.read(brokers, 0)
+        mine = await admin.read(f"{topic}.work.dlq", 0) if own else []
+
+    assert (len(mine), len(letters)) == ((10, 0) if own else (0, 10))
+
+
 async def test_a_record_that_killed_its_worker_each_time_is_dead_lettered_unrun(kafka, unique):
     topic, seen = unique("killer"), []
     app = fs.App(topic, broker=url(kafka))
@@ -196,6 +220,21 @@ async def test_the_producer_confirms_where_each_record_is_and_says_what_it_refus
     assert (first.partition, first.offset) == (0, 0)
     assert [one.offset for one in many] == list(range(1, 3001))
     assert [record.value for record in records] == [None, *(b"%d" % n for n in range(3000))]
+
+
+async def test_consumers_tell_who_leads_and_has_a_topics_partitions(kafka, unique):
+    topic = unique("facts")
+    async with fs.Broker(f"{url(kafka)}?share=native") as broker:
+        await fs.ShareAdmin(broker).create_topic(topic, partitions=2)
+        consumer = fs.ShareConsumer(broker, [topic], group_id=topic)
+        found = await consumer.partitions_for(topic)
+        with pytest.raises(ServerError, match="there is no topic"):
+            await consumer.partitions_for(unique("missing"))
+
+    assert [one.partition for one in found] == [0, 1]
+    for one in found:
+        assert (one.replicas, one.in_sync) == ((one.leader,), (one.leader,))
+        assert f"{one.leader.host}:{one.leader.port}" == kafka.addresses[0]
 
 
 async def test_members_of_two_brokers_partitions_handle_all_of_them(kafka_pair, unique):

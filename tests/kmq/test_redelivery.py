@@ -1,4 +1,4 @@
-"""What becomes of a message that is due."""
+"""Tests of the fate of a message that is due."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_a_tracker_that_lags_goes_by_the_markers_it_has_read():
 
 
 def test_without_markers_the_machines_clock_says_what_is_due():
-    """What was begun before a tracker stood still for an hour is due soon after it is back."""
+    """A message begun before the tracker stood still for an hour is due soon after the tracker is back."""
     one = tracker()
     read(one, start(0, 7, NOW, 60_000), now=NOW + 3_600_000)
 

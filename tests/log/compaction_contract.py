@@ -1,4 +1,4 @@
-"""What every storage must do with compacted topics."""
+"""Contract of every storage for compacted topics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import final
 import pytest
 
 from flowshare.log.base import InvalidRecord, InvalidTopic, OffsetOutOfRange, Storage, UnknownTopic
+from flowshare.protocol import thinning
 from flowshare.protocol.batches import BatchBuilder, DecodedRecord, batch_headers, decode_all
 from tests.log.compaction_world import DAY_MS, Pair, built
 from tests.log.contract import NOW_MS
@@ -66,6 +67,23 @@ class CompactionContract(ProducerContract):
             assert (bounds.log_start, bounds.high_watermark) == (0, 7)
             assert not storage.dense("t", 0, 0, 7)
             assert await put(storage, (b"a", b"8")) == 7
+
+        run(body)
+
+    @final
+    def test_a_batch_of_more_records_than_are_read_at_once_is_thinned_as_any_other(self, run, monkeypatch):
+        monkeypatch.setattr(thinning, "STEP_RECORDS", 3)
+        monkeypatch.setattr(thinning, "OPENED_RECORDS_MAX", 5)
+
+        async def body(storage: Storage) -> None:
+            await storage.create_topic("t", configs=EAGER)
+            await put(storage, *((b"%d" % (number % 7), b"%d" % number) for number in range(20)), codec="zstd")
+            await put(storage, (b"0", b"20"))
+            await put(storage, (b"end", b""))
+
+            found = await self.left(storage, 13, 15, 16, 17, 18, 19, 20, 21)
+
+            assert [one.value for one in found[:3]] == [b"13", b"15", b"16"]
 
         run(body)
 

@@ -95,7 +95,7 @@ class World:
         return [record for made in self.batches for record in decode_all(made.records)]
 
     def naive(self, *, tombstones: bool) -> list[DecodedRecord]:
-        """What a full compaction must leave, tombstones or not."""
+        """Return the records that a full compaction must leave, with tombstones or without."""
         good = [record for made in self.batches if not made.aborted for record in decode_all(made.records)]
         newest = {record.key: record.offset for record in good if record.key is not None}
         return [

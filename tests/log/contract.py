@@ -1,4 +1,4 @@
-"""What every storage must do; one class, run over each implementation."""
+"""Contract of every storage; one class, run over each implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every storage must do with idempotent producers and transactions."""
+"""Contract of every storage for idempotent producers and transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every storage must do that settles: records of several partitions and state in one step, all or none."""
+"""Contract of every storage that settles: records of several partitions and state in one step, all or none."""
 
 from __future__ import annotations
 

@@ -7,12 +7,16 @@ import random
 
 import pytest
 
+from flowshare.log import keys
 from flowshare.log.embedded import EmbeddedStorage
+from flowshare.log.memory import MemoryStorage
 from flowshare.log.partition import walk
 from flowshare.log.retention import kept_from_blocking
+from flowshare.log.store import StoreStep
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.testing.clock import ManualClock
 from tests.log.compaction_contract import EAGER
+from tests.log.contract import batch
 
 SIZES = (10, 1_000, 20_000, 70_000)
 """Around the 64 KiB after which the time index has an entry."""
@@ -108,3 +112,57 @@ def test_a_log_keeps_what_its_retention_says_whatever_happened_to_it(tmp_path, c
         await world.storage.close()
 
     asyncio.run(run())
+
+
+class Sweeping(MemoryStorage):
+    """Deletes a topic between two steps of a sweep."""
+
+    doomed: str | None = None
+
+    async def alone(self, change):
+        result = await super().alone(change)
+        if self.doomed is not None:
+            topic, self.doomed = self.doomed, None
+            await self.delete_topic(topic)
+        return result
+
+    async def expired(self, *topics: str) -> None:
+        """Make topics whose records are all too old."""
+        for topic in topics:
+            await self.create_topic(topic, configs={"retention.ms": "1"})
+            for _ in range(2):
+                await self.append(topic, 0, batch(timestamp_ms=1))
+
+
+def test_a_topic_that_is_deleted_during_a_sweep_does_not_end_the_sweep_for_the_topics_after_it():
+    async def run() -> None:
+        storage = Sweeping(ManualClock())
+        await storage.expired("a", "b", "c")
+
+        storage.doomed = "b"
+        await storage._sweep()
+
+        assert list(storage.topics()) == ["a", "c"]
+        assert storage.offsets("c", 0).log_start == 2
+        await storage.close()
+
+    asyncio.run(run())
+
+
+def test_a_damaged_partition_is_told_once_and_the_others_lose_their_old_records(caplog):
+    async def run() -> None:
+        storage = Sweeping(ManualClock())
+        await storage.expired("bad", "t")
+        place = keys.at(keys.batches(storage.topics()["bad"].topic_id, 0), 0)
+        await storage._commits.submit(StoreStep([(place, b"no batch")], (), 0))
+
+        await storage._sweep()
+        await storage._sweep()
+
+        assert storage.offsets("t", 0).log_start == 2
+        assert storage.offsets("bad", 0).log_start == 0
+        await storage.close()
+
+    asyncio.run(run())
+    (told,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert told.startswith("old records of partition 0 of topic bad stay: ")

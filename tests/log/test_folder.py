@@ -59,6 +59,35 @@ def test_a_storage_s_own_files_and_its_store_are_closed_to_others(tmp_path, open
     assert mode(tmp_path / "shop" / "confirmed") == 0o600
 
 
+def acls(path: Path) -> bool:
+    """True if the file system has ACLs."""
+    probe = OwnFolder.own(path / "probe")
+    try:
+        return bool(os.listxattr(probe.path))
+    finally:
+        probe.close()
+
+
+def test_what_the_store_makes_is_closed_to_others_and_what_it_made_before(tmp_path, open_umask):
+    if not acls(tmp_path):
+        pytest.skip("the file system has no ACLs")
+
+    async def write(storage) -> None:
+        await storage.create_topic("orders")
+
+    async def nothing(storage) -> None:
+        del storage
+
+    opened(tmp_path / "log", write)
+    left = tmp_path / "log" / "store" / "left"
+    left.write_bytes(b"by a process of before")
+    left.chmod(0o644)
+    opened(tmp_path / "log", nothing)
+    made = [path for path in (tmp_path / "log").rglob("*") if path.is_file()]
+    assert {mode(path) for path in made} == {0o600}
+    assert len(made) > 8
+
+
 def test_a_directory_that_others_may_read_is_closed_to_them_with_one_line(tmp_path, caplog):
     shop = tmp_path / "shop"
     shop.mkdir()
@@ -241,3 +270,31 @@ def test_in_a_mount_that_root_owns_another_user_has_a_folder_of_its_own():
         os.close(reading)
         os.close(writing)
         shutil.rmtree(mount)
+
+
+@as_root
+def test_a_path_below_a_closed_directory_of_another_user_names_the_path_and_what_to_do(tmp_path):
+    place = tmp_path / "closed" / "shop" / "data"
+    tmp_path.joinpath("closed").mkdir(mode=0o700)
+    reading, writing = os.pipe()
+    try:
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+                OwnerLock(place, now_ms=0)
+            except BaseException as error:  # noqa: BLE001 - it has to leave this process's copy, and say why
+                os.write(writing, repr(error).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+
+        assert os.read(reading, 4096).decode() == (
+            f"StorageError('{place} cannot be used as a storage: Permission denied; give this user the right to write "
+            "there, or name another directory in the broker URL')"
+        )
+    finally:
+        os.close(reading)
+        os.close(writing)

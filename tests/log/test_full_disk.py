@@ -99,7 +99,7 @@ def test_opening_and_closing_on_a_full_disk_changes_nothing_that_is_stored(path,
 
 
 def test_without_room_for_the_write_ahead_log_nothing_is_tried(path, monkeypatch):
-    """What an opening for writing began would take the last of the room."""
+    """An opening for writing would begin writes that take the last of the room."""
     tried = []
     open_db = RocksStore._open_db
 

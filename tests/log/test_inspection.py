@@ -25,7 +25,7 @@ COUNT_AT, LAST_AT, FIRST_TIME_AT, NEWEST_AT, ATTRIBUTES_AT = 57, 23, 27, 35, 21
 
 
 def looked_at(records: bytes, rules: Rules = RULES):
-    """What `examine` says of the first batch."""
+    """Return the result of `examine` for the first batch."""
     steps = examine(records, next(frames(records)), rules)
     while (header := inspection._step(steps)) is None:
         pass

@@ -92,6 +92,14 @@ def test_a_file_as_path_says_to_name_a_directory(tmp_path, below):
         OwnerLock(file / below, now_ms=0)
 
 
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_name_that_is_too_long_says_to_name_a_shorter_path(tmp_path, below):
+    place = tmp_path / ("x" * 300) / below
+
+    with pytest.raises(StorageError, match=rf"{place} cannot be used .*: File name too long; name a shorter path"):
+        OwnerLock(place, now_ms=0)
+
+
 def test_a_directory_of_others_is_not_written_into(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
 

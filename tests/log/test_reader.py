@@ -1,4 +1,4 @@
-"""What was lately read from the store stays in memory, within bounds."""
+"""Tests of the memory of records lately read from the store, within bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is settled is all there or not at all, whatever happens, and who settles hears the truth of it."""
+"""Tests that a settle is stored whole or not at all, whatever happens, and that its caller hears the true outcome."""
 
 from __future__ import annotations
 

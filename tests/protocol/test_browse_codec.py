@@ -52,7 +52,7 @@ ANSWERS = [
 
 
 def sent(body):
-    """What comes of it over a socket."""
+    """Return the body as it arrives over a socket."""
     return orjson.loads(orjson.dumps(body))
 
 

@@ -1,4 +1,4 @@
-"""What is declared of an API is what kio's schema has, and means the same at both ends."""
+"""Tests that the declarations of APIs agree with kio's schema, and mean the same at both ends."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def source(name, version):
 COMPUTED = {"add_partitions_to_txn", "read_share_group_state"}
 """Answers that a function makes of what is on the wire."""
 NOT_ON_THE_WIRE = {m.TopicResult: {"throttle_ms", "topic_id"}, m.ShareGroupStateResponse: {"state"}}
-"""What Kafka's answers of some APIs have no field for, or not one of its own."""
+"""Fields for which Kafka's answers of some APIs have no field, or none of their own."""
 
 
 ANSWERS = [api for api in APIS if api.response_shape is not None]
@@ -266,6 +266,19 @@ def test_what_one_end_writes_the_other_reads(request_, response):
         asked = {field.name: getattr(request_, field.name) for field in dataclasses.fields(request_)}
         answer = translation.writer(api, version, "response").all(translation.build, response, asked)
         assert translation.read_answer(api, answer, request_) == response
+
+
+def test_an_answer_about_something_else_is_an_error_that_keeps_what_was_asked_for():
+    request_ = m.ElectLeaderRequest(topic="t", partition=1)
+    api, version = request_.api, request_.api.client[1]
+    asked = {"topic": "t", "partition": 2}
+    told = translation.writer(api, version, "response").all(
+        translation.build, m.Response(error=ErrorCode.ELECTION_NOT_NEEDED), asked
+    )
+
+    found = translation.read_answer(api, told, request_)
+
+    assert (found.error, found.message) == (ErrorCode.UNKNOWN_SERVER_ERROR, translation.LEFT_OUT)
 
 
 def one_request(api, written):

@@ -7,9 +7,9 @@ import struct
 import pytest
 
 from flowshare.protocol import private
+from flowshare.protocol.client_software import version, worker_of
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.kafka import ApiKey
-from flowshare.protocol.software import version, worker_of
 
 BODY = {"call": private.SHARE_OFFSETS, "group_id": "größe", "topics": {"t": [0, 1]}}
 

@@ -46,7 +46,7 @@ ANSWER = ShareSettleResponse(
 
 
 def decoded(frame: bytes) -> ShareSettleRequest:
-    """What a server makes of a frame without its length."""
+    """Decode a frame without its length, as a server does."""
     start = request_start(frame)
     _, position = request_body(ApiKey(start.key).name.lower(), start, frame)
     return codec.decode_settle(frame, position, start.version)

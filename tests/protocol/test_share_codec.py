@@ -161,7 +161,7 @@ KINDS = {
 
 
 def decoded(frame, kind):
-    """What the hand-written codec reads of a frame without its length."""
+    """Decode a frame without its length by the hand-written codec."""
     name, _, _, decode = KINDS[kind]
     start = request_start(frame)
     return decode(frame, request_body(name, start, frame)[1], start.version)
@@ -239,7 +239,7 @@ def test_any_bytes_are_read_or_are_an_error(garbage, version, decode):
 
 
 def agree(name, decode, frame, body, version):
-    """What kio reads we read as well, and nothing but DecodeError is raised."""
+    """Assert that the codec reads everything that kio reads, with the same result, and raises only DecodeError."""
     refused = ""
     try:
         ours = decode(frame, body, version)
@@ -296,7 +296,7 @@ def test_a_delay_that_no_int64_holds_is_an_error():
 
 
 def ordered_by(field):
-    """What a fetch says that has this in the tagged field for its order."""
+    """Return chain and heads of a decoded fetch that has this in the tagged field for its order."""
     plain = encode_fetch(1, "c", m.ShareFetchRequest(group_id="g", member_id="m", session_epoch=1), 2)[4:]
     found = decoded(plain[:-1] + tagged({ORDER_TAG: field}), m.ShareFetchRequest)
     return found.chain, found.heads

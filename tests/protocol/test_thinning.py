@@ -7,10 +7,10 @@ import random
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 
+from flowshare.protocol import thinning
 from flowshare.protocol.batches import BatchBuilder, batch_headers, marker
-from flowshare.protocol.decoding import WHOLE_RECORDS_MAX
 from flowshare.protocol.headers import DecodeError, check_crc
-from flowshare.protocol.thinning import OpenedBatch, _encoded, _varint
+from flowshare.protocol.thinning import OPENED_RECORDS_MAX, OpenedBatch, _encoded, _varint
 from tests.batches import place
 
 NOW_MS = 1_700_000_000_000
@@ -25,6 +25,11 @@ def opened(count=5, *, codec="none", base=100, step_ms=1000):
     batch = place(builder.build(), base)
     (header,) = batch_headers(batch)
     return OpenedBatch(batch, header)
+
+
+def place_of(batch):
+    """The bytes of a whole batch."""
+    return batch.keep(range(len(batch.records)))
 
 
 def read(batch):
@@ -77,7 +82,24 @@ def test_a_batch_of_more_records_than_lie_in_memory_at_once_is_refused():
     one = opened()
 
     with pytest.raises(DecodeError, match="too many"):
-        OpenedBatch(bytes(one._plain), one.header._replace(record_count=WHOLE_RECORDS_MAX + 1))
+        OpenedBatch(bytes(one._plain), one.header._replace(record_count=OPENED_RECORDS_MAX + 1))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_batch_that_is_opened_a_step_at_a_time_is_the_same(codec, monkeypatch):
+    monkeypatch.setattr(thinning, "STEP_RECORDS", 3)
+    at_once = opened(10, codec=codec)
+    steps = OpenedBatch.in_steps(place_of(at_once), at_once.header)
+    for _ in range(4 + 4):  # to read, and to find out where the records lie
+        next(steps)
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    made = end.value.value
+
+    assert [one.offset for one in made.records] == [one.offset for one in at_once.records]
+    for indexes in ([0], [2, 3, 4], range(10), [1, 9]):
+        assert made.keep(indexes) == at_once.keep(indexes)
+        assert made.keep(indexes, horizon_ms=5) == at_once.keep(indexes, horizon_ms=5)
 
 
 @pytest.mark.parametrize("length", [b"\x00", b"\x7e", b"\xff" * 11, b""])

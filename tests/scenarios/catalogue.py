@@ -83,7 +83,7 @@ def scenarios() -> tuple[Scenario, ...]:
 
 @cache
 def left() -> tuple[Left, ...]:
-    """What nothing here shows, with reasons."""
+    """Return the parts that no scenario shows, with reasons."""
     return tuple(item for section in SECTIONS for item in section.LEFT)
 
 

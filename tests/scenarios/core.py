@@ -74,7 +74,7 @@ class CoreLog:
         return found
 
     def without_records(self, offset: int, *, committed: bool) -> bool:
-        """Whether there is nothing to be handed out at an offset."""
+        """True if there is no record to hand out at an offset."""
         return not any(offset in (batch.offsets or ()) for batch in self.keyed(offset, "", committed=committed))
 
 
@@ -242,7 +242,7 @@ class CoreSubject:
         return Outcome()
 
     def do_await(self, step: Step) -> Outcome:
-        """What a step in the background gave."""
+        """Return the outcome of a step in the background."""
         return self.held[step.words[0]].outcome
 
     # --- members ---
@@ -460,7 +460,7 @@ class CoreSubject:
 
     @property
     def alone(self) -> bool:
-        """Whether there is only one share-partition."""
+        """True if there is only one share-partition."""
         return sum(self.topics.values()) == 1
 
     def places(self) -> list[Place]:
@@ -501,7 +501,7 @@ class CoreSubject:
     def read(
         self, group: CoreGroup, where: Place, partition: SharePartition, visible: str | None
     ) -> tuple[list[LogBatch], list[LogBatch], int]:
-        """What a fetch sees of the log now: batches, those of aborted transactions, and from where."""
+        """Return a fetch's view of the log now: batches, batches of aborted transactions, and the first offset."""
         log = self.log(where)
         if partition.start_offset < log.start:
             self.save(group, where, partition.move_log_start(log.start))

@@ -85,7 +85,7 @@ class LocalFleet:
         return tuple(str(backend.bootstrap) for backend in self._backends)
 
     async def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """What the slots have under a prefix."""
+        """Return the slots' entries under a prefix."""
         return sorted(entry for slot in self._led().values() for entry in slot.scan(prefix))
 
     async def write(self, entries: Sequence[Entry]) -> None:

@@ -30,7 +30,8 @@ Case = tuple[str, Scenario]
 
 
 def kind(name: str, scenario: Scenario) -> str:
-    """What a scenario runs on: `shared`, `one slot`, `held`, `mortal`, or its servers' settings."""
+    """Return the kind of fleet that a scenario runs on: `shared`, `one slot`, `held`, `mortal`, or its servers'
+    settings."""
     operations = {step.operation for step in scenario.steps()}
     if scenario.config:
         return f"config {scenario.config}"
@@ -42,7 +43,7 @@ def kind(name: str, scenario: Scenario) -> str:
 
 
 async def run_all(fleet: FleetProcesses, chosen: list[Case]) -> list[str]:
-    """What went wrong in these scenarios, a few of which run at a time."""
+    """Run these scenarios, a few at a time, and return the failures."""
     kinds: dict[str, list[Case]] = {}
     for name, scenario in chosen:
         kinds.setdefault(kind(name, scenario), []).append((name, scenario))
@@ -74,7 +75,7 @@ async def _beside(cases: list[Case], subject: runner.SubjectFactory, *, at_once:
 
 
 async def _run(name: str, scenario: Scenario, make: runner.SubjectFactory, turn: asyncio.Semaphore) -> str | None:
-    """What went wrong, None when nothing did."""
+    """Run a scenario, and return its failure; None: there is none."""
     async with turn:
         subject = make(scenario)
         try:

@@ -95,7 +95,8 @@ class KafkaSubject(ServerSubject):
     # --- time ---
 
     async def do_await(self, step: Step) -> Outcome:
-        """What a step in the background gives in time; whether it is still pending after a moment."""
+        """Return the outcome of a step in the background, or `pending` if the step takes too long; where `pending` is
+        expected, wait only a moment."""
         task = self.background[step.words[0]]
         waits = any(expected.main == "pending" for expected in step.expected)
         await asyncio.wait([task], timeout=SLACK_S if waits else LIMIT_S)
@@ -364,7 +365,7 @@ def _leaders(answer: Any) -> list[int]:
 
 
 def _ready(request: Any, answer: Any) -> bool:
-    """Whether the broker did what was asked, or will not."""
+    """True if the broker did what was asked, or will not."""
     if isinstance(request, MetadataRequest | DescribeConfigsRequest):
         return True
     return getattr(answer, "error", ErrorCode.NONE) not in BUSY

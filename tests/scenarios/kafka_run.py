@@ -15,7 +15,7 @@ LIMIT_S = 200.0
 
 
 async def run(address: str, name: str, scenario: Scenario, turn: asyncio.Semaphore) -> str | None:
-    """What went wrong, None when nothing did."""
+    """Run a scenario, and return its failure; None: there is none."""
     async with turn:
         subject = KafkaSubject(address, scenario)
         try:
@@ -42,9 +42,10 @@ async def begin(address: str) -> None:
 
 
 async def run_all(address: str, chosen: list[tuple[str, Scenario]]) -> list[str]:
-    """What went wrong in these scenarios, a few of which run at a time.
+    """Run these scenarios, a few at a time, and return the failures.
 
-    Locks run out in real time: what a second's pause of the machine spoils is run once more, alone, and judged by that.
+    Locks run out in real time: a pause of the machine for a second may make a scenario fail. So a scenario that failed
+    runs once more, alone, and that result counts.
     """
     await begin(address)
     turn = asyncio.Semaphore(AT_ONCE)

@@ -67,11 +67,11 @@ class KafkaWorld:
         return connection
 
     def real(self, name: str) -> str:
-        """What the broker knows a scenario's topic or group by."""
+        """Return the broker's name for a scenario's topic or group."""
         return name + self.suffix
 
     def named(self, real: str) -> str:
-        """What the scenario calls it."""
+        """Return the scenario's name for a topic or group of the broker."""
         return real.removesuffix(self.suffix)
 
     async def drive(self, work: Awaitable[Any]) -> Any:

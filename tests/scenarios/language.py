@@ -17,14 +17,14 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step gave: one main text and named details."""
+    """Outcome of a step: one main text and named details."""
 
     main: str = "ok"
     fields: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
-        """Whether any part of the answer is an error or a refused acknowledgement."""
+        """True if any part of the answer is an error or a refused acknowledgement."""
         return any(word == "error" or re.fullmatch(r"(\S+:)?[A-Z]+(_[A-Z]+)+", word) for word in self.main.split())
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Expected:
     fields: tuple[tuple[str, str], ...]
 
     def matches(self, outcome: Outcome) -> bool:
-        """Whether the outcome is as expected."""
+        """True if the outcome is as expected."""
         main_right = not outcome.failed if self.main is None else self.main == outcome.main
         return main_right and all(outcome.fields.get(name) == value for name, value in self.fields)
 

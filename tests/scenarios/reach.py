@@ -1,8 +1,8 @@
-"""What cannot be shown everywhere, and why: rows that no socket reaches, scenarios that a real Kafka cannot be put to.
+"""Limits of the scenarios, with reasons: rows that no socket reaches, scenarios that a real Kafka cannot run.
 
-Ids of the catalogue in `NOT_ON_TCP` (their scenarios run on the core alone); names of scenarios (`K15.2` is the second
-variant of K15) in `NOT_ON_KAFKA` and, for a fleet of workers on a real Kafka, in `NOT_ON_FLEET`. Tests hold them
-against what there is.
+`NOT_ON_TCP` has ids of the catalogue (their scenarios run on the core alone). `NOT_ON_KAFKA` has names of scenarios
+(`K15.2` is the second variant of K15); so has `NOT_ON_FLEET`, for a fleet of workers on a real Kafka. Tests compare
+these lists with the catalogue and the scenarios.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What of the catalogue is shown, what is left and why, and the proof that the runner can go red.
+"""Report on the catalogue: rows that are shown, rows that are left and why, and the proof that the runner can fail.
 
-Run `python -m tests.scenarios.report` (or this file); `--quick` leaves the proof out, ids given choose scenarios.
-For every scenario each expectation is made wrong, one at a time and in every way that `language.flips` knows, and the
-run must fail at exactly that step; over TCP, where the same steps run, the last expectation in one way. Exits with 1
-if a scenario fails or a flipped expectation is not noticed.
+Run `python -m tests.scenarios.report` (or this file); `--quick` leaves the proof out, ids given choose scenarios. For
+every scenario each expectation is made wrong, one at a time and in every way that `language.flips` knows, and the run
+must fail at exactly that step; over TCP, where the same steps run, the last expectation in one way. Exits with 1 if a
+scenario fails or a flipped expectation is not noticed.
 
-`--kafka host:port` runs them on that broker too (it needs the settings in tests/kafka/keeper.py; takes two minutes).
+`--kafka host:port` runs the scenarios on that broker too (it needs the settings in tests/kafka/keeper.py; takes two
+minutes).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tests.scenarios.language import BadStep, Outcome, Scenario, Step, flips
 
 
 class Subject(Protocol):
-    """What a scenario runs on."""
+    """Interface of the subject that a scenario runs on."""
 
     async def perform(self, step: Step) -> Outcome:
         """Do one step. Raises: BadStep when the operation is unknown here."""

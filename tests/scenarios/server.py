@@ -94,11 +94,11 @@ class ServerSubject(MemberSteps):
         return self.result(task)
 
     def result(self, task: asyncio.Task[Outcome]) -> Outcome:
-        """What a step gave so far."""
+        """Return the outcome of a step so far; `pending` if the step is not done."""
         return task.result() if task.done() else Outcome("pending")
 
     async def do_await(self, step: Step) -> Outcome:
-        """What a step in the background gave."""
+        """Return the outcome of a step in the background."""
         await idle()
         task = self.background[step.words[0]]
         if task in self.driving:
@@ -159,7 +159,7 @@ class ServerSubject(MemberSteps):
         return [Place(topic, partition) for topic, count in fetched.items() for partition in range(count)]
 
     def alone(self, places: list[Place]) -> bool:
-        """Whether only one share-partition is in play."""
+        """True if only one share-partition is in play."""
         return len(self.places()) <= 1 and all(place == (words.TOPIC, 0) for place in places)
 
     async def do_topic(self, step: Step) -> Outcome:

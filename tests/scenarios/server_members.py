@@ -67,7 +67,7 @@ class MemberSteps:
         raise NotImplementedError
 
     def alone(self, places: list[Place]) -> bool:
-        """Whether only one share-partition is in play."""
+        """True if only one share-partition is in play."""
         raise NotImplementedError
 
     def lasting(self, delay_ms: int) -> int:

@@ -82,7 +82,7 @@ class Lines:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is on its way."""
+        """True if bytes, or the news of a connection, are on their way."""
         for ends in [ends for ends, line in self._ends.items() if len(line) == 2 and all(end.lost for end in line)]:
             del self._ends[ends]
         return self.connecting > 0 or any(_is_busy(line) for line in self._ends.values())
@@ -106,7 +106,7 @@ class CountingLoop(ThreadsLoop):
 
     @property
     def in_flight(self) -> bool:
-        """Whether bytes, or news of a connection or of a thread, are on their way."""
+        """True if bytes, or news of a connection or of a thread, are on their way."""
         return super().in_flight or self._lines.busy
 
     async def create_connection(self, protocol_factory: Factory, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]

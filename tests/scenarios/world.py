@@ -43,7 +43,7 @@ class ThreadsLoop(asyncio.SelectorEventLoop):
 
     @property
     def in_flight(self) -> bool:
-        """Whether something is on its way that is not ready yet."""
+        """True if work is on its way that is not ready yet."""
         return self._elsewhere > 0
 
     def run_in_executor(self, *args: Any) -> Any:
@@ -99,11 +99,11 @@ class World:
         return await self.connect(name)
 
     def real(self, name: str) -> str:
-        """What the server knows a scenario's topic or group by."""
+        """Return the server's name for a scenario's topic or group."""
         return name
 
     def named(self, real: str) -> str:
-        """What the scenario calls it."""
+        """Return the scenario's name for a topic or group of the server."""
         return real
 
     async def drive(self, work: Awaitable[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What a listener's answers may take: reserved before they are read, counted while they are built."""
+"""Tests of the memory of a listener's answers: reserved before they are read, counted while they are built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has changed of all share-partitions, told to who watches: whoever asks however seldom knows what all know."""
+"""Tests of the changes of all share-partitions, told to watchers: a watcher that asks seldom learns all of them."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def fill(w, group, count, *, age_s=R_S):
 
 
 async def steps_while(task, look):
-    """What `look` says whenever others have their turn, until the task is done."""
+    """Return the decreases of `look`'s value, one for each turn that other tasks get, until the task is done."""
     seen = [look()]
     while not task.done():
         await asyncio.sleep(0)

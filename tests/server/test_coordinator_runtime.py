@@ -1,4 +1,4 @@
-"""What all coordinators do alike: work that outlives who asked for it, and one task that carries out what is due."""
+"""Tests of the parts that all coordinators share: work that outlives its caller, and one task that does due work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Coordinator:
         )
         self.dues: list[int] = []
         self.done: list[tuple[int, int]] = []
-        """What was carried out: how late the task was told it is, and when."""
+        """Runs of the task: the lateness that the task was told, and the time of the run, in ms."""
         self.fails = 0
         self.runtime.start(self.expire, self.next_ms)
 

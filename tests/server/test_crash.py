@@ -28,7 +28,7 @@ KILLS = 10
 
 
 class History:
-    """What the killed processes said, and how often each record is known to have been delivered."""
+    """The killed processes' reports, and the known deliveries of each record."""
 
     def __init__(self) -> None:
         self.tried: set[int] = set()

@@ -79,7 +79,7 @@ class Readers:
         self.principals = set(principals)
 
     def allowed(self, principal, host, operation, resource, name) -> bool:
-        """Whether one of them reads topic t from host h."""
+        """True if one of the principals reads topic t from host h."""
         return principal in self.principals and (host, operation, resource, name) == (
             "h",
             Operation.READ,

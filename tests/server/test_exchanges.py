@@ -19,7 +19,7 @@ class Socket:
         return one
 
     def answers(self, one: OpenRequest, frame: bytes) -> list[bytes]:
-        """What is written then."""
+        """End a request with this answer, and return the frames that are written then."""
         self.under_way.end(one)
         return list(self.under_way.answer(one, frame))
 

@@ -10,7 +10,9 @@ import pytest
 from flowshare.log.base import StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import TopicPartition
+from flowshare.server.runtime.coordinator import RETRY_MS
 from flowshare.server.runtime.failures import Refused
+from flowshare.server.share.coordinator import NOTE_MS
 from flowshare.server.share.first_states import BEGIN_S, FirstStates
 from flowshare.testing.clock import ManualClock, settle
 from tests.server.world import ranges, world
@@ -143,3 +145,111 @@ async def test_partitions_that_were_being_begun_at_a_crash_are_begun_as_they_wou
         member.reconnect()
         assert (await member.heartbeat()).error is ErrorCode.NONE
         assert ranges(await member.fetch(TopicPartition(topic_id, 1))) == [(0, 2, 1)]
+
+
+class Disk:
+    """Holds the first write back; refuses the later ones while it is full."""
+
+    def __init__(self):
+        self.gate = asyncio.Event()
+        self.writes = 0
+        self.full = True
+
+    async def __call__(self):
+        self.writes += 1
+        if self.writes == 1:
+            await self.gate.wait()
+        elif self.full:
+            raise StorageError("the disk is full")
+
+
+async def test_a_member_that_joins_while_its_group_is_written_is_answered_only_when_it_is_stored_itself():
+    async with world() as w:
+        await w.topic(partitions=2)
+        m1, m2, m3 = w.member("m1"), w.member("m2"), w.member("m3")
+        await m1.heartbeat("t", epoch=0)
+        await m2.heartbeat("t", epoch=0)
+        await m1.heartbeat()  # it takes its new assignment, which is written by and by
+        disk = w.storage.before_write = Disk()
+        await w.clock.advance(NOTE_MS / 1000)
+        joining = asyncio.ensure_future(m3.heartbeat("t", epoch=0))
+        await settle()
+        disk.gate.set()
+        assert (await joining).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+        again = await m3.heartbeat("t", epoch=0)
+
+        assert again.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        disk.full = False
+        assert (await m3.heartbeat("t", epoch=0)).error is ErrorCode.NONE
+        await w.die()
+        assert await w.members() == ["m1", "m2", "m3"]
+
+
+async def test_a_removal_while_the_group_is_written_is_stored_when_its_own_write_was_refused():
+    async with world() as w:
+        await w.topic()
+        coordinator = w.server.share.coordinator
+        for name in ("m1", "m2"):
+            await w.member(name).heartbeat("t", epoch=0)
+        await w.clock.advance(10)
+        disk = w.storage.before_write = Disk()
+        joining = asyncio.ensure_future(w.member("m3").heartbeat("t", epoch=0))
+        await w.clock.advance(35)  # the others have been silent for 45 s
+        assert coordinator.find("g").members.keys() == {"m3"}
+        disk.gate.set()
+        await joining
+        await settle()
+        assert disk.writes == 2
+
+        disk.full = False
+        await w.clock.advance(RETRY_MS / 1000)
+
+        await w.die()
+        assert await w.members() == ["m3"]
+
+
+async def test_a_repeated_join_is_not_answered_while_its_first_states_are_not_written():
+    """The group is written meanwhile as if it had not begun them; a member that fetched now would begin elsewhere."""
+    async with world() as w:
+        await w.topic()
+        leaders = w.server.share.coordinator._first_states._leaders
+        beginning, gate = leaders.beginning, asyncio.Event()
+
+        @asynccontextmanager
+        async def slow(*args):
+            await gate.wait()
+            async with beginning(*args) as writes:
+                yield writes
+
+        leaders.beginning = slow
+        member = w.member("m1")
+        joining = asyncio.ensure_future(member.heartbeat("t", epoch=0))
+        await w.clock.advance(BEGIN_S + RETRY_MS / 1000)
+        assert (await joining).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+        again = asyncio.ensure_future(member.heartbeat("t", epoch=0))
+        await settle()
+
+        assert not again.done()
+        gate.set()
+        assert (await again).error is ErrorCode.NONE
+
+
+async def test_a_group_whose_deletion_is_refused_is_written_as_it_was_to_be():
+    async with world() as w:
+        await w.topic()
+        member = w.member("m1")
+        await member.heartbeat("t", epoch=0)
+        disk = w.storage.before_write = Disk()
+        disk.gate.set()
+        disk.writes = 1
+        assert (await member.heartbeat(epoch=-1)).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        with pytest.raises(StorageError):
+            await w.server.share.coordinator.delete("g")
+
+        disk.full = False
+        await w.clock.advance(2 * RETRY_MS / 1000)
+
+        await w.die()
+        assert await w.members() == []

@@ -24,7 +24,7 @@ def count(answer) -> int:
 
 
 async def drained(w: World, member, ats, seconds: float, *, step_s: float = 0.05) -> int:
-    """What a member gets that fetches all it can for so long."""
+    """Return the number of records that a member gets if it fetches all it can for so many seconds."""
     got = 0
     for _ in range(round(seconds / step_s)):
         got += count(await member.fetch(*ats, max_records=1_000))

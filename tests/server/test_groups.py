@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
+
 import pytest
 
-from flowshare.log.base import StorageError
+from flowshare.log.base import NotLed, StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     CreatePartitionsRequest,
     DeleteGroupsRequest,
     DeleteTopicRequest,
+    DescribeConfigsRequest,
     DescribeShareGroupOffsetsRequest,
     ListGroupsRequest,
     ShareGroupDescribeRequest,
     TopicPartition,
 )
+from flowshare.server.runtime.state import ShareKey
+from flowshare.server.share.coordinator import PREFIX
+from flowshare.testing.clock import settle
 from tests.server.world import accept, parked, ranges, world
 
 pytestmark = pytest.mark.asyncio
@@ -222,3 +229,149 @@ async def test_a_group_with_a_reader_that_never_joined_does_not_expire() -> None
 
         assert reader.done()
         assert (await w.admin.send(ListGroupsRequest())).groups == ()
+
+
+# --- what is begun before and written after -------------------------------------------------------------------------
+
+
+def gated(leaders, name):
+    """Who does this with leaders waits for the event that is returned, as in a fleet for the other workers' answers."""
+    act, gate = getattr(leaders, name), asyncio.Event()
+
+    @asynccontextmanager
+    async def late(*args):
+        await gate.wait()
+        async with act(*args) as writes:
+            yield writes
+
+    setattr(leaders, name, late)
+    return gate
+
+
+async def moved_away_and_back(w) -> None:
+    """As when the slot of all groups is given to another worker, who gives it back."""
+    coordinator = w.server.share.coordinator
+    coordinator.lay_down(tuple(coordinator.groups))
+    coordinator.take_up(await w.storage.scan(PREFIX))
+
+
+async def stored_members(w) -> list[str]:
+    """Ids of the members of group `g`, as another coordinator would find them."""
+    await moved_away_and_back(w)
+    return await w.members()
+
+
+async def test_a_deletion_that_was_begun_before_the_group_moved_away_and_back_deletes_nothing() -> None:
+    async with world() as w:
+        await w.topic()
+        gone = w.member("m1")
+        await gone.heartbeat("t")
+        await gone.heartbeat(epoch=-1)
+        gate = gated(w.server.share.coordinator._leaders, "replacing")
+        deletion = await parked(w.admin.send(DeleteGroupsRequest(group_ids=("g",))))
+
+        await moved_away_and_back(w)
+        await w.member("m2").heartbeat("t")
+        gate.set()
+        (deleted,) = (await deletion).groups
+
+        assert deleted.error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert await w.members() == ["m2"]
+        assert await stored_members(w) == ["m2"]
+
+
+async def test_a_group_that_is_used_while_others_expire_does_not_expire_with_them() -> None:
+    settings = {"share.auto.offset.reset": "earliest", "share.retention.ms": "60000"}
+    async with world(configs=settings) as w:
+        await w.topic()
+        await w.configure(settings, "h")
+        for group_id in ("g", "h"):
+            member = w.member("m1", group_id)
+            await member.heartbeat("t")
+            await member.heartbeat(epoch=-1)
+        gate = gated(w.server.share.coordinator._leaders, "replacing")
+        await w.clock.advance(61)
+        late = w.member("m2", "h")
+        await late.heartbeat("t", epoch=0)
+        await late.heartbeat(epoch=-1)
+
+        gate.set()
+        await settle()
+
+        assert [group.group_id for group in (await w.admin.send(ListGroupsRequest())).groups] == ["h"]
+
+
+async def test_a_member_that_joins_while_a_topic_is_deleted_is_not_forgotten() -> None:
+    async with world() as w:
+        topic = await w.topic()
+        await w.topic("u")
+        await w.member("m1").heartbeat("t", "u")
+        coordinator = w.server.share.coordinator
+        gate = gated(coordinator._leaders, "deleting")
+        deletion = await parked(coordinator.topic_deleted(topic))
+
+        await w.member("m2").heartbeat("u")
+        gate.set()
+        await deletion
+
+        assert await stored_members(w) == ["m1", "m2"]
+
+
+async def test_a_share_partition_is_not_laid_down_before_what_replaces_its_state_is_written() -> None:
+    async with world() as w:
+        at, m = await w.held(1, joined=True)
+        await m.heartbeat(epoch=-1)
+        share = w.server.share
+        key = ShareKey("g", *at)
+
+        async with share.local.replacing({key: None}):
+            laid_down = await parked(share.partitions.lay_down(lambda _: True))
+
+        await laid_down
+
+
+async def test_the_state_of_a_share_partition_that_is_led_elsewhere_is_not_replaced() -> None:
+    async with world() as w:
+        key = ShareKey("g", await w.topic(), 0)
+
+        def elsewhere(_: ShareKey) -> None:
+            raise NotLed("another worker leads it")
+
+        w.server.share.duties.check_leader = elsewhere
+        with pytest.raises(NotLed):
+            async with w.server.share.local.replacing({key: None}):
+                pass
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"share.retention.ms": "60000"}, {"share.record.lock.duration.ms": "20000"}),
+        ({"consumer.session.timeout.ms": "50000"}, {"consumer.heartbeat.interval.ms": "6000"}),
+    ],
+    ids=["share", "consumer"],
+)
+async def test_who_sets_other_settings_of_a_group_at_the_same_time_undoes_none(one, other) -> None:
+    async with world() as w:
+        w.storage.before_write = lambda: asyncio.sleep(0)  # as a disk, or a broker: it takes a moment
+        await asyncio.gather(w.configure(one), w.configure(other))
+        await w.restart()
+
+        found = await w.admin.send(DescribeConfigsRequest(resource_type="group", resource="g"))
+        assert {**one, **other}.items() <= {entry.name: entry.value for entry in found.entries}.items()
+
+
+async def test_settings_that_are_being_written_when_a_group_is_given_away_are_not_remembered() -> None:
+    async with world() as w:
+        gate, configs = asyncio.Event(), w.server.share.configs
+        w.storage.before_write = gate.wait
+        setting = await parked(w.configure({"share.retention.ms": "60000"}))
+        laid_down = await parked(configs.lay_down(lambda _: True))
+
+        gate.set()
+        await asyncio.gather(setting, laid_down)
+
+        assert configs.stored("g") == {}

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from flowshare.log.base import CorruptBatches, StorageError
+from flowshare.protocol import thinning
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.decoding import decode_all
 from flowshare.protocol.errors import ErrorCode
@@ -20,6 +21,7 @@ from flowshare.protocol.messages import (
     TopicPartition,
 )
 from flowshare.protocol.messages.browse import ShareChangesRequest
+from flowshare.server.share import opened_log
 from flowshare.server.share.loader import Loader
 from flowshare.server.share.opened_log import OPENED_BYTES, OpenedBatches, OpenedLog, Thinned
 from flowshare.server.share.partitions import Partitions
@@ -697,6 +699,38 @@ async def test_learning_keys_opens_so_many_bytes_at_once_however_well_they_are_c
         batches, _ = await opened.keys(0)
 
     assert 1 <= len(batches) * 500_000 <= OPENED_BYTES + 500_000
+
+
+async def test_a_batch_of_very_many_records_is_opened_once_and_its_keys_are_learnt_a_part_at_a_time(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(opened_log, "PLACE_RECORDS", 4)
+    monkeypatch.setattr(thinning, "STEP_RECORDS", 3)
+    monkeypatch.setattr(opened_log, "STEP_RECORDS", 3)
+    async with world(configs=BY_KEY) as w:
+        at = await w.log(keyed("ab"))
+        await w.produce(keyed("aabbccddeef"))
+        await w.produce(keyed("gg"))
+        m = w.member("m")
+        await m.fetch(at, max_records=1)
+        opened = w.server.share.partitions.owners("g")[0]._ordered._opened
+        opened.forget()
+        rounds, begun = 0, asyncio.ensure_future(opened.keys(3))
+        while not begun.done():
+            await asyncio.sleep(0)
+            rounds += 1
+        learnt, offset = [], 2
+        while offset < 15:
+            batches, _ = await opened.keys(offset)
+            assert batches[0].first == offset
+            assert sum(len(one.offsets) for one in batches) <= 6
+            learnt += [at for one in batches for at in one.offsets]
+            offset = batches[-1].last + 1
+        handed = taken(await m.fetch(at, heads=500))
+
+    assert rounds > 8  # four to read it, four to find where its records lie, four for their keys
+    assert learnt == list(range(2, 15))
+    assert [(first, last) for first, last, _ in handed] == [(1, 1), (6, 6), (8, 8), (10, 10), (12, 13)]
 
 
 async def test_what_is_still_being_read_for_a_member_that_comes_back_goes_to_one_other_only(monkeypatch) -> None:

@@ -10,8 +10,8 @@ import struct
 
 import pytest
 
+from flowshare.protocol.client_software import version
 from flowshare.protocol.kafka import ApiKey, read_response
-from flowshare.protocol.software import version
 from flowshare.server.edge.base import AdvertisedNode
 from flowshare.server.edge.table import table
 from flowshare.server.net.listener import Listener, ListenerError
@@ -109,38 +109,41 @@ async def test_a_request_without_an_answer_does_not_hold_up_the_next():
         assert await wire.answer() == (2, b"echo")
 
 
-@pytest.mark.parametrize("version", range(5))
-async def test_api_versions_tells_exactly_the_table(version):
+@pytest.mark.parametrize("version", range(6))
+@pytest.mark.parametrize("name", ["flowshare", "kafka-python"])
+async def test_api_versions_tells_exactly_the_table_and_only_flowshare_of_its_own_apis(version, name):
     async with site() as here:
         wire = await here.connect()
-        told = await wire.versions(version)
+        told = await wire.versions(version, name=name)
         assert int(told.error_code) == 0
+        named = version >= 3 and name == "flowshare"
         assert [(api.api_key, api.min_version, api.max_version) for api in told.api_keys] == [
             (ApiKey.PRODUCE, 3, 3),
             (ApiKey.SASL_HANDSHAKE, 1, 1),
-            (ApiKey.API_VERSIONS, 0, 4),
-            (ApiKey.FLOWSHARE, 0, 2),
+            (ApiKey.API_VERSIONS, 0, 5),
+            *([(ApiKey.FLOWSHARE, 0, 2)] if named else []),
         ]
 
 
-async def test_api_versions_says_that_share_groups_are_on():
+@pytest.mark.parametrize("version", [4, 5])
+async def test_api_versions_says_that_share_groups_are_on(version):
     async with site() as here:
         wire = await here.connect()
-        told = await wire.versions(4)
+        told = await wire.versions(version)
         (feature,) = told.finalized_features
         assert (feature.name, feature.max_version_level) == ("share.version", 1)
         assert told.finalized_features_epoch >= 0
         assert [feature.name for feature in told.supported_features] == ["share.version"]
 
 
-@pytest.mark.parametrize("version", [5, 99, -1])
+@pytest.mark.parametrize("version", [6, 99, -1])
 async def test_an_unknown_version_of_api_versions_is_answered_in_the_form_of_v0_and_the_connection_goes_on(version):
     async with site() as here:
         wire = await here.connect()
         await wire.send(api_versions(version, correlation_id=9))
         correlation_id, told = read_response("api_versions", 0, await wire.frame())
         assert (correlation_id, int(told.error_code)) == (9, 35)
-        assert [(api.api_key, api.min_version, api.max_version) for api in told.api_keys] == [(18, 0, 4)]
+        assert [(api.api_key, api.min_version, api.max_version) for api in told.api_keys] == [(18, 0, 5)]
         assert await wire.ask(b"echo") == b"echo"
 
 
@@ -150,6 +153,34 @@ async def test_many_refused_api_versions_in_one_go_are_all_answered():
         await wire.send(api_versions(99) * 3_000)
         for _ in range(3_000):
             await wire.frame()
+
+
+@pytest.mark.parametrize(
+    ("meant", "error"),
+    [
+        ({}, 0),
+        ({"cluster_id": "flowshare", "node_id": 1}, 0),
+        ({"cluster_id": "another", "node_id": 1}, 129),
+        ({"cluster_id": "flowshare", "node_id": 2}, 129),
+        ({"cluster_id": "flowshare"}, 42),
+        ({"node_id": 1}, 42),
+    ],
+)
+async def test_a_client_that_means_another_broker_is_told_to_look_for_its_brokers_anew(meant, error):
+    async with site() as here:
+        wire = await here.connect()
+        told = await wire.versions(5, **meant)
+        assert int(told.error_code) == error
+        assert bool(told.api_keys) is (error == 0)
+        assert await wire.ask(b"echo") == b"echo"
+
+
+async def test_version_5_is_written_as_javas_clients_of_kafka_4_4_write_it():
+    own = api_versions(5, correlation_id=7, name="a", software="1", cluster_id="cl", node_id=7)
+    header = struct.pack(">hhih4sB", 18, 5, 7, 4, b"test", 0)
+    assert own == frame(header + bytes.fromhex("0261023103636c0000000700"))
+    none = api_versions(5, correlation_id=7, name="a", software="1")
+    assert none == frame(header + bytes.fromhex("0261023100ffffffff00"))
 
 
 @pytest.mark.parametrize("name", ["", "two words", "-dash", "é"])

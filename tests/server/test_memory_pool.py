@@ -1,4 +1,4 @@
-"""What connections hold of a listener's memory: parts, order, and who gives way."""
+"""Tests of the connections' shares in a listener's memory: parts, order, and which connection gives way."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ PARKS = {**BY_KEY, "share.key.after.dead.letter": "park"}
 
 
 async def ask(w, act="list", *, key=b"", partition=0):
-    """What is told of parked keys."""
+    """Send a request about parked keys, and return the answer."""
     return await w.admin.send(ParkedKeysRequest(group_id="g", act=act, topic="t", partition=partition, key=key))
 
 
@@ -623,7 +623,7 @@ async def test_a_replayed_record_that_fails_after_its_key_was_let_go_on_parks_it
 
 
 async def test_replays_are_told_from_other_records_whatever_else_was_read() -> None:
-    """What was opened for a fetch may not all be kept; a small cache shows that at once."""
+    """Batches opened for a fetch may not all be kept; a small cache shows that at once."""
     async with world(configs=PARKS) as w:
         at, m = await parked_world(w, "a")
         owner = w.server.share.partitions.owners("g")[0]
@@ -706,7 +706,7 @@ async def test_a_state_that_another_leader_reads_keeps_parked_keys_and_generatio
 
 
 async def act(w, what, *ranges_):
-    """What an operator's act did to each range."""
+    """Do an operator's act, and return its result for each range."""
     request = ShareInterveneRequest(group_id="g", topic="t", partition=0, act=what, ranges=ranges_)
     answer = await w.admin.send(request)
     assert answer.error is ErrorCode.NONE, answer.message

@@ -1,4 +1,4 @@
-"""What a server finds again over the same storage, and what it does with state it cannot read."""
+"""Tests of a server that starts over the same storage: state found again, and state that cannot be read."""
 
 from __future__ import annotations
 

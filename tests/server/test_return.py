@@ -94,6 +94,56 @@ async def test_a_member_whose_connection_broke_leaves_its_group_soon_if_it_is_fl
         assert await w.members() == left
 
 
+async def test_a_member_whose_process_has_ended_is_waited_for_no_longer(monkeypatch) -> None:
+    runs = {(7, 70): True, (8, 80): True}
+    monkeypatch.setattr("flowshare.processes.runs", runs.__getitem__)
+    async with world() as w:
+        at, m1 = await w.held(10, own=True)
+        lives, m3 = w.member("lives", own=True), w.member("m3", own=True)
+        for member in (lives, m3):
+            await member.heartbeat("t", epoch=0)
+        m1.connection.process, lives.connection.process = (7, 70), (8, 80)
+
+        await m1.connection.close()
+        await lives.connection.close()
+        await w.clock.advance(0.2)
+        assert await w.members() == ["m1", "lives", "m3"], "its connections end before the process has"
+        runs[7, 70] = False
+        await w.clock.advance(0.2)
+
+        assert await w.members() == ["lives", "m3"]
+        assert ranges(await m3.fetch(at)) == [(0, 9, 2)]
+        await w.clock.advance(GRACE_S)
+        assert await w.members() == ["m3"]
+
+
+async def test_a_member_that_is_back_over_another_connection_stays_whatever_its_process_was_said_to_be(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr("flowshare.processes.runs", {(7, 70): False}.__getitem__)
+    async with world() as w:
+        await w.topic()
+        m1 = w.member("m1", own=True)
+        await m1.heartbeat("t", epoch=0)
+        m1.connection.process = (7, 70)
+        left = m1.connection
+        m1.reconnect()
+        await m1.heartbeat()
+        await left.close()
+        await w.clock.advance(0.2)
+
+        assert await w.members() == ["m1"]
+
+
+@pytest.mark.parametrize(("own", "interval_ms"), [(True, 500), (False, 5_000)], ids=["flowshare's", "others'"])
+async def test_members_of_flowshares_own_hear_soon_of_what_one_that_stops_leaves(own, interval_ms) -> None:
+    async with world() as w:
+        await w.topic()
+        answer = await w.member("m1", own=own).heartbeat("t", epoch=0)
+
+        assert answer.heartbeat_interval_ms == interval_ms
+
+
 async def test_a_server_that_stood_still_itself_gives_its_members_time_to_be_heard() -> None:
     async with world() as w:
         await w.topic()
@@ -147,7 +197,7 @@ def held(at: TopicPartition, *ranges: tuple[int, int]) -> HeldRanges:
 
 
 async def resume(member, *parts: HeldRanges):
-    """What the member hears of what it says it holds."""
+    """Send a member's claim of held ranges, and return the answer's partitions."""
     answer = await member.connection.send(
         ShareResumeRequest(group_id=member.group_id, member_id=member.member_id, partitions=parts)
     )

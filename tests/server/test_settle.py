@@ -48,7 +48,7 @@ async def settled(m, at, acks, *outputs):
 
 
 async def there(w, topic: str = "out", partition: int = 0) -> list[str]:
-    """What lies in a topic."""
+    """Return the values in a topic."""
     end = w.storage.offsets(topic, partition).high_watermark
     if not end:
         return []
@@ -57,7 +57,7 @@ async def there(w, topic: str = "out", partition: int = 0) -> list[str]:
 
 
 def state_of(w, at):
-    """What the owner of group `g` knows, as (first, last, state, delivery count)."""
+    """Return the state that the owner of group `g` knows, as (first, last, state, delivery count)."""
     [owner] = w.server.share.partitions.owners("g")
     return owner.partition.start_offset, [
         (one.first, one.last, one.state.name, one.delivery_count) for one in owner.partition.state()
@@ -152,6 +152,20 @@ async def test_outputs_that_cannot_be_are_named_each_and_nothing_is_written():
         ]
         assert await there(w) == []
         assert state_of(w, at) == (0, [(0, 9, "ACQUIRED", 1)])
+
+
+async def test_an_internal_topic_takes_no_outputs_and_the_record_can_be_settled_otherwise():
+    async with world() as w:
+        out = await w.topic("out")
+        kept = (await w.storage.create_topic("__kept", internal=True)).topic_id
+        at, m1 = await w.held(10)
+
+        answer = await settled(m1, at, [accept(0)], output(out, "a"), output(kept, "a", topic="__kept"))
+
+        assert [(one.place, one.error) for one in answer.outputs] == [(1, ErrorCode.INVALID_TOPIC_EXCEPTION)]
+        assert "send to another topic" in (answer.outputs[0].message or "")
+        assert (await there(w), await there(w, "__kept")) == ([], [])
+        assert (await settled(m1, at, [accept(0)], output(out, "b"))).error is ErrorCode.NONE
 
 
 async def test_a_failed_write_leaves_the_records_with_their_member_and_nothing_in_the_topic():

@@ -1,4 +1,4 @@
-"""What follows from settles that were decided apart from the state."""
+"""Tests of the state changes that follow from settles decided apart from the state."""
 
 from __future__ import annotations
 

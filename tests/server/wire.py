@@ -139,13 +139,15 @@ def login(body: bytes, *, correlation_id: int = 1) -> bytes:
     return frame(struct.pack(">hhihB", ApiKey.SASL_HANDSHAKE, 1, correlation_id, -1, 0)[:-1] + body)
 
 
-def api_versions(version: int = 3, *, correlation_id: int = 7, name: str = "test", software: str = "1.0") -> bytes:
-    """An ApiVersions request."""
+def api_versions(
+    version: int = 3, *, correlation_id: int = 7, name: str = "test", software: str = "1.0", **more
+) -> bytes:
+    """An ApiVersions request. more: further fields of its version."""
     from flowshare.protocol.kafka import entity
 
-    made = entity("api_versions", max(0, min(version, 4)), "request")
+    made = entity("api_versions", max(0, min(version, 5)), "request")
     fields = {"client_software_name": name, "client_software_version": software} if version >= 3 else {}
-    data = bytearray(write_request(correlation_id, "test", made(**fields)))
+    data = bytearray(write_request(correlation_id, "test", made(**fields, **more)))
     struct.pack_into(">h", data, 6, version)
     return bytes(data)
 
@@ -213,7 +215,7 @@ class Site:
         return wire
 
     async def fetch_parks(self, topic_id) -> None:
-        """What the request `fetch` does from now on: it waits at a partition."""
+        """Make the request `fetch` wait at a partition from now on."""
         self.odd.fetch = ShareFetchRequest(
             group_id="g",
             member_id="m",

@@ -110,7 +110,7 @@ class Model:
         self.end = max(self.end, new_end)
 
     def wanted(self, member: str, batches: list[AcknowledgeBatch]) -> Wanted | None:
-        """What an acknowledgement asks of each offset, or None if it must be refused as a whole."""
+        """Return the wish of an acknowledgement for each offset; None: it must be refused as a whole."""
         wanted: Wanted = []
         seen: set[int] = set()
         for batch in batches:

@@ -653,6 +653,7 @@ MUTANTS = (
         "if hash_at(at)}",
     ),
     Mutant("a hole in a replay is passed over", PARKING, "if mark.after <= parked.done else", "if True else"),
+    Mutant("what waits in a chain is not counted", HEADS, "if before not in self.ending:", "if False:"),
     Mutant("long keys have one name", "protocol/key_hash", "hashlib.sha256(key).digest()", "bytes(32)"),
     Mutant(
         "a long key's name has the hash of a name",

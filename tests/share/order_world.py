@@ -49,7 +49,7 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class Step:
-    """What waits to be written, and what is done when that has ended."""
+    """An update that waits to be written, and the action after the write."""
 
     update: PartitionUpdate
     settle: Callable[[bool], None]
@@ -68,7 +68,7 @@ class Chain:
     accepted: list[int] = field(default_factory=list)
 
     def batch(self, offset: int, types: bytes, **more: object) -> AcknowledgeBatch:
-        """What it says of one of its records: of the delivery that it has."""
+        """Return the acknowledgement of one of the chain's records, for the delivery that the chain has."""
         return AcknowledgeBatch(offset, offset, types, attempt=self.attempts[offset], **more)  # type: ignore[arg-type]
 
 
@@ -139,7 +139,7 @@ class OrderWorld:
         """Key -> member, offset, when its lock lapses."""
         self.settled: set[int] = set()
         self.lost: set[int] = set()
-        """What the log lost by compaction, retention or a cut."""
+        """Offsets that the log lost by compaction, retention or a cut."""
         self.attempts: dict[int, int] = {}
         self.begun = 0
 
@@ -341,7 +341,7 @@ class OrderWorld:
         self.at(self.dice.randint(0, 30), lambda: self.written(plan, life, cuts))
 
     def plan(self) -> PartitionState:
-        """What will be stored when this write succeeds."""
+        """Return the state that is stored if this write succeeds."""
         if self.snapshot_due:
             partition = self.partition
             whole = PartitionState(start_offset=partition.start_offset, runs=partition.state())

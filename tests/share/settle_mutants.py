@@ -19,7 +19,7 @@ DECIDED, ANSWERED, APART = "share/acknowledge", "server/share/settle", "server/s
 OWNER, WRITING, FOLLOWS = "server/share/owner", "server/share/writing", "server/runtime/settled"
 PREPARED = "slots/prepared"
 OUTPUTS, LANES, LANE = "fleet/state/outputs", "fleet/state/lanes", "fleet/state/lane"
-SETTLER, UNITS = "agents/feed/settler", "agents/feed/units"
+SETTLER, UNITS = "agents/feed/settler", "agents/feed/settle_units"
 
 SERVER_MUTANTS = (
     Mutant("a settle may release", DECIDED, "        if batch.types.strip(_SETTLING):\n", "        if False:\n"),
@@ -373,7 +373,7 @@ FLEET_MUTANTS = (
     Mutant(
         "what is refused for good is tried again",
         LANE,
-        "raise Blamed(refused or passing, final=bool(refused))",
+        "raise Blamed(refused or passing)",
         "raise StorageError(str(found))",
     ),
 )

@@ -1,4 +1,4 @@
-"""What is seen of a window, and that looking leaves it as it is."""
+"""Tests of browsing: the view of a window, and that looking changes nothing."""
 
 from __future__ import annotations
 
@@ -171,11 +171,25 @@ def test_blocked_records_name_the_first_of_their_key():
     ]
 
 
-def test_in_a_chain_the_first_one_is_named():
-    group = Group("aaaa")
-    group.take(records=2, chain=2)
+def test_what_is_held_in_a_chain_waits_for_the_first_one_as_what_is_blocked_does():
+    group = Group("aaaabb")
+    group.take(records=5, chain=3)
 
-    assert [(one.first, one.last, one.head) for one in seen(group.partition)] == [(0, 1, -1), (2, 3, 0)]
+    told = [(one.first, one.last, one.state, one.head) for one in seen(group.partition)]
+
+    assert told == [(0, 0, "acquired", -1), (1, 2, "acquired", 0), (3, 3, "blocked", 0), (4, 4, "acquired", -1),
+                    (5, 5, "acquired", 4)]  # fmt: skip
+    assert [(one.first, one.head) for one in seen(group.partition, 2)] == [(2, 0), (3, 0), (4, -1), (5, 4)]
+
+
+def test_in_a_chain_that_goes_on_the_next_one_waits_for_nothing():
+    group = Group("aaaa")
+    group.take(records=3, chain=3)
+    group.say([0], (ACCEPT,))
+
+    told = [(one.first, one.last, one.head) for one in seen(group.partition)]
+
+    assert told == [(1, 1, -1), (2, 2, 1), (3, 3, 1)]
 
 
 def test_a_long_window_is_seen_in_pieces():
@@ -216,7 +230,7 @@ def made_up(dice, ordered):
 
 
 def told_of(window, offset):
-    """What a look is to say of one offset, by the window's own words."""
+    """Return the expected view of one offset, by the window's own words."""
     state, count = NAMES[window.states[offset - START]], window.count(offset)
     if state == "hole" or (state == "archived" and not count):
         return LOG if state == "hole" else VANISHED

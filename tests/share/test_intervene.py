@@ -1,4 +1,4 @@
-"""What an operator does to records that others hold, or that wait: the table of `share.intervene`, row by row."""
+"""Tests of an operator's acts on records that others hold, or that wait: the table of `share.intervene`, row by row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOT_HELD, GONE, BUSY, BLOCKED = (0, 1, 0, 0, 0), (0, 0, 1, 0, 0), (0, 0, 0, 1, 0
 
 
 def act(target, what, first, last=None, **more):
-    """What became of one range."""
+    """Do an act on one range, and return its result and the update."""
     done = target.intervene(what, [(first, first if last is None else last)], **more)
     return tuple(done.found[0][2:]), done.update
 

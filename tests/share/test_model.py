@@ -214,7 +214,7 @@ class SharePartitionMachine(RuleBasedStateMachine):
         self.real.allowance.quota = self.quota
 
     def kept_apart(self, member: str) -> bool:
-        """Whether records of a dead process may keep this member waiting."""
+        """True if records of a dead process may keep this member waiting."""
         return bool(self.real._quarantine) and any(tiny.owner == member for tiny in self.model.tiny.values())
 
     # -- invariants -----------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def test_a_dead_letter_under_way_holds_up_its_key() -> None:
 
 
 def decided(group: Group, offset: int, kind: bytes = ACCEPT, member: str = "m") -> Decision:
-    """What a member says of an offset, not written yet."""
+    """Return the decision on a member's acknowledgement of an offset; it is not written yet."""
     return group.partition.acknowledge(member, [AcknowledgeBatch(offset, offset, kind)], now_ms=0)
 
 
@@ -612,7 +612,7 @@ def test_what_a_reload_finds_free_and_the_log_has_no_more_is_archived() -> None:
 
 
 def handed_out(partition: SharePartition, member: str) -> Acquisition:
-    """What is free, picked and read."""
+    """Return the free records, picked and read."""
     return partition.confirm(member, partition.pick(member, records_max=9, now_ms=0))
 
 
@@ -721,6 +721,19 @@ def test_it_says_which_keys_hold_up_most_records_and_who_holds_their_heads() -> 
         (9, 1, "AVAILABLE", 0, ""),
     ]
     assert len(group.partition.most_blocked(1)) == 1
+
+
+def test_what_a_member_holds_in_a_chain_waits_for_the_one_before_it_as_what_is_blocked_does() -> None:
+    group = Group("aaaaab", limits=Limits(lock_duration_ms=LOCK_MS))
+    group.take("m", chain=3)
+    held = group.partition.blocked_count, [tuple(one) for one in group.partition.most_blocked(9)]
+    group.say([0], ACCEPT)
+    one_is_done = group.partition.blocked_count, [tuple(one) for one in group.partition.most_blocked(9)]
+    group.say([1, 2], ACCEPT)
+
+    assert held == (4, [(0, 4, "HELD", 1, "m")])
+    assert one_is_done == (3, [(1, 3, "HELD", 1, "m")])
+    assert group.partition.blocked_count == 1
 
 
 def test_it_says_that_a_dead_letter_is_under_way_and_nothing_of_what_is_settled() -> None:

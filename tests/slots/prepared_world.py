@@ -238,7 +238,7 @@ class Leader:
         return found
 
     def load(self):
-        """What is committed is made before anything is handed out."""
+        """Load the log: apply committed rows before any record is handed out."""
         table = dict(self.world.log.table)
         kept = rows_in(sorted(table.items()))
         fates = decide(kept, {book.lane: book.ledger for book in self.books})

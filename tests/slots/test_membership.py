@@ -1,4 +1,5 @@
-"""What workers tell and get: both ways, in the form of Kafka's own consumers, and garbage."""
+"""Tests of the messages between workers and slot group: both directions, in the form of Kafka's own consumers, and
+garbage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written comes back, and nothing else passes."""
+"""Tests that written records can be read again, and that nothing else passes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from flowshare.slots.errors import NewerFormat, SlotCorrupt, SlotError
+from flowshare.slots.errors import ForeignRecord, NewerFormat, SlotCorrupt
 from flowshare.slots.records import (
     CHUNK_BYTES,
     KEY_BYTES_MAX,
@@ -68,9 +68,14 @@ def test_a_write_of_five_megabytes_is_cut_into_parts_below_what_a_broker_takes()
 
 
 def test_a_newer_format_is_refused_with_what_to_do():
+    with pytest.raises(NewerFormat, match="start this worker with the release of the others"):
+        decode(*sealed(RecordKind.CLAIM, b"", VERSION + 1))
+
+
+def test_a_newer_format_without_its_checksum_is_somebody_elses():
     key, value = encode(RECORDS[0])
 
-    with pytest.raises(NewerFormat, match="start this worker with the release of the others"):
+    with pytest.raises(ForeignRecord, match="checksum"):
         decode(bytes((key[0], VERSION + 1)), value)
 
 
@@ -81,15 +86,15 @@ def test_no_single_changed_byte_passes():
         for at in range(len(key) + len(value)):
             damaged = bytearray(key + value)
             damaged[at] ^= source.randrange(1, 256)
-            with pytest.raises(SlotError):
+            with pytest.raises(ForeignRecord):
                 decode(bytes(damaged[: len(key)]), bytes(damaged[len(key) :]))
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [(None, b""), (b"\5\1", None), (b"", bytes(30)), (b"\5\1\0", bytes(30)), (b"\5\1", b"x")]
 )
-def test_what_has_another_form_is_refused(key, value):
-    with pytest.raises(SlotCorrupt):
+def test_what_has_another_form_is_somebody_elses(key, value):
+    with pytest.raises(ForeignRecord):
         decode(key, value)
 
 
@@ -122,8 +127,8 @@ def sealed(kind, body, version=VERSION):
         (RecordKind.HAND_OVER, b"\0\1a?", "bytes left over"),
     ],
 )
-def test_a_body_of_another_form_under_a_right_checksum_is_refused(kind, body, says):
-    with pytest.raises(SlotCorrupt, match=says):
+def test_a_body_of_another_form_under_a_right_checksum_is_somebody_elses(kind, body, says):
+    with pytest.raises(ForeignRecord, match=says):
         decode(*sealed(kind, body))
 
 

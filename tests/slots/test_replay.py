@@ -1,4 +1,4 @@
-"""What counts of a slot's log, by cases."""
+"""Tests of the rows that count in a slot's log, by cases."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ CONF = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What takes a session starts a JVM."""
+    """Mark tests that take a session as `java`: a session starts a JVM."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.java)

@@ -39,7 +39,7 @@ def copied(sales: DataFrame) -> DataFrame:
 
 @app.share_pipeline(sales, sink=fs.Folder(f"{OUT}/totals"), output_mode="complete")
 def totals(sales: DataFrame) -> DataFrame:
-    """What each shop took."""
+    """Return the sum of each shop's sales."""
     return sales.groupBy("value.shop").agg({"value.cents": "sum"}).toDF("shop", "cents")
 
 

@@ -212,6 +212,18 @@ def test_a_value_that_is_cut_off_is_refused(cut):
         read(PERSON, PERSON_ARROW, GOOD[:cut])
 
 
+@pytest.mark.parametrize(
+    ("schema", "type_", "value", "why"),
+    [
+        (logical("bytes", "decimal", precision=6), pa.decimal128(6), b"\x80\x08" + b"\x7f" * 512, "a decimal of 512"),
+        ({"type": "array", "items": "null"}, pa.list_(pa.null()), b"\xfe\xff\xff\xff\x0f\0", "and has 6 bytes"),
+    ],
+)
+def test_few_bytes_that_would_become_much_are_refused_before_they_do(schema, type_, value, why):
+    with pytest.raises(ValueError, match=why):
+        read(schema, type_, value)
+
+
 def test_bytes_that_are_left_behind_a_value_are_told():
     with pytest.raises(ValueError, match="2 bytes are left behind the value"):
         read(PERSON, PERSON_ARROW, GOOD + b"\0\0")
@@ -250,7 +262,7 @@ def test_a_value_that_does_not_fit_is_poison_and_the_others_are_rows(bad):
 
 @pytest.mark.parametrize(("schema", "_column", "type_", "value"), TYPES, ids=names(TYPES))
 def test_damaged_bytes_are_a_value_or_are_refused_and_nothing_else(schema, _column, type_, value):
-    """What a decoder raises besides would end the query for good."""
+    """Any other error of a decoder would end the query for good."""
     decode, whole = decoder(json.dumps(schema), type_), written(schema, value)
     chance = random.Random(5)
     for _ in range(40):

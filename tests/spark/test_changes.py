@@ -1,4 +1,4 @@
-"""What changes under a query: its checkpoint, its schema, what time says; and Spark's own joins over the source."""
+"""Tests of changes under a query: its checkpoint, its schema, time; and Spark's own joins over the source."""
 
 from __future__ import annotations
 

@@ -313,10 +313,94 @@ def test_a_date_that_is_none_is_poison():
 
 
 def test_a_type_that_cannot_be_read_is_refused_instead_of_making_every_record_poison():
-    map_of = t.MapType(t.StringType(), t.IntegerType())
+    map_of = t.MapType(t.IntegerType(), t.IntegerType())
 
-    with pytest.raises(OptionError, match="value=json cannot read a MAP"):
-        json_arrow([b'{"x": {"a": 1}}'], t.StructType().add("x", t.ArrayType(map_of)))
+    with pytest.raises(OptionError, match="reads a MAP with keys of STRING, not of int32"):
+        json_arrow([b'{"x": {"1": 1}}'], t.StructType().add("x", t.ArrayType(map_of)))
+
+
+COUNTS = t.MapType(t.StringType(), t.IntegerType())
+
+
+@pytest.mark.parametrize(
+    ("type_", "written", "read"),
+    [
+        (COUNTS, '{"a": 1, "b": null}', [("a", 1), ("b", None)]),
+        (COUNTS, "{}", []),
+        (COUNTS, "null", None),
+        (t.ArrayType(COUNTS), '[{"a": 1}, null]', [[("a", 1)], None]),
+        (t.MapType(t.StringType(), COUNTS), '{"x": {"a": 1}}', [("x", [("a", 1)])]),
+        (t.MapType(t.StringType(), PERSON), '{"x": {"id": 5, "more": 1}}', [("x", {"id": 5, "name": None})]),
+        (
+            t.MapType(t.StringType(), t.DecimalType(38, 18)),
+            '{"x": 12345678901234567890.123456789012345678}',
+            [("x", Decimal("12345678901234567890.123456789012345678"))],
+        ),
+        (
+            t.MapType(t.StringType(), t.DateType()),
+            '{"x": "2026-11-22"}',
+            [("x", datetime.date(2026, 11, 22))],
+        ),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_an_object_is_read_as_a_map(type_, written, read):
+    table, poison = json_arrow([b'{"m": %s, "id": 3}' % written.encode()], t.StructType().add("m", type_))
+
+    assert poison == []
+    assert table.column("value").to_pylist() == [{"m": read}]
+
+
+@pytest.mark.parametrize("written", ['[{"key": "a", "value": 1}]', "5", '{"a": "one"}', '{"a": NaN}', "[" * 5000])
+def test_what_is_no_map_of_its_type_is_poison_beside_one_that_is(written):
+    values = [b'{"m": {"a": 1}}', b'{"m": %s}' % written.encode()]
+    table, poison = json_arrow(values, t.StructType().add("m", COUNTS))
+
+    assert [one.record.offset for one in poison] == [1]
+    assert table.column("value").to_pylist() == [{"m": [("a", 1)]}]
+
+
+WIDE = (
+    t.StructType()
+    .add("id", t.IntegerType())
+    .add("name", t.StringType())
+    .add("at", t.TimestampType())
+    .add("inner", PERSON)
+    .add("ids", t.ArrayType(t.IntegerType()))
+    .add("counts", COUNTS)
+)
+NOTHING = dict.fromkeys(("id", "name", "at", "inner", "ids", "counts"))
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (b'{"id": "5", "name": "a"}', {"name": "a"}),
+        (b'{"id": 5.0}', {}),
+        (b'{"id": 99999999999}', {}),
+        (b'{"name": 5}', {"name": "5"}),
+        (b'{"name": {"a": [1.5]}}', {"name": '{"a":[1.5]}'}),
+        (b'{"name": true, "id": 1}', {"name": "true", "id": 1}),
+        (b'{"at": "22.11.2026", "id": 1}', {"id": 1}),
+        (b'{"inner": {"id": "x", "name": "b"}, "id": 1}', {"inner": {"id": None, "name": "b"}, "id": 1}),
+        (b'{"inner": 5, "id": 1}', {"id": 1}),
+        (b'{"ids": [1, "2", 3]}', {"ids": [1, None, 3]}),
+        (b'{"counts": {"a": 1, "b": "two"}}', {"counts": [("a", 1), ("b", None)]}),
+        (b"no json", {}),
+        (b"[1]", {}),
+        (b'{"id": 1', {}),
+        (b"[" * 100_000, {}),
+        (b'{"name": ' + b"[" * 100_000, {}),
+    ],
+    ids=lambda one: one[:40].decode() if isinstance(one, bytes) else "",
+)
+def test_in_the_permissive_mode_what_does_not_fit_is_null_and_the_record_a_row(written, read):
+    schema = schema_of(WIDE)
+    decode = value_decoder(options(value="json", value_schema="id INT", value_mode="permissive"), schema)
+    table, poison = arrow(values_log([b'{"id": 7}', written, None, b"null"]), schema, decode=decode)
+
+    assert poison == []
+    assert table.column("value").to_pylist() == [{**NOTHING, "id": 7}, {**NOTHING, **read}, None, None]
 
 
 def test_few_of_many_values_are_looked_at_alone_where_one_is_poison():

@@ -1,4 +1,4 @@
-"""What a user is told of an error that Spark tells in pages."""
+"""Tests of short error messages for users, where Spark prints pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member holds: parts of ranges, whatever was taken, settled or lost before."""
+"""Tests of a member's held ranges: parts of ranges, after any takes, settles and losses."""
 
 from __future__ import annotations
 

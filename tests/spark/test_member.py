@@ -50,7 +50,7 @@ def test_who_is_given_up_looks_whether_another_process_has_its_place_before_it_j
         if rack is OSError:
             raise OSError
         racks = {"another": "spark-other", "mine": member._life, None: None}
-        others = SimpleNamespace(member_id="other", rack_id="spark-other")
+        others = SimpleNamespace(member_id="other", rack_id="spark-other", client_host="there")
         return SimpleNamespace(members=[others, SimpleNamespace(member_id="member", rack_id=racks[rack])])
 
     member._admin = SimpleNamespace(describe_group=describe_group)

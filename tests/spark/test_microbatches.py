@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import uuid
 from contextlib import contextmanager
 
 import pytest
@@ -22,13 +23,16 @@ BATCH = 100
 
 
 class Query:
-    """What Spark does with the source: batch by batch, one checkpoint."""
+    """Spark's use of the source: batch by batch, one checkpoint."""
 
     def __init__(self, folder, broker, topic, group, **options):
         self._folder = folder
         for log in ("offsets", "commits"):
             (folder / log).mkdir(parents=True, exist_ok=True)
-        given = {"broker": broker.url, "topics": topic, "group": group, "checkpoint": str(folder)}
+        given = {"broker": broker.url, "group": group, "checkpoint": str(folder)}
+        given |= {"topics": topic} if topic else {}
+        self._begun = {}
+        """Number of a batch -> the offset that was committed before it."""
         self.driver = MicroBatches(SourceOptions.parse({**given, "records_per_trigger": str(BATCH), **options}))
 
     def plan(self, begun=None):
@@ -36,25 +40,40 @@ class Query:
         offset = blocking_until(
             lambda: self.driver.next(begun or self.driver.initial), good=lambda found: found is not None
         )
+        self._begun[offset.number] = begun or self.driver.initial
         self._write("offsets", offset, json.dumps(offset.to_json()))
         return offset
 
+    def tasks(self, offset):
+        """Return the tasks of a batch."""
+        begun = self._begun.get(offset.number)
+        return self.driver.tasks(offset, begun or self._logged(offset.number - 1))
+
     def run(self, offset):
-        self.driver.tasks(offset)
+        self.tasks(offset)
         self.commit(offset)
         return offset
 
     def commit(self, offset):
         self._write("commits", offset, "{}")
 
+    def kill(self, offset):
+        """A record of it kills the Python worker: the query ends, and whoever started it notes why."""
+        self.fail(offset)
+        local_checkpoint(str(self._folder)).note_kill(str(uuid.uuid4()))
+
     def fail(self, offset):
-        """A record of it kills what runs it: the query ends."""
-        self.driver.tasks(offset)
+        """Its sink fails, or it is stopped: the query ends."""
+        self.tasks(offset)
         self.driver.close()
 
     def newest(self):
-        *_, path = sorted((self._folder / "offsets").iterdir(), key=lambda one: int(one.name))
-        return Offset.from_json(json.loads(path.read_text().splitlines()[-1]))
+        numbers = [int(path.name) + 1 for path in (self._folder / "offsets").iterdir()]
+        return self._logged(max(numbers))
+
+    def _logged(self, number):
+        path = self._folder / "offsets" / str(number - 1)
+        return Offset.from_json(json.loads(path.read_text().splitlines()[-1])) if number else Offset()
 
     def die(self, offset):
         """Its broker takes the member for dead: what it held is the group's again, as delivered."""
@@ -112,7 +131,7 @@ def test_a_stop_that_cuts_off_an_acquire_accepts_what_was_committed(broker, uniq
     first.die(first.plan())
     second = Query(tmp_path / "old", broker, topic, group)
     begun = second.run(second.newest())
-    member = second.driver._open(begun)
+    member = second.driver._open(begun, begun)
     acquire = member.acquire
 
     def cut_off(records_max, wait_s):
@@ -151,7 +170,7 @@ def test_what_a_killed_broker_forgot_to_have_delivered_is_in_no_second_batch(mor
         )
 
         second = Query(tmp_path, broker, topic, group)
-        member = second.driver._open(committed)
+        member = second.driver._open(committed, committed)
         acquire, got = member.acquire, []
 
         def noted(records_max, wait_s):
@@ -171,7 +190,7 @@ def test_what_a_killed_broker_forgot_to_have_delivered_is_in_no_second_batch(mor
 def test_a_member_whose_acquire_was_cut_off_acquires_again(broker, unique, tmp_path):
     topic, group = broker.topic(unique("orders")), unique("etl")
     query = Query(tmp_path, broker, topic, group)
-    member = query.driver._open(query.driver.initial)
+    member = query.driver._open(query.driver.initial, query.driver.initial)
     with pytest.raises(SystemExit), interrupted_after(0.2):
         member.acquire(BATCH, 30.0)
     broker.produce(topic, [b"%d" % one for one in range(BATCH)])
@@ -183,7 +202,7 @@ def test_a_member_whose_acquire_was_cut_off_acquires_again(broker, unique, tmp_p
 
 
 @pytest.mark.parametrize("recovery", ["rerun", "drop"])
-def test_a_record_that_fails_every_batch_becomes_a_dead_letter_and_the_others_are_handled_once(
+def test_a_record_that_kills_the_workers_of_every_batch_becomes_a_dead_letter_and_the_others_are_handled_once(
     broker, unique, tmp_path, recovery
 ):
     topic, group = broker.topic(unique("orders")), unique("etl")
@@ -193,12 +212,12 @@ def test_a_record_that_fails_every_batch_becomes_a_dead_letter_and_the_others_ar
     query = Query(tmp_path, broker, topic, group, recovery=recovery)
     begun, offset = None, query.plan()
     while len(handled) + len(buried) < 20:
-        parts = query.driver.tasks(offset)
+        parts = query.tasks(offset)
         given = {one for part in parts for one in offsets(part)}
         if bad in given and not parts[0].buried:
             failures += 1
             assert failures < 9
-            query.fail(offset)
+            query.kill(offset)
             query = Query(tmp_path, broker, topic, group, recovery=recovery)
             continue
         (buried if parts and parts[0].buried else handled).extend(given)
@@ -245,13 +264,13 @@ def test_what_an_earlier_process_finds_out_late_does_not_make_a_batch_void_that_
         broker.produce(topic, [b"%d-%d" % (number, one) for one in range(BATCH)])
     first = Query(tmp_path, broker, topic, group)
     offset = first.plan()
-    first.fail(offset)
+    first.kill(offset)
     earlier = Query(tmp_path, broker, topic, group)
-    earlier.driver.tasks(offset)
+    earlier.tasks(offset)
 
     second = Query(tmp_path, broker, topic, group)
     second.run(offset)
-    earlier.driver._failed(earlier.driver._member, offset)
+    local_checkpoint(str(tmp_path)).note_kill("of the earlier process")
     blocking_until(lambda: earlier.driver._member.fenced)
     following = second.run(second.plan(offset))
     second.driver.close()
@@ -269,13 +288,15 @@ def test_a_damaged_note_stops_the_query_with_what_to_do(broker, unique, tmp_path
     for number in range(3):
         broker.produce(topic, [b"%d-%d" % (number, one) for one in range(BATCH)])
     first = Query(tmp_path, broker, topic, group)
-    first.fail(first.plan())
+    offset = first.plan()
+    first.kill(offset)
+    Query(tmp_path, broker, topic, group).fail(offset)
     [note] = (tmp_path / "flowshare").glob("*.json")
     note.write_text("{")
 
     second = Query(tmp_path, broker, topic, group)
     with pytest.raises(DamagedNote, match="restore it, or start with a new checkpoint"):
-        second.driver.tasks(second.newest())
+        second.tasks(second.newest())
     second.driver.close()
 
 
@@ -297,7 +318,7 @@ def test_what_was_noted_of_a_topic_does_not_count_for_one_that_was_made_anew(bro
 
     second = Query(tmp_path, broker, topic, group)
     offset = second.plan(begun)
-    parts = second.driver.tasks(offset)
+    parts = second.tasks(offset)
     second.driver.close()
 
     assert not any(part.buried for part in parts)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from flowshare.spark.source.narrowing import VOID_KEPT, WHOLE, Narrowing
+from flowshare.spark.source.narrowing import VOID_KEPT, WHOLE, Narrowing, killed
 from flowshare.spark.source.ranges import Range, RangeSet, records_in
 
 
@@ -24,8 +24,10 @@ class Query:
         self.batch, self.rerun = batch, rerun
         self.note = json.dumps(Narrowing().to_json())
         self.handled, self.buried = [], []
-        self.starts, self.number = 0, 0
-        self.sink_is_away = lambda: False
+        self.starts, self.number, self.kills = 0, 0, 0
+        self.sizes = []
+        """Of the batches that were handled."""
+        self.workers_die = lambda: False
 
     def run(self, starts_max):
         """Until all is finished, or so many starts failed."""
@@ -34,7 +36,7 @@ class Query:
             suspects, kept = Narrowing.from_json(json.loads(self.note)), []
             while len(self.left):
                 if under_way is None:
-                    self.number += 1
+                    self.number, self.kills = self.number + 1, 0
                     got = kept or self._acquire()
                     under_way, kept = suspects.split(got)
                     mine = True
@@ -42,7 +44,8 @@ class Query:
                     mine = self.rerun
                 runs = mine and not suspects.is_void(self.number)
                 if runs and not self._succeeds(suspects, under_way):
-                    suspects.failed(self.number, under_way, whole=self.rerun)
+                    self.kills += 1
+                    suspects.failed(self.number, under_way, times=self.kills, whole=self.rerun)
                     self.note = json.dumps(suspects.to_json())
                     break
                 if runs:
@@ -63,10 +66,11 @@ class Query:
     def _succeeds(self, suspects, ranges):
         if suspects.buries(ranges):
             return True
-        return not self.sink_is_away() and not offsets(ranges) & self.bad
+        return not self.workers_die() and not offsets(ranges) & self.bad
 
     def _finish(self, suspects, ranges):
         (self.buried if suspects.buries(ranges) else self.handled).extend(offsets(ranges))
+        self.sizes.append(records_in(ranges))
         for one in ranges:
             self.left.remove(one)
 
@@ -85,16 +89,18 @@ def test_one_bad_record_becomes_the_only_dead_letter_and_all_others_are_handled_
 def test_several_bad_records_are_all_found():
     query = Query(400, bad=[0, 7, 8, 250, 398], batch=100)
 
+    query.run(30)
+    query.left.add(Range("t", 0, 200, 200))  # the last one has others to be compared with
     query.run(60)
 
     assert set(query.buried) == query.bad
-    assert sorted(query.handled + query.buried) == sorted(offsets(Query(400).left.ranges()))
+    assert sorted(query.handled + query.buried) == sorted([*offsets(Query(400).left.ranges()), ("t", 0, 200)])
 
 
 @pytest.mark.parametrize("records", [1, 20, 1000])
-def test_a_sink_that_is_away_makes_no_dead_letter_however_long_it_takes(records):
+def test_workers_that_die_for_another_reason_make_no_dead_letter_however_long_it_takes(records):
     query = Query(records, batch=records, partitions=1)
-    query.sink_is_away = lambda: query.starts < 60
+    query.workers_die = lambda: query.starts < 60
 
     query.run(70)
 
@@ -114,20 +120,56 @@ def test_the_only_record_there_is_is_tried_until_others_went_through():
     assert len(query.handled) == 5
 
 
-def test_a_batch_that_fails_once_is_run_again_as_it_is():
+def test_a_batch_that_kills_workers_once_is_run_again_as_it_is():
     suspects = Narrowing()
-    for _ in range(WHOLE - 1):
-        suspects.failed(1, [Range("t", 0, 0, 99)])
+    for times in range(WHOLE):
+        suspects.failed(1, [Range("t", 0, 0, 99)], times=times)
         assert not suspects
         assert not suspects.is_void(1)
-    suspects.failed(1, [Range("t", 0, 0, 99)])
-    assert suspects.told == "a batch of 100 records failed: they come again in batches of 12"
+    suspects.failed(1, [Range("t", 0, 0, 99)], times=WHOLE)
+    assert suspects.told == "a batch of 100 records killed its workers: they come again in batches of 12"
     assert suspects.is_void(1)
+
+
+def test_what_was_narrowed_for_nothing_grows_again_after_each_batch_that_succeeds():
+    query = Query(2000, batch=2000, partitions=1)
+    query.workers_die = lambda: query.starts < 8
+
+    query.run(9)
+
+    assert len(query.handled) == 2000
+    assert len(query.sizes) < 16, query.sizes
+
+
+def test_others_are_not_run_one_by_one_when_the_bad_one_is_found():
+    query = Query(2000, bad=[13], batch=2000, partitions=1)
+
+    query.run(20)
+
+    assert query.buried == [("t", 0, 13)]
+    assert len(query.sizes) < 30, query.sizes
+
+
+def test_only_a_worker_that_a_task_lost_is_a_records_fault():
+    lost = "Lost task 0.1 in stage 1.0 (TID 5) (host executor driver): org.apache.spark.SparkException: "
+    assert killed(f"Job aborted: x\n{lost}Python worker exited unexpectedly (crashed)\n at y")
+    assert not killed(f"{lost}java.sql.SQLException: the table is away")
+    assert not killed("Python worker exited unexpectedly (crashed)"), "it was the source's own process"
+
+
+def test_what_is_switched_off_keeps_its_void_batches_and_suspects_nobody():
+    suspects = Narrowing()
+    suspects.failed(1, [Range("t", 0, 0, 9)], times=2)
+
+    off = suspects.switched_off()
+
+    assert off.is_void(1)
+    assert not off
 
 
 def test_what_the_group_has_finished_and_topics_that_were_made_anew_are_forgotten():
     suspects = Narrowing()
-    suspects.failed(1, [Range("a", 0, 0, 9), Range("b", 0, 0, 9)], whole=False)
+    suspects.failed(1, [Range("a", 0, 0, 9), Range("b", 0, 0, 9)], times=1, whole=False)
     suspects.prune({("a", 0): 10})
     suspects.forget("b")
     assert not suspects
@@ -136,7 +178,7 @@ def test_what_the_group_has_finished_and_topics_that_were_made_anew_are_forgotte
 def test_void_batches_are_remembered_as_long_as_spark_remembers_batches():
     suspects = Narrowing()
     for number in range(1, VOID_KEPT + 3):
-        suspects.failed(number, [Range("t", 0, number * 10, number * 10 + 5)], whole=False)
+        suspects.failed(number, [Range("t", 0, number * 10, number * 10 + 5)], times=1, whole=False)
     assert not suspects.is_void(2)
     assert suspects.is_void(3)
 
@@ -148,7 +190,7 @@ def test_whatever_fails_every_record_ends_once(seed, capsys):
     count = dice.randint(1, 300)
     bad = [number for number in range(count) if dice.random() < 0.01]
     query = Query(count, bad=bad, rerun=dice.random() < 0.5, batch=dice.randint(1, 100), partitions=1)
-    query.sink_is_away = lambda: query.starts % 7 == 5
+    query.workers_die = lambda: query.starts % 7 == 5
 
     query.run(1500)
 

@@ -276,6 +276,9 @@ class FakeAdmin:
     async def group_configs(self, _group_id):
         return [ConfigEntry(name=name, value=value, is_default=False) for name, value in self.set.items()]
 
+    async def group_offsets(self, group_id):
+        raise ServerError(ErrorCode.GROUP_ID_NOT_FOUND, about=f"group {group_id}")
+
     async def list_topics(self):
         return [TopicMetadata(name=name) for name in self.topics]
 
@@ -312,7 +315,7 @@ def test_where_flowshare_leads_records_never_run_out_of_deliveries():
 
     facts = prepared(admin, OWN, records_per_trigger="50000")
 
-    assert facts == DeliveryLimits(deliveries=UNLIMITED_DELIVERIES, locks=100_000, committed=False)
+    assert facts == DeliveryLimits(deliveries=UNLIMITED_DELIVERIES, locks=100_000, committed=True)
     assert facts.endless
     assert admin.set["share.delivery.count.limit"] == str(UNLIMITED_DELIVERIES)
     assert admin.set["share.partition.max.record.locks"] == "100000"
@@ -322,7 +325,7 @@ def test_where_flowshare_leads_records_never_run_out_of_deliveries():
 
 
 def test_a_limit_a_lock_and_a_start_that_are_asked_for_are_the_groups():
-    admin = FakeAdmin()
+    admin = FakeAdmin(topics=["orders"])
 
     facts = prepared(admin, OWN, delivery_limit="3", lock_duration="7.5", start="60")
 
@@ -330,6 +333,13 @@ def test_a_limit_a_lock_and_a_start_that_are_asked_for_are_the_groups():
     assert admin.set["share.delivery.count.limit"] == "3"
     assert admin.set["share.record.lock.duration.ms"] == "7500"
     assert admin.set["share.auto.offset.reset"] == "by_duration:PT60S"
+
+
+def test_the_group_hands_out_committed_records_unless_the_query_asks_for_all():
+    for given, level in (({}, "read_committed"), ({"isolation": "read_uncommitted"}, "read_uncommitted")):
+        admin = FakeAdmin()
+        facts = prepared(admin, OWN, **given)
+        assert (admin.set["share.isolation.level"], facts.committed) == (level, level == "read_committed")
 
 
 def test_few_records_a_trigger_do_not_make_few_locks():
@@ -344,7 +354,7 @@ def test_kafkas_brokers_are_asked_for_as_much_as_they_allow():
 
     facts = prepared(admin, NATIVE)
 
-    assert facts == DeliveryLimits(deliveries=10, locks=4_000, committed=False)
+    assert facts == DeliveryLimits(deliveries=10, locks=4_000, committed=True)
     assert admin.set["share.delivery.count.limit"] == "10"
     assert admin.set["share.partition.max.record.locks"] == "4000"
     assert "share.partition.max.window" not in admin.set
@@ -364,7 +374,7 @@ def test_brokers_whose_limits_are_for_all_groups_are_left_with_them():
     facts = prepared(admin, NATIVE)
 
     assert (facts.deliveries, facts.locks) == (5, 2_000)
-    assert set(admin.set) == {"share.auto.offset.reset"}
+    assert set(admin.set) == {"share.auto.offset.reset", "share.isolation.level"}
 
 
 def test_a_limit_above_what_the_brokers_allow_is_refused_with_theirs():
@@ -412,3 +422,29 @@ def test_a_named_topic_that_is_missing_is_refused_with_what_to_do():
     assert topics_for(["a", "b"], topics="b,a") == ["b", "a"]
     with pytest.raises(OptionError, match="there is no topic 'c' here: create it with `flowshare topics create c`"):
         topics_for(["a", "b"], topics="a,c")
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("subscribe", 'option("topics"'),
+        ("subscribePattern", 'option("topics_pattern"'),
+        ("startingOffsets", 'option("start"'),
+        ("kafka.bootstrap.servers", 'option("broker"'),
+        ("minPartitions", 'option("tasks"'),
+        ("maxOffsetsPerTrigger", 'option("records_per_trigger"'),
+        ("failOnDataLoss", 'option("on_data_loss"'),
+        ("kafka.security.protocol", "in the broker's URL"),
+    ],
+)
+def test_an_option_of_sparks_kafka_connector_is_answered_with_the_name_of_ours(name, ours):
+    with pytest.raises(OptionError) as refused:
+        SourceOptions.parse({**LEAST, name: "x"})
+
+    assert f"{name.lower()!r} is an option of Spark's own Kafka connector" in str(refused.value)
+    assert ours in str(refused.value)
+
+
+def test_a_permissive_mode_goes_with_json_only():
+    with pytest.raises(OptionError, match="value_mode=permissive goes with value=json"):
+        SourceOptions.parse({**LEAST, "value_mode": "permissive"})

@@ -26,7 +26,7 @@ def each(ranges) -> list[tuple[str, int, int, int]]:
 
 @st.composite
 def acquired(draw) -> list[Range]:
-    """What a trigger may have got: ranges of several partitions without overlap, in any order."""
+    """Draw the acquired ranges of a trigger: several partitions, without overlap, in any order."""
     found: list[Range] = []
     for topic, partition in draw(st.lists(st.sampled_from(PLACES), unique=True)):
         at = 0
@@ -253,7 +253,7 @@ OFFSET = Offset(
 
 
 def text(offset: Offset) -> str:
-    """What Spark writes: it tells offsets from each other by this."""
+    """Return an offset as Spark writes it: Spark compares offsets by this text."""
     return json.dumps(offset.to_json())
 
 

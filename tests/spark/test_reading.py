@@ -1,4 +1,5 @@
-"""What executors read, from a real server over a real socket: exactly the ranges that were asked for, or why not."""
+"""Tests of executors' reads, from a real server over a real socket: exactly the requested ranges, or the reason why
+not."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from flowshare.agents.handler.errors import OptionError
+from flowshare.backend.base import BackendError
 from flowshare.client.errors import ClientError
 from flowshare.client.net.routing import ClusterConnection
 from flowshare.protocol.batches import CODECS, BatchBuilder, batch_headers
@@ -32,7 +34,7 @@ from flowshare.spark.source import reading
 from flowshare.spark.source.options import SourceOptions
 from flowshare.spark.source.ranges import Range
 from flowshare.spark.source.reading import DataLoss, LogGone, LogReader, ReadTask, read, reader_of
-from tests.spark.serving import Serving, close_readers
+from tests.spark.serving import Serving, close_readers, serving
 
 pytestmark = pytest.mark.slow
 NOW_MS = 1_700_000_000_000
@@ -61,7 +63,7 @@ class Served(Serving):
         self._numbers = itertools.count(1)
 
     def send(self, *requests):
-        """What the server answers in process."""
+        """Return the server's answers to requests, in process."""
 
         async def each():
             connection = await self._connect()
@@ -103,7 +105,7 @@ class Served(Serving):
         self.send(ProduceRequest(topic=topic, partition=partition, records=builder.build()))
 
     def part(self, *ranges: Range, committed: bool = False, lossy: bool = False) -> ReadTask:
-        """What the driver would hand to a task."""
+        """Return the task that the driver would hand to an executor."""
         topics = {one.topic: str(self.call(self.admin.describe_topic(one.topic)).topic_id) for one in ranges}
         assert self.backend.kafka is not None
         return ReadTask(
@@ -456,7 +458,7 @@ def test_a_broker_that_answers_late_is_asked_as_long_as_it_takes(served, on_the_
 
 
 def held_back(answer):
-    """What the client makes of an answer that Kafka's brokers leave all partitions out of."""
+    """Return the client's view of an answer from which Kafka's brokers leave out all partitions."""
     error = ErrorCode.THROTTLING_QUOTA_EXCEEDED
     return tuple(replace(log, records=b"", error=error) for log in answer.partitions)
 
@@ -785,6 +787,93 @@ def test_a_look_is_shared_out_and_takes_nothing(served):
         rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
         assert [(row["offset"], row["attempt"]) for row in rows] == [(offset, 0) for offset in range(10)]
     assert f"{topic}-g" not in [group.group_id for group in served.call(served.admin.list_groups())]
+
+
+def test_a_look_makes_no_dead_letters_of_what_the_group_delivers_still(served):
+    topic = served.fresh()
+    served.put(topic, RECORDS)
+    options = persons(served, topic, f"{topic}-look")
+    reader = BrowsingReader(options, PERSONS)
+
+    rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+    assert rows, "what can be read is shown"
+    assert f"{topic}-look.dlq" not in [one.name for one in served.call(served.admin.list_topics())]
+
+
+def test_a_look_at_a_path_that_nobody_leads_is_led_by_the_task_that_comes_first(tmp_path):
+    url = f"embedded://{tmp_path}/path"
+    with serving(url) as broker:
+        broker.topic("orders")
+        broker.produce("orders", [b"one", b"two"])
+    reader = BrowsingReader(SourceOptions.parse({"broker": url, "topics": "orders", "group": "g"}), COLUMNS)
+    parts = reader.partitions()
+
+    rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+
+    assert parts[0].value.hosts == (), "whoever planned the look has ended"
+    assert [row["value"] for row in rows] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("tries", [1, reading.TRIES], ids=["once", "each time"])
+def test_a_path_whose_leader_is_not_reached_is_opened_once_and_let_go_of_when_the_reader_is_closed(
+    tmp_path, monkeypatch, tries
+):
+    url = f"embedded://{tmp_path}/path"
+    with serving(url) as broker:
+        broker.topic("orders")
+    opened, failures = [], iter([True] * tries)
+    begin, start = reading.open_backend, reading.Cluster.start
+
+    def noted(*told, **more):
+        opened.append(begin(*told, **more))
+        return opened[-1]
+
+    async def fails(cluster):
+        if next(failures, False):
+            raise ConnectionRefusedError("not at the moment")
+        await start(cluster)
+
+    monkeypatch.setattr(reading, "open_backend", noted)
+    monkeypatch.setattr(reading.Cluster, "start", fails)
+    reader = reader_of(url, ())
+    asked = reader.topic_ids(["orders"])
+    if tries < reading.TRIES:
+        assert asked.result().keys() == {"orders"}
+    else:
+        with pytest.raises(ConnectionRefusedError):
+            asked.result()
+        assert reader.topic_ids(["orders"]).result().keys() == {"orders"}, "the next task reaches it"
+    close_readers()
+
+    assert len(opened) == 1
+    assert not any(backend.leading for backend in opened)
+
+
+def test_a_path_that_cannot_be_opened_is_opened_anew_by_the_next_read(tmp_path, monkeypatch):
+    url = f"embedded://{tmp_path}/path"
+    with serving(url) as broker:
+        broker.topic("orders")
+    failures, begin = iter([True]), reading.open_backend
+
+    def fails_once(*told, **more):
+        backend = begin(*told, **more)
+        start = backend.start
+
+        async def starts():
+            if next(failures, False):
+                raise BackendError("nobody leads it and it cannot be opened")
+            await start()
+
+        backend.start = starts
+        return backend
+
+    monkeypatch.setattr(reading, "open_backend", fails_once)
+    reader = reader_of(url, ())
+    with pytest.raises(BackendError):
+        reader.topic_ids(["orders"]).result()
+
+    assert reader.topic_ids(["orders"]).result().keys() == {"orders"}
 
 
 def test_an_empty_topic_is_no_task(served):

@@ -116,7 +116,7 @@ def read_all(broker, topic, group):
         offset = driver.next(begun)
         if offset is None:
             continue
-        for part in driver.tasks(offset):
+        for part in driver.tasks(offset, begun):
             for rows in reading.read(part, ARROW, None):
                 found += [row["offset"] for batch in rows.batches for row in batch.to_pylist()]
         begun = offset

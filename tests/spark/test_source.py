@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -23,6 +24,8 @@ from pyspark.sql.types import (
 )
 
 from flowshare.agents.handler.errors import OptionError
+from flowshare.backend.base import EMBEDDED
+from flowshare.backend.embedded import EmbeddedBackend
 from flowshare.client.errors import NotConnected
 from flowshare.spark.datasource import ShareStreamReader
 from flowshare.spark.sink import outcomes as sink_outcomes
@@ -68,7 +71,7 @@ def topic(broker, unique):
 
 
 class Query:
-    """What Spark does with a reader, offsets through JSON and partitions through pickle as there."""
+    """Spark's use of a reader: offsets go through JSON and partitions through pickle, as in Spark."""
 
     def __init__(self, broker, topic, group, **options):
         given = {"broker": broker.url, "group": group, "tasks": "4", "records_per_trigger": "1000"}
@@ -171,11 +174,11 @@ def test_what_a_process_that_died_had_not_written_down_goes_back_unrun_where_flo
     first = query()
     start = first.initial()
     written = first.latest(start)
-    first.latest(written)  # acquired, and not written down
+    first.rows(start, written)
+    first.latest(written)  # the first batch is committed; the second is acquired, and not written down
     first.crash()
 
     second = query()
-    second.rows(start, written)
     end = second.latest(written)
     again = second.rows(written, end)
 
@@ -319,14 +322,14 @@ def test_records_that_the_brokers_archived_unread_are_counted_and_told(query, mo
         one.crash()
         one = query(delivery_limit="2")
 
-    count, away = progress.count_unread, iter([NotConnected("the broker is away")])
+    count, away = progress.unread, iter([NotConnected("the broker is away")])
 
-    async def not_at_first(*about):
+    async def not_at_first(*about, **more):
         for error in away:
             raise error
-        return await count(*about)
+        return await count(*about, **more)
 
-    monkeypatch.setattr(progress, "count_unread", not_at_first)
+    monkeypatch.setattr(progress, "unread", not_at_first)
     rest, end = [], start
     for _ in range(2):  # the first one meets the broker that is away, if anything was archived by then
         more, end = one.run(end)
@@ -396,7 +399,7 @@ def test_a_group_that_is_not_reached_when_a_batch_has_ended_is_asked_again(broke
 def test_what_was_acquired_before_an_error_is_in_a_batch(broker, query, monkeypatch):
     one = query(records_per_trigger="100000")
     start = one.initial()
-    member = one.reader._batches._open(Offset.from_json(start))
+    member = one.reader._batches._open(Offset.from_json(start), Offset.from_json(start))
     fetch, found = member._member.fetch, []
 
     async def fails_later(**options):
@@ -424,7 +427,7 @@ def test_a_batch_is_acquired_while_the_accept_of_the_last_one_is_on_its_way(brok
     done = [row["value"] for row in one.rows(one.initial(), first)]
     lost = Future()
     lost.set_exception(NotConnected("it never came back"))
-    monkeypatch.setattr(GroupMember, "begin_accept", lambda self, ranges: lost)
+    monkeypatch.setattr(GroupMember, "begin_accept", lambda self, ranges, batch: lost)
 
     # A busy machine may have nothing at once; then the accept is waited for, and the trigger comes to nothing.
     second = blocking_until(lambda: one.latest(first), good=lambda end: end != first)
@@ -458,7 +461,7 @@ def test_a_broker_that_is_not_reached_is_told_and_nothing_of_the_try_is_left(mon
 
 
 def judge(broker, group, rows, outcomes, writer=sink_outcomes.OutcomeWriter):
-    """What the sink does with a batch's rows, in two tasks; what was sent."""
+    """Write a batch's outcomes through the sink, in two tasks."""
     found = [row for row in rows if row["value"] in outcomes]
     one = writer({"broker": broker.url, "group": group}, JUDGED)
     executor = pickle.loads(pickle.dumps(one))
@@ -526,6 +529,25 @@ def test_a_rejected_half_of_a_batch_has_its_dead_letters_and_is_settled(broker, 
     assert "came too late" not in caplog.text
 
 
+@pytest.mark.parametrize("broker", ["embedded"], indirect=True)
+@pytest.mark.parametrize("own", [True, False])
+def test_each_reject_has_one_letter_where_the_brokers_write_letters_too(broker, query, monkeypatch, own):
+    """Kafka's brokers from 4.4 on write one of every reject, where the group names a topic for them."""
+    monkeypatch.setattr(EmbeddedBackend, "capabilities", replace(EMBEDDED, letters_by_choice=False))
+    brokers = broker.topic(f"{query.group}.brokers")
+    one = query(outcomes="true", records_per_trigger="5000", dead_letter="" if own else "none")
+    start = one.initial()
+    end = one.latest(start)
+    broker.call(broker.admin.alter_group_configs(query.group, {"errors.deadletterqueue.topic.name": brokers}))
+    judge(broker, query.group, one.rows(start, end), {b"%d" % number: ("reject",) for number in range(10)})
+    one.latest(end)
+    left = broker.backlog(query.group)  # the group is past the records once the broker has written what it writes
+
+    mine = broker.read(f"{query.group}.dlq") if own else []
+    assert (len(mine), len(broker.read(brokers))) == ((10, 0) if own else (0, 10))
+    assert left == 0
+
+
 def test_a_reject_without_a_source_fails_before_anything_is_settled(broker, query):
     one = query(records_per_trigger="5000")  # without outcomes
     start = one.initial()
@@ -584,4 +606,5 @@ def test_records_that_retention_took_from_a_batch_of_before_are_counted_where_so
     told = second.reader.reportLatestOffset()
 
     assert high > low + 10
+    assert told.pop("backlog") > 0
     assert told == {"records_lost": 10, "locks_lost": 0, "records_archived": 0}

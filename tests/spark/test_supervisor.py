@@ -1,4 +1,4 @@
-"""What the supervisor of pipelines takes over from the progress of their queries."""
+"""Tests of the figures that the supervisor of pipelines takes over from the progress of their queries."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_query_that_never_ran_is_not_waited_for(tmp_path):
 
 @pytest.fixture
 def tell(running):
-    """What is logged of a pipeline whose group answers with `group_offsets`."""
+    """Function that logs the state of a pipeline whose group answers with `group_offsets`."""
 
     def tell(group_offsets):
         supervisor = PipelineSupervisor.__new__(PipelineSupervisor)

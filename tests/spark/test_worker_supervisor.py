@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 import signal
 import sys
@@ -21,7 +22,9 @@ from flowshare.cli.worker import worker
 from flowshare.client.admin.admin import ShareAdmin
 from flowshare.clock import LoopClock
 from flowshare.spark.errors import SparkGone
+from flowshare.spark.workers import run as command_run
 from flowshare.spark.workers import supervisor as supervising
+from flowshare.spark.workers import task as tasks
 from flowshare.spark.workers.control import Who
 from flowshare.spark.workers.jobs import BadMaster, Master, NotShipped, Size, ended_by, ship
 from flowshare.spark.workers.metrics import BUCKETS, COUNTERS, GAUGES, WorkerFigures
@@ -666,6 +669,77 @@ def test_member_ids_of_the_largest_fleet_are_within_kafkas_limit():
 
 
 # --- the command --------------------------------------------------------------------------------------------------
+
+
+SETS_LOGGING_UP = """
+import logging, logging.config
+import flowshare as fs
+
+logging.getLogger("flowshare.worker")
+logging.config.dictConfig({"version": 1})
+app = fs.App("logs", broker="kafka://127.0.0.1:1")
+
+
+@app.share_agent("t")
+async def work(value: bytes):
+    pass
+"""
+
+
+class NoDriver:
+    """Takes the place of the control channel."""
+
+    def __init__(self, *_: object, **_more: object) -> None:
+        pass
+
+    def connect(self) -> None:
+        pass
+
+    def close(self, _end: object) -> None:
+        pass
+
+
+def test_an_application_that_sets_logging_up_mutes_no_worker_on_spark(tmp_path, monkeypatch):
+    (tmp_path / "sets_logging_up.py").write_text(SETS_LOGGING_UP)
+    monkeypatch.syspath_prepend(tmp_path)
+    muted = logging.getLogger("flowshare.worker")
+    root, level, last = logging.getLogger(), logging.getLogger().level, logging.lastResort
+    given, seen = [], []
+    monkeypatch.setattr(command_run, "run_workers", lambda _app, settings: given.append(settings) or 0)
+    monkeypatch.setattr(tasks, "ControlClient", NoDriver)
+    monkeypatch.setattr(
+        tasks._TaskWorker, "_run_app", lambda *_: seen.append(muted.disabled) or tasks.TaskEnd(code=0, why="done")
+    )
+    handlers = root.handlers[:]
+    try:
+        CliRunner().invoke(worker, ["sets_logging_up:app", "--on", "local[2]"], catch_exceptions=False)
+        (settings,) = given
+        sys.modules.pop("sets_logging_up")  # a process of its own imports it anew
+        task = WorkerTask(
+            app_path=settings.app_path,
+            number=1,
+            run="r",
+            member_id="logs-1",
+            driver=("h", 1),
+            token=b"",
+            environment={},
+            prepare=settings.prepare,
+            loaded=settings.loaded,
+            started=settings.started,
+        )
+        assert tasks.run_worker(pickle.loads(pickle.dumps(task))).code == 0
+        assert seen == [False]
+        assert root.handlers == []
+        logging.basicConfig(filename=tmp_path / "log", format="%(message)s")  # in `on_start`
+        settings.started()
+        muted.warning("ready")
+        assert (tmp_path / "log").read_text() == "ready\n"
+    finally:
+        for handler in set(root.handlers) - set(handlers):
+            handler.close()
+        root.handlers[:], logging.lastResort = handlers, last
+        root.setLevel(level)
+        logging.captureWarnings(capture=False)
 
 
 @pytest.mark.parametrize(

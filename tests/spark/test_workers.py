@@ -61,7 +61,7 @@ async def work(value: bytes, delivery: fs.Delivery) -> None:
 
 
 class Journal:
-    """What handlers wrote: lines of a word, a record and a process."""
+    """The handlers' journal: lines of a word, a record and a process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

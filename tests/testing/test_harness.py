@@ -177,7 +177,7 @@ async def test_asking_for_an_agent_that_is_not_there_is_no_silent_zero():
 
 @dataclass(frozen=True)
 class Bill:
-    """What the agent below sends."""
+    """Value that the agent below sends."""
 
     customer: str
     cents: int
@@ -237,10 +237,11 @@ async def test_an_app_with_fausts_agents_and_tables_is_tested_without_them():
         async for value in stream:
             counts[value] += 1
 
-    async with fs.testing.harness(app) as bus:
-        await bus.send(orders, 5)
-        await bus.run_until_idle()
-        assert [record.value for record in bus.records(good)] == [5]
+    with pytest.warns(UserWarning, match="does not run Faust's own agent .*count, table counts"):  # noqa: PT031
+        async with fs.testing.harness(app) as bus:
+            await bus.send(orders, 5)
+            await bus.run_until_idle()
+            assert [record.value for record in bus.records(good)] == [5]
 
 
 @pytest.mark.flowshare
@@ -265,3 +266,77 @@ async def test_a_kmq_queue_is_tracked_and_what_fails_comes_again_until_it_is_und
     assert report[book].reasons == ["TimeoutError: not now"] * 6
     assert [record.value for record in bus.records("booked")] == [1, 5]
     assert [record.value for record in bus.records("payments__undelivered")] == [{"n": -2}]
+
+
+@pytest.mark.flowshare
+async def test_a_release_of_an_hour_ends_and_so_does_one_of_a_day():
+    app, begun = fs.App("t", broker="memory://"), []
+
+    @app.share_agent("in")
+    async def wait(value: str) -> None:
+        begun.append(value)
+        if begun.count(value) == 1:
+            raise fs.Release(delay={"hour": 3600, "day": 86_400}[value])
+
+    async with fs.testing.harness(app) as bus:
+        await bus.send("in", "hour")
+        report = await bus.run_until_idle()
+        await bus.send("in", "day")
+        await bus.run_until_idle()
+
+    assert report[wait].delays == [3600, 86_400]
+    assert report[wait].accepted == 2
+
+
+@pytest.mark.parametrize("kind", ["share_agent", "cooperative_agent"])
+def test_an_hour_that_nothing_happens_in_wakes_nobody_often(kind):
+    app, fired = fs.App("t", broker="memory://"), []
+
+    @getattr(app, kind)("in")
+    async def wait(value: str) -> None: ...
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            await bus.run_until_idle()
+            call_later = bus.clock.call_later
+
+            def counted(delay_s, callback):
+                return call_later(delay_s, lambda: (fired.append(delay_s), callback()))
+
+            bus.clock.call_later = counted
+            await bus.advance(3600)
+
+    asyncio.run(main())
+
+    assert len(fired) < {"share_agent": 400, "cooperative_agent": 9000}[kind]
+
+
+def test_faust_agents_that_the_kit_does_not_run_are_told():
+    app = fs.App("t", broker="embedded:///nowhere")
+
+    @app.agent(app.topic("in"))
+    async def count(stream):
+        async for _ in stream:
+            pass
+
+    async def main() -> None:
+        async with fs.testing.harness(app):
+            pass
+
+    with pytest.warns(UserWarning, match=r"the test kit does not run Faust's own agent .*count"):
+        asyncio.run(main())
+
+
+def test_a_task_that_fails_fails_the_test():
+    app = fs.App("t", broker="memory://")
+
+    @app.task
+    async def poll() -> None:
+        raise ConnectionError("bank is closed")
+
+    async def main() -> None:
+        async with fs.testing.harness(app) as bus:
+            await bus.advance(1)
+
+    with pytest.raises(fs.errors.AppFailed, match="task poll failed: ConnectionError: bank is closed"):
+        asyncio.run(main())

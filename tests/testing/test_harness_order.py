@@ -1,4 +1,4 @@
-"""What a test of an application can say of the order in which its handlers ran."""
+"""Tests of assertions about the order in which an application's handlers ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored can be read again, and bytes that are something else are refused."""
+"""Tests that stored state can be read again, and that other bytes are refused."""
 
 from __future__ import annotations
 

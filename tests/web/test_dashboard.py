@@ -84,7 +84,7 @@ def series_of(text: str) -> dict[str, set[str]]:
 
 
 def missing(told: dict[str, set[str]], panels: list[dict[str, Any]]) -> list[str]:
-    """What is asked for and not told: names, or labels of them."""
+    """Return the metrics, or labels of metrics, that panels ask for and the process does not tell."""
     found: list[str] = []
     for expr in exprs(panels):
         for name, labels in asked_for(expr).items():
@@ -145,7 +145,7 @@ def test_its_expressions_are_whole(expr):
 
 
 def unit(panel: dict[str, Any], target: dict[str, Any]) -> str:
-    """What the values of a target are shown in."""
+    """Return the unit that a target's values are shown in."""
     found = panel["options"].get("cellValues", panel["fieldConfig"]["defaults"]).get("unit", "")
     for override in panel["fieldConfig"]["overrides"]:
         if override["matcher"] == {"id": "byFrameRefID", "options": target["refId"]}:

@@ -1,4 +1,4 @@
-"""What a process tells of what it leads: of groups, of requests to it, of its writes; `flowshare serve`, too."""
+"""Tests of a process's metrics about the groups that it leads, requests to it, its writes; `flowshare serve`, too."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -14,6 +16,8 @@ from aiohttp import web
 from flowshare.agents.pages import own_user
 from flowshare.agents.pages.gate import PageSettings
 from flowshare.agents.pages.site import PagesError
+from flowshare.cli.output import Failure
+from flowshare.cli.pages import ask
 from flowshare.web.metrics import MergedMetrics
 from flowshare.web.server import WebServer
 from flowshare.web.supervisor import SupervisorPages
@@ -250,3 +254,43 @@ async def test_without_any_worker_there_are_metrics_of_the_supervisor():
     text = MergedMetrics({}, states={"ready": 0, "down": 2}, ready=False, led={}).text().decode()
     assert 'flowshare_workers{state="down"} 2.0' in text
     assert "flowshare_ready 0.0" in text
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+async def test_another_user_who_has_the_own_users_way_takes_no_worker_out_of_ready_and_orders_say_so(
+    monkeypatch: pytest.MonkeyPatch, accepts: bool
+):
+    """Of the workers' ports the user here has the listener, and somebody else the names."""
+    theirs: list[socket.socket] = []
+
+    def taken(address: str) -> None:
+        theirs.append(socket.socket(socket.AF_UNIX))
+        theirs[-1].bind(own_user.names(address)[0])
+        theirs[-1].listen(0)
+        if not accepts:  # its queue is full
+            theirs.append(socket.socket(socket.AF_UNIX))
+            theirs[-1].connect(own_user.names(address)[0])
+        raise OSError(98, "Address already in use")
+
+    host, supervisor, owner = StandIn(), Crew(), own_user.port_owner
+    worker = WebServer(host)
+    pages = SupervisorPages(supervisor, None, drain_timeout_s=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(own_user, "listen", taken)
+        mine = supervisor.ready[1] = await worker.start()
+    address = await pages.start()
+    monkeypatch.setattr(own_user, "port_owner", lambda at: os.geteuid() + 1 if at == mine else owner(at))
+    try:
+        ready = await asyncio.to_thread(own_user.ask, address, "/ready", timeout_s=5)
+        drained = await asyncio.to_thread(own_user.ask, address, "/drain", method="POST", timeout_s=5)
+        with pytest.raises(Failure, match=r"worker 1 takes no order of its supervisor.*--web-token-file"):
+            await asyncio.to_thread(ask, address, "/drain", method="POST")
+    finally:
+        await pages.close()
+        await worker.close()
+        for one in theirs:
+            one.close()
+
+    assert (ready.status, json.loads(ready.body)) == (200, {"ok": True, "reasons": []})
+    assert drained.status == 409
+    assert not host.drains

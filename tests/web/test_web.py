@@ -29,7 +29,7 @@ from flowshare.web.server import KEPT_S, PageCache, WebServer
 
 
 class StandIn:
-    """What the pages ask a host for."""
+    """Stand-in for a host, with the parts that the pages ask for."""
 
     def __init__(self):
         self.watchdog = None
@@ -468,7 +468,7 @@ async def test_metrics_tell_what_the_process_leads_and_nothing_when_it_leads_not
 
 
 async def status_and_text(address, page, method="GET", headers=None):
-    """What a page at an address answers."""
+    """Return the status and text of a page at an address."""
     async with (
         aiohttp.ClientSession(headers=headers or {}) as session,
         session.request(method, f"http://{address}{page}") as answer,

@@ -1,7 +1,7 @@
-"""`App`: what an application imports: declares share agents and pipelines, runs them or only sends.
+"""`App`, which an application imports, declares share agents and pipelines, and runs them or only sends.
 
-Everything of Faust's that an app has (timers, tasks, pages, topics, tables) is in `agents.faust.app`. Share agents are
-not in `app.agents`, whose manager would cancel them first at every stop.
+Faust's part of an app (timers, tasks, pages, topics, tables) is in `agents.faust.app`. Share agents are not in
+`app.agents`, whose manager would cancel them first at every stop.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 class App(FaustApp):
     """An application of share agents.
 
-    id: names the app's groups. broker: where the log is, e.g. `embedded:///var/lib/shop` (the environment variable
-    FLOWSHARE_BROKER replaces it). share: who leads the share groups on a Kafka cluster, `auto` (the brokers, where they
+    id: names the app's groups. broker: URL of the log, e.g. `embedded:///var/lib/shop` (the environment variable
+    FLOWSHARE_BROKER replaces it). share: leader of the share groups on a Kafka cluster, `auto` (the brokers, where they
     can), `native` (the brokers) or `workers` (the workers themselves, which needs no share groups of the brokers).
-    fleet: names the workers that lead together, by default the app's id. web_hosts: by which hosts others than this
-    machine ask for its pages, e.g. `["shop.example.com"]` (docs/security.md). The other options are Faust's (timezone,
-    web_port, datadir, …); an unknown one is refused.
+    fleet: names the workers that lead together, by default the app's id. web_hosts: host names under which other
+    machines ask for the app's pages, e.g. `["shop.example.com"]` (docs/security.md). The other options are Faust's
+    (timezone, web_port, datadir, …); an unknown one is refused.
     """
 
     def __init__(self, id: str, *, broker: str | None = None, **options: Any) -> None:  # noqa: A002 - as in Faust
@@ -47,7 +47,7 @@ class App(FaustApp):
         if broker is not None:
             options["broker"] = broker
         self.share = read_share(id, options.get("share", "auto"))
-        """Who leads the share groups of a Kafka cluster: `auto`, `native` or `workers`."""
+        """Leader of the share groups of a Kafka cluster: `auto`, `native` or `workers`."""
         web_hosts = read_web_hosts(id, options.get("web_hosts", ()))
         self._broker, options = read_options(id, options)
         self.share_agents: dict[str, ShareAgent] = {}
@@ -81,10 +81,10 @@ class App(FaustApp):
     def share_agent(
         self, *topics: Any, name: str | None = None, **options: Unpack[AgentArguments]
     ) -> Callable[[Any], ShareAgent]:
-        """Make a function a share agent: it is called for every record of the topics, at least once.
+        """Make a function a share agent, called for every record of the topics, at least once.
 
-        topics: topics of the app, or names, or a list of them. name: the function's name. The options are the fields
-        of `AgentOptions`; an unknown one is refused at import.
+        topics: topics of the app, or names, or a list of them. name: by default the function's name. The options are
+        the fields of `AgentOptions`; an unknown one is refused at import.
         """
         listed = _listed("share_agent", topics)
         scope = sys._getframe(1).f_locals  # noqa: SLF001 - types of a handler defined inside a function
@@ -101,10 +101,10 @@ class App(FaustApp):
     def kmq_agent(
         self, topic: Any, *, name: str | None = None, **options: Unpack[KmqArguments]
     ) -> Callable[[Any], KmqAgent]:
-        """Make a function an agent of a KMQ queue: it is called for every record of the topic, at least once.
+        """Make a function an agent of a KMQ queue, called for every record of the topic, at least once.
 
         topic: the queue's, a topic of the app or a name. options: `markers=` names the topic of its markers; the others
-        are those of `KmqAgent`; one that says nothing on a KMQ queue is refused at import, with why.
+        are those of `KmqAgent`; an option without effect on a KMQ queue is refused at import, with the reason.
         """
         listed = _listed("kmq_agent", (topic,))
         scope = sys._getframe(1).f_locals  # noqa: SLF001 - types of a handler defined inside a function
@@ -125,11 +125,11 @@ class App(FaustApp):
     def cooperative_agent(
         self, *topics: Any, name: str | None = None, **options: Unpack[CooperativeArguments]
     ) -> Callable[[Any], CooperativeAgent]:
-        """Make a function an agent of a cooperative group: it is called for every record of the topics, at least once,
-        for the records of one key one after the other.
+        """Make a function an agent of a cooperative group: called for every record of the topics, at least once, for
+        the records of one key one after the other.
 
-        topics, name: as for share agents. The options are those of `CooperativeAgent`; one that says nothing in a
-        cooperative group is refused at import, with why.
+        topics, name: as for share agents. The options are those of `CooperativeAgent`; an option without effect in a
+        cooperative group is refused at import, with the reason.
         """
         listed = _listed("cooperative_agent", topics)
         scope = sys._getframe(1).f_locals  # noqa: SLF001 - types of a handler defined inside a function
@@ -148,7 +148,7 @@ class App(FaustApp):
         return decorate
 
     def _free_name(self, fun: Any, name: str | None) -> str:
-        """The name of a new agent. Raises: UsageError when there is one of this name."""
+        """Return the name of a new agent. Raises: UsageError when the app has an agent of this name."""
         found = name or str(getattr(fun, "__name__", type(fun).__name__))
         if found in self.share_agents or found in self.kmq_agents or found in self.cooperative_agents:
             raise UsageError(f"App({self.app_id!r}) has an agent {found!r} already; give one of them a name=…")
@@ -157,7 +157,8 @@ class App(FaustApp):
     def share_pipeline(self, *topics: Any, name: str | None = None, **options: Any) -> Callable[[Any], SharePipeline]:
         """Make a function a pipeline: Spark runs it on the topics' records, which a share group hands out.
 
-        It takes a DataFrame and returns one, whose rows go to `sink`; without a sink it is called with each batch.
+        The function takes a DataFrame and returns one, whose rows go to `sink`; without a sink it is called with each
+        batch.
         topics, name: as for agents. The options are the fields of `PipelineOptions`; an unknown one is refused at
         import. `flowshare pipeline` runs it.
         """
@@ -204,15 +205,19 @@ class App(FaustApp):
                 )
 
     def middleware(self, fun: F) -> F:
-        """Put a function around every handler call: `async def fun(delivery, call_next)`; the first is outermost."""
+        """Put a function around every handler call: `async def fun(delivery, call_next)`; the first is outermost.
+
+        Around a batch handler the function gets the `fs.Records` in place of the delivery; both have `agent` and
+        `group`.
+        """
         self.middlewares.append(fun)
         return fun
 
     def is_leader(self) -> bool:
-        """Whether this process holds the app's lease now: what is `on_leader` runs here, and nowhere else.
+        """Tell if this process holds the app's lease now: `on_leader` tasks run here and nowhere else.
 
-        Who is told so may lose it at the next await. In an app without anything `on_leader` the first question makes
-        the process ask for the lease, and gets False.
+        The lease may be lost at the caller's next await. In an app without any `on_leader` task, the first call makes
+        the process ask for the lease and returns False.
         """
         return self.lease_guard.held
 
@@ -226,14 +231,14 @@ class App(FaustApp):
     # --- running ------------------------------------------------------------------------------------------------
 
     def runtime_of(self, agent: str) -> AgentRuntime | None:
-        """The agent of this name at work; None where the app does not run."""
+        """Return the agent of this name at work; None where the app does not run."""
         return None if self.host is None else self.host.runtimes.get(agent)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[App]:
         """Run the whole app (agents, timers, pages) inside the block, on the running loop: a worker within a program.
 
-        At the end the agents drain as a worker's do. A program that only sends writes `sending`.
+        At the end the agents drain as a worker's do. Use `sending` in a program that only sends.
         """
         from flowshare.agents.host.host import hosted
 
@@ -246,7 +251,7 @@ class App(FaustApp):
         """Send to the app's topics inside the block, and run nothing: for scripts and web servers.
 
         No agent handles a record here, no timer runs, and the process is no member of a group. On an embedded path that
-        nobody leads it leads the log meanwhile. What was sent is confirmed at the end.
+        nobody leads, the process leads the log meanwhile. All sent records are confirmed at the end of the block.
         """
         from flowshare.agents.host.host import hosted
 
@@ -255,7 +260,7 @@ class App(FaustApp):
             yield self
 
     async def start(self) -> None:
-        """Start; an app that was stopped can be started again, on another loop too.
+        """Start the app; an app that was stopped can be started again, on another loop too.
 
         Raises: UsageError when share agents would not run, as nothing of flowshare hosts the app.
         """
@@ -269,13 +274,13 @@ class App(FaustApp):
 
 
 def _differences(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> str:
-    """Settings that both agents have, and not the same, in words."""
+    """List in words the settings that both agents have with different values."""
     names = sorted(name for name in one.keys() & other.keys() if one[name] != other[name])
     return ", ".join(f"{name} ({one[name]} and {other[name]})" for name in names)
 
 
 def _listed(decorator: str, topics: Iterable[Any]) -> list[Any]:
-    """Topics, lists of topics among them taken apart. Raises: UsageError when it is a function."""
+    """Flatten topics and lists of topics into one list. Raises: UsageError when a function was given."""
     listed = [one for topic in topics for one in (topic if isinstance(topic, (list, tuple, set)) else (topic,))]
     if listed and callable(listed[0]) and not is_topic(listed[0]):
         raise UsageError(

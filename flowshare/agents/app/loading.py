@@ -1,7 +1,7 @@
-"""`module:app` to the App object, and every way in which that fails in one message that says what to do.
+"""Load the App object of `module:app`; every failure gives one message that says what to do.
 
-The working directory is put in front of `sys.path`, as `python -m` does. Nothing here imports faust by itself: the
-user's module does.
+The working directory is put in front of `sys.path`, as `python -m` does. This module does not import faust; the user's
+module does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.handler.texts import TEXT_MAX, said
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 
 if TYPE_CHECKING:
     from flowshare.agents.app.app import App
@@ -26,7 +26,7 @@ _OWN_FOLDER: Final = Path(__file__).parents[2]
 
 
 class AppNotFound(FlowshareError):
-    """`module:app` does not lead to an App. The text is one line that says what to do."""
+    """`module:app` does not lead to an App; the text is one line that says what to do."""
 
 
 def load_app(path: str) -> App:
@@ -40,7 +40,7 @@ def load_app(path: str) -> App:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """Module and attribute of `module:attribute`.
+    """Split `module:attribute` into module and attribute.
 
     Raises: AppNotFound for a file name, or for something that is no Python name.
     """
@@ -73,7 +73,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _where(error: BaseException) -> str:
-    """Last place in the user's files that the error went through."""
+    """Return the last place in the user's files that the error went through."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if "importlib" in frame.filename or "site-packages" in frame.filename:
             continue

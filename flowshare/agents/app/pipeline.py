@@ -4,7 +4,7 @@
     def paid(orders: DataFrame) -> DataFrame:
         return orders.where("value.state = 'paid'").select("value.*")
 
-This module only declares; `flowshare.spark.pipeline` runs them (`flowshare pipeline app:app`).
+This module only declares pipelines; `flowshare.spark.pipeline` runs them (`flowshare pipeline app:app`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from flowshare.agents.handler.awaiting import dispose, function_below, gives_coroutine, is_awaitable, refusal_of_unrun
 from flowshare.agents.handler.errors import OptionError, UsageError, refuse_unknown
 from flowshare.agents.handler.send import topic_name
 from flowshare.agents.handler.sinks import Produce, Sink, pipeline_sinks
@@ -56,7 +57,7 @@ class PipelineOptions:
 
     @classmethod
     def parse(cls, pipeline: str, given: Mapping[str, Any]) -> PipelineOptions:
-        """Check and complete what a user gave. Raises: OptionError, naming the pipeline."""
+        """Check and complete the options that a user gave. Raises: OptionError, naming the pipeline."""
         if "exactly_once" in given:
             raise OptionError(
                 f"pipeline {pipeline}: exactly_once is for agents, which accept record by record; of a pipeline "
@@ -115,18 +116,30 @@ class SharePipeline:
 
     @property
     def value_type(self) -> Any:
-        """The type of the values, if all topics say the same one; None: bytes."""
+        """The type of the values, if all topics have the same type; None: bytes."""
         types = [getattr(channel, "value_type", None) for channel in self.channels]
         return types[0] if types and all(one == types[0] for one in types) else None
 
+    def refuse_unrun(self, result: Any) -> None:
+        """Check that a call of the function that writes a batch has run. Raises: UsageError: nothing of it ran."""
+        if is_awaitable(result) or refusal_of_unrun(result) is not None:
+            dispose(result)
+            raise UsageError(
+                f"pipeline {self.name}: its function returned a {type(result).__name__}, so that nothing of it ran for "
+                "this batch: make it, and what stands around it, a plain def that writes the batch"
+            )
+
     def __call__(self, *arguments: Any) -> Any:
-        """The user's function: for tests."""
+        """Call the user's function: for tests."""
         return self.fun(*arguments)
 
 
 def _arguments(name: str, fun: Callable[..., Any], *, writes: bool) -> int:
-    if inspect.iscoroutinefunction(fun):
-        raise UsageError(f"pipeline {name}: Spark calls the function, which cannot be async; write `def {name}(…)`")
+    called = function_below(fun)
+    if gives_coroutine(fun) or inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise UsageError(
+            f"pipeline {name}: Spark calls the function, which cannot be async and cannot yield; write `def {name}(…)`"
+        )
     count = len(inspect.signature(fun).parameters)
     if count == 1 or (writes and count == 2):
         return count

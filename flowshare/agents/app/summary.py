@@ -1,4 +1,4 @@
-"""What a worker says of its agents when it starts, and what `flowshare check` says: settings, and surprises."""
+"""Texts about an app's agents, for the start of a worker and for `flowshare check`: settings and warnings."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.handler.agent import ShareAgent
-from flowshare.agents.handler.options import DEFAULT_LOCK_S, AgentOptions
+from flowshare.agents.handler.options import DEFAULT_LOCK_S, READ_COMMITTED, AgentOptions
 from flowshare.agents.handler.order import BY_KEY, PARK
 from flowshare.agents.handler.retry import Exponential
+from flowshare.agents.handler.send import topic_name
+from flowshare.agents.handler.sinks import Produce
 
 if TYPE_CHECKING:
+    from flowshare.agents.app.app import App
     from flowshare.agents.cooperative.agent import CooperativeAgent
     from flowshare.agents.kmq.agent import KmqAgent
 
@@ -18,7 +21,7 @@ _SHORT_LOCK_S: Final = 5.0
 
 
 def line(agent: ShareAgent) -> str:
-    """The agent's settings in one line."""
+    """Describe the agent's settings in one line."""
     facts = agent.describe()
     options = agent.options
     parts = [
@@ -46,11 +49,13 @@ def line(agent: ShareAgent) -> str:
         parts.append("parks a key after a dead letter")
     if options.exactly_once:
         parts.append("outputs exactly once")
+    if options.isolation != READ_COMMITTED:
+        parts.append("reads uncommitted")
     return " · ".join(parts)
 
 
 def kmq_line(agent: KmqAgent) -> str:
-    """The settings of an agent of a KMQ queue in one line."""
+    """Describe the settings of a KMQ queue's agent in one line."""
     facts, options = agent.describe(), agent.options
     parts = [
         f"{agent.name} ({facts['handler']}): KMQ queue {agent.queue}",
@@ -71,7 +76,7 @@ def kmq_line(agent: KmqAgent) -> str:
 
 
 def cooperative_line(agent: CooperativeAgent) -> str:
-    """The settings of an agent of a cooperative group in one line."""
+    """Describe the settings of a cooperative group's agent in one line."""
     facts, options = agent.describe(), agent.options
     parts = [
         f"{agent.name} ({facts['handler']}): topics {', '.join(agent.topics)}, shared by keys",
@@ -97,8 +102,40 @@ def cooperative_line(agent: CooperativeAgent) -> str:
     return " · ".join(parts)
 
 
+def uncommitted(app: App) -> list[str]:
+    """Warn, by agent or pipeline, of reading all records of a topic that another one writes exactly once: in a fleet, a
+    crash aborts some transactions and repeats their outputs."""
+    ones = [*app.share_agents.values(), *app.cooperative_agents.values()]
+    readers = [(one.name, one.topics, one.options.isolation) for one in (*ones, *app.kmq_agents.values())]
+    for pipeline in app.pipelines.values():
+        source = {str(name).lower(): value for name, value in pipeline.options.source.items()}
+        readers.append((pipeline.name, pipeline.topics, str(source.get("isolation", READ_COMMITTED))))
+    writers = once_outputs(app)
+    return [
+        f"{name} reads {topic} with isolation={isolation!r}, and {writers[topic]} writes it exactly once: of what a "
+        "crash made it write again both are read; leave isolation out"
+        for name, topics, isolation in readers
+        for topic in topics
+        if isolation != READ_COMMITTED and topic in writers
+    ]
+
+
+def once_outputs(app: App) -> dict[str, str]:
+    """Return the topics that the app's agents and pipelines write exactly once -> the writer's name."""
+    found: dict[str, str] = {}
+    for agent in (*app.share_agents.values(), *app.cooperative_agents.values()):
+        if agent.options.exactly_once:
+            letters = [] if agent.dead_letter_topic is None else [agent.dead_letter_topic]
+            found.update(dict.fromkeys((*agent.sinks, *letters), agent.name))
+    for pipeline in app.pipelines.values():
+        for sink in pipeline.options.sink or ():
+            if isinstance(sink, Produce) and sink.delivery == "exactly_once":
+                found[topic_name(sink.topic)] = pipeline.name
+    return found
+
+
 def kmq_surprises(agents: Iterable[KmqAgent]) -> list[str]:
-    """As `surprises`."""
+    """As `surprises`, for KMQ."""
     return [
         f"{agent.name}: no timeout: a record whose handler takes longer than {agent.redeliver_after_s:g} s "
         "(redeliver_after) runs twice; give it a timeout=… below that"
@@ -108,7 +145,7 @@ def kmq_surprises(agents: Iterable[KmqAgent]) -> list[str]:
 
 
 def surprises(agents: Sequence[ShareAgent]) -> list[str]:
-    """A sentence for each setting that may not do what its author expects."""
+    """List a sentence for each setting that may not do what its author expects."""
     found = [f"{agent.name}: {text}" for agent in agents for text in _of_one(agent)]
     by_group: dict[str, list[ShareAgent]] = {}
     for agent in agents:
@@ -166,7 +203,7 @@ def _of_one(agent: ShareAgent) -> list[str]:
 
 
 def _group_limits(options: AgentOptions) -> list[str]:
-    """What holds the whole group back."""
+    """Return the limits that apply to the whole group, as texts."""
     parts: list[str] = []
     if options.max_in_flight is not None:
         parts.append(f"at most {options.max_in_flight} in flight in the group")

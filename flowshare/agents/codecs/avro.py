@@ -28,12 +28,12 @@ _KNOWN: Final = frozenset({str, int, float, bool, bytes, type(None)})
 class Avro(RegistryCodec[M]):
     """Avro values with a schema registry.
 
-    model: what a value is: a dataclass, a pydantic model, a msgspec struct, an attrs class, a TypedDict; None or dict:
-    a dict. schema: Avro's, as JSON in text or as a dict; None: it is made of the model (`codecs.schemas`). A codec that
-    only reads needs neither: then values are as they were written.
+    model: type of a value: a dataclass, a pydantic model, a msgspec struct, an attrs class, a TypedDict; None or dict:
+    a dict. schema: Avro's, as JSON in text or as a dict; None: made of the model (`codecs.schemas`). A codec that only
+    reads needs neither: then values are as they were written.
 
-    Values are read by the schema that they were written with, resolved to this one: fields that are missing take their
-    defaults, those that are unknown are left out, aliases and wider numbers fit.
+    Values are read by the schema that they were written with, resolved to this one: missing fields take their defaults,
+    unknown fields are left out, aliases and wider numbers fit.
 
     namespace: of a made schema's records. references: schemas that `schema` refers to: (name, subject, version).
     subject: `topic` (`<topic>-value`, `<topic>-key`), `record` (the record's full name), `topic_record`, or a function.
@@ -55,7 +55,7 @@ class Avro(RegistryCodec[M]):
         register: bool = True,
         use_latest: bool = False,
     ) -> None:
-        """Raises: OptionError: there is no such schema, or fastavro is not installed."""
+        """Raises: OptionError: the schema is not usable, or fastavro is not installed."""
         super().__init__(registry, references=references, subject=subject, register=register, use_latest=use_latest)
         self.model = None if model in (None, dict, Any) else model
         self._records = avro_records(self.model, namespace) if self.model is not None and schema is None else {}
@@ -67,7 +67,7 @@ class Avro(RegistryCodec[M]):
 
     @property
     def record_name(self) -> str:
-        """The full name of the schema's record; of a plain type its own."""
+        """Full name of the schema's record; of a plain type its own."""
         own = self._own
         if isinstance(own, str):
             return own
@@ -79,17 +79,17 @@ class Avro(RegistryCodec[M]):
 
     @property
     def writes(self) -> bool:
-        """Whether it has a schema of its own."""
+        """True if the codec has a schema of its own."""
         return self._own is not None
 
     def text(self) -> SchemaText:
-        """The schema that is written with. Raises: Unencodable: there is none."""
+        """Return the schema for writing. Raises: Unencodable: there is none."""
         if self._own is None:
             raise Unencodable("this codec only reads: give fs.Avro(…) a model or a schema")
         return SchemaText(self.kind, json.dumps(self._own), self._references)
 
     def reader(self, schema: Schema, number: int) -> Callable[[bytes], Any]:
-        """What reads values of this schema. Raises: ValueError: it is none of Avro's."""
+        """Return the decoder for values of this schema. Raises: ValueError: the schema is not valid Avro."""
         from fastavro import schemaless_reader as read
         from fastavro.read import SchemaResolutionError
 
@@ -99,6 +99,8 @@ class Avro(RegistryCodec[M]):
             raise ValueError(f"schema {number}: {error}") from error
         own = None if self._own is None else _parsed(self.registry.whole(self.text()))[0]
         check = walk_of(written, named)
+        if check is not None:
+            self._dear.add(number)
         convert = None if self.model is None else converter(self.model)
         named_ones = {name: converter(kind) for name, kind in self._records.items()}
         divided = bool(named_ones)
@@ -123,17 +125,17 @@ class Avro(RegistryCodec[M]):
         return decode
 
     def writer(self, schema: Schema | None) -> Callable[[Any], bytes]:
-        """What writes values. Raises: Unencodable: a value does not fit."""
+        """Return the encoder for values. The encoder raises Unencodable if a value does not fit the schema."""
         from fastavro import schemaless_writer as write
 
         parsed, _ = _parsed(self.registry.whole(self.text()) if schema is None else schema)
 
         names = {kind: name for name, kind in self._records.items()}
-        strict = not names  # else what a record is of is told beside its fields
+        strict = not names  # else a record's type stands beside its fields
 
         def encode(value: Any) -> bytes:
             stream = io.BytesIO()
-            if type(value) is dict and strict:  # mostly of what Avro knows already
+            if type(value) is dict and strict:  # mostly with types that Avro knows
                 try:
                     write(stream, parsed, value, strict_allow_default=True)
                     return stream.getvalue()
@@ -152,7 +154,7 @@ class Avro(RegistryCodec[M]):
 
 
 def _divided(value: Any, records: Mapping[str, Callable[[Any], Any]]) -> Any:
-    """A value whose records out of unions, which fastavro gives with their names, are of their classes."""
+    """Turn records out of unions, which fastavro gives with their names, into their classes."""
     if isinstance(value, dict):
         return {key: _divided(one, records) for key, one in value.items()}
     if isinstance(value, list):
@@ -170,7 +172,7 @@ def _last(name: str) -> str:
 
 
 def _why(plain: Any, parsed: Any, error: Exception) -> str:
-    """Which field does not fit; the writer's own error says the type alone."""
+    """Name the fields that do not fit; the writer's own error tells only the type."""
     from fastavro.validation import ValidationError, validate
 
     try:
@@ -183,8 +185,8 @@ def _why(plain: Any, parsed: Any, error: Exception) -> str:
 
 
 def plain_of(value: Any, names: Mapping[Any, str] = _NO_NAMES) -> Any:
-    """A value with what Avro knows: dicts, lists, texts, numbers, times. names: of the classes whose records say what
-    they are of, as fastavro has it (`-type`), where a union has several."""
+    """Turn a value into types that Avro knows: dicts, lists, texts, numbers, times. names: of classes whose records
+    need their type beside them, in fastavro's way (`-type`), where a union has several."""
     kind: Any = type(value)
     if kind in _KNOWN:
         return value
@@ -216,7 +218,7 @@ def _loaded(schema: Any) -> Any:
 
 
 def _parsed(schema: Schema) -> tuple[Any, dict[str, Any]]:
-    """A schema as fastavro takes it, and the named ones in it. Raises: OptionError."""
+    """Return a schema in fastavro's form, and its named schemas. Raises: OptionError."""
     try:
         from fastavro.schema import parse_schema
     except ImportError:

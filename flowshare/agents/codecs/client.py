@@ -1,11 +1,11 @@
 """Questions to a schema registry by Confluent's REST API.
 
-Asked is `confluent_kafka.schema_registry`, the client that Confluent keeps, with what it knows of logins, TLS, several
-addresses and OAuth; it blocks, so it is asked in threads (`agents.run.lookups`). Its caches and tries are not used:
-they have no bound, and a record that waits is tried again by whoever holds it. Its serializers are not used either:
-they follow whatever nesting bytes say (a few kilobytes by a recursive Avro schema end the process), know neither
-dataclasses nor models, and ask on the loop that they are called on. Other clients that were looked at:
-python-schema-registry-client, which has had no release since April 2025; aiohttp by hand, which has no OAuth.
+The client is `confluent_kafka.schema_registry`, which Confluent keeps, with its logins, TLS, several addresses and
+OAuth; it blocks, so threads ask it (`agents.run.lookups`). Its caches and tries are not used: they have no bound, and a
+record that waits is tried again by its holder. Its serializers are not used either: they follow any nesting of the
+bytes (a few kilobytes by a recursive Avro schema end the process), know neither dataclasses nor models, and ask on the
+loop that they are called on. Other clients that were looked at: python-schema-registry-client, which has had no release
+since April 2025; aiohttp by hand, which has no OAuth.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from flowshare.agents.handler.errors import AgentError, OptionError
 from flowshare.agents.handler.texts import clip, said
 
 UNKNOWN: Final = frozenset({40401, 40402, 40403})
-"""Error codes of a subject, a version or a schema that is not there. Another 404 is not the registry's."""
+"""Error codes of a missing subject, version or schema. Another 404 is not the registry's."""
 REFUSED: Final = frozenset({409, 422})
-TEXT_MAX: Final = 4 * 1024 * 1024
-"""Bytes of a schema that are taken."""
+TEXT_MAX: Final = 1024 * 1024
+"""Most bytes of a schema."""
 _SAID_MAX: Final = 500
 
 
 class RegistryError(AgentError):
-    """Base of what goes wrong with a schema registry."""
+    """Base of the errors of schema registries."""
 
 
 class RegistryUnavailable(RegistryError, CodecUnavailable):
-    """The registry does not answer, or not as one does: what waits for it waits on."""
+    """The registry does not answer, or not as a registry does: its waiters wait on."""
 
 
 class UnknownSchema(RegistryError, ValueError):
@@ -39,11 +39,11 @@ class UnknownSchema(RegistryError, ValueError):
 
 
 class SchemaRefused(RegistryError, ValueError):
-    """The registry, or flowshare, does not take a schema: it is incompatible with the ones before it, or none."""
+    """The registry, or flowshare, refuses a schema: it is incompatible with earlier ones, or not valid."""
 
 
 class Reference(NamedTuple):
-    """Another schema that one uses: by which name, and which version of which subject it is."""
+    """Another schema that one uses: its name there, and the version of its subject."""
 
     name: str
     subject: str
@@ -52,7 +52,7 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchemaText:
-    """A schema as the registry has it. kind: AVRO, JSON or PROTOBUF."""
+    """A schema in the registry's form. kind: AVRO, JSON or PROTOBUF."""
 
     kind: str
     text: str
@@ -60,26 +60,29 @@ class SchemaText:
 
 
 class Client(Protocol):
-    """What is asked. Each blocks for a limited time. Raises: RegistryUnavailable, UnknownSchema, SchemaRefused."""
+    """The calls to a registry. Each call blocks for a limited time.
+
+    Raises: RegistryUnavailable, UnknownSchema, SchemaRefused.
+    """
 
     def by_id(self, number: int) -> SchemaText:
-        """The schema of an id."""
+        """Return the schema of an id."""
         ...
 
     def version(self, subject: str, version: int) -> SchemaText:
-        """A subject's schema of this version."""
+        """Return a subject's schema of this version."""
         ...
 
     def latest(self, subject: str) -> tuple[int, SchemaText]:
-        """A subject's newest schema, and its id."""
+        """Return the id of a subject's newest schema, and the schema."""
         ...
 
     def lookup(self, subject: str, schema: SchemaText) -> tuple[int, int]:
-        """The id and version that a schema has under a subject."""
+        """Return the id and version of a schema under a subject."""
         ...
 
     def register(self, subject: str, schema: SchemaText) -> int:
-        """Register a schema under a subject, if it is not there; its id."""
+        """Register a schema under a subject, if it is missing; return its id."""
         ...
 
 
@@ -87,7 +90,8 @@ class ConfluentClient:
     """Asks a registry over HTTP."""
 
     def __init__(self, settings: Mapping[str, Any], shown: str) -> None:
-        """settings: of Confluent's client. shown: the registry in errors, without secrets. Raises: OptionError."""
+        """settings: of Confluent's client. shown: the registry's name in errors, without secrets. Raises:
+        OptionError."""
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
         except ImportError as error:
@@ -106,7 +110,7 @@ class ConfluentClient:
         self._client.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_client"):  # else it could not be made
+        if hasattr(self, "_client"):  # else construction failed
             self._client.close()
 
     def by_id(self, number: int) -> SchemaText:
@@ -134,7 +138,7 @@ class ConfluentClient:
         try:
             return self._rest.send_request(path, method=method, body=body)
         except SchemaRegistryError as error:
-            raise self._of_answer(error, what) from None  # its text may have the whole answer
+            raise self._of_answer(error, what) from None  # the client's error may contain the whole answer
         except Exception as error:
             raise RegistryUnavailable(
                 f"the schema registry {self._shown} does not answer: {type(error).__name__}: {clip(said(error), 200)}"
@@ -177,7 +181,7 @@ def _number(found: Any, name: str) -> int:
 
 
 def _schema(found: Any) -> SchemaText:
-    """Raises: RegistryUnavailable: it is no answer of a registry; SchemaRefused: it is too large."""
+    """Read a schema. Raises: RegistryUnavailable: not a registry's answer; SchemaRefused: it is too large."""
     text = found.get("schema") if isinstance(found, dict) else None
     if not isinstance(text, str):
         raise RegistryUnavailable(f"the schema registry's answer has no schema: {clip(said(found), 200)}")

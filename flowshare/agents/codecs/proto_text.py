@@ -1,7 +1,7 @@
-"""The names of the messages in a Protobuf schema as a registry has it: .proto text, or a file descriptor in base64.
+"""Names of the messages in a Protobuf schema as a registry has it: .proto text, or a file descriptor in base64.
 
-A value says by numbers which message of its schema it is. Another message's bytes mostly parse, as something else; so
-the numbers are turned into a name, which is compared. Pure. Source: the grammar of proto2, proto3 and editions.
+A value names its message in the schema by numbers. Another message's bytes mostly parse, as something else; so the
+numbers are turned into a name, which is compared. Pure. Source: the grammar of proto2, proto3 and editions.
 """
 
 from __future__ import annotations
@@ -14,27 +14,43 @@ from typing import Any, Final, NamedTuple
 
 _TOKEN: Final = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[A-Za-z_][\w.]*|\S", re.DOTALL)
 _BEGINS: Final = frozenset({"{", "}", ";", "export", "local"})
-"""What a statement may stand behind."""
+"""Tokens after which a statement may begin."""
 
 
 class Message(NamedTuple):
-    """A message and those that are declared in it, in the order of the file."""
+    """A message and the messages declared in it, in the order of the file."""
 
     name: str
     inner: list[Message]
 
 
-def message_name(schema: str, indexes: Sequence[int]) -> str | None:
-    """The full name of the message that these numbers mean; None: the schema has none there, or is not understood."""
+class File(NamedTuple):
+    """The declarations of a schema file: package and messages."""
+
+    package: str
+    messages: list[Message]
+
+    def name(self, indexes: Sequence[int]) -> str | None:
+        """Return the full name of the message with these numbers; None: there is none, or it is not understood."""
+        messages = self.messages
+        names = [self.package] if self.package else []
+        for index in indexes:
+            if not 0 <= index < len(messages):
+                return None
+            names.append(messages[index].name)
+            messages = messages[index].inner
+        return ".".join(names)
+
+
+def file_of(schema: str) -> File:
+    """Return the messages of a schema, which may be large."""
     found = _of_descriptor(schema)
-    package, messages = _of_text(schema) if found is None else found
-    names = [package] if package else []
-    for index in indexes:
-        if not 0 <= index < len(messages):
-            return None
-        names.append(messages[index].name)
-        messages = messages[index].inner
-    return ".".join(names)
+    return File(*(_of_text(schema) if found is None else found))
+
+
+def message_name(schema: str, indexes: Sequence[int]) -> str | None:
+    """Read a schema and return `File.name` of these indexes."""
+    return file_of(schema).name(indexes)
 
 
 def _of_descriptor(schema: str) -> tuple[str, list[Message]] | None:
@@ -54,7 +70,7 @@ def _described(message: Any) -> Message:
 
 
 def _of_text(schema: str) -> tuple[str, list[Message]]:
-    """Only blocks are looked at: a `message` where a statement may begin opens one that counts."""
+    """Read blocks only: a `message` where a statement may begin opens a block that counts."""
     package, top = "", Message("", [])
     open_blocks: list[Message | None] = [top]
     start, words = True, _words(schema)
@@ -69,7 +85,7 @@ def _of_text(schema: str) -> tuple[str, list[Message]]:
             open_blocks.append(made)
             continue
         elif word == "{":
-            # Messages may stand in a group or an extend block as well; what is in others has no name of its own.
+            # Messages may stand in a group or an extend block as well; messages in other blocks have no name.
             open_blocks.append(None)
         elif word == "}" and len(open_blocks) > 1:
             open_blocks.pop()

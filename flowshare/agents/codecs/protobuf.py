@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from flowshare.agents.codecs import wire
 from flowshare.agents.codecs.base import RegistryCodec, Subject
 from flowshare.agents.codecs.client import Reference, SchemaRefused, SchemaText
-from flowshare.agents.codecs.proto_text import message_name
+from flowshare.agents.codecs.proto_text import file_of
 from flowshare.agents.codecs.registry import REFERENCES_MAX, Registry, Schema
 from flowshare.agents.handler.errors import OptionError, Unencodable
 from flowshare.agents.handler.texts import said, shown
@@ -20,9 +20,9 @@ M = TypeVar("M")
 class Protobuf(RegistryCodec[M]):
     """Protobuf messages with a schema registry.
 
-    model: a class that protoc made. Its file is what is registered, and the files that it imports, each under its name
-    as the subject (but Google's own, which every registry knows). What a newer writer adds is kept as unknown fields;
-    what an older one left out has its default. A value of another message is refused.
+    model: a class that protoc made. Its file is registered, and the files that it imports, each under its name as the
+    subject (but Google's own, which every registry knows). Fields of a newer writer are kept as unknown fields; fields
+    that an older writer left out have their defaults. A value of another message is refused.
 
     subject: `topic` (`<topic>-value`, `<topic>-key`), `record` (the message's full name), `topic_record`, a function.
     register: register the schema at the first value, if it is not there; False: it has to be there. use_latest: write
@@ -40,7 +40,7 @@ class Protobuf(RegistryCodec[M]):
         register: bool = True,
         use_latest: bool = False,
     ) -> None:
-        """Raises: OptionError: it is no such class."""
+        """Raises: OptionError: not such a class."""
         super().__init__(registry, subject=subject, register=register, use_latest=use_latest)
         described: Any = getattr(model, "DESCRIPTOR", None)
         if not isinstance(model, type) or not hasattr(described, "file"):
@@ -55,7 +55,8 @@ class Protobuf(RegistryCodec[M]):
         return str(model.DESCRIPTOR.full_name)
 
     def text(self) -> SchemaText:
-        """The message's file, with references to those that it imports, which are registered first. Blocks."""
+        """Return the message's file, with references to the files that it imports, which are registered first.
+        Blocks."""
         model: Any = self.model
         return self._file(model.DESCRIPTOR.file, [])
 
@@ -73,16 +74,17 @@ class Protobuf(RegistryCodec[M]):
         return SchemaText(self.kind, base64.b64encode(file.serialized_pb).decode(), tuple(references))
 
     def reader(self, schema: Schema, number: int) -> Callable[[bytes], Any]:
-        """What reads messages of this schema."""
+        """Return the decoder for messages of this schema."""
         from google.protobuf.message import DecodeError
 
         model: Any = self.model
+        file = file_of(schema.text.text)  # parsed once: each value names any message of the file
         known: dict[bytes, int] = {}
-        """What stands before messages of the right name."""
+        """Message indexes (bytes) that are known to name the right message, and the offset where it begins."""
 
         def body(raw: bytes) -> int:
             indexes, at = wire.read_indexes(raw, wire.HEADER)
-            name = message_name(schema.text.text, indexes)
+            name = file.name(indexes)
             if name != self.record_name:
                 of = f"a {name}" if name else f"message {indexes}"
                 raise ValueError(f"it is {of} of schema {number}, not a {self.record_name}")
@@ -101,7 +103,10 @@ class Protobuf(RegistryCodec[M]):
         return decode
 
     def writer(self, schema: Schema | None) -> Callable[[Any], bytes]:
-        """What writes messages. Raises: Unencodable: a value is none of the class, or lacks a required field."""
+        """Return the encoder for messages.
+
+        The encoder raises Unencodable if a value is not of the class, or lacks a required field.
+        """
         del schema
 
         def encode(value: Any) -> bytes:
@@ -116,7 +121,7 @@ class Protobuf(RegistryCodec[M]):
 
 
 def _indexes(described: Any) -> list[int]:
-    """Which message of its file it is, from the outermost in; entries of maps are no messages of their own."""
+    """Return the message's indexes in its file, from the outermost in; entries of maps are no messages of their own."""
     found: list[int] = []
     while described is not None:
         above = described.containing_type

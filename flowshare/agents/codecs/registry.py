@@ -1,4 +1,4 @@
-"""`Registry`: the schemas of a registry by their ids, and ids by schemas, each asked for once."""
+"""`Registry`: a registry's schemas by their ids, and ids by schemas, each asked for once."""
 
 from __future__ import annotations
 
@@ -28,21 +28,24 @@ from flowshare.agents.handler.retry import Seconds, seconds
 T = TypeVar("T")
 AUTH_ENV: Final = "FLOWSHARE_REGISTRY_AUTH"
 _NEEDED: Final = ("confluent_kafka", "authlib", "cachetools", "certifi")
-"""What its client imports; told where a registry is declared, as what waits for it would wait for ever."""
+"""Packages that the registry's client imports.
+
+Checked when a registry is declared: a later failure would leave records waiting for schemas for ever.
+"""
 KEPT: Final = 1_000
-"""Schemas, and ids, that a process remembers."""
+"""Most schemas, and ids, that a process remembers."""
 REFERENCES_MAX: Final = 100
 UNKNOWN_S: Final = 30.0
-"""So long the registry is not asked again for what it did not know."""
+"""Seconds that the registry is not asked again for a schema that it did not know."""
 FAILED_S: Final = 0.4
-"""So long after a question without answer others that wait for it are told the same."""
+"""Seconds after an unanswered question in which its other waiters get the same error."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryTls:
-    """How a registry is spoken to over HTTPS; each is a path to a PEM file.
+    """TLS of a registry over HTTPS; each is a path to a PEM file.
 
-    ca: who is trusted; None: the system's. certificate, key: who this process is, where the registry asks.
+    ca: the trusted CA; None: the system's. certificate, key: this process's identity, where the registry asks.
     """
 
     ca: str | os.PathLike[str] | None = None
@@ -53,33 +56,36 @@ class RegistryTls:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema with those that it refers to, by the names that it uses for them; the innermost come first."""
+    """A schema with the schemas that it refers to, by its names for them; the innermost come first."""
 
     text: SchemaText
     others: tuple[tuple[str, SchemaText], ...] = ()
 
 
 class _Known(Generic[T]):
-    """What is known by a key, asked for once at a time; the oldest is forgotten. Any thread."""
+    """A cache that asks for each key once at a time, and forgets the oldest entry when full. For any thread."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[Hashable, T] = OrderedDict()
         self._without: OrderedDict[Hashable, tuple[float, RegistryError]] = OrderedDict()
-        """What there is not, apart, as names and ids out of records must not displace what is used."""
+        """Keys that the registry does not have.
+
+        Kept apart, so that names and ids taken from records do not displace used entries.
+        """
         self._failed: OrderedDict[Hashable, tuple[float, RegistryError]] = OrderedDict()
         self._asking: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def has(self, key: Hashable) -> bool:
-        """Whether it is known."""
+        """Tell if the key's value is known."""
         return key in self._found
 
     def lacks(self, key: Hashable) -> bool:
-        """Whether it is known not to be there."""
+        """Tell if the registry is known not to have the key."""
         return key not in self._found and self._recent(self._without, key, UNKNOWN_S) is not None
 
     def get(self, key: Hashable, ask: Callable[[], T]) -> T:
-        """Blocks where it has to be asked for. Raises: RegistryError."""
+        """Return the key's value; blocks to ask. Raises: RegistryError."""
         try:
             return self._found[key]
         except KeyError:
@@ -120,7 +126,7 @@ class _Known(Generic[T]):
     def _recent(
         kept: Mapping[Hashable, tuple[float, RegistryError]], key: Hashable, limit_s: float
     ) -> RegistryError | None:
-        """The same error once more, without what called for it before."""
+        """Return the same error again, without its earlier traceback."""
         at_s, error = kept.get(key, (0.0, None))
         if error is None or time.monotonic() - at_s >= limit_s:
             return None
@@ -131,12 +137,12 @@ class Registry:
     """A schema registry with Confluent's API: Confluent's own, Karapace, Apicurio (`…/apis/ccompat/v7`), Redpanda.
 
     url: its address; several with commas between. auth: `(user, password)`, or a token for `Authorization: Bearer`;
-    None: what the environment variable FLOWSHARE_REGISTRY_AUTH says, as `user:password` or a token.
-    tls: `RegistryTls(…)`, or the path of a CA's certificate. timeout: seconds for one question. settings: more of those
-    that `confluent_kafka`'s SchemaRegistryClient takes, such as OAuth's.
+    None: the environment variable FLOWSHARE_REGISTRY_AUTH, as `user:password` or a token.
+    tls: `RegistryTls(…)`, or the path of a CA's certificate. timeout: seconds for one question. settings: further
+    settings of `confluent_kafka`'s SchemaRegistryClient, such as OAuth's.
 
-    One serves all topics of an app, from any thread. Each schema is asked for once, and the last 1,000 are kept.
-    Nothing is asked before it is needed, so that an app starts while its registry is away.
+    One registry serves all topics of an app, from any thread. Each schema is asked for once, and the last 1,000 are
+    kept. Nothing is asked before it is needed, so that an app starts while its registry is away.
     """
 
     def __init__(
@@ -149,7 +155,7 @@ class Registry:
         settings: dict[str, Any] | None = None,
         client: Client | None = None,
     ) -> None:
-        """client: asks in place of Confluent's, for tests. Raises: OptionError."""
+        """client: used in place of Confluent's, for tests. Raises: OptionError."""
         if client is None and (missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]):
             raise OptionError(f"fs.Registry needs {', '.join(missing)}: pip install 'flowshare[registry]'")
         self.shown = ", ".join(_without_login(one) for one in _addresses(url))
@@ -161,28 +167,28 @@ class Registry:
             **_login(login or auth or _of_environment()),
             **_tls(tls),
             **(settings or {}),
-            "url": ",".join(_without_login(one) for one in _addresses(url)),  # its client logs what it asks
+            "url": ",".join(_without_login(one) for one in _addresses(url)),  # the client logs its requests
         }
         self._settings["timeout"] = seconds(timeout, "Registry(timeout=…)") or 5.0
         self._client = client
         self.url = url
-        """As it was given, with a login if it has one."""
+        """The address as given, with its login."""
         self.has_secrets = (
             login is not None or auth is not None or bool(settings) or bool(set(_tls(tls)) - {"ssl.ca.location"})
         )
-        """Whether more than an address and a CA was given."""
+        """True if the registry was given more than an address and a CA."""
         self._begin()
 
     @property
     def ca(self) -> str:
-        """The path of its CA's certificate; empty: the system's."""
+        """Path of its CA's certificate; empty: the system's."""
         return str(self._settings.get("ssl.ca.location", ""))
 
     def __repr__(self) -> str:
         return f"Registry({self.shown!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """For other processes (Spark's): what is known stays here."""
+        """Return the state for other processes (Spark's), without known schemas."""
         return {**{name: self.__dict__[name] for name in ("shown", "url", "has_secrets", "_settings")}, "_client": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -197,14 +203,14 @@ class Registry:
 
     @property
     def client(self) -> Client:
-        """What asks; made at the first question."""
+        """Return the client that asks the registry; made at the first call."""
         with self._lock:
             if self._client is None:
                 self._client = ConfluentClient(self._settings, self.shown)
             return self._client
 
     def close(self) -> None:
-        """Close its connections. It may be asked again, and opens others."""
+        """Close its connections. The registry may be asked again, and opens new ones."""
         with self._lock:
             if isinstance(self._client, ConfluentClient):
                 self._client.close()
@@ -213,15 +219,15 @@ class Registry:
     # --- by id ------------------------------------------------------------------------------------------------------
 
     def has_not(self, number: int) -> bool:
-        """Whether it is known that there is no schema of this id, or none that can be used."""
+        """Tell if the registry is known to have no usable schema with this id."""
         return self._schemas.lacks(number)
 
     def knows(self, number: int) -> bool:
-        """Whether `schema` answers without asking: with the schema, or that there is none."""
+        """Tell if `schema` answers without asking the registry: with the schema, or with the error that it has none."""
         return self._schemas.has(number) or self._schemas.lacks(number)
 
     def schema(self, number: int) -> Schema:
-        """The schema of this id. Blocks where it is not known yet.
+        """Return the schema of this id. Blocks if it is not known yet.
 
         Raises: UnknownSchema, SchemaRefused (it is not usable), RegistryUnavailable.
         """
@@ -230,14 +236,14 @@ class Registry:
     # --- ids --------------------------------------------------------------------------------------------------------
 
     def id_of(self, subject: str, schema: SchemaText, *, register: bool) -> int:
-        """The id of a schema under a subject. register: it is registered where it is not there yet.
+        """Return the id of a schema under a subject. register: register it if it is missing.
 
         Raises: UnknownSchema, SchemaRefused (it is incompatible with those before it), RegistryUnavailable.
         """
         return self._ids.get((subject, schema, register), lambda: self._ask_id(subject, schema, register))[0]
 
     def version_of(self, subject: str, schema: SchemaText, *, register: bool) -> int:
-        """The same, its version in the subject, for others to refer to."""
+        """Return its version in the subject, for others to refer to."""
         self.id_of(subject, schema, register=register)
         return self.client.lookup(subject, schema)[1]
 
@@ -252,7 +258,7 @@ class Registry:
             ) from error
 
     def latest(self, subject: str) -> tuple[int, Schema]:
-        """The newest schema of a subject and its id, as this process first saw it. Raises: as `id_of`."""
+        """Return the newest schema of a subject and its id, as this process first saw it. Raises: as `id_of`."""
 
         def ask() -> tuple[int, Schema]:
             number, text = self.client.latest(subject)
@@ -263,13 +269,13 @@ class Registry:
     # --- references -------------------------------------------------------------------------------------------------
 
     def _whole(self, text: SchemaText) -> Schema:
-        """With what it refers to. Raises: SchemaRefused: too much; and what the client raises."""
+        """Return a schema with its references. Raises: SchemaRefused: too many; and the client's errors."""
         others: dict[str, SchemaText] = {}
         self._collect(text, others, ())
         return Schema(text, tuple(others.items()))
 
     def whole(self, text: SchemaText) -> Schema:
-        """A schema of the application's own, with what it refers to. Blocks."""
+        """Return a schema of the application's own, with its references. Blocks."""
         return self._whole(text) if text.references else Schema(text)
 
     def _collect(self, text: SchemaText, others: dict[str, SchemaText], above: tuple[str, ...]) -> None:
@@ -299,7 +305,10 @@ def _addresses(url: Any) -> list[str]:
 
 
 def _shown(url: Any) -> str:
-    return repr(url) if not isinstance(url, str) else repr(_without_login(url))
+    if not isinstance(url, str):
+        return repr(url)
+    scheme, separator, rest = url.rpartition("://")  # not an address: any text before an @ counts as a login
+    return repr(scheme + separator + rest.rpartition("@")[2])
 
 
 def _without_login(url: str) -> str:
@@ -323,7 +332,7 @@ def _login(auth: Any) -> dict[str, Any]:
 
 
 def _of_address(url: str) -> tuple[str, str] | None:
-    """The login that stands in the first address that has one; all are asked with it."""
+    """Return the login in the first address that has one; all addresses get that login."""
     for one in map(urlsplit, _addresses(url)):
         if one.username:
             return unquote(one.username), unquote(one.password or "")
@@ -331,7 +340,7 @@ def _of_address(url: str) -> tuple[str, str] | None:
 
 
 def _of_environment() -> tuple[str, str] | str | None:
-    """A login that is in no code and on no command line; an address with one of its own has that."""
+    """Return the login of the environment, in no code and on no command line; an address's own login comes first."""
     found = os.environ.get(AUTH_ENV, "")
     user, colon, password = found.partition(":")
     return (user, password) if colon else found or None

@@ -1,4 +1,4 @@
-"""Schemas out of classes: Avro's and JSON Schema's, for what has none written down.
+"""Schemas made of classes: Avro's and JSON Schema's, for types without a written schema.
 
 | annotation | Avro | JSON Schema |
 |---|---|---|
@@ -13,9 +13,8 @@
 | `Any` | refused | anything |
 | dataclass, TypedDict, NamedTuple, attrs class, pydantic model, msgspec struct | record | object |
 
-A default that is plain becomes the field's, so that what was written without the field can be read. pydantic and
-msgspec make their JSON Schemas themselves. What a class cannot say (aliases, decimals, other numbers) says a schema of
-your own.
+A default that is plain becomes the field's, so that values written without the field can be read. pydantic and msgspec
+make their JSON Schemas themselves. A schema of your own can say what a class cannot (aliases, decimals, other numbers).
 """
 
 from __future__ import annotations
@@ -68,19 +67,19 @@ _ARRAYS: Final = (list, set, frozenset, tuple)
 
 
 def avro_schema(tp: Any, namespace: str | None = None) -> dict[str, Any] | str | list[Any]:
-    """Avro's schema of a type. namespace: of its records. Raises: OptionError: a part of it has none."""
+    """Return Avro's schema of a type. namespace: of its records. Raises: OptionError: a part of the type has none."""
     return _Avro(namespace).of(tp)  # type: ignore[no-any-return]
 
 
 def avro_records(tp: Any, namespace: str | None = None) -> dict[str, Any]:
-    """The classes that become records of a type's schema, by their full names; none where no union has two of them."""
+    """Return the classes that become records of a type's schema, by full name; none if no union has two of them."""
     made = _Avro(namespace)
     made.of(tp)
     return {name: one["of"] for name, one in made.named.items() if "of" in one} if made.divided else {}
 
 
 def json_schema(tp: Any) -> dict[str, Any]:
-    """The JSON Schema of a type. Raises: OptionError: a part of it has none."""
+    """Return the JSON Schema of a type. Raises: OptionError: a part of the type has none."""
     if pydantic_values.is_pydantic(tp):
         return {**pydantic_values.json_schema(tp)}
     if msgspec_values.is_msgspec(tp):
@@ -95,7 +94,7 @@ class _Avro:
         self._namespace = namespace
         self.named: dict[str, Any] = {}
         self.divided = False
-        """Whether a union has more than one record."""
+        """True if a union has more than one record."""
 
     def of(self, tp: Any) -> Any:
         if tp in _AVRO:
@@ -140,7 +139,7 @@ class _Avro:
         raise OptionError(f"Avro has no type for one of {list(values)}: give a schema of your own")
 
     def _once(self, name: str, schema: dict[str, Any]) -> Any:
-        """A named type is written where it comes first."""
+        """Write a named type where it comes first."""
         full = name if self._namespace is None else f"{self._namespace}.{name}"
         if full in self.named:
             if self.named[full] != schema:

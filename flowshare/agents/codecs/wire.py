@@ -1,9 +1,10 @@
-"""What stands before a value that has a schema in a registry: Confluent's wire format. Pure.
+"""Confluent's wire format: the bytes before a value that has a schema in a registry. Pure.
 
     0 | schema id, 4 bytes, big-endian | for Protobuf: message indexes | the value
 
-Message indexes say which message of the schema's file it is, from the outermost in: their number and then each, as
-zigzag varints; a lone 0 stands for "the first message" (`[0]`). Source: Confluent's documentation of the wire format.
+Message indexes name the value's message in the schema's file, from the outermost in: the number of indexes, then each
+index, as zigzag varints; a lone 0 stands for "the first message" (`[0]`). Source: Confluent's documentation of the wire
+format.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Final
 MAGIC: Final = 0
 HEADER: Final = 5
 INDEXES_MAX: Final = 32
-"""Messages are not nested deeper."""
+"""Deepest nesting of messages."""
 _VARINT_MAX: Final = 5
-"""Bytes of a varint of 32 bits."""
+"""Most bytes of a varint of 32 bits."""
 
 
 class NotFramed(ValueError):
@@ -24,7 +25,7 @@ class NotFramed(ValueError):
 
 
 def schema_id(raw: bytes) -> int:
-    """The id that stands before a value. Raises: NotFramed."""
+    """Return the id that stands before a value. Raises: NotFramed."""
     if len(raw) < HEADER:
         raise NotFramed(f"it has {len(raw)} bytes, and a value with a schema begins with 5: a zero and the schema's id")
     if raw[0] != MAGIC:
@@ -36,12 +37,12 @@ def schema_id(raw: bytes) -> int:
 
 
 def prefix(number: int) -> bytes:
-    """What stands before a value of the schema with this id."""
+    """Return the bytes that stand before a value of the schema with this id."""
     return bytes([MAGIC]) + number.to_bytes(4, "big")
 
 
 def write_indexes(indexes: Sequence[int]) -> bytes:
-    """Message indexes in bytes.
+    """Encode message indexes.
 
     >>> write_indexes([0]), write_indexes([1, 0]), write_indexes([2])
     (b'\\x00', b'\\x04\\x02\\x00', b'\\x02\\x04')
@@ -52,7 +53,7 @@ def write_indexes(indexes: Sequence[int]) -> bytes:
 
 
 def read_indexes(raw: bytes, at: int) -> tuple[list[int], int]:
-    """Message indexes, and where the value behind them begins. Raises: NotFramed."""
+    """Read message indexes, and return them with the offset of the value. Raises: NotFramed."""
     count, at = _read_varint(raw, at)
     if count == 0:
         return [0], at

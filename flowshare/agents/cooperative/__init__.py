@@ -1,7 +1,7 @@
 """Agents of cooperative groups: records of one key one after the other, however many members share a partition.
 
 - `agent`: the decorated function and its options.
-- `member`: its member of the group, as `agents.feed` wants one: what a server does for a share group, the dispatcher of
-  `client.cooperative` does here, in this process.
-- `feeder`: `agents.feed.feeder` with the two, and the topics that they need.
+- `member`: the agent's member of the group, with the interface that `agents.feed` needs: the work of a share group's
+server is done in this process by the dispatcher of `client.cooperative`.
+- `feeder`: `agents.feed.feeder` with agent and member, and the topics that they need.
 """

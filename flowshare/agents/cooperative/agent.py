@@ -7,7 +7,7 @@ from typing import Any, Final, TypedDict
 
 from flowshare.agents.handler.agent import Application, ShareAgent
 from flowshare.agents.handler.errors import OptionError
-from flowshare.agents.handler.options import common_options
+from flowshare.agents.handler.options import READ_COMMITTED, common_options
 from flowshare.agents.handler.order import BY_KEY
 from flowshare.agents.handler.retry import Seconds, seconds
 from flowshare.client.settings import CooperativeSettings, session_s
@@ -26,17 +26,18 @@ REFUSED: Final = {
     "priority": "each key goes on in the order of the log, so that a retry comes before what is behind it",
     "after_dead_letter": "keys cannot be parked in a cooperative group: a key goes on after a dead letter",
 }
-"""Options of share agents that say nothing here, and why."""
+"""Options of share agents without effect in a cooperative group -> the reason."""
 
 
 class CooperativeArguments(TypedDict, total=False):
-    """What `@app.cooperative_agent` takes besides topics and a name, for type checkers."""
+    """The options of `@app.cooperative_agent` besides topics and a name, for type checkers."""
 
     lease: Seconds
     overlap_after: Seconds | None
     shares: bool
     group: str | None
     start: str
+    isolation: str
     concurrency: int
     retry: Any
     timeout: Seconds | None
@@ -55,16 +56,17 @@ class CooperativeArguments(TypedDict, total=False):
 
 
 class CooperativeAgent(ShareAgent):
-    """One agent of an app in a cooperative group. Made by `@app.cooperative_agent`; calling it calls the function.
+    """An agent of an app in a cooperative group, made by `@app.cooperative_agent`; calling the object calls the
+    function.
 
-    lease: seconds after a worker's death until others get its keys (1 to 600). overlap_after: seconds after which
-    another worker may take a key that it is to have from a handler that does not end, so that two may overlap; None: it
-    waits. shares: whether this member takes parts of partitions.
+    lease: seconds after a worker's death until others get its keys (1 to 600). overlap_after: seconds after which a key
+    that was assigned to another worker may leave a handler that does not end, so that two handlers may overlap; None:
+    the other worker waits. shares: True: this member takes parts of partitions.
 
     exactly_once: outputs (what the handler returns or sends by its delivery, its dead letter) are written in one step
-    with the record's commit. output_order, with it: the order in which they become visible, those of each key in the
-    order of its records (`key`), or all of a partition's in the order of its offsets (`partition`): each waits until
-    all offsets before its own are committed.
+    with the record's commit. output_order, with exactly_once: order in which outputs become visible: those of each key
+    in the order of its records (`key`), or all of a partition's in the order of its offsets (`partition`): each waits
+    until all offsets before its own are committed.
 
     The other options are those of `AgentOptions`; `group` is a consumer group here.
     """
@@ -89,7 +91,7 @@ class CooperativeAgent(ShareAgent):
         self.shares = _flag(what, options.get("shares", True))
         if options.get("start", "earliest") not in ("earliest", "latest"):
             raise OptionError(f"{what} start takes 'earliest' or 'latest'")
-        # What is accepted before it runs is kept in order by its member, which hands out one record of a key at a time.
+        # The member keeps records in order that are accepted before they run: it hands out one of a key at a time.
         order = None if common.get("at_most_once") is True else BY_KEY
         super().__init__(app, fun, topics, {**common, "order": order}, name, scope=scope)
         self.ordered_outputs = self._ordered_outputs(what, options.get("output_order", KEY))
@@ -98,14 +100,14 @@ class CooperativeAgent(ShareAgent):
         return f"<CooperativeAgent {self.name} of {', '.join(self.topics)}, group {self.group}>"
 
     def describe(self) -> dict[str, Any]:
-        """The agent's settings by name."""
+        """Return the agent's settings by name."""
         left = ("lock_duration",)
         facts = {key: value for key, value in super().describe().items() if key not in left}
         own = {"lease": self.lease_s, "overlap_after": self.overlap_after_s, "shares": self.shares}
         return {**facts, **own, "output_order": PARTITION if self.ordered_outputs else KEY}
 
     def _ordered_outputs(self, what: str, value: Any) -> bool:
-        """Raises: OptionError."""
+        """Check output_order. Raises: OptionError."""
         if value not in (KEY, PARTITION):
             raise OptionError(f"{what} output_order takes 'key' or 'partition', not {value!r}")
         if value == KEY:
@@ -129,16 +131,17 @@ class CooperativeAgent(ShareAgent):
 
     @property
     def member_settings(self) -> CooperativeSettings:
-        """Of its member."""
+        """Settings of its member."""
         overlap_s = self.overlap_after_s
         return CooperativeSettings(
             auto_offset_reset="latest" if self.options.start == "latest" else "earliest",
+            isolation_level="read_committed" if self.options.isolation == READ_COMMITTED else "read_uncommitted",
             lease=self.lease_s,
             session_timeout=session_s(self.lease_s),
             drain_mode="strict" if overlap_s is None else "available",
             drain_timeout=0.0 if overlap_s is None else overlap_s,
             shares=self.shares,
-            # With one attempt each record that counts as begun and was not would be a dead letter that nobody had run.
+            # With one attempt, a record that counts as begun and was not would become a dead letter unrun.
             exact_starts=self.options.retry.max_attempts == 1 and not self.options.at_most_once,
         )
 

@@ -1,4 +1,4 @@
-"""`CooperativeFeeder`: the feeder of share agents, over a member of a cooperative group."""
+"""`CooperativeFeeder` is the feeder of share agents, over a member of a cooperative group."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.cooperative.member import CooperativeFeed
+from flowshare.agents.feed.backend_limits import check_asked
 from flowshare.agents.feed.feeder import Feeder
-from flowshare.agents.feed.limits import check_asked
 from flowshare.agents.feed.setup import need_outputs, need_topic, retried
 from flowshare.agents.handler.errors import UsageError
 from flowshare.backend.base import Capabilities
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     from flowshare.clock import Clock
     from flowshare.protocol.messages import TopicPartition
 
+VIRTUAL_WAIT_S: Final = 20.0
+"""Seconds that a fetch waits where time is virtual: each wait that ends costs more than one that goes on."""
 HERE: Final = Capabilities(durable=True, server_dead_letters=False)
-"""What the member in this process can do, wherever the group's state is; whether it can settle is that place's."""
+"""Capabilities of the member in this process, wherever the group's state is. Only `settling` depends on that place."""
 CONSUMERS: Final = ("classic", "consumer")
-"""Kinds of groups whose members may form a cooperative one."""
+"""Kinds of groups whose members may form a cooperative group."""
 
 
 class CooperativeFeeder(Feeder):
-    """One agent's member, its buffer and its commits."""
+    """Feeder of one cooperative agent: its member, its buffer and its commits."""
 
     agent: CooperativeAgent
 
@@ -53,7 +55,12 @@ class CooperativeFeeder(Feeder):
         """Prepare topics and join."""
         await prepare(self.agent, self._admin, self._where, self._clock, self._allow)
         member = CooperativeFeed(
-            self._connect, self.agent, clock=self._clock, member_id=self._member_id, on_damaged=self._damaged
+            self._connect,
+            self.agent,
+            clock=self._clock,
+            member_id=self._member_id,
+            on_damaged=self._damaged,
+            wait_s=VIRTUAL_WAIT_S if self._virtual_time else None,
         )
         self._member = member
         if self._early is not None:
@@ -74,13 +81,14 @@ class CooperativeFeeder(Feeder):
         return member
 
     def _damaged(self, count: int) -> None:
-        """Stored bytes that are no records are committed without a letter, as a share agent rejects them."""
+        """Count stored bytes that are no records: they are committed without a letter, as a share agent rejects
+        them."""
         self._stats.undecodable += count
         self._stats.rejected += count
 
     def _end(self, tp: TopicPartition, offsets: Collection[int]) -> None:
-        """Keys of records that were accepted before they run are another member's: end their handlers, where that can
-        be done, as the next record of the key may begin there. On the handler loop."""
+        """End the handlers of records accepted before they ran whose keys are another member's, where possible: the
+        key's next record may begin there. On the handler loop."""
         for runner in self._pool.running():
             theirs = any(chunk.tp == tp and record.offset in offsets for chunk, record in runner.records())
             if theirs and runner.task is not None:
@@ -94,18 +102,18 @@ async def prepare(
     clock: Clock,
     allow: Callable[[int], object] = lambda record_bytes: None,
 ) -> None:
-    """Make missing topics if the app allows it, and see that the group can be. allow: told the size of the agent's
-    largest dead letter, for the producer. Raises: UsageError (what to change), ServerError, BackendError."""
+    """Make missing topics if the app allows it, and check the group. allow: called with the size of the agent's largest
+    dead letter, for the producer. Raises: UsageError (what to change), ServerError, BackendError."""
     _check_place(agent, capabilities)
     await retried(agent, clock, lambda: _prepare(agent, admin, allow))
 
 
-async def rehearse(agent: CooperativeAgent, admin: ShareAdmin, capabilities: Capabilities) -> None:
-    """See whether `prepare` would be refused, and change nothing. Raises: as `prepare`."""
+async def rehearse(agent: CooperativeAgent, admin: ShareAdmin, capabilities: Capabilities, groups: ShareAdmin) -> None:
+    """Check if `prepare` would be refused; change nothing. groups: client that knows groups. Raises: as `prepare`."""
     _check_place(agent, capabilities)
     for channel in (*agent.channels, *_outputs(agent)):
         await need_topic(agent, admin, channel, dry_run=True)
-    await _check_group(agent, admin)
+    await _check_group(agent, groups)
 
 
 def _check_place(agent: CooperativeAgent, capabilities: Capabilities) -> None:
@@ -118,7 +126,7 @@ def _check_place(agent: CooperativeAgent, capabilities: Capabilities) -> None:
 
 
 def _outputs(agent: CooperativeAgent) -> list[Any]:
-    """Topics that the agent writes, by name or as they were declared."""
+    """Return the topics that the agent writes, by name or as they were declared."""
     found = [*agent.options.sink]
     if agent.dead_letter_topic is not None:
         given = agent.options.dead_letter

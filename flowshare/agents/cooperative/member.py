@@ -1,10 +1,11 @@
-"""`CooperativeFeed`: an agent's member of a cooperative group, as the rest of the feed asks of one.
+"""`CooperativeFeed` is an agent's member of a cooperative group, with the interface that the feed needs.
 
-What a server decides for a member of a share group is decided here: which records come next, in the order of each key,
-how late a released one comes again, and whether what is acknowledged is still the member's.
+It decides for itself as a share group's server does for a member: which records come next, in the order of each key,
+how late a released record comes again, and whether an acknowledged record is still the member's.
 
     the feed says         here
-    ask                   records are begun, as soon as there are some (`CooperativeMember.take`)
+    ask                   records are begun, as soon as there are some (`CooperativeMember.take`), of a key one, and the
+                          next when that is committed
     ACCEPT, REJECT, GAP   the record is finished; answered when it is committed. Of an agent with at_most_once what is
                           accepted is about to run, and keeps its key until it has (`ended`)
     RELEASE               it waits for its time, its key with it
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
@@ -32,7 +34,7 @@ from flowshare.share.types import AcknowledgeType, AcquiredRange
 if TYPE_CHECKING:
     from flowshare.agents.cooperative.agent import CooperativeAgent
     from flowshare.agents.feed.members import Unrun
-    from flowshare.agents.feed.units import Unit
+    from flowshare.agents.feed.settle_units import Unit
     from flowshare.client.cooperative.partitions import Partition, Record
     from flowshare.client.cooperative.settles import Settled
     from flowshare.client.net.link import Connect
@@ -44,12 +46,12 @@ if TYPE_CHECKING:
 WAIT_MIN_S: Final = 0.001
 LOST: Final = "the keys are another member's now"
 ENDED: Final = (ErrorCode.NONE, ErrorCode.NETWORK_EXCEPTION)
-"""A settle that is answered so ends what it is about, well or not known how."""
-UNKNOWN: Final = "outcome unknown: the lease ended before the commit was answered"
+"""Answers after which a settle's records are done, well or with an unknown outcome."""
+UNKNOWN: Final = "outcome unknown: the lease ended, or the keys were lost, before the commit was answered"
 
 
 class _Answer:
-    """What is told when all of its commits are answered."""
+    """Answer to a call, given when all of its commits are answered."""
 
     __slots__ = ("pending", "results", "told")
 
@@ -60,7 +62,7 @@ class _Answer:
 
 
 class CooperativeFeed:
-    """One member. Everything on the service loop."""
+    """One member of a cooperative group. Everything runs on the service loop."""
 
     def __init__(
         self,
@@ -70,11 +72,17 @@ class CooperativeFeed:
         clock: Clock,
         member_id: str | None = None,
         on_damaged: Callable[[int], object] = lambda count: None,
+        wait_s: float | None = None,
     ) -> None:
-        """on_damaged: told how many offsets hold bytes that are no records."""
+        """on_damaged: called with the number of offsets whose bytes are no records.
+
+        wait_s: seconds that the server may hold a fetch that finds nothing; None: as usual.
+        """
         self._clock = clock
         self._early = agent.options.at_most_once
         self._settings = agent.member_settings
+        if wait_s is not None:
+            self._settings = replace(self._settings, fetch_max_wait=wait_s)
         self._member = CooperativeMember(
             connect,
             group_id=agent.group,
@@ -86,10 +94,11 @@ class CooperativeFeed:
             on_lost=self._lost,
         )
         self._member.partitions.on_damaged = lambda partition, first, last, why: on_damaged(last - first + 1)
+        self._member.partitions.on_unanswered = self._unanswered
         self.on_accepted_lost: Callable[[TopicPartition, Collection[int]], object] = lambda tp, offsets: None
-        """Told of records that were accepted before they run, and whose keys are another member's now."""
+        """Called with records that were accepted before they run, and whose keys are another member's now."""
         self._accepted: dict[tuple[TopicPartition, int], tuple[Partition, Record]] = {}
-        """Of an agent with at_most_once: what runs, or is about to."""
+        """With at_most_once: records that run, or are about to."""
         self._arrivals = Arrivals()
         self._plan: Plan | None = None
         self._ends: TimerHandle | None = None
@@ -98,58 +107,61 @@ class CooperativeFeed:
         self._in_hand: dict[tuple[TopicPartition, int], tuple[Partition, Record]] = {}
         self._answers: list[_Answer] = []
         self._losses = 0
+        self._serial = 0
+        """Serial of the next delivery: fences rise by it within the epoch of a claim."""
         self._ordered = agent.ordered_outputs
+        self._batches = agent.options.batch is not None
 
     # --- what is known ------------------------------------------------------------------------------------------
 
     @property
     def member_id(self) -> str:
-        """What the server knows it by."""
+        """Id by which the server knows the member."""
         return self._member.member_id
 
     @property
     def assignment(self) -> frozenset[TopicIdPartition]:
-        """Partitions that it holds keys of."""
+        """Partitions of which this member holds keys."""
         return frozenset(
             TopicIdPartition(*one.place, one.topic_id) for one in self._member.partitions if one.scan.pieces
         )
 
     @property
     def lock_timeout_ms(self) -> int:
-        """How long what it holds is its own without an answer of the server."""
+        """Milliseconds that the member's keys stay its own without an answer of the server."""
         return round(self._settings.lease * 1000)
 
     @property
     def generation(self) -> int:
-        """Changes when something in hand was lost."""
+        """Number that changes when a held record was lost."""
         return self._losses
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing arrives, in words."""
+        """Reason why nothing arrives, in words."""
         return self._member.trouble
 
     def holds(self, tp: TopicPartition, generation: int) -> bool:
-        """Whether what was begun in this life of the partition can still be the member's."""
+        """Tell if records begun in this life of the partition can still be the member's."""
         partition = self._member.partitions.of(*tp)
         return partition is not None and partition.scan.lives == generation
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to join; who waits for records waits for that, too. Raises: Closed."""
+        """Begin to join; a caller that waits for records waits for that, too. Raises: Closed."""
         self._member.start()
 
     async def confirm(self) -> None:
-        """Wait until the server has said what is still held. Raises: Closed."""
+        """Wait until the server has told which keys are still held. Raises: Closed."""
         await self._member.confirm()
 
     def unsubscribe(self) -> None:
-        """Begin nothing new, and leave what is finished to others."""
+        """Begin no new records, and give back finished keys."""
         self._member.drain()
 
     async def close(self, *, unrun: Unrun | None = None) -> None:
-        """Give back what was not run, commit the rest, leave."""
+        """Release records that did not run, commit the rest, leave the group."""
         self._end_plan()
         for tp, ranges in (unrun or {}).items():
             for offset in (offset for first, last in ranges for offset in range(first, last + 1)):
@@ -159,7 +171,7 @@ class CooperativeFeed:
         await self._member.close()
 
     async def leave_to_locks(self, *, unrun: Unrun) -> None:
-        """As `close`, while handlers go on that cannot be ended: their keys are free when the lease ends."""
+        """Close as `close` while handlers go on that cannot be ended: their keys are free when the lease ends."""
         del unrun
         self._end_plan()
         await self._member.close(release=False)
@@ -167,35 +179,35 @@ class CooperativeFeed:
     # --- records ------------------------------------------------------------------------------------------------
 
     def ask(self, plan: Plan) -> None:
-        """Begin records as soon as there are some, or tell of none when the plan's time is over."""
+        """Begin records as soon as some arrive, or report none when the plan's time is over."""
         self._plan = plan
         self._ends = self._clock.call_later(plan.max_wait_s, self._nothing)
         self._look()
 
     def on_fetched(self, listener: Callable[[], object] | None) -> None:
-        """As `ShareMember.on_fetched`."""
+        """Set the listener, as `ShareMember.on_fetched`."""
         self._arrivals.listener = listener
         if listener is not None and self._arrivals.ready:
             listener()
 
     def take_fetched(self) -> list[Fetched]:
-        """What came of the last `ask`."""
+        """Return the records of the last `ask`."""
         return self._arrivals.take()
 
     async def last_fetch(self) -> list[Fetched]:
-        """The same, for a member that stops: nothing more is begun."""
+        """Return the records of the last `ask`, for a member that stops: no more are begun."""
         self._end_plan()
         return self._arrivals.take()
 
     def _changed(self) -> None:
-        """Something was read, held, lost or committed."""
+        """Go on after records were read, held, lost or committed."""
         if self._answers:
             self._settle()
         if self._plan is not None:
             self._look()
 
     def _look(self) -> None:
-        """See in the next turn of the loop: whoever is called now may be in the middle of something."""
+        """Serve the plan in the next turn of the loop: the caller may be in the middle of its work."""
         if not self._looks:
             self._looks = True
             asyncio.get_running_loop().call_soon(self._serve)
@@ -205,7 +217,10 @@ class CooperativeFeed:
         plan = self._plan
         if plan is None:
             return
-        taken = self._member.take(plan.records_max, keys=plan.heads, chain=plan.chain)
+        # No chains: what had ended when a lease or a process was lost, and was not committed, begins again, and nothing
+        # of its key may have begun behind it. What one call takes at once begins at once.
+        chain = plan.chain if self._batches else 1
+        taken = self._member.take(plan.records_max, keys=plan.heads, chain=chain)
         if taken:
             self._end_plan()
             self._arrivals.put(
@@ -231,7 +246,7 @@ class CooperativeFeed:
         self._ends = self._due = None
 
     def _fetched(self, partition: Partition, found: list[Record]) -> Fetched:
-        """As a server would send them; all are of claims of one epoch."""
+        """Put records into the form that a server sends; all are of claims of one epoch."""
         found.sort(key=lambda one: one.offset)
         tp = TopicPartition(*partition.key)
         for one in found:
@@ -252,16 +267,26 @@ class CooperativeFeed:
             acquired=tuple(acquired),
             lock_deadline=self._deadline_s(partition),
             generation=partition.scan.lives,
-            fence=(found[0].epoch, 0),
+            fence=self._fence(found),
             read=RawDecoded(runs=runs),
         )
 
+    def _fence(self, found: list[Record]) -> tuple[int, int]:
+        """Return the epoch of the records' claim, and the first one's serial less its offset. Each delivery of a key
+        has a higher fence than all before it, by serial within this member, by epoch across members. The serial grows
+        by the span of the offsets."""
+        first, last = found[0].offset, found[-1].offset
+        shift = self._serial - first
+        self._serial += last - first + 1
+        return found[0].epoch, shift
+
     def _deadline_s(self, partition: Partition) -> float:
-        """When nothing may run any more. The member has lost it all before, so that both agree what is lost."""
+        """Time when nothing may run any more. The member has lost all records before, so that both agree on the
+        loss."""
         return partition.lease_end_s + self._member.lease_spare_s
 
     def given_up(self, tp: TopicPartition, offsets: Collection[int]) -> None:
-        """The feed has given these up: what of them is still the member's is begun again."""
+        """Begin records again that the feed gave up, as far as they are still the member's."""
         for offset in offsets:
             found = self._in_hand.pop((tp, offset), None)
             if found is not None:
@@ -277,7 +302,8 @@ class CooperativeFeed:
             self.on_accepted_lost(tp, accepted)
 
     def ended(self, tp: TopicPartition, offsets: Collection[int]) -> None:
-        """Records that were accepted before have run, or run nowhere: the next ones of their keys may come."""
+        """Free the keys of records that were accepted before and have run, or run nowhere: their next records may
+        come."""
         for offset in offsets:
             found = self._accepted.pop((tp, offset), None)
             if found is not None:
@@ -292,7 +318,7 @@ class CooperativeFeed:
         generation: int | None = None,
         on_late: Late | None = None,
     ) -> list[AckResult]:
-        """Say what became of records; answered when that is committed."""
+        """Settle records; answers when that is committed."""
         return await answered(lambda told: self.begin_acknowledge(acks, told, generation=generation, on_late=on_late))
 
     def begin_acknowledge(
@@ -336,7 +362,7 @@ class CooperativeFeed:
         return result
 
     def _said(self, tp: TopicPartition, offset: int, batch: AckBatch, finished: set[int]) -> bool:
-        """What is said of one record; whether it is in hand."""
+        """Carry out the acknowledgement of one record; False if the member no longer has the record."""
         type_ = batch.types[0] if len(batch.types) == 1 else batch.types[offset - batch.first]
         found = self._in_hand.get((tp, offset))
         if found is None or (batch.attempt and found[1].attempt != batch.attempt):
@@ -355,7 +381,7 @@ class CooperativeFeed:
         return self._member.finish(*found)
 
     def handled(self, unit: Unit) -> None:
-        """Handlers of records have ended that are settled when it is their turn."""
+        """Note that handlers ended of records that are settled in turn."""
         for chunk, record in unit.records:
             found = self._in_hand.get((chunk.tp, record.offset))
             if found is not None:
@@ -373,7 +399,8 @@ class CooperativeFeed:
         *,
         generation: int | None = None,
     ) -> None:
-        """As `ShareMember.begin_settle`: accepted and rejected alike are committed, in one step with the outputs."""
+        """Settle as `ShareMember.begin_settle`: accepted and rejected records are committed, in one step with the
+        outputs."""
         partition = self._member.partitions.of(*tp)
         topic = "" if partition is None else partition.place[0]
         result = AckResult(topic, tp.topic_id, tp.partition, tuple(acks), ErrorCode.NONE, None, 0.0)
@@ -403,7 +430,7 @@ class CooperativeFeed:
         told([result._replace(error=settled.error, message=settled.message, refused=refused, outputs=settled.outputs)])
 
     def _settle(self) -> None:
-        """Tell those whose commits were answered."""
+        """Answer the calls whose commits were answered."""
         left: list[_Answer] = []
         answers, self._answers = self._answers, []
         for answer in answers:
@@ -414,6 +441,16 @@ class CooperativeFeed:
             else:
                 answer.told(answer.results)
         self._answers = left + self._answers
+
+    def _unanswered(self, partition: Partition, offsets: Collection[int]) -> None:
+        """Answer "unknown" to callers that wait for these offsets: nobody knows if they are committed."""
+        tp = TopicPartition(*partition.key)
+        for answer in self._answers:
+            for at, _, pending in answer.pending:
+                unknown = pending.intersection(offsets) if at is partition else set[int]()
+                if unknown:
+                    pending -= unknown
+                    answer.results = [_in_doubt(one, unknown) if one.tp == tp else one for one in answer.results]
 
     def _settled(self, answer: _Answer, partition: Partition, lives: int, offsets: set[int]) -> bool:
         if partition.scan.lives != lives:
@@ -427,8 +464,14 @@ class CooperativeFeed:
         return not offsets
 
 
+def _in_doubt(result: AckResult, offsets: Collection[int]) -> AckResult:
+    """Return the result with these offsets refused, as their outcome is unknown."""
+    refused = (*result.refused, *((offset, offset) for offset in sorted(offsets)))
+    return result._replace(refused=refused, refusal=ErrorCode.NETWORK_EXCEPTION, message=UNKNOWN)
+
+
 def _by_epoch(found: Sequence[Record]) -> Iterable[list[Record]]:
-    """Those of claims of one epoch together: a key's later claim has a higher one, which is what its fence says."""
+    """Group records by their claim's epoch: a later claim of a key has a higher epoch, and its fence needs that."""
     by_epoch: dict[int, list[Record]] = {}
     for one in found:
         by_epoch.setdefault(one.epoch, []).append(one)
@@ -436,5 +479,5 @@ def _by_epoch(found: Sequence[Record]) -> Iterable[list[Record]]:
 
 
 def _by_attempt(found: Sequence[Record]) -> list[tuple[int, list[Record]]]:
-    """Neighbours of one attempt together."""
+    """Group neighbouring records of one attempt."""
     return [(attempt, list(ones)) for attempt, ones in groupby(found, key=lambda one: one.attempt)]

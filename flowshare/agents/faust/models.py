@@ -1,6 +1,6 @@
 """Keys and values of a topic with a type or a serializer: Faust's model class `Record`, its codecs and its registry.
 
-Which type and serializer of a topic go together, and what is held against them when something is sent:
+The types that go with a topic's serializer, against which sent values are checked:
 
 | first codec of the serializer | types that go with it |
 |---|---|
@@ -13,30 +13,42 @@ Which type and serializer of a topic go together, and what is held against them 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from faust import Record
 from faust.serializers import codecs
 from faust.serializers.registry import Registry as FaustRegistry
 
-from flowshare.agents.handler.encoding import encode
+from flowshare.agents.handler.arriving import arrives
+from flowshare.agents.handler.encoding import encode, in_json
 from flowshare.agents.handler.errors import AnnotationError, OptionError, Unencodable
+from flowshare.agents.handler.fields import fields_of
 from flowshare.agents.handler.texts import said, shown
-from flowshare.agents.handler.values import Decoder, converter, decoder, describe, is_model, strip_none
+from flowshare.agents.handler.values import (
+    Decoder,
+    alternatives,
+    cached_by_type,
+    converter,
+    decoder,
+    describe,
+    is_model,
+    strip_none,
+    text_is_json,
+)
 
 __all__ = ["Record", "Registry", "check_declared", "decoder_for", "encode_for"]
 
 _PLAIN: Final = (bytes, str, int, bool)
-_OPTIONS: Final = {"key": ("key_type", "key_serializer"), "value": ("value_type", "value_serializer")}
-"""What a topic says of its keys and values."""
 """Types whose values fit them, where no serializer comes between."""
+_OPTIONS: Final = {"key": ("key_type", "key_serializer"), "value": ("value_type", "value_serializer")}
+"""Options in which a topic declares the type and serializer of its keys and values."""
 _FAUSTS = (int, float, str, bytes)
 
 
 def check_declared(topic: str, what: str, typ: Any, serializer: Any) -> None:
-    """See whether a topic's type and serializer can go together; `what` is "key" or "value". Raises: OptionError."""
+    """Check that a topic's type and serializer can go together; `what` is "key" or "value". Raises: OptionError."""
     if serializer is None:
+        _check_fields(topic, what, typ)
         return
     check_serializer(topic, what, serializer)
     inner = strip_none(typ)[0]
@@ -54,8 +66,22 @@ def check_declared(topic: str, what: str, typ: Any, serializer: Any) -> None:
         raise OptionError(refused + str(error)) from None
 
 
+def _check_fields(topic: str, what: str, typ: Any) -> None:
+    """Check that a class's fields can be read; a type that no handler takes may be Faust's. Raises: OptionError."""
+    if typ is None or isinstance(typ, str):
+        return
+    try:
+        is_made_of = any(fields_of(one) is not None or get_args(one) for one in alternatives(typ))
+        if is_made_of:
+            decoder(typ)
+    except AnnotationError as error:
+        raise OptionError(f"topic {topic!r}: {what}_type={describe(typ)}: {error}") from None
+    except (NameError, TypeError):
+        return  # a type that is defined further down, or has no hash
+
+
 def check_serializer(topic: str, what: str, serializer: Any) -> None:
-    """Raises: OptionError when it is no codec of Faust's, nor names of some with `|` between."""
+    """Check that a serializer is a codec of Faust's, or names of codecs with `|` between. Raises: OptionError."""
     codecs.get_codec("json")  # loads those of other packages
     nodes = serializer.split("|") if isinstance(serializer, str) else []
     if isinstance(serializer, codecs.Codec) or (nodes and all(node in codecs.codecs for node in nodes)):
@@ -68,7 +94,7 @@ def check_serializer(topic: str, what: str, serializer: Any) -> None:
 
 
 def decoder_for(annotation: Any, serializer: Any) -> Decoder | None:
-    """The decoder for an annotation of what a serializer (None: none) has encoded; None: the bytes themselves.
+    """Return the decoder of an annotation's values behind a serializer (None: none); None: the bytes themselves.
 
     Raises: AnnotationError when none can be made.
     """
@@ -107,7 +133,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def encode_for(topic: Any, what: str, given: Any, serializer: Any = None) -> bytes | None:
-    """A key or value ("key", "value") in bytes, as `topic` (of the app, or a name) has it.
+    """Encode a key or value ("key", "value") as `topic` (of the app, or a name) has it.
 
     serializer: in place of the topic's own. Raises: Unencodable: it does not fit; OptionError: no such serializer.
     """
@@ -118,14 +144,26 @@ def encode_for(topic: Any, what: str, given: Any, serializer: Any = None) -> byt
     if serializer is not None:
         check_serializer(topic.get_topic_name(), what, serializer)
     used = declared if serializer is None else serializer
-    if given is None and (used is None or what == "key" or _takes_none(typ)):
-        return None
-    raw = encode(given) if used is None else _serialized(topic, what, given, used)
+    if given is None and (used is None or what == "key" or typ is None or _takes_none(typ)):
+        return None  # a tombstone, never a serializer's null, which a compacted topic would keep for good
+    raw = _encoded(typ, given) if used is None else _serialized(topic, what, given, used)
     decode = None if used is None and type(given) is typ in _PLAIN else _decoder_of(typ, declared)
     if decode is None:
+        if (
+            used is None
+            and typ is not None
+            and not isinstance(given, (str, *_IN_BYTES))
+            and alternatives(typ) == (bytes,)
+        ):
+            raise Unencodable(
+                f"topic {topic.get_topic_name()!r} has {what}_type={describe(typ)}, which {shown(given)} does not fit: "
+                "it is neither bytes nor text"
+            )
         return raw
     try:
-        decode(raw)
+        made = decode(raw)
+        if type(given) not in _IN_BYTES and not arrives(typ, made, given):
+            raise ValueError(f"it would arrive as {shown(made)}")
     except Exception as error:
         also = f"; {what}_type={describe(typ)} | None takes None, too" if given is None else ""
         codec = "" if used is None else f" and {what}_serializer={used!r}"
@@ -134,6 +172,17 @@ def encode_for(topic: Any, what: str, given: Any, serializer: Any = None) -> byt
             f"fit: {said(error)}{also}"
         ) from error
     return raw
+
+
+_IN_BYTES: Final = (bytes, bytearray, memoryview, type(None))
+"""Types that are bytes already, or nothing."""
+
+
+def _encoded(typ: Any, given: Any) -> bytes | None:
+    """Encode by the topic's type: text becomes JSON if the type has more than text, so that "5" does not arrive as
+    5."""
+    is_text = isinstance(given, str) or (type(given) is bytes and bytes in alternatives(typ))
+    return in_json(given) if is_text and typ is not None and text_is_json(typ) else encode(given)
 
 
 def _serialized(topic: Any, what: str, given: Any, serializer: Any) -> bytes:
@@ -156,14 +205,14 @@ def _serialized(topic: Any, what: str, given: Any, serializer: Any) -> bytes:
     return raw
 
 
-@cache
+@cached_by_type
 def _takes_none(typ: Any) -> bool:
     return typ is not None and strip_none(typ)[1]
 
 
-@cache
+@cached_by_type
 def _decoder_of(typ: Any, serializer: Any) -> Decoder | None:
-    """None: all bytes fit, as they do a codec's name and what no handler can be annotated with."""
+    """Return the decoder; None: all bytes fit, as for a codec's name or a type that no handler takes."""
     try:
         return None if typ is None or isinstance(typ, str) else decoder_for(typ, serializer)
     except AnnotationError:
@@ -173,8 +222,8 @@ def _decoder_of(typ: Any, serializer: Any) -> Decoder | None:
 class Registry(FaustRegistry):
     """Faust's registry, with all types that a share agent's annotation can have (dataclass, TypedDict, dict, …).
 
-    str and bytes are the bytes themselves unless the topic names a serializer: what a share agent sends is read by a
-    Faust agent and the other way round.
+    str and bytes are the bytes themselves unless the topic names a serializer, so that share agents and Faust's agents
+    can read each other's records.
     """
 
     def _serializer(self, typ: Any, *alternatives: Any) -> Any:
@@ -183,7 +232,8 @@ class Registry(FaustRegistry):
         return super()._serializer(typ, *alternatives)
 
     def dumps_key(self, typ: Any, key: Any, *, serializer: Any = None, skip: Any = (bytes,)) -> bytes | None:
-        """Encode a key; what is neither bytes nor text (the number of a `group_by`) becomes JSON, as elsewhere."""
+        """Encode a key; a key that is neither bytes nor text (the number of a `group_by`) becomes JSON, as
+        elsewhere."""
         return encode(super().dumps_key(typ, key, serializer=serializer, skip=skip))
 
     def loads_value(self, typ: Any, value: bytes | None, *, serializer: Any = None) -> Any:
@@ -198,6 +248,6 @@ class Registry(FaustRegistry):
         return _converter(typ)(value)
 
 
-@cache
+@cached_by_type
 def _converter(typ: Any) -> Callable[[Any], Any]:
     return converter(typ)

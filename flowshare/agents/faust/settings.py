@@ -1,7 +1,7 @@
 """An app's settings: Faust's, except for the broker, which flowshare reads itself.
 
-Faust takes any unknown keyword in silence; here a typing error is refused with the nearest name. Faust never sees
-the broker's URL, which it would garble: where its own transport connects it is told at the start (`streams.py`).
+Faust takes any unknown keyword in silence; here an unknown option is refused with the nearest name. Faust never sees
+the broker's URL, which it would garble: its own transport gets the address at the start (`streams.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ BROKER_ENV: Final = "FLOWSHARE_BROKER"
 DATADIR_ENV: Final = "APP_DATADIR"
 PLACEHOLDER: Final = "kafka://not-known-before-the-start"
 SESSION_TIMEOUT_S: Final = 10.0
-"""On embedded, how long the partitions of a killed process wait for another one (Faust's default: 60)."""
+"""Seconds that a killed process's partitions wait for another process, on embedded (Faust's default: 60)."""
 NAME_MAX: Final = 200
-"""Characters of an app's name; those of a topic are 249, and `.<agent>.dlq` comes behind it."""
+"""Most characters of an app's name: a topic's name has 249, and `.<agent>.dlq` follows the app's."""
 _NAME: Final = rf"(?!\.\.?$)[a-zA-Z0-9._-]{{1,{NAME_MAX}}}"
 _COMPAT: Final = frozenset(
     {
@@ -57,9 +57,9 @@ _MADE_LATER: Final = (
 
 
 def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None, dict[str, Any]]:
-    """The broker and what Faust gets.
+    """Return the broker and Faust's options.
 
-    The environment variable FLOWSHARE_BROKER replaces what the code says. Raises: OptionError for an unknown option,
+    The environment variable FLOWSHARE_BROKER replaces the code's broker. Raises: OptionError for an unknown option,
     UsageError for a broker URL that cannot be read.
     """
     _refuse(app_id, options)
@@ -84,7 +84,7 @@ def read_options(app_id: str, options: dict[str, Any]) -> tuple[BrokerUrl | None
 
 
 def _refuse(app_id: str, options: Mapping[str, Any]) -> None:
-    """Raises: OptionError, UsageError: the app's name or an option cannot be."""
+    """Refuse an app's name or an option that cannot be. Raises: OptionError, UsageError."""
     if not isinstance(app_id, str) or not re.fullmatch(_NAME, app_id):
         raise UsageError(
             f"App({app_id!r}): the app's name is the beginning of the names of its groups and topics (dead letters, "
@@ -102,13 +102,13 @@ def _refuse(app_id: str, options: Mapping[str, Any]) -> None:
 
 
 def _make(path: str, *arguments: Any, **more: Any) -> Any:
-    """One object of the class that `path` names, which is imported now."""
+    """Make one object of the class that `path` names, which is imported now."""
     return symbol_by_name(path)(*arguments, **more)
 
 
 def _data_folder(app_id: str, address: BrokerUrl | None) -> str:
-    """Where an app keeps tables and checkpoints unless `datadir` says it: with an embedded path's own data, else below
-    XDG_STATE_HOME; nowhere that depends on the directory in which the process was started."""
+    """Return an app's default folder of tables and checkpoints: with an embedded path's own data, else below
+    XDG_STATE_HOME; never one that depends on the directory in which the process was started."""
     if DATADIR_ENV in os.environ:
         return os.environ[DATADIR_ENV]
     if address is not None and address.kind == "embedded":
@@ -116,18 +116,19 @@ def _data_folder(app_id: str, address: BrokerUrl | None) -> str:
     else:
         base = Path(os.environ.get("XDG_STATE_HOME", ""))
         folder = (base if base.is_absolute() else Path.home() / ".local" / "state") / "flowshare" / app_id
-    return str(folder).replace("{", "{{").replace("}", "}}")  # Faust formats it
+    return str(folder).replace("{", "{{").replace("}", "}}")  # Faust formats the text
 
 
 def read_share(app_id: str, given: Any) -> str:
-    """Who leads the app's share groups on a Kafka cluster (embedded and memory have no choice). Raises: UsageError."""
+    """Check the option `share`: leader of the share groups on a Kafka cluster (others have no choice). Raises:
+    UsageError."""
     if given not in SHARES:
         raise UsageError(f"App({app_id!r}): share takes 'auto', 'native' or 'workers', not {given!r}")
     return str(given)
 
 
 def read_web_hosts(app_id: str, given: Any) -> tuple[str, ...]:
-    """The option `web_hosts`. Raises: UsageError."""
+    """Check the option `web_hosts`. Raises: UsageError."""
     hosts = (given,) if isinstance(given, str) else tuple(given)
     try:
         read_hosts(hosts, {})
@@ -137,7 +138,7 @@ def read_web_hosts(app_id: str, given: Any) -> tuple[str, ...]:
 
 
 def _place_of_groups(app_id: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """What the app and its environment say of who leads the groups; the broker's URL has the last word."""
+    """Return the settings of app and environment about who leads the groups; the broker's URL overrides them."""
     told = {"share": read_share(app_id, options.get("share", "auto")), "fleet": str(options.get("fleet", app_id))}
     for name in ("listen", "advertise", "state_dir"):
         text = os.environ.get(f"FLOWSHARE_{name.upper()}")

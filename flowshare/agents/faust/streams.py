@@ -1,8 +1,8 @@
 """Faust's own agents, streams and tables, beside the share agents of an app.
 
 They run on Faust's transport (aiokafka, one classic consumer group named as the app) at the address where the app's
-backend speaks Kafka's protocol. Nothing of that exists in an app that uses none of them: no consumer, no group, no
-`__assignor` topic, no second producer.
+backend speaks Kafka's protocol. An app without them has no transport: no consumer, no group, no `__assignor` topic, no
+second producer.
 
     UNUSED  -- an agent, a table or a stream is declared before the start --> RUNNING at the start
     UNUSED  -- `app.stream(topic)` in a task, a timer, … --> RUNNING in a moment
@@ -31,27 +31,27 @@ DRAIN_S: Final = 25.0
 
 
 CRASH_S: Final = 60.0
-"""Seconds that an agent counts as ill after it raised: Faust starts it anew soon, mostly to raise again."""
+"""Seconds that an agent counts as ill after it raised: Faust soon starts it again, mostly to raise again."""
 ERROR_CHARS: Final = 200
 CRASHES_MIN: Final = 2
-"""Crashes within that time which make it ill: one bad record, which is skipped, is none."""
+"""Crashes within `CRASH_S` that make an agent ill: one bad record, which is skipped, does not."""
 
 
 class Streams:
-    """What Faust itself runs of one app. On the handler loop."""
+    """Agents, tables and streams that Faust itself runs for one app. On the handler loop."""
 
     def __init__(self, app: FaustApp) -> None:
         self._app = app
         self._asked = False
         self._open: WeakSet[Any] = WeakSet()
         self.running = False
-        """Whether Faust's transport runs, or is about to."""
+        """True if Faust's transport runs, or is about to."""
         self._drained = False
         self._crashes: dict[str, list[tuple[float, str]]] = {}
 
     @property
     def declared(self) -> list[str]:
-        """What needs Faust's transport, in words."""
+        """Names of the agents, tables and streams that need Faust's transport, in words."""
         app = self._app
         tables = app.tables if "tables" in app.__dict__ else ()
         found = [f"agent {name}" for name in app.agents] + [f"table {name}" for name in tables]
@@ -59,13 +59,13 @@ class Streams:
 
     @property
     def on_disk(self) -> bool:
-        """Whether a table's store is in files."""
+        """True if a table's store is in files."""
         app = self._app
         tables = app.tables.values() if "tables" in app.__dict__ else ()
         return any((table._store or app.conf.store).scheme != "memory" for table in tables)  # noqa: SLF001
 
     def connect(self, backend: Backend) -> None:
-        """Before the app starts: decide whether Faust's transport runs, and tell it where the broker is.
+        """Decide, before the app starts, if Faust's transport runs, and give it the broker's address.
 
         Raises: UsageError when the backend has no address, or the app has run already.
         """
@@ -85,7 +85,7 @@ class Streams:
         self.running = True
 
     def check(self, kind: str) -> None:
-        """See whether what is declared can run on a kind of backend. Raises: UsageError."""
+        """Check that the declared parts can run on a kind of backend. Raises: UsageError."""
         if kind == "memory" and self.declared:
             raise UsageError(
                 f"Faust's own agents, streams and tables do not run on the memory backend: {', '.join(self.declared)}. "
@@ -93,22 +93,22 @@ class Streams:
             )
 
     def add(self, stream: Any) -> None:
-        """Keep an eye on a stream that was made."""
+        """Keep track of a stream that was made."""
         self._open.add(stream)
 
     @property
     def busy(self) -> bool:
-        """Whether a stream handles a record right now."""
+        """True if a stream handles a record right now."""
         return any(stream.current_event is not None for stream in self._open)
 
     def crashed(self, agent: str, error: BaseException, now_s: float) -> None:
-        """One of Faust's agents raised; Faust starts it anew."""
+        """Note that one of Faust's agents raised; Faust starts it again."""
         crashes = [crash for crash in self._crashes.get(agent, ()) if now_s - crash[0] < CRASH_S]
         text = named(error, ERROR_CHARS)
         self._crashes[agent] = [*crashes[1 - CRASHES_MIN :], (now_s, text)]
 
     def problems(self, now_s: float) -> list[str]:
-        """Which of Faust's agents keep crashing, one sentence each. From any thread."""
+        """Return Faust's agents that keep crashing, one sentence each. From any thread."""
         found = []
         for agent, crashes in list(self._crashes.items()):
             if len(crashes) >= CRASHES_MIN and now_s - crashes[0][0] < CRASH_S:
@@ -116,7 +116,7 @@ class Streams:
         return found
 
     def ask(self) -> None:
-        """`app.stream(topic)` was called: Faust's transport is needed, now if the app runs. Raises: UsageError."""
+        """Note that `app.stream(topic)` needs Faust's transport; start it if the app runs. Raises: UsageError."""
         self._asked = True
         host = self._app.host
         if self.running or host is None:
@@ -126,9 +126,10 @@ class Streams:
         self._app.add_future(self._start_late())
 
     async def _start_late(self) -> None:
-        """Start what Faust would have started with the app."""
+        """Start the services that Faust would have started with the app."""
         strategy = cast("BootStrategy", self._app.boot_strategy)
         services: list[ServiceT] = [
+            self._app.monitor,
             *strategy.kafka_producer(),
             *strategy.kafka_consumer(),
             *strategy.agents(),
@@ -139,7 +140,7 @@ class Streams:
             await self._app.add_runtime_dependency(service)
 
     async def drain(self) -> None:
-        """Read nothing more, wait until what was read is handled, commit; harmless when nothing runs or twice.
+        """Read nothing more, wait until records already read are handled, commit; harmless when nothing runs or twice.
 
         The caller bounds the time (`stream_wait_empty=False` does not wait at all).
         """
@@ -149,11 +150,11 @@ class Streams:
         await self._app._stop_consumer()  # noqa: SLF001 - Faust's name
 
     def publishes(self, topic: Any) -> bool:
-        """Whether what is sent to a topic now goes through Faust's producer.
+        """Tell if a record sent to the topic now goes through Faust's producer.
 
-        That is: what Faust's own agents and streams send, and what Faust sends to its own topics (changelogs, replies,
-        repartitioned streams). Faust flushes its producer before it commits offsets, and puts it into the transaction
-        under `processing_guarantee="exactly_once"`.
+        This holds for records that Faust's own agents and streams send, and for records that Faust sends to its own
+        topics (changelogs, replies, repartitioned streams). Faust flushes its producer before it commits offsets, and
+        makes its producer part of the transaction under `processing_guarantee="exactly_once"`.
         """
         return self.running and (topic.internal or current_event() is not None)
 
@@ -162,7 +163,7 @@ def tell(app: FaustApp, address: KafkaAddress) -> None:
     """Put the broker's address and security into the app's settings, where Faust's transport looks."""
     urls = [URL(f"kafka://{host}") for host in address.hosts]
     for name, value in {"broker": urls, "broker_consumer": urls, "broker_producer": urls, **_login(address)}.items():
-        object.__setattr__(app.conf, name, value)  # Settings' own warns of what was read before
+        object.__setattr__(app.conf, name, value)  # the settings' own __setattr__ warns of values already read
     app.transport.url = urls
 
 

@@ -26,35 +26,36 @@ _LOOKUPS_MAX: Final = 10
 
 
 class Topic(faust.Topic, Generic[V]):
-    """What `app.topic(…)` returns; V is its `value_type`, Any without one."""
+    """A topic as `app.topic(…)` returns it; V is its `value_type`, Any without one."""
 
     app: FaustApp
     key_codec: Codec | None = None
     value_codec: Codec | None = None
 
     def decoder(self, what: str, annotation: Any) -> Decoder | None:
-        """How its keys or values (`what`: "key", "value") are decoded for an annotation. Raises: AnnotationError."""
+        """Return the decoder of its keys or values (`what`: "key", "value") for an annotation. Raises:
+        AnnotationError."""
         codec: Codec | None = getattr(self, f"{what}_codec")
         if codec is not None:
             return CodecDecoder(codec, annotation)
         return decoder_for(annotation, getattr(self, f"{what}_serializer"))
 
     def encode(self, what: str, given: Any, serializer: Any = None) -> Encoded | None:
-        """A key or value in bytes. serializer: in place of the topic's. Raises: Unencodable, OptionError."""
+        """Encode a key or value. serializer: in place of the topic's. Raises: Unencodable, OptionError."""
         codec: Codec | None = getattr(self, f"{what}_codec")
         if codec is None or serializer is not None:
             return encode_for(self, what, given, serializer)
         return None if given is None else encode_by(codec, given, f"topic {self.get_topic_name()!r}: its {what}")
 
     def missing_to_send(self) -> Missing | None:
-        """What its codecs have to look up before something is sent to it; None: nothing."""
+        """Return the look-up that the topic's codecs need before a record is sent to it; None: they need none."""
         asked = (getattr(codec, "missing_to_encode", None) for codec in (self.key_codec, self.value_codec))
         found = (ask() for ask in asked if ask is not None)
         return next((one for one in found if one is not None), None)
 
     async def prepare(self) -> None:
-        """Look up what its codecs need to send (a schema's id), so that nothing waits for it later: `send_soon` and
-        `delivery.send`, which do not wait, ask the registry where they are called. Raises: what the codec raises."""
+        """Make the look-ups (a schema's id) of its codecs, so that no later send waits: `send_soon` and
+        `delivery.send`, which do not wait, ask the registry where they are called. Raises: the codec's errors."""
         for _ in range(_LOOKUPS_MAX):
             if (missing := self.missing_to_send()) is None:
                 return
@@ -73,8 +74,8 @@ class Topic(faust.Topic, Generic[V]):
     ) -> asyncio.Future[RecordMetadata]:
         """Produce one record and return when it is confirmed; the returned future is done and has the place.
 
-        Unlike Faust's, which returns before the record is safe; inside Faust's own agents and streams it is Faust's
-        (`Streams.publishes`). `send_soon` does not wait. Raises: Unencodable, and what the producer raises.
+        Faust's `send` returns before the record is safe; inside Faust's own agents and streams this is Faust's `send`
+        (`Streams.publishes`). `send_soon` does not wait. Raises: Unencodable, and the producer's errors.
         """
         if self.app.streams.publishes(self):
             if self.app.has_codecs:
@@ -107,7 +108,7 @@ class Topic(faust.Topic, Generic[V]):
     ) -> EventualResult[RecordMetadata]:
         """Produce one record without waiting; from coroutines, from `def` handlers, from any thread.
 
-        Inside Faust's own agents and streams it is Faust's, and returns a `faust.types.FutureMessage`.
+        Inside Faust's own agents and streams this is Faust's `send_soon`, and returns a `faust.types.FutureMessage`.
         """
         if self.app.streams.publishes(self):
             sent: Any = super().send_soon(
@@ -128,16 +129,16 @@ class Topic(faust.Topic, Generic[V]):
         headers: Headers | None = None,
         timeout: float = 30.0,
     ) -> RecordMetadata:
-        """Produce one record and return where it went when it is confirmed: for code without an event loop.
+        """Produce one record and return its place when it is confirmed: for code without an event loop.
 
         From any thread, whether the app runs in this process or not. timeout: seconds, the start of the producer
-        included. Raises: UsageError on an event loop; TimeoutError; Unencodable, and what the producer raises.
+        included. Raises: UsageError on an event loop; TimeoutError; Unencodable, and the producer's errors.
         """
         deadline_s = time.monotonic() + timeout
         first = self.app.host is None
         made = self._made(key, value, partition, timestamp, headers, {})
         host = self.app.sending_thread.host(timeout)
-        if first and ambient:  # there is telemetry since the host was started: now the current span is known
+        if first and ambient:  # telemetry since the host's start: now the current span is known
             made = self._made(key, value, partition, timestamp, headers, {})
         sent = host.service.submit(lambda: made.send_by(host.sender.send))
         try:
@@ -148,7 +149,7 @@ class Topic(faust.Topic, Generic[V]):
             ) from None
 
     async def publish_message(self, fut: Any, wait: bool = True) -> Any:
-        """Faust's inner way to send; the key and value of the message are bytes already."""
+        """Send a message whose key and value are bytes already (Faust's inner way)."""
         if self.app.streams.running:
             return await super().publish_message(fut, wait)
         message = fut.message
@@ -171,7 +172,7 @@ class Topic(faust.Topic, Generic[V]):
             await self.app.make_topic(name, self.partitions or self.app.conf.topic_partitions, self.config)
 
     def _for_faust(self, key: Any, value: Any, headers: Headers | None, faust_only: dict[str, Any]) -> dict[str, Any]:
-        """What Faust's producer is given: what has a codec is bytes already."""
+        """Return the arguments for Faust's producer; a key or value that has a codec is encoded to bytes already."""
         if self.key_codec is None and self.value_codec is None:
             return {"key": key, "value": value, "headers": _in_bytes(headers), **faust_only}
         made = produce(self, value, key, headers=headers)

@@ -1,4 +1,5 @@
-"""Faust's transport with what it lacks: missing topics are made, a rebalance is no crash, a reply holds nothing up."""
+"""Faust's transport with three additions: missing topics are made, a rebalance is no crash, a reply holds up
+nothing."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
     from flowshare.agents.faust.app import FaustApp
 
 _LOOK_S: Final = 0.02
-"""How often it is looked whether all streams are done."""
+"""Seconds between two checks if all streams are done."""
 
 
 class TransportConsumer(aiokafka.Consumer):
-    """As Faust's, except for what happens while partitions move.
+    """Faust's consumer, with other rules while partitions move.
 
-    A record that was fetched just before its partition went elsewhere is no error. And before a new subscription what
-    is being handled is finished and committed: aiokafka forgets its assignment at once then, so that Faust, told of the
-    rebalance, believes that there is nothing to finish; table and offsets would come apart.
+    A record that was fetched just before its partition went elsewhere is no error. And before a new subscription,
+    records being handled are finished and committed: aiokafka then forgets its assignment at once, so that Faust, told
+    of the rebalance, believes that there is nothing to finish; table and offsets would diverge.
     """
 
     app: FaustApp
@@ -32,14 +33,14 @@ class TransportConsumer(aiokafka.Consumer):
         super().__init__(transport, callback, *args, **options)
         self._hand_over = callback
         self._last: dict[Any, int] = {}
-        """Offset that went to the streams last, of each partition; of none after a seek."""
+        """Last offset given to the streams, of each partition; none after a seek."""
         self.callback = self._hand_over_once
 
     async def _hand_over_once(self, message: Any) -> None:
         """Give a record to the streams, unless it was the last one they were given.
 
-        Where a fetch was on its way at a seek its records come twice. Faust drops those below the last one it had
-        read, but not that one itself, as it keeps the last offset read and the next one to read in one place.
+        If a fetch was on its way at a seek, its records come twice. Faust drops the records below the last one that it
+        had read, but not that record itself, as it keeps the last offset read and the next one to read in one place.
         """
         if self._last.get(message.tp) == message.offset:
             return
@@ -47,7 +48,7 @@ class TransportConsumer(aiokafka.Consumer):
         await self._hand_over(message)
 
     async def perform_seek(self) -> None:
-        """Read on from the committed offsets: what the streams' queues had lost comes again."""
+        """Read on from the committed offsets: records that the streams' queues had lost come again."""
         self._last.clear()
         await super().perform_seek()
         self._last.clear()
@@ -64,10 +65,10 @@ class TransportConsumer(aiokafka.Consumer):
         self._last.clear()
 
     async def on_partitions_revoked(self, revoked: set[Any]) -> None:
-        """Partitions go: finish and commit what is being handled while it is still known what was.
+        """Finish and commit records being handled, as partitions go, while they are still known.
 
-        Faust forgets first which records of theirs were handled since the last commit, and then commits the rest: up
-        to `broker_commit_interval` of records ran again in whichever process had the partitions next.
+        Faust first forgets which records of those partitions were handled since the last commit, and then commits the
+        rest: up to `broker_commit_interval` of records ran again in the process that had the partitions next.
         """
         if not self.app.should_stop and self.assignment():
             self.stop_flow()
@@ -85,36 +86,39 @@ class TransportConsumer(aiokafka.Consumer):
         await super().subscribe(topics)
 
     def resume_partitions(self, tps: Any) -> None:
-        """Fetch these again; while partitions move nothing of it gets to the streams before Faust resumes their flow.
+        """Fetch these again; while partitions move, no record of them reaches the streams before Faust resumes their
+        flow.
 
-        Resuming clears the streams' queues: what had come too early would be lost until the next rebalance.
+        Resuming clears the streams' queues: records that had come too early would be lost until the next rebalance.
         """
         if self.app.rebalancing:
             self.app.flow_control.suspend()
         super().resume_partitions(tps)
 
     def ack(self, message: Any) -> bool:
-        """Count a record as handled, unless no stream took it: when partitions move, streams skip what they still get.
+        """Count a record as handled, unless no stream took it: when partitions move, streams skip the records they
+        still get.
 
-        Faust counts that as handled, too, and commits it.
+        Faust counts skipped records as handled, too, and commits them.
         """
         current = message.generation_id == self.app.consumer_generation_id and self.app.flow_control.is_active()
         return bool((current or message.tracked) and super().ack(message))
 
     async def wait_empty(self) -> None:
-        """Wait until no stream handles anything, then commit.
+        """Wait until no stream handles a record, then commit.
 
-        Faust waits for records, too, that were taken out of a stream's queue unhandled: at times for ever.
+        Faust also waits for records that were taken out of a stream's queue unhandled: at times for ever.
         """
         while not self.should_stop and self.app.streams.busy:
             await self.commit()
             await self.sleep(_LOOK_S)
         while await self.maybe_wait_for_commit_to_finish():
-            pass  # one that began earlier: who asks meanwhile commits nothing of its own
+            pass  # an earlier commit: calls meanwhile commit nothing
         await self.commit_and_end_transactions()
 
     def highwater(self, tp: Any) -> int:
-        """The end of a partition, for Faust's monitor; as last known when the partition went elsewhere meanwhile."""
+        """Return the end of a partition, for Faust's monitor; the last known one when the partition went elsewhere
+        meanwhile."""
         try:
             return int(super().highwater(tp) or 0)
         except AssertionError:  # aiokafka's way to say that it is not assigned
@@ -122,14 +126,14 @@ class TransportConsumer(aiokafka.Consumer):
 
 
 class TransportProducer(aiokafka.Producer):
-    """As Faust's, except that aiokafka's client is told every topic that is sent to.
+    """Faust's producer, except that aiokafka's client is told every topic that is sent to.
 
-    It begins with all topics there are; the first new one restricts it to those it was told, and what was queued for
-    the others stays queued, which Faust's flush before a commit waits for.
+    The client begins with all existing topics; the first new topic restricts it to those it was told, and records
+    queued for the others stay queued, which Faust's flush before a commit waits for.
     """
 
     async def send(self, topic: str, *args: Any, transactional_id: str | None = None, **options: Any) -> Any:
-        """Hand a record over; the future has the outcome."""
+        """Hand a record over; the returned future gets the result."""
         producer = self._transaction_producers.get(transactional_id) if transactional_id else self._producer
         if producer is not None:
             await producer.client.add_topic(topic)
@@ -137,10 +141,10 @@ class TransportProducer(aiokafka.Producer):
 
 
 class Conductor(FaustConductor):
-    """As Faust's, which leaves it to the broker to make the topics of agents and streams, or to lack them.
+    """Faust's conductor, except that it makes the topics of agents and streams; Faust's leaves that to the broker.
 
-    A topic that comes later (`app.stream` in a task, the replies of the first `ask`) is read after five seconds, in
-    which others may follow; Faust waits for 45.
+    A later topic (`app.stream` in a task, the replies of the first `ask`) is read after five seconds, in which others
+    may follow; Faust waits for 45.
     """
 
     _resubscribe_sleep_lock_seconds = 5.0
@@ -159,9 +163,10 @@ class Conductor(FaustConductor):
 
 
 class ReplyConsumer(FaustReplyConsumer):
-    """As Faust's, whose reply topic counts as unhandled what it gave to a channel that nobody reads.
+    """Faust's reply consumer, whose reply topic counts replies as unhandled that it gave to a channel that nobody
+    reads.
 
-    Every later rebalance, and the end, would wait for that. Here replies are not committed; old ones that come again
+    Every later rebalance, and the end, would wait for those. Here replies are not committed; old ones that come again
     wake nobody.
     """
 

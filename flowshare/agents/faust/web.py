@@ -1,9 +1,9 @@
-"""The web server of an app's own pages (`@app.page`): one port a process.
+"""The web server of an app's own pages (`@app.page`): one port per process.
 
-Faust's has one fixed port, which the second process on a machine finds taken, and tells others the machine's name while
-it listens on loopback only. Who may ask is decided by the host and the origin of a request, as for flowshare's pages
-(`agents/pages/gate.py`); what the application's pages then ask of who asks is theirs. Faust's own (`/table/`,
-`/router/`, …), which tell names and values, are the operator's.
+Faust's server has one fixed port, which the second process on a machine finds taken, and tells others the machine's
+name while it listens on loopback only. The host and the origin of a request decide if it may ask, as for flowshare's
+pages (`agents/pages/gate.py`); further checks are the application's own. Faust's own pages (`/table/`, `/router/`, …),
+which tell names and values, are for the operator.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ logger = logging.getLogger("flowshare.worker")
 
 
 def listen_for_pages(app: FaustApp) -> str:
-    """Take a port for the app's pages before anybody is told of it, and have Faust's web server serve there; its URL.
+    """Take a port for the app's pages before their address is told, and have Faust's web server serve there; return the
+    URL.
 
     The port is the option `web_port`, else a free one. The address is `web_bind`, 127.0.0.1 by default.
     Raises: UsageError when the port is taken.
@@ -51,7 +52,7 @@ def listen_for_pages(app: FaustApp) -> str:
     port = sock.getsockname()[1]
     host = bind if is_loopback(bind) else conf.web_host
     url = URL.build(scheme=scheme, host=str(host), port=port)
-    object.__setattr__(conf, "web_port", port)  # Settings' own warns of what was read before
+    object.__setattr__(conf, "web_port", port)  # the settings' own __setattr__ warns of values already read
     if "canonical_url" not in options:
         object.__setattr__(conf, "canonical_url", url)
     web: Any = app.web
@@ -67,7 +68,7 @@ def listen_for_pages(app: FaustApp) -> str:
 
 
 def _gate(app: FaustApp, scheme: str) -> Gate:
-    """Who may ask. Raises: UsageError."""
+    """Make the gate. Raises: UsageError."""
     conf: Any = app.conf
     told = str(conf.web_host)
     try:
@@ -101,7 +102,7 @@ class _Guard:
 
 
 def _guard_of(web: Any) -> _Guard:
-    """The guard of the app's web server, which stays when the app is stopped and started again."""
+    """Return the guard of the app's web server; it stays when the app is stopped and started again."""
     there: Any = web.web_app.middlewares
     for one in there:
         if isinstance(one, _Guard):
@@ -112,7 +113,7 @@ def _guard_of(web: Any) -> _Guard:
 
 
 def _tells_names(view: Any) -> bool:
-    """Whether it is one of Faust's own pages; its index says `OK` and nothing else."""
+    """Tell if the view is one of Faust's own pages, which tell names; its production index only says `OK`."""
     module = type(view).__module__
     return module.startswith("faust.web.apps.") and not module.endswith(".production_index")
 

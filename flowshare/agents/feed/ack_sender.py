@@ -1,18 +1,17 @@
-"""Sends an agent's acknowledgements: gathered as offsets, sent as ranges, one round of requests at a time.
+"""`AckSender` sends an agent's acknowledgements: gathered as offsets, sent as ranges, one round of requests at a time.
 
-What finishes while a round is under way waits for the next one, so an idle agent acknowledges at once and a busy one in
-bulk. A request holds or fails per partition as a whole, so a partition that fails for one lost lock is halved until the
-lost offsets stand alone; where there is an order, the answer says which ranges are not held (SG-18.12).
+Records that finish while a round is under way wait for the next one, so an idle agent acknowledges at once and a busy
+agent in bulk. A request succeeds or fails per partition as a whole, so a partition that fails for one lost lock is
+halved until the lost offsets stand alone; with an order, the answer names the ranges that are not held (SG-18.12).
 
-What happens calls, and no task waits for it: only what is sent again, by halves or later, is a task's. Invariants:
-1. Of each partition and number under which records were acquired, its *key*, one request is under way, what comes of it
-   included. Renewals go beside it.
-2. A round is a request for each number (there is rarely more than one), of all keys that have none under way. The next
-   one begins when the first node has answered, or `SLOW_S` later: a leader that stands still holds up no other's.
-3. What waits has a request under way whose end sends it, a turn of the loop, or a time at which it is sent.
-4. `unconfirmed` is what waits, what is under way, and what waits for another leader. Each offset is counted once.
-5. No offset is twice in a request. One that is acknowledged again, before the first one has left, was acquired again:
-   its lock had lapsed, and what was said of the earlier delivery counts as lost.
+Events call methods, and no task waits for them; a task only sends refused ranges again, by halves or later. Invariants:
+1. Of each *key* (partition, and generation under which records were acquired) one request is under way, until its
+outcome is handled. Renewals go beside it. 2. A round has one request for each generation (there is rarely more than
+one), of all keys without a request. The next round begins when the first node has answered, or `SLOW_S` later: a leader
+that stands still holds up no other's. 3. Each waiting acknowledgement has an event that sends it: a request's end, a
+turn of the loop, or a timer. 4. `unconfirmed` counts each offset once: waiting, under way, or waiting for another
+leader. 5. No offset is twice in a request. An offset that is acknowledged again before the first acknowledgement has
+left was acquired again: its lock had lapsed, and the outcome of the earlier delivery counts as lost.
 
 | | nothing under way | its own key under way | others in a round |
 |---|---|---|---|
@@ -62,33 +61,39 @@ logger = logging.getLogger("flowshare.agents")
 
 FAILED: Final = "agent=%s: acknowledging failed; what was not confirmed may run again"
 GATHER_S: Final = 0.005
-"""What acknowledgements are gathered for on a broker: each of them is a write of its own there, and while it is under
-way, the fetch that it rides on is held up."""
+"""Least time in seconds between two requests to a broker, in which acknowledgements are gathered.
+
+A broker writes each request by itself, and holds up the fetch behind that request meanwhile.
+"""
 RIDE_S: Final = 0.005
-"""How long what was gathered waits for a fetch to ride on. Where records come, fetches leave all the time, and a timer
-would wake the loop for nothing."""
+"""Seconds that gathered acknowledgements wait for a fetch to ride on. While records come, fetches leave all the time,
+and a timer would wake the loop for nothing."""
 GATHERED_MAX: Final = 200
-"""So many offsets are sent at once."""
+"""Number of offsets that are sent at once."""
 SLOW_S: Final = 0.25
-"""A request without an answer for so long holds up its own partitions only; before that, all: few and full ones cost
+"""Seconds after which an unanswered request holds up only its own partitions; before, all: few full requests cost
 less."""
 AGAIN: Final = "its lock had lapsed, and the record was acquired again"
 TOLD: Final = {
     "lock_lost": "the lock was lost, the outcome is discarded",
     "unknown": "the acknowledgement is not known to hold, the record may run again",
 }
-"""Bad outcomes, and what is said of them."""
+"""Bad outcomes, with their text."""
 SHOWN: Final = 5
-"""Ranges that a line names."""
+"""Most ranges that a log line names."""
 HALVINGS_MAX: Final = 256
 TRIES_MAX: Final = 4
 BACKOFF_S: Final = 0.1
 Refused = tuple[list[AckRange], "AckResult"]
-"""What is to be sent again: of what one offset may have made fail the halves, what was not done as it is."""
+"""Ranges to send again, with the answer that refused them.
+
+Ranges that one offset may have made fail are sent in halves; ranges that the server did not carry out are sent
+unchanged.
+"""
 
 
 class _Request:
-    """One request. `acks`: what of it has no outcome yet. `stale`: what was left out of it (invariant 5)."""
+    """One request. acks: ranges without an outcome yet. stale: ranges that were left out (invariant 5)."""
 
     __slots__ = ("acks", "generation", "spans", "stale")
 
@@ -100,7 +105,7 @@ class _Request:
 
 
 class AckSender:
-    """Gathers and sends acknowledgements, and sees to what is refused; on the service loop."""
+    """Gathers and sends acknowledgements, and handles refused ones; on the service loop."""
 
     def __init__(
         self,
@@ -112,15 +117,16 @@ class AckSender:
         gather_s: float = 0.0,
         spans: AckSpans | None = None,
     ) -> None:
-        """gather_s: least time between two requests, unless `GATHERED_MAX` offsets wait: where each is dear.
+        """gather_s: least seconds between two requests, where requests are expensive; `GATHERED_MAX` waiting offsets go
+        at once.
 
-        spans: what tells of requests; None: nothing does.
+        spans: records requests in telemetry; None: no telemetry.
         """
         self._spans = spans
         self._gather_s = gather_s
         self._sent_at = -gather_s
         self._hurry = False
-        """Whether somebody waits for what is gathered."""
+        """True if a caller waits for the gathered acknowledgements."""
         self._agent = agent
         self._clock = clock
         self._stats = stats
@@ -128,9 +134,9 @@ class AckSender:
         self._member: Member | None = None
         self._pending: dict[Key, Gathered] = {}
         self._busy: set[Key] = set()
-        """What has a request under way, or something of one that is sent again."""
+        """Keys with a request under way, or with a part that is sent again."""
         self._round: set[_Request] = set()
-        """Requests without any answer that are not slow."""
+        """Requests without an answer yet that are not slow."""
         self._slow_timer: TimerHandle | None = None
         self._turn_due = False
         self._timer: TimerHandle | None = None
@@ -138,13 +144,13 @@ class AckSender:
         self._flushed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.unconfirmed = 0
-        """Offsets that wait for their acknowledgement or its answer."""
+        """Number of offsets that wait for their acknowledgement or its answer."""
         self.on_sent: Callable[[], object] | None = None
-        """Called when what waited behind a round has left (`leaves_soon`)."""
+        """Called when acknowledgements that waited behind a round have left (`leaves_soon`)."""
 
     @property
     def leaves_soon(self) -> bool:
-        """Whether something waits for the round that is under way, and leaves when that has ended or is slow."""
+        """True if acknowledgements wait for the round under way; they leave when the round has ended or is slow."""
         return bool(self._pending) and bool(self._round)
 
     def start(self, member: Member) -> None:
@@ -173,22 +179,22 @@ class AckSender:
         unrun: bool = False,
         attempt: int = 0,
     ) -> None:
-        """Acknowledge a range in another way."""
+        """Acknowledge a range with types other than accept."""
         ack = AckRange(first, last, types, delay_ms, unrun, counter, attempt)
         self._at(key).others.append(ack)
         self._add(key, ack.size)
 
     def count(self, acks: Sequence[AckRange], result: AckResult) -> None:
-        """Something was sent another way, and this became of it: it counts, and is told, as the rest."""
+        """Count and report ranges that were sent in another way, with their result, as the rest."""
         self.unconfirmed += sum(ack.size for ack in acks)
         self._confirm((ack, result) for ack in acks)
 
     def ride(self) -> None:
-        """A fetch is asked for right after this: send what was gathered, so that it rides on that."""
+        """Send gathered acknowledgements now, so that they ride on the fetch that is asked for next."""
         self._send(rides=True)
 
     def _send(self, *, rides: bool = False) -> None:
-        """Send what waits, unless more is gathered."""
+        """Send waiting acknowledgements, unless more should be gathered first."""
         if self._member is None or self._stopped or not self._pending:
             return
         ready = [key for key in self._pending if key not in self._busy] if self._busy else list(self._pending)
@@ -210,7 +216,7 @@ class AckSender:
             self._begin(request, rides=rides)
 
     def _taken(self, ready: Iterable[Key]) -> list[_Request]:
-        """What waits for these."""
+        """Take the waiting acknowledgements of these keys, as requests."""
         requests: dict[int, _Request] = {}
         for key in ready:
             tp, generation = key
@@ -223,7 +229,7 @@ class AckSender:
         return list(requests.values())
 
     def _gathers(self) -> bool:
-        """Whether what waits is to wait for more."""
+        """Tell if the waiting acknowledgements should wait for more; if not, note the time of sending."""
         if not self._gather_s:
             return False
         now_s = self._clock.monotonic()
@@ -239,7 +245,7 @@ class AckSender:
         return False
 
     def _slow(self) -> None:
-        """What is under way holds up no other partition any more."""
+        """Stop waiting for a slow round: from now on its requests hold up only their own partitions."""
         self._slow_timer = None
         self._round.clear()
         self._send()
@@ -247,7 +253,7 @@ class AckSender:
             self.on_sent()
 
     async def flush(self) -> None:
-        """Wait until everything gathered so far has its answer."""
+        """Wait until all acknowledgements gathered so far have their answers."""
         while self.unconfirmed:
             self._hurry = True
             self._flushed.clear()
@@ -256,7 +262,7 @@ class AckSender:
                 await self._flushed.wait()
 
     async def stop(self) -> None:
-        """End; what is not sent is left to the closing of the session."""
+        """End; unsent acknowledgements are left to the closing of the session."""
         self._stopped = True
         for timer in (self._timer, self._slow_timer):
             if timer is not None:
@@ -287,7 +293,7 @@ class AckSender:
     def _add(self, key: Key, count: int) -> None:
         self.unconfirmed += count
         if self._turn_due or self._member is None or key in self._busy:
-            return  # that turn, the start or an outcome sends it
+            return  # the pending turn, the start or an outcome sends it
         if self._round:
             self._send()  # not now, but when the round is slow
         elif self._timer is None or self.unconfirmed >= GATHERED_MAX:
@@ -303,7 +309,7 @@ class AckSender:
         self._send()
 
     def _begin(self, request: _Request, *, rides: bool) -> None:
-        """One request. Must not raise: others wait for theirs."""
+        """Begin one request. Must not raise: other requests wait for their turn."""
         assert self._member is not None
         self._stats.acknowledgements += 1
         batches = {tp: [ack.batch() for ack in ranges] for tp, ranges in request.acks.items()}
@@ -323,22 +329,22 @@ class AckSender:
             self._end(request)
 
     def _told(self, request: _Request, results: list[AckResult]) -> None:
-        """The outcomes of one request, but for those that come late."""
+        """Handle the outcomes of one request, but for late ones."""
         self._send_rest(self._settle(request, results), request.generation)
         self._end(request)
 
     def _came_late(self, request: _Request, result: AckResult) -> None:
-        """Of several partitions one has another leader, which has answered now."""
+        """Handle a late answer: one of several partitions had another leader, which has answered now."""
         self._send_rest(self._settle(request, [result]), request.generation)
         self._go_on()
 
     def _end(self, request: _Request) -> None:
-        """A node has answered, or will not."""
+        """Take a request out of the round: a node has answered, or will not."""
         self._round.discard(request)
         self._go_on()
 
     def _go_on(self) -> None:
-        """Something has its outcome."""
+        """Go on after an outcome."""
         if not self.unconfirmed:
             self._hurry = False
             self._flushed.set()
@@ -347,12 +353,12 @@ class AckSender:
             self.on_sent()
 
     def _settle(self, request: _Request, results: list[AckResult]) -> list[Refused]:
-        """Confirm what has its outcome, and return what is to be sent again."""
+        """Confirm ranges that have their outcome, and return the ranges to send again."""
         again: list[Refused] = []
         for result in results:
             sent = request.acks.pop(result.tp, None)
             if sent is None:
-                continue  # it was counted as failed
+                continue  # already counted as failed
             if self._spans is not None:
                 self._spans.answered(request.spans, result)
             if result.tp in request.stale:
@@ -368,7 +374,7 @@ class AckSender:
         return again
 
     def _send_rest(self, again: list[Refused], generation: int) -> None:
-        """Send what was refused once more."""
+        """Send refused ranges once more."""
         if not again:
             return
         todo = deque(again)
@@ -377,7 +383,7 @@ class AckSender:
 
         def over(_: object) -> None:
             self._tasks.discard(task)
-            self._failed(chain.from_iterable(sent for sent, _ in todo))  # it was cancelled: the agent stops
+            self._failed(chain.from_iterable(sent for sent, _ in todo))  # cancelled: the agent stops
             self._busy.difference_update((result.tp, generation) for _, result in again)
             self._go_on()
 
@@ -404,7 +410,8 @@ class AckSender:
             return []
 
     def _failed(self, acks: Iterable[AckRange]) -> None:
-        """The records stay locked until their locks lapse, then they run again: late, but never lost."""
+        """Count ranges as unknown: their records stay locked until the locks lapse, then run again: late, but never
+        lost."""
         count = sum(ack.size for ack in acks)
         self.unconfirmed -= count
         self._stats.ack_unknown += count
@@ -426,7 +433,7 @@ class AckSender:
         return results
 
     async def _send_again(self, key: Key, acks: list[AckRange], result: AckResult) -> list[tuple[AckRange, AckResult]]:
-        """The server could not do it but holds the records still: a few more tries."""
+        """Try a few more times: the server could not carry it out, but still holds the records."""
         for attempt in range(1, TRIES_MAX):
             await self._clock.sleep(BACKOFF_S * 2**attempt)
             [result] = await self._request({key[0]: acks}, key[1])
@@ -437,7 +444,7 @@ class AckSender:
     async def _send_halving(
         self, key: Key, acks: list[AckRange], *, first_failed: AckResult | None = None
     ) -> list[tuple[AckRange, AckResult]]:
-        """Send; halve what is refused until it stands alone."""
+        """Send ranges; halve refused ones until the lost offsets stand alone."""
         tp, generation = key
         done: list[tuple[AckRange, AckResult]] = []
         todo = [acks] if first_failed is None else list(reversed(halves_of(acks)))
@@ -453,7 +460,7 @@ class AckSender:
         return done
 
     def _confirm(self, outcomes: Iterable[tuple[AckRange, AckResult]]) -> None:
-        """Count what has its outcome; what has a bad one is told in one line, however many it is."""
+        """Count ranges that have their outcome; log bad outcomes in one line of each kind."""
         bad: dict[str, tuple[list[AckRange], AckResult]] = {}
         for ack, result in outcomes:
             how = self._count(ack, result)
@@ -470,14 +477,14 @@ class AckSender:
             self._warn(TOLD[how], acks, result)
 
     def _count(self, ack: AckRange, result: AckResult) -> str:
-        """What became of a range."""
+        """Count a range's outcome and return its name."""
         self.unconfirmed -= ack.size
         if result.error is ErrorCode.NONE:
             setattr(self._stats, ack.counter, getattr(self._stats, ack.counter) + ack.size)
             return ack.counter
         if result.error in LOST or (
             result.error is ErrorCode.NETWORK_EXCEPTION and "outcome unknown" not in (result.message or "")
-        ):  # for the latter nothing was sent: the connection is another one by now
+        ):  # for the latter nothing was sent: the connection was replaced
             self._stats.lock_lost += ack.size
             return "lock_lost"
         self._stats.ack_unknown += ack.size

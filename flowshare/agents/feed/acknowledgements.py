@@ -1,7 +1,7 @@
-"""Acknowledgements of an agent: what is said of which offsets, how it becomes ranges, and what comes of these.
+"""Acknowledgements of an agent: offsets with their outcomes become ranges, and ranges get results.
 
-Ranges are runs of contiguous finished offsets with one type; they never bridge an unfinished offset. Where there is an
-order, each says which delivery it means, and the answer which are not held (SG-18.12). Who sends them is `AckSender`.
+Ranges are runs of contiguous finished offsets with one type; they never bridge an unfinished offset. With an order,
+each range names its delivery, and the answer the ranges that are not held (SG-18.12). `AckSender` sends them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOST: Final = frozenset(
         ErrorCode.FENCED_LEADER_EPOCH,
     }
 )
-"""Errors that say that the lock is gone; a partition's new leader knows nothing of those that the old one gave."""
+"""Errors that say that the lock is gone; a partition's new leader does not know locks of the old leader."""
 HALVED: Final = frozenset({ErrorCode.INVALID_RECORD_STATE, ErrorCode.INVALID_REQUEST})
 """Errors that one offset of many may have caused."""
 NOT_DONE: Final = NO_COORDINATOR | {ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.LEADER_NOT_AVAILABLE}
@@ -46,10 +46,10 @@ Key = tuple[TopicPartition, int]
 
 
 class Acknowledging(Protocol):
-    """Who carries acknowledgements to where they count; see `AckSender`."""
+    """A carrier of acknowledgements; see `AckSender`."""
 
     def accept(self, key: Key, offsets: list[int], attempt: int = 0) -> None:
-        """These are handled."""
+        """Accept these offsets."""
 
     def acknowledge(
         self,
@@ -63,12 +63,12 @@ class Acknowledging(Protocol):
         unrun: bool = False,
         attempt: int = 0,
     ) -> None:
-        """These end in another way."""
+        """Acknowledge a range in another way."""
 
 
 class AckRange(NamedTuple):
-    """One range with one type; `counter` is the field of `AgentStats` that it counts in when confirmed. `attempt`: as
-    `AckBatch.attempt`."""
+    """A range of offsets with one type. counter: the field of `AgentStats` that it counts in when confirmed. attempt:
+    as `AckBatch.attempt`."""
 
     first: int
     last: int
@@ -84,11 +84,11 @@ class AckRange(NamedTuple):
         return self.last - self.first + 1
 
     def batch(self) -> AckBatch:
-        """As the client takes it."""
+        """Return the range in the client's form."""
         return AckBatch(self.first, self.last, self.types, self.delay_ms, self.unrun, attempt=self.attempt)
 
     def halves(self) -> tuple[AckRange, AckRange]:
-        """The two halves of a range."""
+        """Return the two halves of a range."""
         middle = (self.first + self.last) // 2
         return self._replace(last=middle), self._replace(first=middle + 1)
 
@@ -97,7 +97,7 @@ AckRanges = dict[TopicPartition, list[AckRange]]
 
 
 class Settled(NamedTuple):
-    """What became of one delivery, told to an observer after it is confirmed."""
+    """Outcome of one delivery, reported to an observer after it is confirmed."""
 
     agent: str
     topic: str
@@ -105,44 +105,44 @@ class Settled(NamedTuple):
     offset: int
     attempt: int
     outcome: str
-    """accepted, lost, released, retried, dead_lettered, rejected, lock_lost, unknown or unrun."""
+    """One of accepted, lost, released, retried, dead_lettered, rejected, lock_lost, unknown or unrun."""
     reason: str
     delay_s: float
 
 
 Observer = Callable[[Settled], None]
-"""Is called on the service loop for each settled record; costs time per record, so for tests only."""
+"""Called on the service loop for each settled record; costs time per record, so for tests only."""
 
 
 class OutcomeReporter:
-    """Tells an observer what became of each delivery once that is confirmed; on the service loop."""
+    """Reports each delivery's outcome to an observer once it is confirmed; on the service loop."""
 
     def __init__(self, agent: str, observer: Observer, topic: str = "") -> None:
-        """topic: the one that the agent reads, where no answer names it."""
+        """topic: the agent's topic, for outcomes whose answer names none."""
         self._agent = agent
         self._topic = topic
         self._observer = observer
         self._noted: dict[tuple[TopicPartition, int], tuple[int, str, float]] = {}
 
     def note(self, tp: TopicPartition, offset: int, attempt: int, reason: str = "", delay_s: float = 0.0) -> None:
-        """A record's acknowledgement is about to be sent."""
+        """Note a record whose acknowledgement is about to be sent."""
         self._noted[tp, offset] = (attempt, reason, delay_s)
 
     def confirmed(self, ack: AckRange, result: AckResult, how: str) -> None:
-        """A range was answered; `how`: what became of it, `lock_lost` and `unknown` when it was not confirmed."""
+        """Report an answered range. how: its outcome; `lock_lost` or `unknown` when it was not confirmed."""
         topic, partition = result.topic, result.partition
         for offset in range(ack.first, ack.last + 1):
             attempt, reason, delay_s = self._noted.pop((result.tp, offset), (0, "", 0.0))
             self._observer(Settled(self._agent, topic, partition, offset, attempt, how, reason, delay_s))
 
     def settled(self, tp: TopicPartition, offsets: Sequence[int], how: str) -> None:
-        """What became of noted records of a topic that nobody answers for."""
+        """Report the outcome of noted records whose settling no server answers."""
         for offset in offsets:
             attempt, reason, delay_s = self._noted.pop((tp, offset), (0, "", 0.0))
             self._observer(Settled(self._agent, self._topic, tp.partition, offset, attempt, how, reason, delay_s))
 
     def ended(self, topic: str, partition: int, offset: int, attempt: int, how: str, reason: str) -> None:
-        """The handler of a record that was accepted before has ended."""
+        """Report the end of a handler whose record was accepted before."""
         self._observer(Settled(self._agent, topic, partition, offset, attempt, how, reason, 0.0))
 
 
@@ -151,7 +151,7 @@ class Gathered:
 
     def __init__(self) -> None:
         self.accepted: dict[int, list[int]] = {}
-        """By attempt."""
+        """Offsets by attempt."""
         self.others: list[AckRange] = []
 
     @property
@@ -160,7 +160,7 @@ class Gathered:
 
 
 def ordered(gathered: Gathered) -> tuple[list[AckRange], list[AckRange]]:
-    """Ranges in offset order, as KIP-932 wants them, without overlap; and what was left out for that."""
+    """Return ranges in offset order without overlap, as KIP-932 requires, and the ranges left out for that."""
     acks: list[AckRange] = []
     twice = False
     for attempt, offsets in gathered.accepted.items():
@@ -181,9 +181,9 @@ def ordered(gathered: Gathered) -> tuple[list[AckRange], list[AckRange]]:
 
 
 def _last_said(acks: list[AckRange]) -> tuple[list[AckRange], list[AckRange]]:
-    """Of each offset what was said of its last delivery, as ascending ranges; and the rest.
+    """Return each offset's acknowledgement of its last delivery, as ascending ranges; and the rest.
 
-    Where nobody says attempts a handler that has ended in an accept has the last word.
+    Without attempts, an accept wins over another outcome.
     """
     last: dict[int, AckRange] = {}
     earlier: list[AckRange] = []
@@ -205,13 +205,16 @@ def _last_said(acks: list[AckRange]) -> tuple[list[AckRange], list[AckRange]]:
 
 
 def can_halve(acks: list[AckRange], error: ErrorCode) -> bool:
-    """Whether to send halves of what was refused as a whole; where attempts are said, each was decided by itself."""
+    """Tell if ranges that were refused as a whole should be sent again in halves.
+
+    Ranges with attempts are not halved: the server decided each of them by itself.
+    """
     apart = error is ErrorCode.INVALID_RECORD_STATE and any(ack.attempt for ack in acks)
     return (len(acks) > 1 or acks[0].size > 1) and not apart
 
 
 def outcomes_of(acks: list[AckRange], result: AckResult) -> Iterator[tuple[AckRange, AckResult]]:
-    """What became of each range, in pieces where some of it is refused."""
+    """Yield each range with its result; a range that is refused in part is cut into pieces."""
     if not result.refused:
         for ack in acks:
             yield ack, result

@@ -1,15 +1,16 @@
-"""Outcomes become acknowledgements: what must be produced is produced and confirmed first.
+"""Outcomes become acknowledgements; outputs and dead letters are produced and confirmed first.
 
     accept with sends   -> produce all, confirmed        -> ACCEPT; not confirmed -> as a retried exception, or dead
     release, retry      ->                                  RELEASE with the delay
     dead                -> dead letter, confirmed        -> REJECT; not confirmed -> RELEASE with a delay
+                                                            ACCEPT where the server may write a letter of each reject
     dead, no topic      -> an error log                  -> REJECT
 
-While the group's breaker is not closed, what failed is released without costing an attempt, whatever it would be else.
+While the group's breaker is not closed, every failed record is released without costing an attempt.
 
-With `exactly_once` outputs and dead letters are settled with their records instead (`settler`).
+With `exactly_once`, outputs and dead letters are settled with their records instead (`settler`).
 
-On the service loop. What waits for the producer is bounded by what the agent holds.
+All runs on the service loop. The agent's held records bound the records that wait for the producer.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from flowshare.agents.feed.ack_sender import AckSender
 from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT, RELEASE, Acknowledging
 from flowshare.agents.feed.dead_letter import dead_letter, without_record, without_trace
 from flowshare.agents.feed.delays import Delays, too_large
+from flowshare.agents.feed.settle_units import Ending, Records, Unit
 from flowshare.agents.feed.settler import Decided, Settler
 from flowshare.agents.feed.spans import AckSpans
-from flowshare.agents.feed.units import Ending, Records, Unit
 from flowshare.agents.handler.chunk import Chunk
 from flowshare.agents.handler.delivery import about
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
@@ -50,12 +51,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flowshare.agents")
 
 DEAD_LETTER_DELAY_S: Final = 10.0
-"""When a dead letter cannot be produced, its record comes again after this long."""
+"""Seconds until a record comes again whose dead letter could not be produced."""
 
 FULL_WAIT_S: Final = 0.005
-"""How long to wait for room in the producer's buffer before looking again."""
+"""Seconds between two looks for room in the producer's buffer."""
 
 Done = Callable[[BaseException | None], None]
+
+
+Form = Callable[[ProducerRecord], ProducerRecord]
+FORMS: Final[Sequence[Form]] = (lambda letter: letter, without_trace, without_record)
+"""Forms of a dead letter, the largest first."""
 
 
 class Completion:
@@ -73,12 +79,14 @@ class Completion:
         on_decided: Callable[[Chunk, DecodedRecord | RawRecord, str, float], None],
         on_settled: Decided,
         on_ended: Callable[[Chunk, DecodedRecord | RawRecord, str, str], object] = lambda *_: None,
+        letters_by_choice: bool = True,
         telemetry: Telemetry | None = None,
         spans: SettleSpans | None = None,
     ) -> None:
-        """on_decided: called with each record whose acknowledgement is queued, its reason and its delay. on_settled:
-        with those that were settled with outputs, and the reason. on_ended: with those that were accepted before they
-        ran, what else they would count as, and the reason. telemetry, spans: what tells of what is sent and settled."""
+        """on_decided: called with each record whose acknowledgement is queued, its reason and its delay in seconds.
+        on_settled: with records that were settled with outputs, and the reason. on_ended: with records that were
+        accepted before they ran, their counter otherwise, and the reason. letters_by_choice: of `Capabilities`.
+        telemetry, spans: record sends and settles."""
         self._agent = agent
         self._clock = clock
         self._producer = producer
@@ -89,16 +97,20 @@ class Completion:
         self._stats = stats
         self._on_decided = on_decided
         self._on_ended = on_ended
+        # Kafka's brokers from 4.4 on write a letter of every reject where the group names a topic for them (KIP-1191),
+        # also when the topic is named while the agent runs.
+        self._has_letter = REJECT if letters_by_choice else ACCEPT
+        """Type of the acknowledgement of a record whose dead letter is confirmed."""
         self._outbox: deque[tuple[ProducerRecord, Done]] = deque()
         self._pump: asyncio.Task[None] | None = None
         self.dead_letter_trouble: str | None = None
-        """Why dead letters cannot be produced now."""
+        """Reason why dead letters cannot be produced now."""
         self.delays: Delays | None = None
-        """What delays releases where the server does not."""
+        """Delays releases if the server does not."""
         self.breaker: OutcomeWatch | None = None
-        """What knows whether what fails is to cost an attempt, with `breaker`."""
+        """Decides if a failure costs an attempt, for an agent with `breaker`."""
         self.settler: Settler | None = None
-        """What settles outputs with their records, with `exactly_once`."""
+        """Settles outputs together with their records, for an agent with `exactly_once`."""
         if agent.options.exactly_once:
             assert isinstance(acks, AckSender), "settling is for share groups"
             self.settler = Settler(
@@ -113,10 +125,10 @@ class Completion:
             )
         self._accepted = Ending(ACCEPT, "accepted", self._outputs_failed, self._give_back)
         self._gathering: dict[SendGroup, list[tuple[Chunk, DecodedRecord | RawRecord, Sequence[ProducerRecord]]]] = {}
-        """Batches' accepted records that are settled with the batch's result, while not all of them have come."""
+        """Accepted records that are settled with their batch's result, while others of the batch are missing."""
 
     def own_delays(self) -> Delays:
-        """Delay releases here from now on, instead of leaving it to the server."""
+        """Delay releases in this process from now on, instead of on the server."""
         self.delays = Delays(
             self._agent,
             clock=self._clock,
@@ -126,7 +138,7 @@ class Completion:
         return self.delays
 
     def complete(self, chunk: Chunk, raw: DecodedRecord | RawRecord, outcome: Outcome) -> None:
-        """Do what the outcome asks for."""
+        """Carry out the outcome."""
         if outcome.kind is OutcomeKind.ACCEPT:
             self._accept(chunk, raw, outcome)
             return
@@ -141,13 +153,13 @@ class Completion:
             case OutcomeKind.RETRY:
                 self._retry(chunk, record, outcome)
             case OutcomeKind.DEAD:
-                if outcome.error is None and self._agent.dead_letter_topic is not None:  # nobody has told of it yet
+                if outcome.error is None and self._agent.dead_letter_topic is not None:  # not logged yet
                     with about(chunk, record):
                         logger.info("%s: rejected: %s", chunk.where(record.offset), clip(outcome.reason, REASON_MAX))
                 self._dead_letter(chunk, record, outcome)
 
     async def stop(self) -> None:
-        """Stop producing; what waits is left unacknowledged."""
+        """Stop producing; waiting records are left unacknowledged."""
         if self.delays is not None:
             self.delays.stop()
         pump, self._pump = self._pump, None
@@ -170,14 +182,14 @@ class Completion:
             self._confirm(groups, lambda error: self._confirmed(chunk, record, error))
 
     def _confirmed(self, chunk: Chunk, record: DecodedRecord | RawRecord, error: BaseException | None) -> None:
-        """All outputs are confirmed, or one is not."""
+        """Go on after all outputs are confirmed, or one has failed."""
         if error is None:
             self._ack(chunk, record, ACCEPT, "accepted")
         else:
             self._send_failed(chunk, chunk.whole(record), error)
 
     def _confirm(self, groups: Sequence[SendGroup], done: Done) -> None:
-        """Produce what is not on its way yet; `done` is called once, when all of it is confirmed or refused."""
+        """Produce the groups that are not on their way; `done` is called once, when all are confirmed or refused."""
         missing = [group for group in groups if not group.started or group.missing]
 
         def ended() -> None:
@@ -199,7 +211,7 @@ class Completion:
                     self._produce(one, partial(self._sent, group))
 
     def _settle(self, settler: Settler, chunk: Chunk, record: DecodedRecord | RawRecord, outcome: Outcome) -> None:
-        """Accept it in one step with its outputs; with a batch's result when all of the batch's have come."""
+        """Accept a record in one step with its outputs; with a batch's result when all of the batch have come."""
         group = outcome.shared
         if group is None:
             settler.add(Unit(((chunk, record),), outcome.outputs, self._accepted))
@@ -232,7 +244,8 @@ class Completion:
                 done(group.error)
 
     def _send_failed(self, chunk: Chunk, record: DecodedRecord, error: BaseException) -> None:
-        """A sink cannot be produced: as an exception in `retry.on`; a record that is too large never will be."""
+        """Retry a record whose output could not be produced, as after an error in `retry.on`; a too large one never
+        fits."""
         self._stats.send_failed += 1
         attempt = record.delivery_count
         text = clip(f"an output could not be produced: {named(error)}", REASON_MAX)
@@ -247,7 +260,7 @@ class Completion:
     # --- release ------------------------------------------------------------------------------------------------
 
     def _spare(self, breaker: OutcomeWatch, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> None:
-        """It failed while nothing else is handed out: that says more of what stands behind the handler than of it."""
+        """Release a record that failed while the breaker is open: the failure blames the dependency, not the record."""
         delay_s = max(self._delay_s(chunk, record), breaker.least_s(chunk, record.offset))
         with about(chunk, record):
             logger.warning(
@@ -260,10 +273,10 @@ class Completion:
         self._release(chunk, record, outcome.reason, delay_s, "unrun", unrun=True)
 
     def _delay_s(self, chunk: Chunk, record: DecodedRecord) -> float:
-        """How long it waits for its next attempt."""
+        """Return seconds until the record's next attempt."""
         try:
             return self._agent.options.retry.delay_s(record.delivery_count, self._random)
-        except BaseException:  # code of the application, and this loop has to go on whatever it raises
+        except BaseException:  # the application's code; this loop must go on after any error
             with about(chunk, record):
                 logger.exception("%s: the retry's delay function failed; 1 s is used", chunk.where(record.offset))
             return 1.0
@@ -275,7 +288,7 @@ class Completion:
         self._release(chunk, record, outcome.reason, delay_s, "retried")
 
     def _log_retry(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome, delay_s: float) -> None:
-        """One line: during an outage every record says this, and the dead letter shows the whole trace."""
+        """Log a retry in one line: during an outage every record has one, and the dead letter shows the whole trace."""
         error = outcome.error
         assert error is not None
         with about(chunk, record):
@@ -311,47 +324,56 @@ class Completion:
             return
         letter = dead_letter(topic, self._agent.group, chunk, record, outcome)
 
-        def send(one: ProducerRecord, smaller: Sequence[Callable[[ProducerRecord], ProducerRecord]]) -> None:
-            if self._spans is not None:
-                one = self._spans.caused_by(chunk, record.offset, one)
+        self._send_letter(chunk, record, outcome, letter, FORMS)
 
-            def sent(error: BaseException | None) -> None:
-                if error is None:
-                    self.dead_letter_trouble = None
-                    if self.settler is None:
-                        self._ack(chunk, record, REJECT, "dead_lettered", outcome.reason, unrun=outcome.unrun)
-                elif smaller and too_large(error):
-                    if smaller[0] is without_record:
-                        with about(chunk, record):
-                            logger.error(
-                                "%s: its dead letter is too large and goes to %s without the record, which stays at "
-                                "its place until retention deletes it: %s",
-                                chunk.where(record.offset),
-                                topic,
-                                said(error),
-                            )
-                    send(smaller[0](letter), smaller[1:])
-                else:
-                    self._dead_letter_failed(chunk, record, outcome, error)
+    def _send_letter(
+        self, chunk: Chunk, record: DecodedRecord, outcome: Outcome, letter: ProducerRecord, forms: Sequence[Form]
+    ) -> None:
+        """Send a letter in the first of the forms, or in a smaller form if that is too large.
 
-            if self.settler is None:
-                self._produce(one, sent)
-                return
-            ending = Ending(
-                REJECT,
-                "dead_lettered",
-                failed=lambda _, error: sent(error),
-                given_back=self._give_back,
-                done=lambda: sent(None),
-                reason=outcome.reason,
-                unrun=outcome.unrun,
-            )
-            self.settler.add(Unit([(chunk, record)], (one,), ending))
+        A method, because a function that calls itself would keep the handler's exception and all its frames alive until
+        the garbage collector runs.
+        """
+        one, smaller = forms[0](letter), forms[1:]
+        if self._spans is not None:
+            one = self._spans.caused_by(chunk, record.offset, one)
 
-        send(letter, (without_trace, without_record))
+        def sent(error: BaseException | None) -> None:
+            if error is None:
+                self.dead_letter_trouble = None
+                if self.settler is None:
+                    self._ack(chunk, record, self._has_letter, "dead_lettered", outcome.reason, unrun=outcome.unrun)
+            elif smaller and too_large(error):
+                if smaller[0] is without_record:
+                    with about(chunk, record):
+                        logger.error(
+                            "%s: its dead letter is too large and goes to %s without the record, which stays at "
+                            "its place until retention deletes it: %s",
+                            chunk.where(record.offset),
+                            letter.topic,
+                            said(error),
+                        )
+                self._send_letter(chunk, record, outcome, letter, smaller)
+            else:
+                self._dead_letter_failed(chunk, record, outcome, error)
+
+        if self.settler is None:
+            self._produce(one, sent)
+            return
+        ending = Ending(
+            REJECT,
+            "dead_lettered",
+            failed=lambda _, error: sent(error),
+            given_back=self._give_back,
+            done=lambda: sent(None),
+            reason=outcome.reason,
+            unrun=outcome.unrun,
+        )
+        self.settler.add(Unit([(chunk, record)], (one,), ending))
 
     def _dead_letter_failed(self, chunk: Chunk, record: DecodedRecord, outcome: Outcome, error: BaseException) -> None:
-        """Never reject what no dead letter holds. At the last attempt the delivery is not counted."""
+        """Release the record: never reject one without a dead letter. At the last attempt the delivery is not
+        counted."""
         self._stats.dead_letter_failed += 1
         self.dead_letter_trouble = (
             f"the dead letter for {self._agent.dead_letter_topic} cannot be produced: {named(error)}"
@@ -388,7 +410,8 @@ class Completion:
         delay_ms: int = 0,
         unrun: bool = False,
     ) -> None:
-        """counter: what it counts as: a record that waits in the retry topic is done with here, and no accept."""
+        """Acknowledge. counter: what the record counts as; one that waits in the retry topic ends here without being an
+        accept."""
         if chunk.is_accepted:
             self._on_ended(chunk, record, counter, reason)
             return
@@ -406,20 +429,20 @@ class Completion:
             self._acks.acknowledge(key, offset, offset, types, counter, delay_ms=delay_ms, unrun=unrun, attempt=attempt)
 
     def _produce_again(self, chunk: Chunk, record: DecodedRecord, one: ProducerRecord, done: Done) -> None:
-        """A copy of a record that waits for its retry."""
+        """Produce the copy of a record that waits for its retry."""
         if self._spans is not None:
             one = self._spans.caused_by(chunk, record.offset, one)
         self._produce(one, done)
 
     def _produce(self, one: ProducerRecord, done: Done) -> None:
-        """Hand a record to the producer; `done` is called with what went wrong, or None when it is confirmed."""
+        """Hand a record to the producer; `done` is called with the error, or with None when it is confirmed."""
         if self._pump is not None or not self._produce_now(one, done):
             self._outbox.append((one, done))
             if self._pump is None:
                 self._pump = asyncio.create_task(self._run_pump(), name=f"outbox {self._agent.name}")
 
     def _produce_now(self, one: ProducerRecord, done: Done) -> bool:
-        """False when the producer's buffer is full."""
+        """Produce now; return False when the producer's buffer is full."""
         try:
             future = one.send_by(self._sender.send_nowait)
         except BufferFull:
@@ -431,7 +454,7 @@ class Completion:
         return True
 
     async def _run_pump(self) -> None:
-        """Send what did not fit into the producer's buffer, as it gets room."""
+        """Send records that did not fit into the producer's buffer, as it gets room."""
         while self._outbox:
             if self._produce_now(*self._outbox[0]):
                 self._outbox.popleft()

@@ -1,10 +1,11 @@
-"""The dead letter: the record as it was, and headers that say why it is there and where it came from."""
+"""Dead letters: the record unchanged, and headers with its reason and its origin."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.errors import UnreadableBytes
 from flowshare.agents.handler.outcomes import Outcome
 from flowshare.agents.handler.retry_headers import PREFIX as RETRY_PREFIX
 from flowshare.agents.handler.send import ProducerRecord
@@ -15,13 +16,13 @@ from flowshare.share.parking import Mark
 
 PREFIX: Final = "flowshare.dlq."
 LEFT_OUT: Final = "left_out"
-"""The header of a letter that has no record, as it was too large."""
+"""Header of a letter without its record, which was too large or could not be read."""
 
 
 def dead_letter(topic: str, group: str, chunk: Chunk, record: DecodedRecord, outcome: Outcome) -> ProducerRecord:
-    """The dead letter of a record: key, value and headers as they were, `flowshare.dlq.*` headers added.
+    """Make the dead letter of a record: key, value and headers unchanged, `flowshare.dlq.*` headers added.
 
-    Headers of an earlier dead letter (a replayed record that died again) are replaced. One that was replayed for a
+    Headers of an earlier dead letter (a replayed record that died again) are replaced. A record that was replayed for a
     parked key keeps the offset of its original: it is the same letter.
     """
     headers = [(name, value) for name, value in record.headers if not name.startswith((PREFIX, RETRY_PREFIX))]
@@ -41,12 +42,15 @@ def dead_letter(topic: str, group: str, chunk: Chunk, record: DecodedRecord, out
         "group": group,
         "timestamp": str(record.timestamp_ms),
     }
+    if isinstance(error, UnreadableBytes):
+        described[LEFT_OUT] = "key, value and headers: their bytes are no record; they are at the record's place"
     headers += [(PREFIX + name, text.encode("utf-8", "replace")) for name, text in described.items()]
     return ProducerRecord(topic, record.value, record.key, tuple(headers), None, None)
 
 
 def without_record(letter: ProducerRecord) -> ProducerRecord:
-    """The same letter with its `flowshare.dlq.*` headers only, and one that says so: for what no topic takes whole."""
+    """Return the letter with its `flowshare.dlq.*` headers only, and one that says so: for a record that no topic takes
+    whole."""
     own = tuple((name, value) for name, value in letter.headers if name.startswith(PREFIX) and name != PREFIX + "trace")
     size = sum(len(part or b"") for part in (letter.key, letter.value))
     said = (
@@ -56,6 +60,6 @@ def without_record(letter: ProducerRecord) -> ProducerRecord:
 
 
 def without_trace(letter: ProducerRecord) -> ProducerRecord:
-    """The same letter, smaller."""
+    """Return the letter without its trace."""
     left = tuple((name, value) for name, value in letter.headers if name != PREFIX + "trace")
     return letter._replace(headers=left)

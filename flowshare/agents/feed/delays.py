@@ -1,14 +1,14 @@
-"""Delayed releases where the servers have none: held with their locks renewed, or put into the retry topic.
+"""Delayed releases for servers without them: records are held with their locks renewed, or put into the retry topic.
 
     short delay, few others held, nobody far ahead   -> held and renewed, released when it is due
     anything else                                    -> the retry topic, confirmed, then accepted
     in the retry topic and not due yet               -> held and renewed; after a while written anew at its end
 
-A broker counts everything between the first and the last record in flight against the record locks, so a held record
+A broker counts all records between the first and the last one in flight against the record locks, so a held record
 stops its partition once that many others have passed it. Hence at most a quarter of the locks is held, and a record
-that is a quarter of the locks behind goes to the retry topic early. What cannot be produced stays held: a release
-would cost an attempt, and the last one would lose the record. `Delays` is what is held, `RetryTopicReader` what a
-fetch brings from the retry topic.
+that is a quarter of the locks behind goes to the retry topic early. A copy that cannot be produced keeps its record
+held: a release would cost an attempt, and at the last one the record would be lost. `Delays` has the held records,
+`RetryTopicReader` reads the retry topic.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from flowshare.protocol.messages import TopicPartition
 logger = logging.getLogger("flowshare.agents")
 
 HOLD_S: Final = 5.0
-"""Longest delay that is waited for with the lock held."""
+"""Longest delay in seconds for which a record is held."""
 REWRITE_S: Final = 30.0
-"""How long a record that is not due yet is held in the retry topic before it is written anew at the end."""
+"""Seconds that a record of the retry topic is held before its due time, then it is written anew at the topic's end."""
 AGAIN_S: Final = 5.0
-"""Pause before what could not be produced is tried again."""
+"""Seconds until a copy that could not be produced is tried again."""
 
 Produced = Callable[[BaseException | None], None]
 DELIVERIES_MAX: Final = 2
-"""A waiting record that was delivered more often is written anew."""
+"""Most deliveries of a waiting record; then it is written anew."""
 Run = tuple[list["RawRecord"], int]
 Said = tuple[str, str, float]
 """Counter, reason and delay of a release."""
@@ -57,13 +57,14 @@ class _Held(NamedTuple):
     record: DecodedRecord
     then: Callable[[], None]
     said: Said | None
-    """What is to be said of a release; None: it may not go to the retry topic early."""
+    """The release's counter, reason and delay; None: the record may not go to the retry topic early."""
 
 
 class Delays:
-    """What an agent holds without working on it; on the service loop.
+    """Records that an agent holds until their delay ends, without working on them; on the service loop.
 
-    produce: hands the copy of a record to the producer. acknowledge: a record, with a type and what is `Said`.
+    produce: hands the copy of a record to the producer. acknowledge: acknowledges a record, with a type and the fields
+    of `Said`.
     """
 
     def __init__(
@@ -83,18 +84,18 @@ class Delays:
         self._timer: TimerHandle | None = None
         self._stopping = False
         self.locks = 0
-        """Record locks of this process: the brokers' limit, shared with the other members."""
+        """Record locks of this process: its share of the brokers' limit, which all members share."""
         self.producing = 0
 
     @property
     def waiting(self) -> int:
-        """Records in hand that no handler waits for."""
+        """Number of held records that no handler waits for."""
         return len(self._heap) + self.producing
 
     # --- delays ---------------------------------------------------------------------------------------------------
 
     def release(self, chunk: Chunk, record: DecodedRecord, said: Said) -> None:
-        """Let a record come again after its delay."""
+        """Release a record so that it comes again after its delay."""
         delay_s = said[-1]
         few = sum(held.said is not None for held in self._heap) < self.locks // 4
         if delay_s <= HOLD_S and few and not self._stopping:
@@ -111,7 +112,7 @@ class Delays:
         self._arm()
 
     def wait_in_topic(self, chunk: Chunk, record: DecodedRecord, due_ms: int, run: Callable[[], None]) -> None:
-        """A record of the retry topic that is not due yet: `run` it when it is."""
+        """Let a retry topic's record that is not due wait, and `run` it when it is due."""
         delay_s = (due_ms - self._clock.now_ms()) / 1000
         if delay_s <= REWRITE_S and not self._stopping:
             self.hold(chunk, record, max(0.0, delay_s), run)
@@ -119,11 +120,11 @@ class Delays:
             self.hold(chunk, record, REWRITE_S, lambda: self.rewrite(chunk, record, due_ms))
 
     def rewrite(self, chunk: Chunk, record: DecodedRecord, due_ms: int) -> None:
-        """Put a waiting record at the end of the retry topic, as it is."""
+        """Write a waiting record anew at the end of the retry topic, unchanged."""
         self._put(chunk, record, due_ms, None)
 
     def passed(self, tp: TopicPartition, last: int) -> None:
-        """Records of the partition up to offset `last` are in flight: who is far behind makes way."""
+        """Move records that are far behind to the retry topic. last: highest offset of the partition in flight."""
         behind = last - self.locks // 4
         late = [held for held in self._heap if held.said and held.record.offset < behind and held.chunk.tp == tp]
         if late:
@@ -134,14 +135,14 @@ class Delays:
                 self._move(held)
 
     def drain(self) -> None:
-        """The worker stops: what is held goes to the retry topic, with the delay it has left."""
+        """Move all held records to the retry topic, with the rest of their delay, as the worker stops."""
         self._stopping = True
         heap, self._heap = self._heap, []
         for held in heap:
             self._move(held)
 
     def stop(self) -> None:
-        """Nothing more happens; what is held is released with the session."""
+        """Stop; held records are released with the session."""
         self._stopping = True
         self._heap.clear()
         if self._timer is not None:
@@ -159,10 +160,11 @@ class Delays:
         self._put(held.chunk, held.record, due_ms, held.said)
 
     def _put(self, chunk: Chunk, record: DecodedRecord, due_ms: int, said: Said | None) -> None:
-        """Into the retry topic, confirmed, then accepted. `said` None: it was not run, it only waits on."""
+        """Write into the retry topic, and accept when that is confirmed. said: None: the record did not run, it only
+        waits on."""
         waits = said or ("deferred", "waits for its retry", 0.0)
         if record.offset in chunk.lost:
-            self._acknowledge(chunk, record, ACCEPT, *waits)  # somebody else has it: nothing is sent
+            self._acknowledge(chunk, record, ACCEPT, *waits)  # another member has the record: nothing is sent
             return
         letter = waiting(self._agent.group, chunk, record, due_ms, counted=said is not None)
         self.producing += 1
@@ -172,7 +174,7 @@ class Delays:
             if error is None:
                 self._acknowledge(chunk, record, ACCEPT, *waits)
                 return
-            keeps = None if said is None or not too_large(error) else said  # it never fits: its lock is kept instead
+            keeps = None if said is None or not too_large(error) else said  # a too large record keeps its lock instead
             logger.error(
                 "%s: its retry cannot be written to %s, it stays locked and goes on in %g s: %s",
                 chunk.where(record.offset),
@@ -204,14 +206,14 @@ class Delays:
 
 
 def too_large(error: BaseException) -> bool:
-    """Whether a record was refused for its size, so that no other try can succeed."""
+    """Tell if a record was refused for its size, so that no other try can succeed."""
     return isinstance(error, RecordTooLarge) or (
         isinstance(error, ServerError) and error.code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
     )
 
 
 class RetryTopicReader:
-    """Reads one agent's retry topic; on the service loop."""
+    """Reader of one agent's retry topic; on the service loop."""
 
     def __init__(
         self,
@@ -233,7 +235,7 @@ class RetryTopicReader:
         self._clock = clock
 
     def chunks(self, part: Fetched, runs: Sequence[Run], now: float) -> list[Chunk]:
-        """What is due, a chunk for each partition that it came from; the rest is held."""
+        """Return chunks of due records, one for each partition of origin; hold the others."""
         due: dict[object, tuple[list[Run], dict[int, RetryOrigin]]] = {}
         now_ms = self._clock.now_ms()
         for raws, count in runs:
@@ -269,7 +271,7 @@ class RetryTopicReader:
         return chunk
 
     def _hold(self, chunk: Chunk, raw: RawRecord, origin: RetryOrigin, *, again: bool) -> None:
-        """Its chunk is held, so its lock is renewed, but no handler gets it before it is due.
+        """Hold a record, its lock renewed, from all handlers until it is due.
 
         again: write it anew now; workers that died while it waited have nearly used up its deliveries.
         """

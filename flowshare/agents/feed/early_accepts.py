@@ -1,17 +1,16 @@
-"""At most once: records are accepted before their handlers begin, so that none runs twice, whoever dies and when.
+"""At most once: records are accepted before their handlers begin, so that no record runs twice, whatever dies and when.
 
     fetched, in hand as ever --room--> accept asked --confirmed--> handed to the pool --outcome--> done
          │ given back, lost               │ refused, or not known
          ▼                                ▼
       runs elsewhere                 not run here
 
-Invariants:
-1. A handler begins a record only after its accept was confirmed; nothing that was asked for is asked for again.
-2. No more are accepted than handlers run at once (`AgentOptions.records_at_once`), from when the accept is asked for to
-   the handler's outcome. So a process that dies loses at most what its handlers had, or were about to get.
-3. What is not accepted is held as by any agent: its locks are renewed, it goes back unrun when the agent stops.
+Invariants: 1. A handler begins a record only after its accept was confirmed; no accept is sent twice. 2. At most as
+many records are accepted as handlers run at once (`AgentOptions.records_at_once`), counted from the request to the
+handler's outcome. So a process that dies loses at most the records that its handlers had or would get. 3. Other records
+are held as by any agent: their locks are renewed, and they are released unrun when the agent stops.
 
-Where it is not known whether an accept was made the record is not run: it comes again if it was not.
+A record whose accept has an unknown outcome is not run: it comes again if it was not accepted.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ logger = logging.getLogger("flowshare.agents")
 
 
 class EarlyAccepts:
-    """Stands between what an agent holds and its pool; on the service loop."""
+    """Accepts an agent's held records and hands them to its pool; on the service loop."""
 
     def __init__(
         self,
@@ -49,7 +48,8 @@ class EarlyAccepts:
         feed: Callable[[list[Chunk]], object],
         spans: SettleSpans | None = None,
     ) -> None:
-        """feed: hands chunks of accepted records to the pool. spans: what tells of accepts; None: nothing does."""
+        """feed: hands chunks of accepted records to the pool. spans: records accepts in telemetry; None: no
+        telemetry."""
         self._spans = spans
         self._agent = agent
         self._held = held
@@ -60,23 +60,23 @@ class EarlyAccepts:
         self._ready: dict[Chunk, list[RawRecord]] = {}
         self._empty = asyncio.Event()
         self.on_ended: Callable[[TopicPartition, Collection[int]], object] = lambda tp, offsets: None
-        """Told of them then: whoever keeps their keys until their handlers have ended."""
+        """Called with records whose handlers have ended, for a member that keeps their keys until then."""
         self.in_hand = 0
-        """Records whose accept was asked for, and whose handlers have not ended."""
+        """Number of records whose accept was asked for, and whose handlers have not ended."""
 
     def add(self, chunks: Iterable[Chunk]) -> None:
-        """More to do."""
+        """Add chunks."""
         self._waiting.extend(chunks)
         self.look()
 
     def look(self) -> None:
-        """Accept what handlers have room for."""
+        """Accept as many records as handlers have room for."""
         room = self._agent.options.records_at_once - self.in_hand
         while room > 0 and self._waiting:
             chunk = self._waiting[0]
             taken = [chunk.records.pop() for _ in range(min(room, len(chunk.records)))]
             if not taken:
-                if not chunk.open():  # what cannot be read comes as another chunk
+                if not chunk.open():  # unreadable records come as another chunk
                     self._waiting.popleft()
                 continue
             room -= len(taken)
@@ -93,7 +93,7 @@ class EarlyAccepts:
             self._acks.accept((chunk.tp, chunk.generation), some, attempt)
 
     def confirmed(self, ack: AckRange, result: AckResult, how: str) -> None:
-        """An acknowledgement was answered: what it accepted may run, what it did not is run by nobody here."""
+        """Handle an answer: accepted records may run; refused records do not run here."""
         asked = [self._asked.pop((result.tp, offset), None) for offset in range(ack.first, ack.last + 1)]
         found = [one for one in asked if one is not None]
         if how != "accepted":
@@ -109,7 +109,7 @@ class EarlyAccepts:
         self._feed([chunk.accepted_first(records) for chunk, records in ready.items()])
 
     def ended(self, tp: TopicPartition, offsets: Collection[int]) -> None:
-        """These have their handler's outcome, or get no handler."""
+        """Note records whose handler has ended, or that get no handler."""
         self.in_hand -= len(offsets)
         if not self.in_hand:
             self._empty.set()
@@ -118,7 +118,7 @@ class EarlyAccepts:
             asyncio.get_running_loop().call_soon(self.look)
 
     async def wait_empty(self) -> None:
-        """Wait until no accepted record is left to its handler."""
+        """Wait until no accepted record waits for the end of its handler."""
         while self.in_hand:
             self._empty.clear()
             await self._empty.wait()

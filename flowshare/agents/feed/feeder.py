@@ -1,8 +1,8 @@
-"""`Feeder`: everything of an agent that happens on the service loop; there is one for each agent of a process.
+"""`Feeder` does all work of an agent that happens on the service loop; each agent of a process has one.
 
-It fetches as much as the pool will finish soon, decodes in bulk, hands chunks to the pool, renews locks, and turns
-what the pool finished into acknowledgements. Fetching goes on while records are in flight: a slow record holds up
-nothing but its own runner. Per record nothing is done here on the way of a plain accept: offsets come and go in lists.
+A feeder fetches as much as the pool will finish soon, decodes in bulk, hands chunks to the pool, renews locks, and
+turns finished records into acknowledgements. Fetching goes on while records are in flight: a slow record holds up only
+its own runner. A plain accept costs no work per record here: offsets come and go in lists.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ from flowshare.agents.feed.early_accepts import EarlyAccepts
 from flowshare.agents.feed.locks import HeldRecords, LockKeeper
 from flowshare.agents.feed.members import SettlingMember, new_member
 from flowshare.agents.feed.outcome_watch import HeardBreaker, OutcomeWatch
-from flowshare.agents.feed.prefetch import FEW, FetchSize, GroupSize, KeyFetchSize, KeyPrefetch, Prefetch, Prefetcher
+from flowshare.agents.feed.prefetch import (
+    FETCH_WAIT_S,
+    FETCH_WAITS_S,
+    FEW,
+    FetchSize,
+    GroupSize,
+    KeyFetchSize,
+    KeyPrefetch,
+    Prefetch,
+    Prefetcher,
+)
 from flowshare.agents.feed.reader import Reader
 from flowshare.agents.feed.setup import check_order_kept, prepare
 from flowshare.agents.feed.spans import AckSpans
@@ -45,13 +55,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flowshare.agents")
 
 HEARTBEAT_S: Final = 5.0
-"""How long the answer to a heartbeat out of turn is waited for."""
+"""Seconds to wait for the answer to a heartbeat out of turn."""
 FINISH_S: Final = 1.0
-"""How long handlers may go on with what was fetched ahead when an agent stops and giving back costs an attempt."""
+"""Seconds that handlers may go on with prefetched records when an agent stops and a release costs an attempt."""
 
 
 class Feeder:
-    """One agent's member, its buffer and its acknowledgements."""
+    """Feeder of one agent: its member, its buffer and its acknowledgements."""
 
     def __init__(
         self,
@@ -62,7 +72,7 @@ class Feeder:
         observer: Observer | None = None,
         member_id: str | None = None,
     ) -> None:
-        """observer: told of every settled record. member_id: of its member in the group; None draws one."""
+        """observer: called with every settled record. member_id: id of the member in the group; None draws one."""
         clock, capabilities, stats = environment.clock, environment.capabilities, pool.stats
         options = agent.options
         now = clock.monotonic()
@@ -72,6 +82,7 @@ class Feeder:
         self._service_loop = environment.service_loop
         self._handler_loop = environment.handler_loop
         self._connect = environment.connect
+        self._virtual_time = environment.virtual_time
         self._admin = environment.admin
         self._allow = environment.producer.allow
         self._stats = stats
@@ -110,6 +121,7 @@ class Feeder:
             on_decided=self._decided,
             on_settled=self._settled,
             on_ended=self._ended,
+            letters_by_choice=capabilities.letters_by_choice,
             telemetry=telemetry,
             spans=self._spans,
         )
@@ -182,45 +194,46 @@ class Feeder:
             self._take_fetched,
             clock=clock,
             ride=self._acks.ride,
+            waits_s=FETCH_WAITS_S if environment.virtual_time else (FETCH_WAIT_S, FETCH_WAIT_S),
         )
         if isinstance(self._prefetch, KeyPrefetch):
             self._acks.on_sent = self._prefetcher.look
         self._handlers_first = environment.handler_loop is not environment.service_loop and not pool.fed_anywhere
         pool.finished = self._finished
-        if self._early is None:  # what is accepted before it runs has no lock
+        if self._early is None:  # a record accepted before it runs has no lock
             pool.renew = lambda chunk, offset: self._locks.renew_one(chunk, offset, self._soon)
 
     # --- what is seen from outside ------------------------------------------------------------------------------
 
     @property
     def target(self) -> int:
-        """How many records (with an order: keys) to hold in all, as the handlers' speed asks for."""
+        """Number of records (with an order: keys) to hold in all, for the handlers' speed."""
         return self._prefetch.target
 
     @property
     def buffered(self) -> int:
-        """Records that no handler has begun."""
+        """Number of records that no handler has begun."""
         return self._held.buffered
 
     @property
     def outstanding(self) -> int:
-        """Records that are held and not decided yet."""
+        """Number of records that are held and not decided yet."""
         return self._held.outstanding
 
     @property
     def arrived_s(self) -> float | None:
-        """When the oldest of these came, by the monotonic clock; None: there is none."""
+        """Arrival of the oldest held record, by the monotonic clock in seconds; None: no record is held."""
         return self._held.arrived_s
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is held and nothing waits for its acknowledgement."""
+        """True if no record is held and none waits for its acknowledgement."""
         in_hand = 0 if self._early is None else self._early.in_hand
         return self.outstanding == 0 and self._acks.unconfirmed == 0 and in_hand == 0
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is fetched until `resume`."""
+        """True if nothing is fetched until `resume`."""
         return self._fetch_size.paused
 
     @property
@@ -229,16 +242,16 @@ class Feeder:
 
     @property
     def breaker(self) -> HeardBreaker | None:
-        """What is heard of the group's breaker; None: the agent has none."""
+        """The state of the group's breaker, as this member heard it; None: the agent has no breaker."""
         return None if self._breaker is None else self._breaker.heard
 
     @property
     def held_back(self) -> str | None:
-        """Why the group hands nothing out by its breaker; None: it does, as far as is known."""
+        """Reason why the group's breaker holds records back; None: it does not, as far as known."""
         return None if self._breaker is None else self._breaker.trouble
 
     def problems(self) -> list[str]:
-        """Why the agent is not healthy."""
+        """Return the reasons why the agent is not healthy."""
         return [
             text
             for text in (self._prefetcher.trouble, self._standstill.trouble, self._completion.dead_letter_trouble)
@@ -256,7 +269,8 @@ class Feeder:
             assert isinstance(member, SettlingMember), "brokers settle nothing"
             self._completion.settler.start(member)
         self._locks.start(member)
-        self._standstill.start(member)
+        if not self._virtual_time:
+            self._standstill.start(member)
         self._stall.start(member)
         if self._breaker is not None:
             self._breaker.start(member.member_id)
@@ -278,7 +292,7 @@ class Feeder:
         return member
 
     def pause(self) -> None:
-        """Stop fetching, give back what was not begun. Any thread."""
+        """Stop fetching, release records that were not begun. Any thread."""
         self._fetch_size.paused = True
         self._soon(self._give_back)
 
@@ -288,10 +302,10 @@ class Feeder:
         self._soon(self._prefetcher.look)
 
     def heartbeat(self) -> None:
-        """Have the group asked at once which partitions are this member's: another one is known to be gone."""
+        """Ask the group at once for this member's partitions: another member is known to be gone."""
         if self._member is None or self._draining:
             return
-        self._ask_again = True  # what is on its way may have been answered before that one's end
+        self._ask_again = True  # an answer on its way may be from before the other member's end
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_group(self._member), name=f"heartbeat {self.agent.name}")
 
@@ -304,10 +318,10 @@ class Feeder:
                 logger.debug("agent=%s: the group did not answer at once: %r", self.agent.name, error)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Fetch no more, give back, wait for the handlers; returns whether all finished in time."""
+        """Stop fetching, release, wait for the handlers; return True if all finished in time."""
         began_s = self._clock.monotonic()
         self._draining = True
-        if self._member is not None and self._prefetcher.started:  # else it is still joining
+        if self._member is not None and self._prefetcher.started:  # else the member is still joining
             self._member.unsubscribe()
         self._give_back()
         if self._delays is not None:
@@ -316,7 +330,7 @@ class Feeder:
         return await self.wait_idle(max(0.0, began_s + timeout_s - self._clock.monotonic()))
 
     async def wait_idle(self, limit_s: float) -> bool:
-        """Wait until nothing is held and everything is acknowledged, `limit_s` seconds at most."""
+        """Wait until no record is held and everything is acknowledged, `limit_s` seconds at most."""
 
         async def wait() -> None:
             await self._held.wait_empty()
@@ -331,8 +345,8 @@ class Feeder:
         return True
 
     async def close(self, *, goes_on: bool = False) -> None:
-        """Give back what is left, leave the group. goes_on: handlers are at work that cannot be ended: what they hold
-        is left to its locks."""
+        """Release the rest, leave the group. goes_on: handlers are at work that cannot be ended: their records are left
+        to their locks."""
         self._draining = True
         self._stall.stop()
         await cancelled(self._asking)
@@ -357,7 +371,7 @@ class Feeder:
     # --- fetching -----------------------------------------------------------------------------------------------
 
     def _take_fetched(self, fetched: list[Fetched]) -> bool:
-        """A fetch has ended. Returns whether handlers are at work on what it brought, and the next fetch is thought of
+        """Take in the end of a fetch. Returns True if handlers work on its records and the next fetch is considered
         after they had their turn."""
         assert self._member is not None
         self._stats.fetches += 1
@@ -368,7 +382,7 @@ class Feeder:
         return self._take(fetched)
 
     async def _stop_fetching(self) -> None:
-        """No fetch any more; what one under way brings goes back."""
+        """Stop fetching; records of a fetch under way are released."""
         if self._member is None or not self._prefetcher.started:
             return
         self._prefetcher.stop()
@@ -378,7 +392,7 @@ class Feeder:
             logger.debug("agent=%s: the last fetch failed: %s", self.agent.name, error)
 
     def _take(self, fetched: Iterable[Fetched]) -> bool:
-        """Decode what came and hand it on; returns as `_take_fetched`."""
+        """Decode fetched records and hand them on; returns as `_take_fetched`."""
         now = self._clock.monotonic()
         chunks: list[Chunk] = []
         left = ANSWER_BYTES_MAX - self._held.plain_bytes
@@ -386,7 +400,7 @@ class Feeder:
             count = number_of([part])
             self._stats.received += count
             if not self._held.holds(part):
-                self._stats.lock_lost += count  # it was given to others before anybody took it
+                self._stats.lock_lost += count  # others got the records before they were taken
                 continue
             if self._bucket is not None:
                 self._bucket.take(count)
@@ -410,8 +424,8 @@ class Feeder:
         return first
 
     def _read_again(self, chunk: Chunk, first: int, part: Fetched) -> None:
-        """The pool could not read a chunk from an offset on: read it here, which tells good records from bad ones; one
-        batch at least, so that it goes on."""
+        """Read a chunk here that the pool could not read from an offset on: this tells good records from bad ones. At
+        least one batch is read, to make progress."""
         held = self._held.holds(chunk)
         offsets = [offset for offset in chunk.unfinished() if offset >= first]
         self._held.decided(chunk, offsets)
@@ -445,7 +459,10 @@ class Feeder:
         self._give_back()
 
     def _give_back(self) -> None:
-        """What no handler has begun goes back: at once, or where that costs an attempt, what they do not get to."""
+        """Release records that no handler has begun.
+
+        At once; or, if a release costs an attempt, after `FINISH_S`, so that handlers may still get to some of them.
+        """
         if self._capabilities.unrun_release:
             self._held.give_back()
         else:
@@ -458,16 +475,16 @@ class Feeder:
         self._at_pool(self._pool.feed, chunks)
 
     def _feed_first(self, chunks: list[Chunk]) -> None:
-        """Feed the pool, and have the next fetch thought of when its handlers have begun; on the handler loop."""
+        """Feed the pool, and consider the next fetch when its handlers have begun; on the handler loop."""
         self._pool.feed(chunks)
         self._handler_loop.call_soon(self._begun)
 
     def _begun(self) -> None:
-        if not self._pool.hands_over:  # else what is finished has it thought of, and its acknowledgements ride on it
+        if not self._pool.hands_over:  # else finished records trigger the fetch, with their acknowledgements
             self._soon(self._prefetcher.look)
 
     def _at_pool(self, function: Callable[..., None], *args: object) -> None:
-        """Call what is the pool's, on its loop where it must be."""
+        """Call a function of the pool, on the pool's loop where it must be."""
         if self._pool.fed_anywhere or self._handler_loop is self._service_loop:
             function(*args)
         elif not self._handler_loop.is_closed():
@@ -476,7 +493,7 @@ class Feeder:
     # --- finished work ------------------------------------------------------------------------------------------
 
     def _finished(self, handed: FinishedWork) -> None:
-        """The pool finished records; called on the service loop, in bulk."""
+        """Take in records that the pool finished; called on the service loop, in bulk."""
         self._look_due = True
         if self._breaker is not None:
             self._breaker.ended(handed)
@@ -496,14 +513,15 @@ class Feeder:
             self._look()
 
     def _confirm(self, ack: AckRange, result: AckResult, how: str) -> None:
-        """An acknowledgement was answered. What was accepted before it runs is told of when its handler has ended."""
+        """Handle an answered acknowledgement. Records accepted before they run are reported when their handler has
+        ended."""
         if self._early is not None:
             self._early.confirmed(ack, result, how)
         if self._reporter is not None and (self._early is None or how != "accepted"):
             self._reporter.confirmed(ack, result, how)
 
     def _all_ended(self, chunk: Chunk, offsets: list[int]) -> None:
-        """Handlers of records that were accepted before have ended well."""
+        """Note that handlers of records accepted before have ended well."""
         assert self._early is not None
         self._early.ended(chunk.tp, offsets)
         if self._reporter is not None:
@@ -512,7 +530,7 @@ class Feeder:
                 self._reporter.ended(*where, chunk.attempt(offset), "accepted", "")
 
     def _ended(self, chunk: Chunk, record: DecodedRecord | RawRecord, how: str, reason: str) -> None:
-        """The same of one whose outputs are produced, or that failed."""
+        """Note the end of one such record whose outputs are produced, or that failed."""
         assert self._early is not None
         if how != "accepted":
             self._stats.lost += 1
@@ -540,7 +558,7 @@ class Feeder:
                 self._acks.accept((chunk.tp, chunk.generation), some, attempt)
 
     def _settled(self, chunk: Chunk, records: Sequence[DecodedRecord | RawRecord], reason: str) -> None:
-        """Records were settled with their outputs, or it is known that they are not."""
+        """Note records that were settled with their outputs, or are known not to be."""
         offsets = [record.offset for record in records]
         self._held.decided(chunk, offsets)
         if chunk.lost:
@@ -551,7 +569,7 @@ class Feeder:
                     self._reporter.note(chunk.tp, record.offset, chunk.attempt(record.offset), reason)
 
     def _decided(self, chunk: Chunk, record: DecodedRecord | RawRecord, reason: str, delay_s: float) -> None:
-        """A record's acknowledgement is about to be queued."""
+        """Note a record whose acknowledgement is about to be queued."""
         offset = record.offset
         self._held.decided(chunk, [offset])
         if offset in chunk.lost:
@@ -560,7 +578,7 @@ class Feeder:
             self._reporter.note(chunk.tp, offset, chunk.attempt(offset), reason, delay_s)
 
     def _look_soon(self) -> None:
-        """Less is held: think of the next fetch when all that is known now was seen to."""
+        """Consider the next fetch at the end of this turn: fewer records are held."""
         if not self._look_due:
             self._look_due = True
             self._service_loop.call_soon(self._look)

@@ -1,7 +1,7 @@
-"""What an agent holds, and its locks: records that are acquired and not decided yet, renewed while handlers run.
+"""Records that an agent holds, and their locks: acquired, not decided yet, and renewed while handlers run.
 
-`HeldRecords` keeps count of them and gives back what no handler has begun; `LockKeeper` renews their locks and takes
-them away from handlers that are stuck. Both on the service loop.
+`HeldRecords` counts the records and releases those that no handler has begun; `LockKeeper` renews their locks and takes
+waiting records away from handlers that are stuck. Both run on the service loop.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from flowshare.tasks import cancelled
 
 logger = logging.getLogger("flowshare.agents")
 TICK_S: Final = 0.25
-"""How often locks and stuck handlers are looked at while records are held."""
+"""Seconds between two looks at locks and stuck handlers while records are held."""
 RENEW_LEFT: Final = 0.6
-"""Locks are renewed when this part of their time is left."""
+"""Part of a lock's time that is left when the lock is renewed."""
 LOCK_S: Final = 30.0
-"""Taken for the lock's time until the server told it."""
+"""Seconds assumed for the lock's time until the server tells it."""
 LAPSE_LEFT: Final = 0.05
-"""Where there is an order, locks are given up when this part of their time is left: handlers that are cancelled then
-need a moment, and an answer was under way for another one."""
+"""Part of a lock's time that is left when the lock is given up, with an order: cancelled handlers need a moment, and an
+answer was under way for another one."""
 _Held = concurrent.futures.Future[bool]
 
 
 class HeldRecords:
-    """The chunks of one agent, and the ways out of them other than a handler's outcome: given back, or lost."""
+    """The chunks of one agent, and their ways out other than a handler's outcome: released, or lost."""
 
     def __init__(
         self,
@@ -55,43 +55,44 @@ class HeldRecords:
         """feed: hands chunks (again) to the pool. freed: as the attribute."""
         self.live: dict[Chunk, None] = {}
         self.outstanding = 0
-        """Records that are held and not decided yet."""
+        """Number of records that are held and not decided yet."""
         self.generation = 0
-        """The member's, when it was last asked what it still holds."""
+        """The member's generation when its held records were last checked."""
         self.keep_from = 0
-        """Records at this attempt or a later one are not given back unrun (0: all are): it would cost the last one."""
+        """Records at this attempt or a later one are not released unrun (0: all are): a release would cost the last
+        attempt."""
         self.on_lost: Callable[[Chunk, set[int]], object] | None = None
-        """Where there is an order: told of locks that are gone, so that no handler goes on without."""
+        """With an order: called with lost locks, so that no handler goes on without its lock."""
         self._holds: Callable[[TopicPartition, int], bool] = lambda tp, generation: True
         self._acks = acks
         self._stats = stats
         self._feed = feed
         self.freed = freed
-        """Called whenever less is held, or more may be."""
+        """Called whenever fewer records are held, or more may be."""
         self._empty = asyncio.Event()
 
     @property
     def buffered(self) -> int:
-        """Records that no handler has begun. Any thread."""
+        """Number of records that no handler has begun. Any thread."""
         return sum(chunk.waiting for chunk in list(self.live))
 
     @property
     def arrived_s(self) -> float | None:
-        """When the oldest of what is held came, by the monotonic clock; None: nothing is held. Any thread."""
+        """Arrival of the oldest held record, by the monotonic clock in seconds; None: no record is held. Any thread."""
         return min((chunk.arrived for chunk in list(self.live)), default=None)
 
     @property
     def followers(self) -> int:
-        """Those of them that wait for the record before them in their key."""
+        """Number of buffered records that wait for the record before them in their key."""
         return sum(chunk.chains.waiting for chunk in self.live if chunk.chains is not None)
 
     @property
     def plain_bytes(self) -> int:
-        """What the record batches that chunks were read from take without compression."""
+        """Size in bytes, without compression, of the record batches that the chunks were read from."""
         return sum(chunk.plain_bytes for chunk in self.live)
 
     def add(self, chunk: Chunk) -> None:
-        """Hold one more chunk. What it brings again, in an order, is held by it alone, whatever was believed."""
+        """Hold one more chunk. With an order, its redelivered records are lost to earlier chunks."""
         if chunk.fence is not None and (again := chunk.redelivered()):
             for earlier in [one for one in self.live if one.tp == chunk.tp]:
                 self.lose(earlier, [offset for offset in earlier.unfinished() if offset in again])
@@ -99,20 +100,21 @@ class HeldRecords:
         self.outstanding += chunk.remaining
 
     def decided(self, chunk: Chunk, offsets: list[int]) -> None:
-        """These are decided: what follows is their acknowledgement, in one request with whatever waits behind them."""
+        """Note decided records, whose acknowledgement follows; records that wait behind them are released in the same
+        request."""
         chunk.settled += offsets
         self._less(chunk, len(offsets))
         if chunk.chains is not None and (rest := chunk.chains.behind(offsets)):
             self._release(chunk, sorted(record.offset for record in rest))
 
     async def wait_empty(self) -> None:
-        """Wait until nothing is held."""
+        """Wait until no record is held."""
         while self.outstanding:
             self._empty.clear()
             await self._empty.wait()
 
     def without_lost(self, chunk: Chunk, offsets: list[int]) -> list[int]:
-        """The offsets whose locks are still held; the outcomes of the others are discarded, counted and logged."""
+        """Return the offsets whose locks are still held; outcomes of the others are discarded, counted and logged."""
         lost = [offset for offset in offsets if offset in chunk.lost]
         if lost:
             logger.warning(
@@ -129,9 +131,9 @@ class HeldRecords:
     # --- giving back --------------------------------------------------------------------------------------------
 
     def give_back(self) -> None:
-        """Records that no handler has begun go back, without costing an attempt."""
+        """Release records that no handler has begun, without costing an attempt."""
         for chunk in list(self.live):
-            if chunk.chains is not None:  # with heads that nobody began, and of those that run, what waits behind them
+            if chunk.chains is not None:  # heads that nobody began, and records that wait behind running ones
                 self._release(chunk, sorted(record.offset for record in chunk.chains.take(chunk.records)))
                 continue
             unread = chunk.take_unread()
@@ -148,7 +150,7 @@ class HeldRecords:
             self._release(chunk, offsets)
 
     def _release(self, chunk: Chunk, offsets: list[int]) -> None:
-        """These (in order) go back without costing an attempt."""
+        """Release these offsets (sorted) without costing an attempt."""
         if not offsets:
             return
         self.decided(chunk, offsets)
@@ -158,7 +160,7 @@ class HeldRecords:
                 self._acks.acknowledge(key, first, last, RELEASE, "unrun", unrun=True, attempt=attempt)
 
     def take_unrun(self) -> dict[TopicPartition, list[tuple[int, int]]]:
-        """Ranges that no handler has begun, for the closing of the session, which gives them back."""
+        """Return ranges that no handler has begun, for the closing of the session, which releases them."""
         unrun: dict[TopicPartition, list[tuple[int, int]]] = {}
         for chunk in list(self.live):
             if chunk.chains is not None:
@@ -173,7 +175,7 @@ class HeldRecords:
     # --- losing -------------------------------------------------------------------------------------------------
 
     def lose(self, chunk: Chunk, offsets: list[int]) -> None:
-        """The locks of these are gone: what runs is discarded when it ends, what waits is dropped."""
+        """Note lost locks: running records are discarded when they end, waiting ones are dropped."""
         lost = set(offsets) - set(chunk.settled) - chunk.settling
         if not lost:
             return
@@ -202,12 +204,12 @@ class HeldRecords:
         self._stats.lock_lost += len(dropped)
         self.decided(chunk, dropped)
         if unread is not None and 0 < len(unread_lost) < unread.lazy.waiting:
-            unread.failed(chunk, unread.lazy.first)  # what is left of it is read like new, without what is lost
+            unread.failed(chunk, unread.lazy.first)  # the rest is read like new, without lost records
         if kept or chunk.waiting:
             self._put_back(chunk, kept)
 
     def _lose_in_order(self, chunk: Chunk, chains: Chains, lost: set[int]) -> None:
-        """What waits behind a record that is lost goes back, be that one running or not."""
+        """Release the records that wait behind a lost record, also if the lost record is running."""
         loss = chains.lose(lost, chunk.records)
         self._stats.lock_lost += len(loss.lost)
         self.decided(chunk, [record.offset for record in loss.lost])
@@ -216,16 +218,16 @@ class HeldRecords:
             self._put_back(chunk, loss.kept)
 
     def holds(self, chunk: Chunk | Fetched) -> bool:
-        """Whether what was acquired with this can still be this member's."""
+        """Tell if records acquired with the chunk can still be this member's."""
         return self._holds(chunk.tp, chunk.generation)
 
     def follow(self, member: Member) -> None:
-        """From now on `member` says what is held."""
+        """Ask this member from now on which records are held."""
         self.generation = member.generation
         self._holds = member.holds
 
     def look(self, member: Member) -> None:
-        """Connections may have ended, partitions may have moved: what came over them was given to others."""
+        """Give up records of ended connections or moved partitions: others have them now."""
         if member.generation == self.generation:
             return
         self.follow(member)
@@ -263,8 +265,8 @@ def _offsets_in(ranges: list[tuple[int, int]]) -> set[int]:
 
 
 def _take_waiting(chunk: Chunk) -> list[RawRecord]:
-    """Take what was read and no handler has begun, in offset order; the pool may pop at the same time, in another
-    thread."""
+    """Take records that were read and that no handler has begun, in offset order; the pool may pop at the same time, in
+    another thread."""
     taken: list[RawRecord] = []
     try:
         while True:
@@ -274,7 +276,7 @@ def _take_waiting(chunk: Chunk) -> list[RawRecord]:
 
 
 class LockKeeper:
-    """Looks after the locks of one agent; on the service loop. No timer runs while nothing is held."""
+    """Keeper of one agent's locks; on the service loop. No timer runs while nothing is held."""
 
     def __init__(
         self, agent: ShareAgent, *, pool: Pool, held: HeldRecords, acks: AckSender, prefetch: Prefetch, clock: Clock
@@ -288,7 +290,7 @@ class LockKeeper:
         self._member: Member | None = None
         self._ticker: TimerHandle | None = None
         self._renewing: dict[Key, asyncio.Task[bool]] = {}
-        """By partition and number: a leader that stands still holds up no other's."""
+        """Renewals by partition and generation: a leader that stands still holds up no other's."""
         self._single: set[asyncio.Task[None]] = set()
 
     def start(self, member: Member) -> None:
@@ -304,7 +306,7 @@ class LockKeeper:
         await cancelled(*self._single, *self._renewing.values())
 
     def watch(self) -> None:
-        """Something is held: look at it from time to time."""
+        """Look at the held records from time to time."""
         if self._ticker is None and self._member is not None:
             self._ticker = self._clock.call_later(TICK_S, self._tick)
 
@@ -313,7 +315,7 @@ class LockKeeper:
         future: concurrent.futures.Future[bool] = concurrent.futures.Future()
 
         async def renew() -> None:
-            # In an order nothing runs past the chunk's deadline, so that all of it is renewed together.
+            # With an order nothing runs past the chunk's deadline, so all of the chunk is renewed together.
             offsets = [offset] if chunk.fence is None else chunk.renewable()
             lost, deadline = await self._acks.renew((chunk.tp, chunk.generation), chunk.counted_runs(offsets))
             gone = _offsets_in(lost)
@@ -331,8 +333,8 @@ class LockKeeper:
         return future
 
     async def renew_all(self) -> bool:
-        """Renew all that is held, now; whether each lock is renewed or known to be lost. Without renewals those are
-        taken for lost that have lapsed by the clock."""
+        """Renew all held locks now; return True if each is renewed or known to be lost. Without renewals, locks that
+        have lapsed by the clock count as lost."""
         if self._agent.options.renew:
             await asyncio.gather(*self._renewing.values(), return_exceptions=True)
             self._renew(list(self._held.live), self._lock_s())
@@ -357,9 +359,9 @@ class LockKeeper:
         self._ticker = self._clock.call_later(wait_s, self._tick)
 
     def _give_up_lapsed(self, now: float) -> float:
-        """Locks that are about to lapse are lost, whatever the server says later; seconds until the next look.
+        """Give up locks that are about to lapse, whatever the server says later; return seconds until the next look.
 
-        In an order the next record of the key begins elsewhere when they have, and no handler may run then.
+        With an order, the key's next record begins elsewhere after the lapse, and no handler may run then.
         """
         spare_s = self._lock_s() * LAPSE_LEFT
         for chunk in [chunk for chunk in self._held.live if chunk.deadline - spare_s <= now]:
@@ -367,10 +369,10 @@ class LockKeeper:
         return min([TICK_S, *(chunk.deadline - spare_s - now for chunk in self._held.live if chunk.renewable())])
 
     def _look_for_stuck_handlers(self, now: float) -> None:
-        """Records that wait while no runner gets free, or while nobody takes them (the loop is blocked), go back."""
+        """Release waiting records when no runner gets free, or when nobody takes them (the loop is blocked)."""
         batch = self._agent.options.batch
         busy = self._pool.busy
-        # What waits for the record before it does not wait for a runner.
+        # A record that waits for the one before it does not wait for a runner.
         full = busy >= len(self._pool.runners) or (batch is None and self._held.buffered > self._held.followers)
         if self._prefetch.still_running(busy * (batch.size if batch else 1), now, full=full):
             self._held.give_back()
@@ -378,12 +380,12 @@ class LockKeeper:
             self._pool.probe(self._goes_on)
 
     def _goes_on(self) -> None:
-        """The handlers' loop is not blocked any more: those that are free may be given something."""
+        """Go on as the handlers' loop is no longer blocked: free handlers may get records."""
         self._prefetch.goes_on()
         self._held.freed()
 
     def _renew(self, chunks: list[Chunk], lock_s: float) -> None:
-        """Renew these, but for partitions of which renewals are under way."""
+        """Renew these chunks' locks, but for partitions with a renewal under way."""
         by_key: dict[Key, list[Chunk]] = {}
         for chunk in chunks:
             key = chunk.tp, chunk.generation
@@ -399,16 +401,16 @@ class LockKeeper:
         del self._renewing[key]
 
     async def _renew_partition(self, chunks: list[Chunk], abandoned: set[tuple[int, int]]) -> bool:
-        """Whether of each lock is known what became of it."""
+        """Renew the locks of one partition's chunks; True if the fate of each lock is known."""
         if chunks[0].fence is not None:
             return await self._renew_together(chunks, abandoned)
         known = True
-        for chunk in chunks:  # without an order one lock that is gone has all that is said with it refused
+        for chunk in chunks:  # without an order, one lost lock fails its whole request
             known = await self._renew_together([chunk], abandoned) and known
         return known
 
     async def _renew_together(self, chunks: list[Chunk], abandoned: set[tuple[int, int]]) -> bool:
-        """Renew what one partition gave under one number; whether of each lock is known what became of it."""
+        """Renew locks of one partition and generation; return True if the fate of each lock is known."""
         held: list[tuple[Chunk, list[int]]] = []
         for chunk in chunks:
             offsets = [offset for offset in chunk.renewable() if (id(chunk), offset) not in abandoned]
@@ -424,7 +426,7 @@ class LockKeeper:
         return all(known)
 
     def _renewed(self, chunk: Chunk, offsets: list[int], gone: Collection[int], deadline: float) -> bool:
-        """What became of a chunk's locks; whether that is known of each."""
+        """Take in the answer to a chunk's renewal; True if the fate of each of its locks is known."""
         if deadline:
             chunk.deadline = deadline
         lost_here = [offset for offset in offsets if offset in gone]

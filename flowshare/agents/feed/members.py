@@ -1,8 +1,8 @@
-"""An agent's member of its group; with a retry topic two of them, which the feeder sees as one (`MemberPair`).
+"""An agent's member of its group; with a retry topic two members, which the feeder sees as one (`MemberPair`).
 
 Kafka's assignor spreads the partitions of members that all have the same topics over them: of two topics with one
-partition each, every member gets one. Members with different topics are assigned topic by topic, each to all that
-want it, so that a retry topic takes no member away from the work.
+partition each, every member gets one. Members with different topics are assigned topic by topic, each topic to all
+members that want it, so that a retry topic takes no member away from the work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Unrun = Mapping[TopicPartition, Sequence[tuple[int, int]]]
 
 
 class Member(Protocol):
-    """What the rest of the feed asks of a member: a `ShareMember`, two of them, or one of a cooperative group."""
+    """A member as the feed uses it: a `ShareMember`, two of them, or a member of a cooperative group."""
 
     @property
     def member_id(self) -> str:
@@ -41,33 +41,33 @@ class Member(Protocol):
 
     @property
     def assignment(self) -> frozenset[TopicIdPartition]:
-        """Partitions that it reads."""
+        """Partitions that the member reads."""
         ...
 
     @property
     def lock_timeout_ms(self) -> int:
-        """How long what it holds is its own without a renewal; 0: not known yet."""
+        """Milliseconds that the member's locks last without a renewal; 0: not known yet."""
         ...
 
     @property
     def generation(self) -> int:
-        """Changes when something held may be lost."""
+        """Number that changes when a held record may be lost."""
         ...
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing arrives; None when all is well."""
+        """Reason why nothing arrives; None when all is well."""
         ...
 
     def holds(self, tp: TopicPartition, generation: int) -> bool:
-        """Whether something acquired can still be its own."""
+        """Tell if records acquired under this generation can still be the member's."""
         ...
 
     async def start(self) -> None:
-        """Join. Raises: NotConnected, ServerError."""
+        """Join the group. Raises: NotConnected, ServerError."""
 
     async def confirm(self) -> None:
-        """Wait until it is known what is still held. Raises: ClientError."""
+        """Wait until the held records are known. Raises: ClientError."""
 
     def unsubscribe(self) -> None:
         """Leave the partitions to others."""
@@ -76,14 +76,14 @@ class Member(Protocol):
         """Begin to acquire. Raises: ServerError, Closed."""
 
     def on_fetched(self, listener: Callable[[], object] | None) -> None:
-        """Call it when an `ask` has ended."""
+        """Call `listener` when an `ask` has ended."""
 
     def take_fetched(self) -> list[Fetched]:
-        """What it brought. Raises: ServerError."""
+        """Return the records that the last `ask` brought. Raises: ServerError."""
         ...
 
     async def last_fetch(self) -> list[Fetched]:
-        """What is on its way, for a member that stops. Raises: ServerError."""
+        """Return the records that are still on their way, for a member that stops. Raises: ServerError."""
         ...
 
     async def acknowledge(
@@ -93,7 +93,7 @@ class Member(Protocol):
         generation: int | None = None,
         on_late: Late | None = None,
     ) -> list[AckResult]:
-        """Say what became of records."""
+        """Settle records."""
         ...
 
     def begin_acknowledge(
@@ -105,13 +105,13 @@ class Member(Protocol):
         on_late: Late | None = None,
         rides: bool = False,
     ) -> None:
-        """The same, for who waits in no task."""
+        """Settle records without waiting; `told` is called once."""
 
     async def close(self, *, unrun: Unrun | None = None) -> None:
-        """Give back and leave."""
+        """Release records and leave."""
 
     async def leave_to_locks(self, *, unrun: Unrun) -> None:
-        """Leave while handlers go on: what they hold is left to its locks."""
+        """Leave while handlers go on: their records are left to their locks."""
 
 
 @runtime_checkable
@@ -131,36 +131,37 @@ class SettlingMember(Protocol):
 
 
 RETRY_RECORDS_MAX: Final = 100
-"""Records of the retry topic that one fetch asks for."""
+"""Records that one fetch of the retry topic asks for."""
 RETRY_MEMBER_PREFIX: Final = "~"
-"""Begins the second member's id, so that it sorts behind those that may lead."""
+"""Prefix of the second member's id, so that it sorts behind members that may lead."""
 ID_MAX: Final = 36
 """Kafka's limit for a member's id, in characters."""
 
 
 def member_ids(prefix: str, names: Iterable[str]) -> dict[str, str]:
-    """The id of each agent's member, by the agent's name, in a process whose ids are to begin so."""
+    """Return the id of each agent's member, by the agent's name. prefix: the process's prefix of ids."""
     ids = {name: f"{prefix}-{number}" for number, name in enumerate(sorted(names))}
     assert all(len(retry_member_id(one)) <= ID_MAX for one in ids.values()), f"{prefix!r} is too long for members' ids"
     return ids
 
 
 def retry_member_id(member_id: str) -> str:
-    """The id of the second member of an agent whose first one has this id."""
+    """Return the id of an agent's second member. member_id: of its first one."""
     return f"{RETRY_MEMBER_PREFIX}{member_id}"
 
 
 def new_member(
     connect: Connect, agent: ShareAgent, retry_topic: str | None, *, clock: Clock, member_id: str | None = None
 ) -> Member:
-    """An agent's member; with a retry topic both of its members. member_id: None draws one."""
+    """Make an agent's member; with a retry topic, both of its members. member_id: None draws one."""
     if retry_topic is not None:
         return MemberPair(connect, agent, retry_topic, clock=clock, member_id=member_id)
     return ShareMember(connect, group_id=agent.group, topics=agent.topics, clock=clock, member_id=member_id)
 
 
 class MemberPair:
-    """Both as one. Their connections have different numbers, so that each acknowledgement finds its way back."""
+    """Both members as one. Their connections have different generations, so that each acknowledgement finds its way
+    back."""
 
     def __init__(
         self, connect: Connect, agent: ShareAgent, retry_topic: str, *, clock: Clock, member_id: str | None = None
@@ -193,35 +194,35 @@ class MemberPair:
 
     @property
     def assignment(self) -> frozenset[TopicIdPartition]:
-        """Partitions of both."""
+        """Partitions of both members."""
         return self._main.assignment | self._retry.assignment
 
     @property
     def lock_timeout_ms(self) -> int:
-        """The group's, as of the last answers; 0 before the first."""
+        """The group's lock timeout in milliseconds, as of the last answers; 0 before the first."""
         known = [one.lock_timeout_ms for one in (self._main, self._retry) if one.lock_timeout_ms > 0]
         return min(known, default=0)
 
     @property
     def generation(self) -> int:
-        """Changes when something held may be lost."""
+        """Number that changes when a held record may be lost."""
         return self._main.generation + self._retry.generation
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing arrives."""
+        """Reason why nothing arrives."""
         return self._main.trouble or self._retry.trouble
 
     def holds(self, tp: TopicPartition, generation: int) -> bool:
-        """Whether something acquired can still be one's."""
+        """Tell if records acquired under this generation can still belong to one of the two members."""
         return self._main.holds(tp, generation) or self._retry.holds(tp, generation)
 
     async def start(self) -> None:
-        """Join with both. Raises: NotConnected, ServerError."""
+        """Join with both members. Raises: NotConnected, ServerError."""
         await asyncio.gather(self._main.start(), self._retry.start())
 
     async def confirm(self) -> None:
-        """Have both confirmed. Raises: ClientError."""
+        """Wait until the held records of both are known. Raises: ClientError."""
         await self._main.confirm()
         await self._retry.confirm()
 
@@ -243,15 +244,15 @@ class MemberPair:
         self._retry.ask(beside)
 
     def on_fetched(self, listener: Callable[[], object] | None) -> None:
-        """Tell of what either brings."""
+        """Call `listener` when records of either came."""
         self._main.on_fetched(listener)
 
     def take_fetched(self) -> list[Fetched]:
-        """What both brought. Raises: ServerError."""
+        """Return the records that the last `ask` of both members brought. Raises: ServerError."""
         return self._main.take_fetched()
 
     async def last_fetch(self) -> list[Fetched]:
-        """What is on its way to either. Raises: ServerError."""
+        """Return the records that are still on their way to either member. Raises: ServerError."""
         await asyncio.gather(self._main.end_fetches(), self._retry.end_fetches())
         return self._arrivals.take()
 
@@ -262,7 +263,7 @@ class MemberPair:
         generation: int | None = None,
         on_late: Late | None = None,
     ) -> list[AckResult]:
-        """To whichever acquired it."""
+        """Settle records over the member that acquired them."""
         return await self._holder(generation).acknowledge(acks, generation=generation, on_late=on_late)
 
     def begin_acknowledge(
@@ -274,17 +275,17 @@ class MemberPair:
         on_late: Late | None = None,
         rides: bool = False,
     ) -> None:
-        """To whichever acquired it."""
+        """Settle records over the member that acquired them."""
         self._holder(generation).begin_acknowledge(acks, told, generation=generation, on_late=on_late, rides=rides)
 
     def _holder(self, generation: int | None) -> ShareMember:
-        """Who acquired it: the connection's number says."""
+        """Return the member whose connection acquired under this generation."""
         return self._retry if generation is not None and self._retry.acquired_over(generation) else self._main
 
     async def close(self, *, unrun: Unrun | None = None) -> None:
-        """Leave with both."""
+        """Close both members."""
         await asyncio.gather(self._main.close(unrun=unrun), self._retry.close(unrun=unrun))
 
     async def leave_to_locks(self, *, unrun: Unrun) -> None:
-        """As `close`: brokers give what is held to others."""
+        """Close as `close`: brokers give held records to others."""
         await self.close(unrun=unrun)

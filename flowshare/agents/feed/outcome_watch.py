@@ -1,12 +1,13 @@
-"""What a member with a breaker tells its group, and hears from it (`share.breaker`). On the service loop.
+"""Reports of a member with a breaker to its group, and the group's answers (`share.breaker`). On the service loop.
 
-It counts its handlers' outcomes and tells them: failures at once, at most every `GAP_S`; else every `QUIET_S`, so that
-the group knows that there is somebody who tells. While the breaker is not closed it asks more often, and
+The member counts its handlers' outcomes and reports them: failures at once, but at most every `GAP_S`; otherwise every
+`QUIET_S`, so that the group knows that the member reports. While the breaker is not closed, the member asks more often,
+and
 
-- what no handler has begun goes back, without costing an attempt,
-- what fails goes back so, too,
-- what is fetched when it is time to try is a try: its outcome is counted apart, and decides; one that failed comes
-  again later than the next try, which is to be of another record. What comes sooner left before the leader knew.
+- records that no handler has begun are released, without costing an attempt,
+- records that failed are released without costing an attempt, too,
+- a record fetched when it is time to try is a try: its outcome is counted apart, and decides. A failed try comes again
+later than the next try, which should be another record. Records that come sooner left before the leader knew.
 """
 
 from __future__ import annotations
@@ -40,39 +41,41 @@ logger = logging.getLogger("flowshare.agents")
 GAP_S: Final = 0.1
 QUIET_S: Final = 1.0
 OPEN_S: Final = 0.25
-"""Time between two reports while the breaker is not closed."""
+"""Seconds between two reports while the breaker is not closed."""
 TRIES_MAX: Final = 10_000
-"""Records that are remembered as tries: one at a time is handed out, as long as all is well."""
+"""Most records that are remembered as tries: normally only one at a time is handed out."""
 SOONER_S: Final = 1.0
-"""What is fetched so long before its time, as it was heard, may be a try: the answer took a while."""
+"""Seconds before the announced time of the next try from which fetched records may be tries: answers take time."""
 LAST_S: Final = 1.0
-"""So long a member that stops tries to tell what it has not told yet."""
+"""Seconds that a stopping member tries to send its last report."""
 LATER: Final = 1.25
-"""A try that failed comes again after so many times the time that the breaker is open now."""
+"""Factor: a failed try comes again after this many times the time that the breaker is open now."""
 
 
 def _says_something(outcome: Outcome) -> bool:
-    """Whether a handler came to an end with it: not what was put back, and not what it never saw."""
+    """Tell if a handler ended with this outcome; False if the record was released, or no handler ever saw it."""
     put_back = outcome.kind is OutcomeKind.RELEASE or outcome.unrun
     return not put_back and not isinstance(outcome.error, UndecodableValue)
 
 
 class HeardBreaker(NamedTuple):
-    """A group's breaker as a member hears of it. opened: how often it opened since the member began, after a try that
-    failed, too."""
+    """A group's breaker as a member hears of it. opened: how often it opened since the member began, failed tries
+    included."""
 
     state: BreakerState = BreakerState.CLOSED
     opened: int = 0
 
     def hear(self, state: BreakerState, *, anew: bool) -> HeardBreaker:
-        """It is told to be in this state. anew: for another time than before; what was tried meanwhile is not seen."""
+        """Return the breaker in its reported state. anew: another open time than before; tries in between are not
+        seen."""
         opens = state is not BreakerState.CLOSED and self.state is BreakerState.CLOSED
         again = state is BreakerState.OPEN and (anew or self.state is BreakerState.HALF_OPEN)
         return HeardBreaker(state, self.opened + (opens or again))
 
 
 class OutcomeWatch:
-    """Of one agent in one process. on_open: called when the breaker is heard to be open. told: telemetry of it."""
+    """Outcome reports of one agent in one process. on_open: called when the breaker is heard to be open. told: its
+    telemetry."""
 
     def __init__(
         self,
@@ -94,27 +97,27 @@ class OutcomeWatch:
         self._why = ""
         self._open_s: float = 0.0
         self._until_s: float = 0.0
-        """When something is tried, as was heard."""
+        """Time of the next try, as heard."""
         self._counts = [0, 0, 0, 0]
-        """As `share.breaker.Outcomes`."""
+        """Counts as `share.breaker.Outcomes`."""
         self._reported = [0, 0, 0, 0]
-        """Those that the group knows."""
+        """Counts that the group knows."""
         self._member_id = ""
         self._tries: set[tuple[TopicPartition, int]] = set()
         self._in_vain: set[tuple[TopicPartition, int]] = set()
-        """Tries that failed, and are not put back yet."""
+        """Failed tries that are not released yet."""
         self._failed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self, member_id: str) -> None:
-        """Begin to tell."""
+        """Begin to report."""
         if self._told is not None:
             self._told.hear(*self.heard)
         self._member_id = member_id
         self._task = asyncio.create_task(self._run(), name=f"outcomes of {self._agent.name}")
 
     async def stop(self) -> None:
-        """Tell what failed, or was tried, and was not told yet; end."""
+        """Report failures and tries that were not reported yet; end."""
         task, self._task = self._task, None
         await cancelled(task)
         if task is not None and self._counts[1:] != self._reported[1:]:
@@ -129,15 +132,15 @@ class OutcomeWatch:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing is handed out; None while the breaker is closed."""
+        """Reason why nothing is handed out; None while the breaker is closed."""
         return None if self._state is BreakerState.CLOSED else f"the group's breaker is {self._state}: {self._why}"
 
     def spares(self, chunk: Chunk, outcome: Outcome) -> bool:
-        """Whether what failed goes back without costing an attempt."""
+        """Tell if a failed record is released without costing an attempt."""
         return outcome.failed and self._state is not BreakerState.CLOSED and not chunk.is_accepted
 
     def least_s(self, chunk: Chunk, offset: int) -> float:
-        """How long a record waits at least that goes back so: a try until there was another one."""
+        """Return the least delay in seconds of a spared record: a failed try waits until there was another one."""
         if (chunk.tp, offset) not in self._in_vain:
             return 0.0
         self._in_vain.discard((chunk.tp, offset))
@@ -145,7 +148,7 @@ class OutcomeWatch:
         return LATER * min(2 * max(self._open_s, first_s), most_s)
 
     def fetched(self, part: Fetched) -> None:
-        """Records came; while the breaker is not closed, and it is time to try, they are tries."""
+        """Note fetched records; while the breaker is not closed, and it is time to try, they are tries."""
         soon_s = self._until_s - min(SOONER_S, self._open_s / 2)
         may = self._state is not BreakerState.CLOSED and self._clock.monotonic() >= soon_s
         if may and len(self._tries) < TRIES_MAX:
@@ -153,7 +156,7 @@ class OutcomeWatch:
                 self._tries.update((part.tp, offset) for offset in range(first, min(last, first + TRIES_MAX) + 1))
 
     def ended(self, handed: FinishedWork) -> None:
-        """Handlers have ended."""
+        """Count the outcomes of handlers."""
         for chunk, accepted, others in handed:
             if self._tries:
                 for offset in accepted:
@@ -176,7 +179,7 @@ class OutcomeWatch:
 
     async def _run(self) -> None:
         while True:
-            with contextlib.suppress(ClientError, OSError):  # it is told with the next report
+            with contextlib.suppress(ClientError, OSError):  # the next report includes it
                 await self._report()
             await self._clock.sleep(GAP_S)
             pause_s = (QUIET_S if self._state is BreakerState.CLOSED else OPEN_S) - GAP_S

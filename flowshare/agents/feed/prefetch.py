@@ -1,9 +1,9 @@
 """Prefetching: how many records an agent fetches ahead of its handlers, and when.
 
-An agent holds what its handlers work on and what they finish in about 50 ms. Slow handlers keep next to nothing in the
-buffer, so that other members find work; fast ones keep thousands, so that none waits for the next fetch. Against a
-broker the record locks bound it, too: they are shared with the other members of the group, and a fetch takes a part of
-an agent's own, never all at once.
+An agent holds the records that its handlers work on, and those that they finish in about 50 ms. Slow handlers keep next
+to nothing in the buffer, so that other members find work; fast ones keep thousands, so that no handler waits for the
+next fetch. At a broker the record locks are a bound, too: the members of the group share them, and a fetch takes a part
+of an agent's own locks, never all at once.
 """
 
 from __future__ import annotations
@@ -38,62 +38,67 @@ logger = logging.getLogger("flowshare.agents")
 
 
 AHEAD_S: Final = 0.05
-"""How long the buffer should last."""
+"""Seconds that the buffer should last."""
 AHEAD_CAREFUL_S: Final = 0.2
-"""The same where giving back costs an attempt: a fetch takes longer there, and nothing is held until it is sure to run
-soon."""
+"""Seconds that the buffer should last where a release costs an attempt: a fetch takes longer there, and held records
+must be sure to run soon."""
 FEWER_KEYS: Final = 2
-"""So many keys fewer are held ahead where there is an order: one that waits here cannot be begun elsewhere."""
+"""Fewer keys held ahead with an order: a key that waits here cannot be begun elsewhere."""
 SOON_RATE: Final = 4.0
-"""Records a second from which on one key is held ahead: it waits a quarter of a second at most. What members wait
-for goes to them first, so nobody holds one ahead where keys are few."""
+"""Records a second from which on one key is held ahead: it waits a quarter of a second at most. Records that members
+wait for go to them first, so nobody holds a key ahead where keys are few."""
 CHAINED_MAX: Final = 256
 """Records that a fetch asks for with an order, unless half as many keys are wanted: as many may follow as are begun, so
 that whole batches can be had."""
 STUCK_S: Final = 1.0
-"""After so long without any record finished, the buffer is given back."""
+"""Seconds without any finished record after which the buffer is released."""
 BUFFER_MAX: Final = 8_000
 BUFFER_KEYS_MAX: Final = 2_000
-"""The same in keys, where there is an order."""
+"""Most keys held ahead, with an order."""
 QUICK_S: Final = 0.002
-"""Where handlers take no longer, all but a few keys are run, and acknowledged, before the next fetch: it leaves behind
-what stands behind a key that is held, so that what it brings is in pieces, and a piece costs as much as ten records.
-Slower ones lose less by the pieces than by the wait."""
+"""Seconds of a quick handler: up to that, all but a few keys are run and acknowledged before the next fetch. A fetch
+leaves out records behind a held key, so its records come in pieces, and a piece costs as much as ten records. Slower
+handlers lose less by pieces than by the wait."""
 GROWTH: Final = 8
-"""Plain accepts after which a chain is one longer, up to what is asked for at most."""
+"""Plain accepts after which a chain is one record longer, up to the longest one."""
 CHAIN_S: Final = 1.0
-"""How long what is fetched of one key may take; slower handlers would only give the rest back."""
+"""Seconds that the fetched records of one key may take; slower handlers would only release the rest."""
 LOW_S: Final = 0.008
-"""How long what is held then lasts."""
+"""Seconds that the held records then last."""
 _WINDOW_S: Final = 0.005
 _WINDOW_RECORDS: Final = 500
 ASK_S: Final = 5.0
 SOON_S: Final = 1.0
-"""After the start members come one after the other."""
+"""Seconds between two looks after the start, when members come one after the other."""
 SOON_TIMES: Final = 5
 WINDOW_PARTS: Final = 3
-"""Fetches that a member's record locks are meant for."""
+"""Number of fetches that share a member's record locks."""
 UNCONFIRMED_MAX: Final = 50_000
-"""Acknowledgements without an answer; with so many nothing is asked for."""
+"""Most unanswered acknowledgements; with more, no fetch is asked for."""
 FEW: Final = 32
 """Records of a fetch that are handed to the handlers before the next fetch leaves."""
 FETCH_BYTES_MAX: Final = 16 << 20
 FETCH_BYTES_USUAL: Final = 1 << 20
-"""What a fetch allows as long as its records need no more: a broker looks at every batch of what it may send."""
+"""Bytes that a fetch allows as long as its records need no more.
+
+Kept small, because a broker looks at every batch that it may send.
+"""
 FETCH_WAIT_S: Final = 0.5
+FETCH_WAITS_S: Final = (0.5, 600.0)
+"""First and longest wait of a fetch, in seconds, where a wait that ends costs more than one that goes on (test kit)."""
 FAILED_WAIT_S: Final = 1.0
-"""Pause after a fetch that failed."""
+"""Seconds of pause after a failed fetch."""
 
 
 class Prefetch:
-    """Measures the handlers' speed and says how many records to hold. Times are monotonic seconds."""
+    """Measures the handlers' speed and gives the number of records to hold. Times are monotonic seconds."""
 
     __slots__ = ("_at_once", "_busy_s", "_careful", "_count", "_fixed", "_rate", "_running", "progress_at", "stuck")
 
     def __init__(self, at_once: int, *, fixed_buffer: int = 0, careful: bool = False, now: float = 0.0) -> None:
         """at_once: records that handlers work on at once. fixed_buffer: hold at least so many more (a whole batch).
 
-        careful: giving back costs an attempt, so nothing is held that may have to go back.
+        careful: a release costs an attempt, so no record is held that may have to be released.
         """
         self._careful = careful
         self._at_once = at_once
@@ -103,16 +108,16 @@ class Prefetch:
         self._busy_s = 0.0
         self.progress_at = now
         self.stuck = False
-        """Whether nothing finished for so long that nothing more should be buffered."""
+        """True if no record has finished for so long that nothing more should be buffered."""
         self._running = 0
-        """What handlers held when it was found to be stuck: free ones beside them begin nothing (a blocked loop)."""
+        """Number of records in hand when found stuck; free handlers beside them begin nothing (a blocked loop)."""
 
     def begun(self, now: float) -> None:
-        """The pool gets work after it had none: the time before does not count."""
+        """Start the clock: the pool gets work after it had none."""
         self.progress_at = now
 
     def finished(self, count: int, now: float) -> None:
-        """Records finished."""
+        """Count finished records."""
         self._busy_s += now - self.progress_at
         self._count += count
         self.progress_at = now
@@ -125,9 +130,9 @@ class Prefetch:
         self._count = 0
 
     def still_running(self, busy: int, now: float, *, full: bool) -> bool:
-        """Look at the time since something finished; returns whether the buffer is to be given back.
+        """Look at the time since a record finished; return True if the buffer should be released.
 
-        busy: records that handlers hold. full: what is buffered cannot be begun.
+        busy: records that handlers hold. full: buffered records cannot be begun.
         """
         waited_s = now - self.progress_at
         if waited_s > 0.25 and self._rate is not None:
@@ -138,12 +143,12 @@ class Prefetch:
         return True
 
     def goes_on(self) -> None:
-        """Free handlers begin what comes, though nothing has finished yet."""
+        """Note that free handlers begin new records, though nothing has finished yet."""
         self.stuck = False
 
     @property
     def at_once(self) -> int:
-        """Records that handlers work on at once."""
+        """Most records that handlers work on at once."""
         return self._at_once
 
     @property
@@ -152,30 +157,30 @@ class Prefetch:
 
     @property
     def target(self) -> int:
-        """How many records to hold in all."""
+        """Number of records to hold in all."""
         if self.stuck:
             return self._stuck_target
         if self._careful:
             ahead = 0 if self._rate is None else int(self._rate * AHEAD_CAREFUL_S)
             return self._at_once + max(min(BUFFER_MAX, ahead), self._fixed)
-        # Until the speed is known as many wait as run; what slow handlers do not get to goes back.
+        # Until the speed is known, as many wait as run; records that slow handlers do not reach are released.
         wanted = self._at_once if self._rate is None else int(self._rate * AHEAD_S)
         ahead = min(BUFFER_MAX, wanted)
         return self._at_once + max(1, ahead, self._fixed)
 
 
 class KeyPrefetch(Prefetch):
-    """The same for an agent with an order: how many keys to have begun, or ready to begin.
+    """Measures for an agent with an order: the number of keys to have begun, or ready to begin.
 
-    Slow handlers have none ready, and others fewer than without an order: what waits here for a handler keeps its key
-    from all other members, however idle they are, while a handler that has nothing to do waits for one fetch.
+    Slow handlers have no key ready, and others fewer than without an order: a key that waits here is kept from all
+    other members, however idle they are, while an idle handler waits for only one fetch.
     """
 
     __slots__ = ()
 
     @property
     def target(self) -> int:
-        """How many keys to hold in all."""
+        """Number of keys to hold in all."""
         if self.stuck:
             return self._stuck_target
         if self._rate is None or self._rate < SOON_RATE:
@@ -184,7 +189,8 @@ class KeyPrefetch(Prefetch):
         return self._at_once + max(1, min(BUFFER_KEYS_MAX, ahead))
 
     def chain(self, most: int, keys: int) -> int:
-        """How many records of a key to fetch in a row: what `keys` handlers get to within a second, of `most`."""
+        """Return the number of records of a key to fetch in a row: as many as `keys` handlers reach in a second, at
+        most `most`."""
         if self._rate is None:
             return most
         each = self._rate * CHAIN_S / max(1, min(keys, self._at_once))
@@ -192,15 +198,15 @@ class KeyPrefetch(Prefetch):
 
     @property
     def low(self) -> int | None:
-        """How few keys are held when all others are to be run and acknowledged before more are asked for; None: they
-        are not to be."""
+        """Number of keys left when more are asked for, after all others are run and acknowledged; None: do not wait for
+        that."""
         if self.stuck or self._rate is None or self._rate * QUICK_S < self._at_once:
             return None
         return self._at_once + int(self._rate * LOW_S)
 
 
 class Asked(NamedTuple):
-    """What a fetch asks for: records in all, and with an order how many keys, and of each how many in a row."""
+    """Size of a fetch: records in all; with an order also the number of keys, and records of a key in a row."""
 
     records: int
     heads: int = 0
@@ -208,13 +214,13 @@ class Asked(NamedTuple):
 
 
 class GroupSize:
-    """How many members a group has, looked at now and then: nobody may take all of the record locks that they share.
+    """A group's number of members, looked at now and then: no member may take all record locks that they share.
 
-    On the service loop.
+    Runs on the service loop.
     """
 
     def __init__(self, agent: ShareAgent, locks: int, *, clock: Clock, admin: ShareAdmin) -> None:
-        """locks: records of one partition that may be in flight in the whole group."""
+        """locks: most records of one partition in flight in the whole group."""
         self._group = agent.group
         self._topics = frozenset(agent.topics)
         self._group_locks = locks
@@ -239,7 +245,7 @@ class GroupSize:
         self._task = asyncio.create_task(self._watch(), name=f"members {self._group}")
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         task, self._task = self._task, None
         await cancelled(task)
 
@@ -260,7 +266,7 @@ class GroupSize:
 
 
 class FetchSize:
-    """How many records the next fetch asks for beside what is held; on the service loop."""
+    """Number of records that the next fetch asks for beside the held ones; on the service loop."""
 
     __slots__ = ("_acks", "_delays", "_held", "_prefetch", "_reader", "group", "paused", "settler")
 
@@ -274,20 +280,20 @@ class FetchSize:
         self._reader = reader
         self._delays = delays
         self.group: GroupSize | None = None
-        """Who shares the record locks; None where servers count what each member holds."""
+        """The members that share the record locks; None where servers count each member's records."""
         self.settler: Settler | None = None
-        """What settles records with their outputs: they are held, and no handler waits for them."""
+        """Settles records with their outputs: these records are held, but no handler waits for them."""
         self.paused = False
-        """Whether nothing is asked for. Set by any thread."""
+        """True if no records are asked for. Set by any thread."""
 
     def wanted(self, unread: int = 0) -> int:
-        """How many records to ask for; 0 when it is not worth asking.
+        """Return the number of records to ask for; 0 when asking is not worth it.
 
         unread: records that were fetched and are not held yet.
         """
         target, held = self._target()
         count = target - held - unread
-        # Ahead of the handlers it is not worth asking for a few; for some that have nothing to do it is.
+        # A few records are worth asking for only when handlers are idle.
         least = 1 if held + unread < min(target, self._prefetch.at_once) else max(1, target // 4)
         if self.paused or count < least or self._acks.unconfirmed >= UNCONFIRMED_MAX:
             return 0
@@ -296,19 +302,19 @@ class FetchSize:
         return count if self.group is None else min(count, self.group.fetch_locks)
 
     def asked(self, count: int, records_max: int | None) -> Asked:
-        """The fetch for what is `wanted`. records_max: what a rate limit allows; None: there is none."""
+        """Return the fetch for the `wanted` count. records_max: bound of a rate limit; None: no limit."""
         return Asked(count if records_max is None else min(count, records_max))
 
     def ahead(self, unread: int) -> int:
-        """The same before what came is read; 0 too where few came, which are read sooner than a fetch has left."""
+        """Return `wanted` before fetched records are read; 0 for few, which are read sooner than a fetch has left."""
         return self.wanted(unread) if unread > FEW else 0
 
     def whole(self, count: int) -> bool:
-        """Whether batches may come whole: where no other member waits for its part, and they are no longer than it."""
+        """Tell if batches may come whole: no other member waits for a part, and they have at most `count` records."""
         return self.group is not None and self.group.members == 1 and 0 < self._reader.batch_records <= count
 
     def _target(self) -> tuple[int, int]:
-        """How many records to hold, and how many are held that handlers wait for."""
+        """Return the number of records to hold, and the number held that handlers wait for."""
         if self.group is None or self._delays is None:
             return self._prefetch.target, self._held.outstanding - self._settling
         self._delays.locks = self.group.locks
@@ -320,7 +326,7 @@ class FetchSize:
 
 
 class KeyFetchSize(FetchSize):
-    """The same for an agent with an order: what it counts are keys."""
+    """Size of a fetch for an agent with an order: it counts keys."""
 
     __slots__ = ("_by_speed", "_chain", "_uncut")
 
@@ -334,7 +340,7 @@ class KeyFetchSize(FetchSize):
         chain: int,
         by_speed: bool = True,
     ) -> None:
-        """chain: records of one key to ask for in a row, at most. by_speed: no more than the handlers get to soon; not
+        """chain: most records of one key to ask for in a row. by_speed: only as many as the handlers reach soon; False
         where one call takes many."""
         super().__init__(prefetch, held, acks, reader, None)
         self._prefetch: KeyPrefetch = prefetch
@@ -343,14 +349,14 @@ class KeyFetchSize(FetchSize):
         self._by_speed = by_speed
 
     def wanted(self, unread: int = 0) -> int:
-        """How many keys to ask for."""
+        """Return the number of keys to ask for."""
         low = self._prefetch.low
         if low is not None and (self._acks.leaves_soon or self._target()[1] + unread > low):
             return 0
         return super().wanted(unread)
 
     def asked(self, count: int, records_max: int | None) -> Asked:
-        """So many keys, and room for chains behind them."""
+        """Return a fetch of `count` keys, with room for chains behind them."""
         chain = max(1, int(self._uncut))
         if self._by_speed:
             chain = self._prefetch.chain(chain, self._target()[1])
@@ -360,8 +366,8 @@ class KeyFetchSize(FetchSize):
         return Asked(records, count, chain)
 
     def ended(self, plain: int, cut: int) -> None:
-        """So many records were accepted as they were, and behind so many a chain has ended: outputs are confirmed
-        before the next of a key may begin. Chains are about as long as they get."""
+        """Adapt the chains' length. plain: accepts without outputs. cut: chains that ended, as outputs are confirmed
+        before a key's next record may begin."""
         self._uncut = max(1.0, min(self._chain, (self._uncut + plain / GROWTH) / 2 ** min(cut, 10)))
 
     def _target(self) -> tuple[int, int]:
@@ -371,23 +377,23 @@ class KeyFetchSize(FetchSize):
 class Prefetcher:
     """Fetches of one agent, one after the other, each as soon as it is worth asking; on the service loop.
 
-    Nothing waits in a task: what happens calls, so that a record that comes alone is with its handler in the turn of
-    the loop that read it. Invariant: one fetch was asked for and has not ended (under way), or time must pass
-    (resting), or neither (idle) and then what is wanted is not worth asking.
+    No task waits: events call methods, so that a record that comes alone is with its handler in the turn of the loop
+    that read it. Invariant: one fetch was asked for and has not ended (under way), or time must pass (resting), or
+    neither (idle), and then asking is not worth it.
 
     | | idle | under way | resting |
     |---|---|---|---|
     | `look` | asks, or rests until the rate limit has room | – | – |
-    | a fetch ends | what it brought is taken; looks | the same, idle first | is taken |
-    | it fails, or taking what it brought does | rests | rests | rests anew |
+    | a fetch ends | its records are taken; looks | the same, idle first | is taken |
+    | the fetch, or taking its records, fails | rests | rests | rests anew |
     | time has passed | – | – | idle; looks |
 
     Acknowledgements that wait ride on each fetch at a broker: without them the locks that they free are missing for it,
     and the broker gives nothing.
 
-    A broker takes 1 to 2 ms for a fetch with acknowledgements, reading 1,000 records 0.5 ms: there the next fetch
-    leaves before what the last one brought is read. Few records are handed to the handlers first: these get the
-    interpreter's lock at once then, and not after the next request was written.
+    A broker takes 1 to 2 ms for a fetch with acknowledgements, reading 1,000 records takes 0.5 ms: so at a broker the
+    next fetch leaves before the records of the last one are read. Few records are handed to the handlers first: then
+    these get the interpreter's lock at once, and not after the next request was written.
     """
 
     def __init__(
@@ -400,9 +406,11 @@ class Prefetcher:
         *,
         clock: Clock,
         ride: Callable[[], object],
+        waits_s: tuple[float, float] = (FETCH_WAIT_S, FETCH_WAIT_S),
     ) -> None:
-        """take: is given what a fetch brought (or nothing); returns whether somebody will call `look` soon. ride: gives
-        the member the acknowledgements that are to go with the fetch that is asked for next."""
+        """take: takes the records of a fetch (or none); returns True if a call of `look` follows soon. ride: gives the
+        member the acknowledgements that go with the next fetch. waits_s: seconds that the server may hold a fetch that
+        finds nothing: first, and longest, as each next one may wait twice as long."""
         self._agent = agent
         self._size = size
         self._bucket = bucket
@@ -410,6 +418,8 @@ class Prefetcher:
         self._take = take
         self._clock = clock
         self._ride = ride
+        self._waits_s = waits_s
+        self._wait_s = waits_s[0]
         self._member: Member | None = None
         self._record_bytes = 0
         self._under_way = False
@@ -418,7 +428,7 @@ class Prefetcher:
 
     @property
     def started(self) -> bool:
-        """Whether it was, and not stopped."""
+        """True from `start` to `stop`."""
         return self._member is not None
 
     def start(self, member: Member) -> None:
@@ -428,7 +438,7 @@ class Prefetcher:
         self.look()
 
     def stop(self) -> None:
-        """Ask for nothing any more; what fetches under way bring is left to the member's `last_fetch`."""
+        """Stop asking; records of fetches under way are left to the member's `last_fetch`."""
         member, self._member = self._member, None
         if member is not None:
             member.on_fetched(None)
@@ -436,7 +446,7 @@ class Prefetcher:
             self._rest.cancel()
 
     def look(self) -> None:
-        """Ask if it is worth it: less is held than before, or more is allowed."""
+        """Ask for records if it is worth it: fewer are held than before, or more are allowed."""
         if self._member is None or self._under_way or self._rest is not None:
             return
         count, allowed = self._size.wanted(), None
@@ -452,8 +462,8 @@ class Prefetcher:
             self._stall.paused()
 
     def _ask(self, member: Member, asked: Asked) -> None:
-        """Whole record batches may come with more records than asked for, where that costs nobody anything: a part of
-        one costs the broker and the member as many bytes as all of it."""
+        """Ask for records. Whole record batches may exceed the number where that costs nobody: a part of a batch costs
+        broker and member as many bytes as all of it."""
         count, heads, chain = asked
         mode = AcquireMode.BATCH_OPTIMIZED if self._size.whole(count) else AcquireMode.RECORD_LIMIT
         bytes_max = min(FETCH_BYTES_MAX, max(FETCH_BYTES_USUAL, 2 * count * self._record_bytes))
@@ -461,12 +471,12 @@ class Prefetcher:
         self._ride()
         try:
             beside = self._bucket is None
-            member.ask(Plan(count, count, FETCH_WAIT_S, bytes_max, mode, beside=beside, heads=heads, chain=chain))
+            member.ask(Plan(count, count, self._wait_s, bytes_max, mode, beside=beside, heads=heads, chain=chain))
         except Exception as error:  # noqa: BLE001 - each kind is told in its way
             self._failed(error)
 
     def _go_on(self) -> None:
-        """A fetch has ended: take what came and ask for more. Must not raise: others wait for their answers."""
+        """Take the records of an ended fetch and ask for more. Must not raise: other callers wait for their answers."""
         member = self._member
         if member is None:
             return
@@ -474,6 +484,7 @@ class Prefetcher:
         try:
             fetched = member.take_fetched()
             number = number_of(fetched)
+            self._wait_s = self._waits_s[0] if number else min(2 * self._wait_s, self._waits_s[1])
             if number:
                 self._record_bytes = sum(len(part.records) for part in fetched) // number
             # Only a broker works meanwhile.
@@ -497,7 +508,7 @@ class Prefetcher:
         if isinstance(error, ClientError):
             self.trouble = f"fetching fails: {error}"
             logger.warning(about, self._agent.name, self._agent.group, self.trouble)
-        else:  # a fault of ours must not end the agent in silence
+        else:  # a bug must not end the agent in silence
             self.trouble = f"fetching failed unexpectedly: {type(error).__name__}: {error}"
             logger.error(about, self._agent.name, self._agent.group, self.trouble, exc_info=error)
         self._pause(FAILED_WAIT_S)

@@ -1,10 +1,10 @@
-"""Reads what a fetch brought: chunks for the pool, and at once the acknowledgements of what needs no handler.
+"""`Reader` turns a fetch's bytes into chunks for the pool, and acknowledges at once offsets that need no handler.
 
 A member that is given a part of a record batch is sent the whole batch, and again with the next part (KIP-1206: the
-server never looks inside a batch). The last batch is kept read, so that the next part of it costs next to nothing.
+server never looks inside a batch). The last batch is kept decoded, so that the next part of it costs next to nothing.
 
-Records of an agent with an order are read at once, never by who handles them: which of them may be begun has to be
-known before the first one is, and what is not read cannot stand behind a record of its key. Such answers are small.
+With an order, records are read at once, never by the pool: the feeder must know which of them may be begun before the
+first one is, and an unread record cannot wait behind a record of its key. Such answers are small.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.feed.acknowledgements import GAP, REJECT, RELEASE
+from flowshare.agents.feed.acknowledgements import GAP, RELEASE
 from flowshare.agents.handler.chunk import COUNT_MAX, Chunk, Postponed, Unread
 from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.garbage import collector_paused
 from flowshare.protocol.batches import DecodeError
 from flowshare.protocol.decoding import LastBatch, RawDecoded, decode_raw
+from flowshare.protocol.each_record import UNREADABLE_MAX, Unreadable
 from flowshare.protocol.key_hash import KeyOrder
 from flowshare.protocol.lazy_records import LazyRecords, lazy_records
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from flowshare.agents.feed.ack_sender import AckSender
-    from flowshare.agents.feed.acknowledgements import Key
     from flowshare.agents.feed.completion import Completion
     from flowshare.agents.feed.delays import RetryTopicReader
     from flowshare.agents.handler.agent import ShareAgent
@@ -40,12 +40,12 @@ logger = logging.getLogger("flowshare.agents")
 
 UNREADABLE_DELAY_MS: Final = 1_000
 NO_ORDER_DELAY_MS: Final = 5_000
-"""After which records come again that were handed out in no order."""
+"""Milliseconds until records come again that were handed out in no order."""
 TELL_AGAIN_S: Final = 60.0
 
 
 class Reader:
-    """Reads for one agent; on the service loop."""
+    """Reader of one agent's records; on the service loop."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Reader:
         observed: bool,
         unreadable: Callable[[Chunk, int, Fetched], None],
     ) -> None:
-        """waiting: reads the retry topic, where there is one. observed: attempts are kept for an observer.
+        """waiting: reads the retry topic, if there is one. observed: attempts are kept for an observer.
 
-        unreadable: called, on any thread, with a chunk, the offset from which on its records were not read, and where
-        they came from.
+        unreadable: called, on any thread, with a chunk, the offset from which on its records were not read, and their
+        fetch.
         """
         self._agent = agent
         self._acks = acks
@@ -79,13 +79,13 @@ class Reader:
         """Offsets of the longest record batch in the last answer; 0 before the first."""
 
     def chunks(self, part: Fetched, now: float, bytes_max: int, *, at_once: bool = False) -> list[Chunk]:
-        """The records of one partition that are to be handled now; `at_once`: read here and not by who handles them.
+        """Return the records of one partition that are to be handled now. at_once: read them here, not in the pool.
 
-        bytes_max: no record batch is read here when so many bytes without compression were; it is when the pool gets
-        to it.
+        bytes_max: after so many bytes without compression no further record batch is read here; the pool reads it
+        later.
         """
         if self._order is not None:
-            return self._in_order(part, now, max(1, bytes_max))  # one batch at least, or it would come again at once
+            return self._in_order(part, now, max(1, bytes_max))  # at least one batch, or it would come again at once
         at_once |= self._agent.options.at_most_once
         if not at_once and (lazy := self._lazy(part)) is not None:
             self.batch_records = lazy.batch_records
@@ -94,10 +94,13 @@ class Reader:
         if decoded is None:
             return []
         later = [self._chunk(part, now, (), self._unread(part, Postponed(*one))) for one in decoded.later]
-        return [*self._read(part, decoded, now), *later] if decoded.runs else later
+        return [*self._chunks(part, decoded, now), *later]
 
     def _in_order(self, part: Fetched, now: float, bytes_max: int) -> list[Chunk]:
-        """What was read; the rest goes back, as it may stand behind a record of its key that is in another chunk."""
+        """Return chunks of the records read, and give back the rest.
+
+        A record of the rest may stand behind a record of its key that is in another chunk.
+        """
         if part.fence is None:
             self._no_order(part, now)
             return []
@@ -106,10 +109,10 @@ class Reader:
             return []
         for first, last, _ in decoded.later:
             self._acks.acknowledge((part.tp, part.generation), first, last, RELEASE, "unrun", unrun=True)
-        return self._read(part, decoded, now) if decoded.runs else []
+        return self._chunks(part, decoded, now)
 
     def _no_order(self, part: Fetched, now: float) -> None:
-        """The group has lost its order (its settings are gone with its path or state topic): nothing of it is run."""
+        """Release all records, as the group has lost its order (its settings are gone with its path or state topic)."""
         for first, last, _ in part.acquired:
             ack = self._acks.acknowledge
             ack((part.tp, part.generation), first, last, RELEASE, "unrun", unrun=True, delay_ms=NO_ORDER_DELAY_MS)
@@ -125,13 +128,28 @@ class Reader:
     def _unread(self, part: Fetched, lazy: LazyRecords | Postponed) -> Unread:
         return Unread(lazy, lambda chunk, first: self._unreadable(chunk, first, part))
 
+    def _chunks(self, part: Fetched, decoded: RawDecoded, now: float) -> list[Chunk]:
+        """Return chunks of readable records, and of unreadable ones, which go to their dead letters as undecodable
+        values."""
+        found = self._read(part, decoded, now) if decoded.runs else []
+        runs = self._unreadable_runs(part, decoded)
+        return found if not runs else [*found, *self._one(part, RawDecoded(runs=runs), now)]
+
     def _read(self, part: Fetched, decoded: RawDecoded, now: float) -> list[Chunk]:
-        """Chunks of what was read."""
-        if self._waiting is not None and part.topic == self._waiting.topic:
+        """Return chunks of readable records."""
+        if self._waiting is not None and self._is_retry(part):
             chunks = self._waiting.chunks(part, decoded.runs, now)
             for chunk in chunks:
                 self._redelivered(chunk)
             return chunks
+        return self._one(part, decoded, now)
+
+    def _is_retry(self, part: Fetched) -> bool:
+        """Tell if the fetch is of the retry topic."""
+        return self._waiting is not None and part.topic == self._waiting.topic
+
+    def _one(self, part: Fetched, decoded: RawDecoded, now: float) -> list[Chunk]:
+        """Make one chunk of all records."""
         chunk = self._chunk(part, now, decoded.runs)
         chunk.plain_bytes = decoded.size
         if self._order is not None:
@@ -147,13 +165,16 @@ class Reader:
     def _chunk(
         self, part: Fetched, now: float, records: Sequence[tuple[list[RawRecord], int]], unread: Unread | None = None
     ) -> Chunk:
+        # Nothing of a retry topic is decoded that was not read by who knows where it comes from: it is damaged, or its
+        # turn to be read is later.
+        is_retry = self._is_retry(part)
         return Chunk(
             self._agent.name,
             part.topic,
             part.tp,
             records,
-            decode=self._agent.decoder(part.topic),
-            decode_key=self._agent.key_decoder(part.topic),
+            decode=None if is_retry else self._agent.decoder(part.topic),
+            decode_key=None if is_retry else self._agent.key_decoder(part.topic),
             deadline=part.lock_deadline,
             generation=part.generation,
             arrived=now,
@@ -164,17 +185,20 @@ class Reader:
         )
 
     def _lazy(self, part: Fetched) -> LazyRecords | None:
-        """What may be left for the handlers' loop to read: first deliveries, nobody looks at them before."""
-        if self._observed or (self._waiting is not None and part.topic == self._waiting.topic):
+        """Return records that the handlers' loop may read later; None: they must be read now.
+
+        Only for first deliveries of records that nobody looks at before their handlers.
+        """
+        if self._observed or self._is_retry(part):
             return None
         try:
             lazy = lazy_records(part.records, part.acquired)
         except DecodeError:
-            return None  # reading at once says what is wrong with them
+            return None  # reading at once tells the error
         return lazy if lazy is not None and lazy.delivery_count == 1 else None
 
     def _decode(self, part: Fetched, bytes_max: int) -> RawDecoded | None:
-        """The records; offsets without one are acknowledged here."""
+        """Decode the records; offsets without a record are acknowledged here."""
         key = (part.tp, part.generation)
         if part.read is not None:
             return part.read
@@ -195,12 +219,10 @@ class Reader:
             self._acks.acknowledge(key, first, last, GAP, "gaps")
         for first, last in decoded.missing:
             self._acks.acknowledge(key, first, last, RELEASE, "unrun", unrun=True)
-        for first, last, reason in decoded.corrupt:
-            self._corrupt(part, key, first, last, reason)
         return decoded
 
     def _following(self, chunk: Chunk, following: Mapping[int, int]) -> None:
-        """Records of parked keys become dead letters unrun."""
+        """Send records of parked keys to the dead letters unrun."""
         parked = [record for record in chunk.records if record.offset in following]
         chunk.records = [record for record in chunk.records if record.offset not in following]
         for record in reversed(parked):
@@ -209,10 +231,10 @@ class Reader:
             self._service_loop.call_soon(self._completion.complete, chunk, chunk.whole(record), outcome)
 
     def _redelivered(self, chunk: Chunk) -> None:
-        """Records whose attempts are used up go to the dead letter unrun: crashes and lapsed locks did that."""
+        """Send records whose attempts are used up to the dead letters unrun: crashes and lapsed locks used them."""
         attempts_max = self._agent.options.retry.max_attempts
         if self._agent.options.at_most_once:
-            attempts_max = COUNT_MAX  # what was delivered and not accepted did not run
+            attempts_max = COUNT_MAX  # a record that was delivered and not accepted did not run
         attempts = [chunk.attempt(record.offset) for record in chunk.records]
         self._stats.redelivered += sum(attempt > 1 for attempt in attempts)
         if chunk.chains is not None:
@@ -237,22 +259,26 @@ class Reader:
             )
 
     def _redelivered_behind(self, chunk: Chunk, chains: Chains) -> None:
-        """The same of what waits: it becomes a dead letter when the record before it is settled, and it comes alone."""
+        """Refuse such records that wait: each becomes a dead letter when the record before it is settled, and it comes
+        alone."""
         attempts = {record.offset: chunk.attempt(record.offset) for record in chains.followers()}
         self._stats.redelivered += sum(attempt > 1 for attempt in attempts.values())
         attempts_max = self._agent.options.retry.max_attempts
         chains.refuse([offset for offset, attempt in attempts.items() if attempt > attempts_max])
 
-    def _corrupt(self, part: Fetched, key: Key, first: int, last: int, reason: str) -> None:
-        """Bytes that are no records: nothing to keep in a dead letter but the fact."""
-        logger.error(
-            "agent=%s record=%s-%d@%d..%d: the stored bytes cannot be read, rejected: %s",
-            self._agent.name,
-            part.topic,
-            part.partition,
-            first,
-            last,
-            reason,
-        )
-        self._stats.undecodable += last - first + 1
-        self._acks.acknowledge(key, first, last, REJECT, "rejected")
+    def _unreadable_runs(self, part: Fetched, decoded: RawDecoded) -> list[tuple[list[RawRecord], int]]:
+        """Make a record for each offset of damaged bytes, by delivery count; of very many, for the first ones. The
+        others come again when these have their letters."""
+        runs: list[tuple[list[RawRecord], int]] = []
+        left = UNREADABLE_MAX
+        for damage in decoded.corrupt:
+            for acquired in part.acquired:
+                first, last = max(damage[0], acquired.first), min(damage[1], acquired.last)
+                told = min(last, first + left - 1)
+                if first <= told:
+                    left -= told - first + 1
+                    runs.append(([*Unreadable(first, told, damage[2]).records], acquired.delivery_count))
+                if max(first, told + 1) <= last:
+                    key, ack = (part.tp, part.generation), self._acks.acknowledge
+                    ack(key, max(first, told + 1), last, RELEASE, "unrun", unrun=True, delay_ms=UNREADABLE_DELAY_MS)
+        return runs

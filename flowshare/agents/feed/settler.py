@@ -1,15 +1,14 @@
-"""Exactly-once outcomes: what is accepted or rejected goes to its leader in one step with its outputs (SG-19).
+"""Exactly-once outcomes: an accept or reject goes to its leader in one step with its outputs (SG-19).
 
-What is settled together is a *unit*: one record and its outputs, or a batch's accepted records and its result. Units of
-one partition and number (`Key`) gather while a settle of them is under way; then all of them leave in one, within
-bounds. Invariants:
+A *unit* is settled together: one record and its outputs, or a batch's accepted records and its result. Units of one
+partition and generation (`Key`) gather while a settle of them is under way; then all of them leave in one settle,
+within bounds. Invariants:
 
-1. The outputs of a unit are only ever sent with the accept (reject) of all its records, and never otherwise.
-2. A unit is in one place: it waits, is under way, or has ended. What is under way ends by its answer, once.
-3. It is sent again only after an answer that says that nothing of it was written.
-4. Each wait has an end: a unit whose outputs are refused for a reason that may pass is tried for `delivery_timeout` and
-   then goes the way of outputs that cannot be produced.
-5. What is under way is not renewed (its leader keeps it); what waits is.
+1. The outputs of a unit are only ever sent with the accept (reject) of all its records, and never otherwise. 2. A unit
+is in one place: it waits, is under way, or has ended. A unit under way ends by its answer, once. 3. A unit is sent
+again only after an answer that says that nothing of it was written. 4. Each wait has an end: a unit whose outputs are
+refused for a reason that may pass is tried for `delivery_timeout` and then handled as outputs that cannot be produced.
+5. Locks of units under way are not renewed (the leader keeps their records); locks of waiting units are.
 
     state      event                                              next
     waits      its key has nothing under way, its time has come   under way
@@ -34,7 +33,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from flowshare.agents.feed.acknowledgements import ACCEPT, LOST, NOT_DONE, AckRange, Key
-from flowshare.agents.feed.units import Unit, acks_of, attempt_of
+from flowshare.agents.feed.settle_units import Unit, acks_of, attempt_of
 from flowshare.client.errors import ClientError, DeliveryTimeout, RecordTooLarge, ServerError
 from flowshare.client.producer.message import Message
 from flowshare.client.producer.outputs import BATCH_BYTES, OutputBatches, OutputFor
@@ -59,19 +58,19 @@ logger = logging.getLogger("flowshare.agents")
 
 SETTLE_RECORDS_MAX: Final = 5_000
 ORDERED_MAX: Final = 64
-"""Settles of one key under way whose outputs are in order, but for one that all others wait for."""
+"""Most settles of one key under way with outputs in order, but for a settle that all others wait for."""
 RECORDS_MAX: Final = 50_000
-"""Records that handlers have ended and that are not settled."""
+"""Most records whose handlers have ended and that are not settled."""
 ORDERED_RECORDS_MAX: Final = 5_000
-"""The same where they wait for their turn."""
+"""The same limit where records wait for their turn."""
 SETTLE_BYTES_MAX: Final = 1024 * 1024
-"""Of the outputs of one settle; a single unit may have more."""
+"""Most bytes of outputs of one settle; a single unit may have more."""
 UNIT_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of the outputs of one unit: they cross the socket, and are written, in one piece."""
+"""Most bytes of outputs of one unit: they cross the socket, and are written, in one piece."""
 PLACES_MAX: Final = 4_000
-"""Outputs of one settle; one unit has no more partitions than that."""
+"""Most outputs of one settle; one unit has no more partitions than that."""
 BATCH_BYTES_MIN: Final = 1_024
-"""A batch that is refused though it is no larger is not made smaller: each of its owners is settled alone."""
+"""Size in bytes below which a refused batch is not made smaller: each of its owners is settled alone."""
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 5.0
 TWICE: Final = "its lock had lapsed, and the record was acquired again before its outputs were written"
@@ -80,7 +79,10 @@ TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST
 
 
 class _Waiting:
-    """What waits of one key. under_way: first offsets of what is; at most one settle, but of outputs in order."""
+    """Units of one key that wait to be settled.
+
+    under_way: first offset of each settle under way; at most one, unless outputs are in order.
+    """
 
     __slots__ = ("under_way", "units")
 
@@ -89,7 +91,10 @@ class _Waiting:
         self.under_way: set[int] = set()
 
     def may_begin(self, now_s: float) -> bool:
-        """Whether the first one may be sent, of outputs in order: what comes before all others waits for none here."""
+        """Tell if the first unit may be sent, for outputs in order.
+
+        A unit that comes before all settles under way may always be sent once it is due, whatever their number.
+        """
         first = self.units[0]
         return len(self.under_way) < ORDERED_MAX or (first.first < min(self.under_way) and first.due_s <= now_s)
 
@@ -100,7 +105,7 @@ Decided = Callable[["Chunk", "Sequence[DecodedRecord | RawRecord]", str], None]
 
 
 class Settler:
-    """Settles the units of one agent; on the service loop."""
+    """Settler of one agent's units; on the service loop."""
 
     def __init__(
         self,
@@ -117,13 +122,13 @@ class Settler:
         """on_decided: called with the records of units that have ended, before their outcome is counted.
 
         ordered: outputs become visible in the order of the partition's offsets: a settle waits at its server for all
-        before it. So it is of one run of offsets, many are under way, and the first one always can be: no two wait for
-        each other.
+        offsets before it. So each settle has one run of offsets, many settles are under way, and the first one can
+        always be sent: no two settles wait for each other.
         """
         self._ordered = ordered
         self._spans = spans
         self.on_added: Callable[[Unit], object] | None = None
-        """Called with each unit that is to be settled."""
+        """Called with each new unit."""
         self._agent = agent
         self._clock = clock
         self._producer = producer
@@ -135,7 +140,7 @@ class Settler:
         self._batch_bytes: dict[str, int] = {}
         self._settles = 0
         self.records = 0
-        """Of the units that have not ended: no handler waits for these."""
+        """Number of records of units that have not ended: no handler waits for them."""
         self._bytes = 0
         self._turn_due = False
         self._timer: TimerHandle | None = None
@@ -143,12 +148,12 @@ class Settler:
         self._stopped = False
 
     def start(self, member: SettlingMember) -> None:
-        """Settle over this member."""
+        """Begin to settle over this member."""
         self._member = member
         self._soon()
 
     async def stop(self) -> None:
-        """End; what waits is left to the closing of the session."""
+        """End; waiting units are left to the closing of the session."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -156,12 +161,12 @@ class Settler:
 
     @property
     def full(self) -> bool:
-        """Whether so much has not ended that nothing more is to be fetched."""
+        """True if so many records or bytes are unsettled that nothing more should be fetched."""
         records_max = ORDERED_RECORDS_MAX if self._ordered else RECORDS_MAX
         return self.records >= records_max or self._bytes >= self._producer.settings.buffer_memory
 
     def add(self, unit: Unit) -> None:
-        """Settle this; what else comes in this turn of the loop goes with it."""
+        """Settle a unit; other units of this turn of the loop go with it."""
         self._count(unit, 1)
         if self.on_added is not None:
             self.on_added(unit)
@@ -209,7 +214,7 @@ class Settler:
     # --- sending ------------------------------------------------------------------------------------------------
 
     def _begin_runs(self, key: Key, waiting: _Waiting) -> float | None:
-        """The same, run by run."""
+        """Begin settles as `_begin`, run by run."""
         waiting.units = deque(sorted(waiting.units, key=lambda unit: unit.first))
         left = len(waiting.units) + 1
         while waiting.units and len(waiting.units) < left and waiting.may_begin(self._clock.monotonic()):
@@ -219,7 +224,7 @@ class Settler:
         return min((unit.due_s for unit in waiting.units if unit.due_s > now_s), default=None)
 
     def _begin(self, key: Key, waiting: _Waiting) -> float | None:
-        """Send what can be; when there is something to send next, if that is known."""
+        """Send the units that can be sent; return the next due time, if known."""
         batches = OutputBatches[Unit](
             _Known(self._producer),
             settings=self._producer.settings,
@@ -258,7 +263,7 @@ class Settler:
         return None
 
     def _with_span(self, spans: AckSpans, key: Key, units: list[Unit], acks: list[AckRange], told: Told) -> Told:
-        """The same, with a span that ends then; of what is never answered none is told."""
+        """Return `told` with a span that ends at the answer; a settle that is never answered has no span."""
         settling = spans.begin_settle(key[0], units, acks, sum(len(unit.outputs) for unit in units))
 
         def answered(results: list[AckResult]) -> None:
@@ -268,7 +273,7 @@ class Settler:
         return answered
 
     def _pick(self, waiting: _Waiting, batches: OutputBatches[Unit]) -> tuple[list[Unit], float | None]:
-        """Units that are sent now, their outputs packed; when the next one is due, where none can be."""
+        """Return the units that are sent now, their outputs packed; and the next due time, if none can be."""
         now_s = self._clock.monotonic()
         units: list[Unit] = []
         later: list[Unit] = []
@@ -299,9 +304,9 @@ class Settler:
         return units, due_s
 
     def _packed(self, unit: Unit, batches: OutputBatches[Unit]) -> bool:
-        """Whether its outputs are among the batches; else they cannot be, and it has failed."""
+        """Pack a unit's outputs into the batches; False if they cannot be packed, and the unit has failed."""
         try:
-            if len(unit.outputs) == 1:  # most have one: nothing is to be known of others before it is packed
+            if len(unit.outputs) == 1:  # most units have one output: pack it without a check of others
                 (one,) = unit.outputs
                 message = _message(one)
                 size = batches.check(one.topic, message)
@@ -321,9 +326,12 @@ class Settler:
         return True
 
     def _know(self, unit: Unit, known: set[str]) -> bool:
-        """Whether all of its topics are known; those that are not are looked up. known: topics that were found to be,
-        grows."""
-        unknown: set[str] = set()
+        """Tell if all of a unit's topics are known, and look up those that are not.
+
+        known: topics found to be known; the method adds to it, and takes out those that may have grown.
+        """
+        unknown = self._forget_grown(unit)
+        known -= unknown
         for one in unit.outputs:
             if one.topic not in known:
                 (unknown if self._producer.known_topic(one.topic) is None else known).add(one.topic)
@@ -332,6 +340,20 @@ class Settler:
                 task = asyncio.create_task(self._look_up(topic), name=f"topic {topic} of {self._agent}")
                 self._lookups[topic] = task
         return not unknown
+
+    def _forget_grown(self, unit: Unit) -> set[str]:
+        """Forget topics without a partition that an output names, once for each unit, and return them."""
+        grown: set[str] = set()
+        for one in unit.outputs:
+            place = None if one.partition is None else self._producer.known_topic(one.topic)
+            if place is not None and (one.partition or 0) >= place.partitions:
+                grown.add(one.topic)
+        if not grown or unit.in_trouble().looked_up:
+            return set()
+        unit.in_trouble().looked_up = True
+        for topic in grown:
+            self._producer.forget_topic(topic)
+        return grown
 
     async def _look_up(self, topic: str) -> None:
         error: BaseException | None = None
@@ -354,7 +376,7 @@ class Settler:
     # --- answers ------------------------------------------------------------------------------------------------
 
     def _told(self, key: Key, units: list[Unit], built: Built, acks: list[AckRange], results: list[AckResult]) -> None:
-        """What became of a settle. Must not raise."""
+        """Take in the answer to a settle. Must not raise."""
         waiting = self._at(key)
         self._over(waiting, units)
         [result] = results
@@ -390,7 +412,7 @@ class Settler:
         self._ended(units, acks, result)
 
     def _ended(self, units: list[Unit], acks: list[AckRange], result: AckResult) -> None:
-        """They have their outcome; it counts as what it is."""
+        """Count units that have their outcome."""
         ended: dict[tuple[Chunk, str], list[DecodedRecord | RawRecord]] = {}
         for unit in units:
             self._count(unit, -1)
@@ -401,20 +423,20 @@ class Settler:
         self._acks.count(acks, result._replace(refused=(), outputs=()))
 
     def _not_held(self, units: list[Unit], acks: list[AckRange], result: AckResult, waiting: _Waiting) -> None:
-        """Nothing was written, as some of it was not this member's."""
+        """Handle a settle that was not written, as some records were not this member's."""
         refused = result.refused or tuple((ack.first, ack.last) for ack in acks)
         gone = {offset for first, last in refused for offset in range(first, last + 1)}
         left = [unit for unit in units if gone.isdisjoint(unit.offsets())]
         for unit in units:
             if not gone.isdisjoint(unit.offsets()):
                 self._lost(unit, gone, result)
-        if len(left) == len(units):  # it says something else than what was asked: no second time
+        if len(left) == len(units):  # the refused offsets are none of ours: do not send again
             self._ended(units, acks, result)
             return
         waiting.units.extendleft(reversed(left))
 
     def _lost(self, unit: Unit, gone: Iterable[int], result: AckResult | None = None) -> None:
-        """Some of its records are others' by now: what a batch made of all of them is void, and the rest goes back."""
+        """End a unit with lost records: a batch's result is void then, and the remaining records are released."""
         self._count(unit, -1)
         offsets, ending = set(gone), unit.ending
         kept: list[tuple[Chunk, DecodedRecord | RawRecord]] = []
@@ -432,7 +454,8 @@ class Settler:
             ending.given_back(kept)
 
     def _refused(self, units: list[Unit], built: Built, refused: Sequence[RefusedOutput], waiting: _Waiting) -> None:
-        """Nothing was written, as some outputs cannot be: those who sent them are looked into, the others go again."""
+        """Handle a settle that was not written, as outputs were refused: their units are checked, the others go
+        again."""
         first: dict[Unit, tuple[OutputFor[Unit], ServerError]] = {}
         for one in refused:
             if 0 <= one.place < len(built):
@@ -451,7 +474,7 @@ class Settler:
         waiting.units.extendleft(sorted(again, key=order.__getitem__, reverse=True))
 
     def _goes_again(self, unit: Unit, output: OutputFor[Unit], error: ServerError) -> bool:
-        """Whether a unit of which an output was refused is tried once more; else it has failed."""
+        """Decide about a unit with a refused output: True: it is tried once more; False: it has failed."""
         topic = output.output.topic
         if error.code in NOT_DONE:
             return self._waits(unit, error)
@@ -471,7 +494,7 @@ class Settler:
         return again
 
     def _waits(self, unit: Unit, error: BaseException) -> bool:
-        """Whether it is tried again later; else its time is over, and it has failed."""
+        """Let a unit wait to be tried again; False if its time is over, and it has failed."""
         now_s = self._clock.monotonic()
         if now_s >= unit.until_s:
             self._failed(unit, DeliveryTimeout(f"outputs could not be written in time: {error}"))
@@ -485,8 +508,7 @@ class Settler:
         waiting.units.extendleft(reversed([unit for unit in units if self._waits(unit, error)]))
 
     def _blame(self, units: list[Unit], error: ClientError, waiting: _Waiting) -> None:
-        """A settle was refused, or could not be sent, for no output of its own: each unit by itself, then it has
-        failed."""
+        """Handle a refusal that names no output: settle each unit by itself; a single one has failed."""
         if len(units) == 1:
             self._failed(units[0], error)
             return
@@ -503,7 +525,7 @@ class Settler:
 
 
 class _Known(dict[str, "TopicPlace"]):
-    """Topics as the producer knows them; asked for those only that it does."""
+    """Topics that the producer knows, looked up lazily."""
 
     def __init__(self, producer: Producer) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What must be there before an agent fetches: its topics, its dead-letter topic, its group's settings.
+"""Preparations before an agent fetches: its topics, its dead-letter topic, its group's settings.
 
-Group settings are set before the first fetch: a group that starts at `latest`, as Kafka's do, shows a newcomer
-nothing (KIP-932 leaves the reset to the group's config).
+Group settings are set before the first fetch: a group that starts at `latest`, Kafka's default, shows a newcomer no
+records (KIP-932 leaves the reset to the group's config).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from flowshare.agents.feed.limits import GroupLimits, check_asked, native_limits
+from flowshare.agents.feed.backend_limits import GroupLimits, check_asked, native_limits
 from flowshare.agents.handler.errors import UsageError
 from flowshare.agents.handler.order import HEADER_PREFIX
 from flowshare.agents.handler.retry_headers import retry_topic
@@ -21,7 +21,7 @@ from flowshare.client.admin.admin import KEY_ORDER, MAX_IN_FLIGHT, MAX_RATE, Sha
 from flowshare.client.admin.sizes import MESSAGE_BYTES_MAX, letter_bytes, widen
 from flowshare.client.errors import ClientError, ConnectionLost, NotConnected, ServerError
 from flowshare.protocol.errors import ErrorCode
-from flowshare.share.config import PARK
+from flowshare.share.config import ISOLATION, PARK
 from flowshare.share.settings import UNKNOWN_SETTING
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 PREPARE_TRIES: Final = 10
 PREPARE_PAUSE_S: Final = 1.0
-"""Between two tries: a worker of a fleet that stands still, or is gone, is replaced within some ten seconds."""
+"""Seconds between two tries: a fleet's worker that stands still, or is gone, is replaced within some ten seconds."""
 
 T = TypeVar("T")
 
 logger = logging.getLogger("flowshare.agents")
 
 CLEANUP: Final = (("compact", "compacting"), ("delete", "deleting"))
-"""Policies of cleanup.policy, and what Faust calls them."""
+"""Policies of cleanup.policy, with Faust's names for them."""
 DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 DEAD_LETTER_COPY: Final = "errors.deadletterqueue.copy.record.enable"
 DEAD_LETTER_ON: Final = "share.dead.letter.on"
@@ -52,12 +52,12 @@ async def prepare(
     clock: Clock,
     allow: Callable[[int], object] = lambda record_bytes: None,
 ) -> GroupLimits:
-    """Make missing topics (if the app allows it) and set the group's settings; what the group gets.
+    """Make missing topics (if the app allows it) and set the group's settings; return the group's limits.
 
-    allow: told the size of the agent's largest dead letter, for the producer.
+    allow: called with the size of the agent's largest dead letter, for the producer.
 
-    Done again, as all of it may be, when the connection breaks, or who is asked cannot do it now: another process may
-    be taking over.
+    All steps may be repeated when the connection breaks, or when the server cannot do it now: another process may be
+    taking over.
     Raises: UsageError (the application asks for what it cannot have), ServerError (refused for another reason),
     BackendError (nobody could do it, PREPARE_TRIES times).
     """
@@ -65,7 +65,10 @@ async def prepare(
 
 
 async def retried(agent: ShareAgent, clock: Clock, call: Callable[[], Awaitable[T]]) -> T:
-    """What `call` returns, once nobody is in its way. Raises: what it raises, BackendError (PREPARE_TRIES times)."""
+    """Return the result of `call`, tried again after errors that may pass.
+
+    Raises: the errors of `call` that cannot pass; BackendError: it failed PREPARE_TRIES times.
+    """
     for tried in range(1, PREPARE_TRIES + 1):
         try:
             return await call()
@@ -83,20 +86,20 @@ async def retried(agent: ShareAgent, clock: Clock, call: Callable[[], Awaitable[
 
 
 async def rehearse(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities, groups: ShareAdmin) -> None:
-    """See whether `prepare` would be refused, and change nothing.
+    """Check if `prepare` would be refused; change nothing.
 
-    groups: who is asked about the group's settings. Raises: UsageError, ServerError, as `prepare` does.
+    groups: client that knows the group's settings. Raises: UsageError, ServerError, as `prepare` does.
     """
-    limits = await _limits(agent, admin, capabilities)
+    limits = await _limits(agent, admin, capabilities, groups)
     for channel in _channels(agent, capabilities):
         await need_topic(agent, admin, channel, dry_run=True)
     await _check_order(agent, groups)
     await _set_group(agent, groups, limits.settings, dead_letters=False, dry_run=True)
 
 
-async def _limits(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities) -> GroupLimits:
+async def _limits(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities, groups: ShareAdmin) -> GroupLimits:
     check_asked(agent, capabilities)
-    await _check_renewal(agent, admin)
+    await _check_renewal(agent, groups)
     if capabilities.own_limits:
         return GroupLimits(locks=agent.options.record_locks, settings=group_settings(agent))
     limits = await native_limits(agent, admin)
@@ -105,7 +108,7 @@ async def _limits(agent: ShareAgent, admin: ShareAdmin, capabilities: Capabiliti
 
 
 async def _check_renewal(agent: ShareAgent, admin: ShareAdmin) -> None:
-    """See that locks can be renewed while handlers run (KIP-1222). Raises: UsageError with what to do."""
+    """Check that locks can be renewed while handlers run (KIP-1222). Raises: UsageError with what to do."""
     if not agent.options.renew:
         return
     try:
@@ -122,7 +125,7 @@ async def _check_renewal(agent: ShareAgent, admin: ShareAdmin) -> None:
 
 
 def _channels(agent: ShareAgent, capabilities: Capabilities) -> list[Any]:
-    """Topics that the agent reads and writes, by name or as they were declared."""
+    """Return the topics that the agent reads and writes, by name or as they were declared."""
     found = [*agent.channels, *agent.options.sink]
     if agent.dead_letter_topic is not None:
         given = agent.options.dead_letter  # True, a name, or a topic with partitions and settings of its own
@@ -135,7 +138,7 @@ def _channels(agent: ShareAgent, capabilities: Capabilities) -> list[Any]:
 async def _prepare(
     agent: ShareAgent, admin: ShareAdmin, capabilities: Capabilities, allow: Callable[[int], object]
 ) -> GroupLimits:
-    limits = await _limits(agent, admin, capabilities)
+    limits = await _limits(agent, admin, capabilities, admin)
     channels = _channels(agent, capabilities)
     for channel in channels[: len(agent.channels)]:
         await need_topic(agent, admin, channel)
@@ -154,8 +157,8 @@ async def _prepare(
 async def need_outputs(
     agent: ShareAgent, admin: ShareAdmin, channels: Iterable[Any], allow: Callable[[int], object]
 ) -> None:
-    """See that the topics are there that an agent writes; those of dead letters and retries take what its own topics
-    take. These are there. allow: as of `prepare`. Raises: UsageError, ServerError."""
+    """Check that the agent's output topics exist; topics of dead letters and retries must take records as large as the
+    agent's own topics, which exist. allow: as of `prepare`. Raises: UsageError, ServerError."""
     takers = {agent.dead_letter_topic, retry_topic(agent.group)}
     size = 0
     for channel in channels:
@@ -167,7 +170,7 @@ async def need_outputs(
 
 
 async def declare(agents: Iterable[ShareAgent], topic: str, admin: ShareAdmin) -> None:
-    """Make a missing topic as the agents declare it, before a first record has the broker make one of its own.
+    """Make a missing topic as the agents declare it, before a first record makes the broker create it.
 
     Raises: UsageError, ServerError.
     """
@@ -179,7 +182,7 @@ async def declare(agents: Iterable[ShareAgent], topic: str, admin: ShareAdmin) -
 
 
 async def _widen(agent: ShareAgent, admin: ShareAdmin, channel: Any, size: int) -> None:
-    """See that a topic that is there takes what the agent's topics take; raise its limit, or say what to do."""
+    """Check that an existing topic takes records as large as the agent's topics; raise its limit, or log what to do."""
     name, left = topic_name(channel), None
     if MESSAGE_BYTES_MAX in _topic_settings(channel):
         left = "the app gives it that limit"
@@ -213,8 +216,8 @@ async def _is_there(admin: ShareAdmin, topic: str) -> bool:
 async def need_topic(
     agent: ShareAgent, admin: ShareAdmin, channel: Any, *, size: int = 0, dry_run: bool = False
 ) -> bool:
-    """Make a topic if it is missing; whether it was there. size: the largest batch that it is to take; 0: its own
-    business. Raises: UsageError, ServerError."""
+    """Make a topic if it is missing; return True if it existed. size: bytes of the largest batch that it must take; 0:
+    its own setting. Raises: UsageError, ServerError."""
     name = topic_name(channel)
     if await _is_there(admin, name):
         if size:
@@ -246,12 +249,12 @@ async def need_topic(
 
 
 def declaration(channel: Any, partitions: int) -> tuple[int, dict[str, str]]:
-    """Partitions (those, if it says nothing) and settings of a topic that is made for a channel."""
+    """Return partitions (`partitions`, without its own) and settings of a channel's new topic."""
     return getattr(channel, "partitions", None) or partitions, _topic_settings(channel)
 
 
 def _topic_settings(channel: Any) -> dict[str, str]:
-    """Settings of a topic that is made for a channel: its `config`, and Faust's `retention` (seconds), `compacting` and
+    """Return settings of a channel's new topic: its `config`, and Faust's `retention` (seconds), `compacting` and
     `deleting`."""
     settings = {key: str(value) for key, value in (getattr(channel, "config", None) or {}).items()}
     retention = getattr(channel, "retention", None)
@@ -265,10 +268,11 @@ def _topic_settings(channel: Any) -> dict[str, str]:
 
 
 def group_settings(agent: ShareAgent) -> dict[str, str | None]:
-    """Settings of the agent's group, by Kafka's names (share-group configs of KIP-932, KIP-1240)."""
+    """Return the settings of the agent's group, by Kafka's names (share-group configs of KIP-932, KIP-1240)."""
     options = agent.options
     settings: dict[str, str | None] = {
         "share.auto.offset.reset": options.auto_offset_reset,
+        ISOLATION: options.isolation,
         "share.delivery.count.limit": str(options.delivery_count_limit),
         "share.partition.max.record.locks": str(options.record_locks),
     }
@@ -289,7 +293,7 @@ def group_settings(agent: ShareAgent) -> dict[str, str | None]:
 
 
 def dead_letter_settings(agent: ShareAgent) -> dict[str, str | None]:
-    """What makes the leader write dead letters for records that the delivery limit archives (KIP-1191)."""
+    """Return settings that make the leader write dead letters for records archived by the delivery limit (KIP-1191)."""
     topic = agent.dead_letter_topic
     if topic is None:
         return {DEAD_LETTER_TOPIC: None, DEAD_LETTER_COPY: None, DEAD_LETTER_ON: None}
@@ -297,9 +301,9 @@ def dead_letter_settings(agent: ShareAgent) -> dict[str, str | None]:
 
 
 async def check_kind(agent: ShareAgent, admin: ShareAdmin) -> None:
-    """See that the group's name is free for a share group, and tell where it lives and why.
+    """Check that the group's name is free for a share group, and log where the group lives and why.
 
-    The first start of a group decides; the group on the brokers is what says so to later ones.
+    The first start of a group decides; later starts see the group on the brokers.
     Raises: UsageError when it is a group of another kind.
     """
     kind = await admin.group_kind(agent.group)
@@ -344,7 +348,7 @@ async def _set_group(
 
 
 async def _check_order(agent: ShareAgent, admin: ShareAdmin) -> None:
-    """An agent without an order leaves the group's as it is, but joins none that works in one. Raises: UsageError.
+    """Refuse an agent without an order in a group that works in one; its setting stays. Raises: UsageError.
 
     An agent with another order is refused by the group itself (SG-18.2).
     """
@@ -356,7 +360,7 @@ async def _check_order(agent: ShareAgent, admin: ShareAdmin) -> None:
         order = next((entry.value for entry in entries if entry.name == KEY_ORDER), "")
         members = len((await admin.describe_group(agent.group)).members) if order else 0
     except ServerError as error:
-        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:  # no right to see it
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:  # no right to read it
             logger.debug("the order of group %s could not be looked at: %s", agent.group, error)
             return
     except ClientError as error:
@@ -385,14 +389,14 @@ async def _check_order(agent: ShareAgent, admin: ShareAdmin) -> None:
 
 
 async def check_order_kept(agent: ShareAgent, admin: ShareAdmin, clock: Clock) -> None:
-    """See, as a member, that the group works in the agent's order: another one that started beside it may have set its
-    own before either had joined. From now on nobody can (SG-18.2). Raises: as `prepare`."""
+    """Check, as a member, that the group works in the agent's order: another agent that started at the same time may
+    have set its own before either had joined. From now on nobody can (SG-18.2). Raises: as `prepare`."""
     wanted = agent.options.key_order
     if wanted is None:
         return
     try:
         entries = await retried(agent, clock, lambda: admin.group_configs(agent.group))
-    except ServerError as error:  # no right to see it
+    except ServerError as error:  # no right to read it
         logger.debug("the order of group %s could not be looked at: %s", agent.group, error)
         return
     order = next((entry.value for entry in entries if entry.name == KEY_ORDER), wanted)
@@ -405,8 +409,8 @@ async def check_order_kept(agent: ShareAgent, admin: ShareAdmin, clock: Clock) -
 
 
 async def _other_settings(agent: ShareAgent, admin: ShareAdmin, wanted: Mapping[str, str | None]) -> str:
-    """A group has its settings once, and who starts last decides for all: what is to be told when others that run chose
-    others; nothing otherwise."""
+    """Describe settings that running members chose differently: a group has each setting once, and the last start
+    decides for all. Empty if none differ."""
     try:
         # Members first: a worker that starts beside this one sets them before it joins.
         members = len((await admin.describe_group(agent.group)).members)
@@ -429,12 +433,12 @@ async def _other_settings(agent: ShareAgent, admin: ShareAdmin, wanted: Mapping[
 
 
 def _is_set(entry: ConfigEntry, wanted: str | None) -> bool:
-    """Whether a setting is as an agent wants it; None: at its default."""
+    """Tell if a setting has the value that the agent wants; wanted None: its default."""
     return entry.is_default if wanted is None else entry.value == wanted
 
 
 async def _warn_of_parked_keys(agent: ShareAgent, admin: ShareAdmin) -> None:
-    """Keys stay parked when the group parks no more of them."""
+    """Warn of parked keys, which stay parked when the group parks no more keys."""
     if agent.options.order is None or agent.options.after_dead_letter == PARK:
         return
     try:
@@ -454,8 +458,8 @@ async def _warn_of_parked_keys(agent: ShareAgent, admin: ShareAdmin) -> None:
 
 
 async def _warn_of_older_group(agent: ShareAgent, admin: ShareAdmin) -> None:
-    """A renamed function has a new group and begins anew; say so when the old one is idle and has a backlog, or, as
-    long as the new one is not there yet, has read the same topics."""
+    """Warn of the old group of a renamed function, whose new group begins anew: when the old one is idle and has a
+    backlog, or has read the same topics and the new one does not exist yet."""
     if agent.options.group is not None:
         return
     used = {one.group for one in agent.app.share_agents.values()}
@@ -482,7 +486,10 @@ async def _warn_of_older_group(agent: ShareAgent, admin: ShareAdmin) -> None:
 
 
 def _left_by(offsets: Iterable[SharePartitionOffsets], agent: ShareAgent, *, begins: bool) -> str | None:
-    """What an idle group has on the agent's topics that this one, if it `begins`, would do again; None: nothing."""
+    """Describe records of an idle group that the agent's group would do again; None: none.
+
+    offsets: of the idle group; only the agent's topics count. begins: the agent's group does not exist yet.
+    """
     parts = [part for part in offsets if part.topic in agent.topics]
     backlog = sum(max(0, part.lag) for part in parts)
     if backlog:

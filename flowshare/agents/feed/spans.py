@@ -1,4 +1,4 @@
-"""What is told of an agent's acknowledgements, by spans of `agents.telemetry`."""
+"""Spans of an agent's acknowledgements, made with `agents.telemetry`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from flowshare.agents.telemetry import conventions as names
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from flowshare.agents.feed.units import Unit
+    from flowshare.agents.feed.settle_units import Unit
     from flowshare.agents.telemetry.settling import SettleSpans, Settling
     from flowshare.client.session.ranges import AckResult
     from flowshare.protocol.messages import TopicPartition
 
 SAID: Final = {ACCEPT: names.ACCEPTED, RELEASE: names.RELEASED}
-"""The attributes that count them; the others are rejected."""
+"""Types -> attributes that count them; all other types count as rejected."""
 UNSENT: Final = "unsent"
 """`error.type` of a request that could not be sent."""
 Told = dict["TopicPartition", "Settling"]
@@ -31,7 +31,7 @@ class AckSpans:
         self._spans = spans
 
     def begin(self, acks: AckRanges) -> Told:
-        """A request is about to leave."""
+        """Begin the spans of a request that is about to leave."""
         return {tp: self._begin(tp, ranges) for tp, ranges in acks.items()}
 
     def _begin(self, tp: TopicPartition, ranges: list[AckRange]) -> Settling:
@@ -39,35 +39,35 @@ class AckSpans:
         return self._spans.begin(tp, self._spans.noted(tp, offsets), said_of(ranges))
 
     def begin_settle(self, tp: TopicPartition, units: Iterable[Unit], acks: list[AckRange], outputs: int) -> Settling:
-        """A settle with outputs is about to leave."""
+        """Begin the span of a settle with outputs that is about to leave."""
         records = [one for unit in units for one in unit.records]
         topic = records[0][0].topic
         return self._spans.begin(tp, self._spans.handled(records), said_of(acks), topic=topic, outputs=outputs)
 
     def answered(self, told: Told, result: AckResult) -> None:
-        """A partition's part of a request has its answer."""
+        """End the span of a partition's part of a request at its answer."""
         settling = told.pop(result.tp, None)
         if settling is not None:
             self.settled(settling, result)
 
     def settled(self, settling: Settling, result: AckResult) -> None:
-        """A settle has its answer."""
+        """End the span of a settle at its answer."""
         found = result.refusal if result.refused and result.error is ErrorCode.NONE else result.error
         self._spans.end(settling, "" if found is ErrorCode.NONE else found.name, result.message or "")
 
     def failed(self, told: Told) -> None:
-        """The request has no answer, and will have none."""
+        """End the spans of a request without an answer."""
         for settling in told.values():
             self._spans.end(settling, UNSENT)
         told.clear()
 
     def over(self, ack: AckRange, result: AckResult) -> None:
-        """What was said of these is known now."""
+        """Forget the spans of these records: the outcome of their acknowledgement is known."""
         self._spans.forget(result.tp, ack.first, ack.last)
 
 
 def said_of(ranges: Iterable[AckRange]) -> dict[str, int]:
-    """How many records are accepted, released and rejected, by the attributes that count them."""
+    """Count accepted, released and rejected records, by the attributes that count them."""
     counts: dict[str, int] = {}
     for ack in ranges:
         name = SAID.get(ack.types, names.REJECTED)

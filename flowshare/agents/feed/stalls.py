@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flowshare.agents")
 
 QUIET_S: Final = 10.0
-"""So long nothing must have been fetched before the reason is looked for."""
+"""Seconds without a fetched record until the reason is looked for."""
 
 
 class Reason(NamedTuple):
-    """Why nothing is fetched; `normal` when there is nothing wrong."""
+    """Reason why nothing is fetched. normal: True when there is nothing wrong."""
 
     text: str
     normal: bool
 
 
 class StallWatch:
-    """Looks for the reason once nothing was fetched for 10 s; on the service loop."""
+    """Looks for the reason after 10 s without a fetched record; on the service loop."""
 
     def __init__(self, agent: ShareAgent, *, clock: Clock, admin: ShareAdmin) -> None:
         self._agent = agent
@@ -53,22 +53,22 @@ class StallWatch:
         self._since = self._looked = self._clock.monotonic()
 
     def stop(self) -> None:
-        """End."""
+        """End it."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
     def something_fetched(self) -> None:
-        """All is well."""
+        """Note that records came."""
         self._since = self._looked = self._clock.monotonic()
         self._told = None
 
     def paused(self) -> None:
-        """The agent fetches nothing until it is resumed: told at once, as no empty fetch will come to tell it."""
+        """Log that the agent is paused: at once, as no empty fetch will come to tell it."""
         self._tell(Reason("the agent is paused; resume it", normal=True), 0.0)
 
     def rate_limited(self, wait_s: float) -> None:
-        """The agent waits for its rate limit; worth a line when that takes as long as a stall."""
+        """Log a wait for the rate limit that takes as long as a stall."""
         if wait_s >= QUIET_S:
             limit = self._agent.options.rate_limit
             assert limit is not None
@@ -76,7 +76,7 @@ class StallWatch:
             self._tell(Reason(text, normal=True), 0.0)
 
     def nothing_fetched(self, feeder: Feeder) -> None:
-        """A fetch came back empty."""
+        """Look for the reason after an empty fetch."""
         now = self._clock.monotonic()
         if now - self._looked < QUIET_S or (self._task is not None and not self._task.done()):
             return
@@ -86,7 +86,7 @@ class StallWatch:
     async def _explain(self, feeder: Feeder, now: float) -> None:
         assert self._member is not None
         reason = await explain(self._agent, self._admin, self._member, feeder)
-        if self._since <= now:  # else something came meanwhile
+        if self._since <= now:  # else a record came meanwhile
             self._tell(reason, now - self._since)
 
     def _tell(self, reason: Reason, quiet_s: float) -> None:
@@ -104,7 +104,7 @@ class StallWatch:
 
 
 async def explain(agent: ShareAgent, admin: ShareAdmin, member: Member, feeder: Feeder) -> Reason:
-    """Why an agent gets no records now."""
+    """Return the reason why an agent gets no records now."""
     if feeder.paused:
         return Reason("the agent is paused; resume it", normal=True)
     if feeder.held_back is not None:
@@ -131,7 +131,7 @@ async def explain(agent: ShareAgent, admin: ShareAdmin, member: Member, feeder: 
 
 
 def of_configs(group: str, configs: Mapping[str, str], in_flight: int) -> Reason | None:
-    """The reason that a group's settings are, if they are one."""
+    """Return the reason in a group's settings; None: they are no reason."""
     if configs.get(PAUSED) == "true":
         return Reason(f"the group is paused; `flowshare groups resume {group}` lets it go on", normal=True)
     limit = int(configs.get(MAX_IN_FLIGHT, "0"))
@@ -145,7 +145,7 @@ def of_configs(group: str, configs: Mapping[str, str], in_flight: int) -> Reason
 
 
 def _of_blocked(offsets: Sequence[SharePartitionOffsets], blocked: int, backlog: int, *, all_known: bool) -> Reason:
-    """The reason that an order by key is: what is not in flight waits for another record of its key."""
+    """Return the reason of an order by key: most idle records wait for another record of their key."""
     text = f"{blocked} of {backlog} unfinished records wait for another one of their key"
     most = max(((key, part) for part in offsets for key in part.stuck), key=lambda one: one[0].blocked, default=None)
     if most is not None:
@@ -157,7 +157,7 @@ def _of_blocked(offsets: Sequence[SharePartitionOffsets], blocked: int, backlog:
 
 
 def of_offsets(offsets: Sequence[SharePartitionOffsets], *, assigned: set[tuple[str, int]]) -> Reason:
-    """The reason that a group's positions show."""
+    """Return the reason that a group's positions show."""
     backlog = sum(max(0, part.lag) for part in offsets)
     if backlog == 0:
         return Reason("every record of the topic is finished", normal=True)
@@ -173,6 +173,9 @@ def of_offsets(offsets: Sequence[SharePartitionOffsets], *, assigned: set[tuple[
         )
     in_flight = sum(part.in_flight for part in offsets)
     delayed = sum(part.delayed for part in offsets)
+    blocked = sum(part.blocked for part in offsets)
+    if 2 * blocked >= backlog:  # members may hold them all, and work on the heads that others wait for
+        return _of_blocked(offsets, blocked, backlog, all_known=in_flight + delayed + blocked >= backlog)
     if in_flight and in_flight + delayed >= backlog:
         return Reason(
             f"all {backlog} unfinished records are taken: {in_flight} are in flight at members of the group"
@@ -181,7 +184,6 @@ def of_offsets(offsets: Sequence[SharePartitionOffsets], *, assigned: set[tuple[
         )
     if delayed >= backlog:
         return Reason(f"all {backlog} unfinished records wait for their retry delay", normal=True)
-    blocked = sum(part.blocked for part in offsets)
     if blocked > 0:
         return _of_blocked(offsets, blocked, backlog, all_known=in_flight + delayed + blocked >= backlog)
     if in_flight:

@@ -1,14 +1,15 @@
-"""Handlers begin nothing in a process that stood still, until it is known what is still its own.
+"""`Standstill` lets no handler begin in a process that stood still, until its remaining records are known.
 
-A process that gets no processor time for seconds (SIGSTOP, a machine that was suspended, a library that never lets go
-of the interpreter) sends no heartbeats. Its group may give it up meanwhile, others run what it holds, and it goes on
-without having heard of any of that.
+A process that gets no processor time for seconds (SIGSTOP, a suspended machine, a library that never releases the
+interpreter's lock) sends no heartbeats. Its group may give the process up meanwhile, others run its records, and the
+process goes on without having heard of that.
 
 Invariant: a handler begins a record only within `LIMIT_S` of a pulse of the service loop, and after a standstill not
-before the group has answered a heartbeat that was sent since, and each lock that was held then was renewed since
-(with `renew=False`: has not lapsed).
+before the group has answered a heartbeat that was sent since, and each lock that was held then was renewed since (with
+`renew=False`: has not lapsed).
 
-Time is taken from both clocks: the monotonic one stands still while a machine is suspended, the other one may be set.
+Time is taken from both clocks: the monotonic clock stands still while a machine is suspended, the wall clock may be
+set.
 
     state    event                                                    next
     BEATING  a pulse in time                                          BEATING: handlers may begin for LIMIT_S more
@@ -34,16 +35,16 @@ from flowshare.tasks import cancelled
 
 PULSE_S: Final = 0.25
 LIMIT_S: Final = 1.0
-"""Longest time between two pulses; less than a group waits for a member of which nothing is heard."""
+"""Longest time in seconds between two pulses; shorter than a group waits for a silent member."""
 ANSWER_S: Final = 5.0
-"""How long one try waits for the group."""
+"""Seconds that one try waits for the group."""
 PAUSE_S: Final = 0.2
 
 logger = logging.getLogger("flowshare.agents")
 
 
 class Standstill:
-    """Watches over one agent's handlers; on the service loop."""
+    """Watch over one agent's handlers; on the service loop."""
 
     def __init__(
         self,
@@ -68,11 +69,11 @@ class Standstill:
         self._timer: TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self.count = 0
-        """How often the process stood still."""
+        """Number of times the process stood still."""
 
     @property
     def trouble(self) -> str | None:
-        """Why no handler begins; None: they do."""
+        """Reason why no handler begins; None: handlers begin."""
         if self._asking is None:
             return None
         return "this process stood still, and its group has not said yet what is still its own"
@@ -84,7 +85,7 @@ class Standstill:
         self._pulse()
 
     async def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
         asking, self._asking = self._asking, None
@@ -127,7 +128,7 @@ class Standstill:
         self._open(now)
 
     async def _known(self) -> bool:
-        """Whether it is known by now what is still held."""
+        """Ask the group which records are still held; True if the answer is known for each of them."""
         member = self._member
         assert member is not None
         try:
@@ -140,5 +141,5 @@ class Standstill:
         except Exception:  # a fault of ours must not keep the handlers from beginning for ever
             logger.exception("agent=%s: asking what is still held failed, tried again", self._agent)
             return False
-        self._held.look(member)  # something may have been lost while it was renewed
+        self._held.look(member)  # locks may have been lost during the renewal
         return known

@@ -1,20 +1,30 @@
-"""A share agent: the decorated function, what it takes, where from, and with which options."""
+"""A share agent: the decorated function, its signature, its topics and its options."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, Protocol, get_args, get_origin, get_type_hints
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final, Literal, Protocol, Union, get_args, get_origin, get_type_hints
 
+from flowshare.agents.handler.arriving import misfit
+from flowshare.agents.handler.awaiting import (
+    SENT_LATER,
+    function_below,
+    gives_coroutine,
+    is_awaitable,
+    refusal_of_unrun,
+)
 from flowshare.agents.handler.batch import Records
 from flowshare.agents.handler.codec import Codec, CodecDecoder, Encoded, Missing, find_codec
-from flowshare.agents.handler.delivery import SENT_LATER, Delivery
+from flowshare.agents.handler.delivery import Delivery
 from flowshare.agents.handler.encoding import encode
 from flowshare.agents.handler.errors import AnnotationError, OptionError, UndecodableValue, Unencodable, UsageError
 from flowshare.agents.handler.middleware import Middleware, check
 from flowshare.agents.handler.options import AgentOptions
+from flowshare.agents.handler.outcomes import Reject, Release
 from flowshare.agents.handler.send import (
     ProducerRecord,
     Send,
@@ -25,7 +35,16 @@ from flowshare.agents.handler.send import (
     topic_name,
 )
 from flowshare.agents.handler.texts import said, shown
-from flowshare.agents.handler.values import Decoder, check_topic_type, decoder, describe, explain
+from flowshare.agents.handler.values import (
+    Decoder,
+    alternatives,
+    check_topic_type,
+    decoder,
+    describe,
+    explain,
+    plain,
+    strip_none,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -33,32 +52,32 @@ _EMPTY: Final = inspect.Parameter.empty
 
 
 class Signature:
-    """How a handler is called: which parameter gets the value (or the records) and which the delivery."""
+    """Call signature of a handler: the parameter for the value (or the records) and the one for the delivery."""
 
-    __slots__ = ("annotation", "delivery_name", "delivery_positional", "is_async", "value_annotated")
+    __slots__ = ("annotation", "delivery_name", "delivery_positional", "is_async", "returns", "value_annotated")
 
     def __init__(
         self, name: str, fun: Callable[..., Any], *, batch: bool, scope: Mapping[str, Any] | None = None
     ) -> None:
-        called = fun if inspect.isroutine(fun) else getattr(fun, "__call__", fun)  # noqa: B004 - its kind, not if it is
+        called = function_below(fun)
         self.is_async = _is_async(name, called)
         hints = _hints(name, called, scope)
+        self.returns = hints.get("return", Any)
         parameters = [
-            one
-            for one in inspect.signature(fun).parameters.values()
-            if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+            one for one in _signature(fun).parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
         ]
         if not parameters:
             raise AnnotationError(f"agent {name}: the handler takes no value; write `async def {name}(value: dict)`")
         value, *others = parameters
         if value.kind is value.KEYWORD_ONLY:
             raise AnnotationError(f"agent {name}: the first parameter is the value and must be positional")
-        hint = hints.get(value.name, _EMPTY)
-        if hint is Delivery:
+        hint = hints.get(value.name, hints.get(_first_name(fun), _EMPTY))
+        if _is_delivery(hint):
             raise AnnotationError(f"agent {name}: the first parameter is the value; put the fs.Delivery after it")
         self.value_annotated = hint is not _EMPTY
         self.annotation = _batch_annotation(name, hint) if batch else (Any if hint is _EMPTY else hint)
-        if not batch and Records in (hint, get_origin(hint)):
+        bare = plain(strip_none(hint)[0])
+        if not batch and Records in (bare, get_origin(bare)):
             raise AnnotationError(f"agent {name}: a handler that takes fs.Records needs batch=fs.Batch(size, within=…)")
         self.delivery_name: str | None = None
         self.delivery_positional = False
@@ -69,14 +88,15 @@ class Signature:
     ) -> None:
         for index, one in enumerate(others):
             hint = hints.get(one.name, _EMPTY)
-            wanted = hint is Delivery or (hint is _EMPTY and (one.name == "delivery" or index == 0))
+            wanted = _is_delivery(hint) or (hint is _EMPTY and (one.name == "delivery" or index == 0))
             if wanted and self.delivery_name is None and not (hint is _EMPTY and one.default is not _EMPTY):
                 self.delivery_name = one.name
                 self.delivery_positional = one.kind is not one.KEYWORD_ONLY and index == 0
             elif one.default is _EMPTY:
                 raise AnnotationError(
                     f"agent {name}: no value for the parameter {one.name!r}. A handler takes the value and, if it "
-                    "likes, `delivery: fs.Delivery`; give other parameters a default."
+                    "likes, `delivery: fs.Delivery`; give other parameters a default, and where a decorator fills them "
+                    "say so by its wrapper's __signature__, or by a wrapper without *args and **kwargs."
                 )
         if batch and self.delivery_name is not None:
             raise AnnotationError(
@@ -85,21 +105,21 @@ class Signature:
 
 
 class Pausable(Protocol):
-    """An agent at work in this process."""
+    """An agent at work in this process, which can be paused."""
 
     @property
     def paused(self) -> bool:
-        """Whether it fetches nothing until `resume`."""
+        """True if the agent fetches nothing until `resume`."""
 
     def pause(self) -> None:
-        """Fetch nothing more, give back what no handler has begun."""
+        """Fetch nothing more, release the records that no handler has begun."""
 
     def resume(self) -> None:
         """Fetch again."""
 
 
 class Application(Protocol):
-    """What an agent asks of its app, `agents.app.App`."""
+    """The app as an agent sees it; implemented by `agents.app.App`."""
 
     app_id: str
     share: str
@@ -107,22 +127,22 @@ class Application(Protocol):
     """Faust's settings: `topic_partitions`, `topic_allow_declare`."""
     middlewares: list[Middleware]
     has_codecs: bool
-    """Whether a topic has a codec."""
+    """True if a topic has a codec."""
     share_agents: dict[str, ShareAgent]
 
     def runtime_of(self, agent: str) -> Pausable | None:
-        """The agent of this name at work; None where the app does not run."""
+        """Return the agent of this name at work; None where the app does not run."""
 
 
 class ShareAgent:
-    """One share agent of an app. Made by `@app.share_agent`; calling it calls the function."""
+    """A share agent of an app, made by `@app.share_agent`; calling the object calls the function."""
 
     group_type: ClassVar[Literal["share", "cooperative", "consumer"]] = "share"
-    """What its group is: a share group, a cooperative one, or a consumer group that knows nothing but offsets."""
+    """Kind of the agent's group: a share group, a cooperative group, or a consumer group that only knows offsets."""
     unshared = False
-    """Whether one member reads a partition at a time, so that more members than partitions are of no use."""
+    """True if only one member reads a partition at a time, so that more members than partitions are of no use."""
     ordered_outputs = False
-    """Whether outputs that are settled become visible in the order of their partition."""
+    """True if settled outputs become visible in the order of their partition."""
 
     def __init__(
         self,
@@ -155,6 +175,7 @@ class ShareAgent:
         self._check_outputs()
         self._sink_encoders = [(self._output_topic(sink), _value_encoder(sink)) for sink in self.options.sink]
         self._warned = False
+        self._awaits = False
         self.__doc__ = fun.__doc__
         self.__name__ = getattr(fun, "__name__", name)
         self.__wrapped__ = fun
@@ -168,7 +189,7 @@ class ShareAgent:
 
     @property
     def is_async(self) -> bool:
-        """Whether the handler is an `async def`."""
+        """True if the handler is an `async def`."""
         return self.signature.is_async
 
     @property
@@ -195,13 +216,13 @@ class ShareAgent:
 
     @property
     def paused(self) -> bool:
-        """Whether `pause` is in force in this process."""
+        """True if the agent is paused in this process."""
         runtime = self.app.runtime_of(self.name)
         return runtime is not None and runtime.paused
 
     def pause(self) -> None:
-        """Fetch nothing more in this process until `resume`; handlers that run finish, what no handler has begun is
-        given back. Any thread. Raises: UsageError when the app does not run here."""
+        """Fetch nothing more in this process until `resume`; running handlers finish, records that no handler has begun
+        are released. Any thread. Raises: UsageError when the app does not run here."""
         self._running("pause").pause()
 
     def resume(self) -> None:
@@ -220,19 +241,22 @@ class ShareAgent:
     # --- what a pool asks ---------------------------------------------------------------------------------------
 
     def decoder(self, topic: str) -> Decoder | None:
-        """How values of this topic are decoded; None: they are passed as bytes."""
+        """Return the decoder of this topic's values; None: values stay bytes."""
         return self._decoders[topic]
 
     def key_decoder(self, topic: str) -> Decoder | None:
-        """How keys of this topic are decoded, by its `key_type`; None: they are passed as bytes."""
+        """Return the decoder of this topic's keys, by its `key_type`; None: keys stay bytes."""
         return self._key_decoders[topic]
 
     def explain(self, raw: bytes | None, error: BaseException) -> UndecodableValue:
-        """One error for a value that the decoder refused."""
+        """Make the error for a value that the decoder refused."""
         return explain(raw, self.signature.annotation, error)
 
     def outputs(self, result: Any, headers: tuple[tuple[str, bytes], ...]) -> tuple[ProducerRecord, ...]:
-        """What a handler's result produces: `Send`s, or the value for each sink. Raises: Unencodable."""
+        """Return the records that a handler's result produces: the `Send`s, or the value for each sink.
+
+        Raises: Unencodable; UsageError: the result holds something that did not run.
+        """
         if result is None or result is SENT_LATER:
             return ()
         if isinstance(result, Send):
@@ -240,18 +264,35 @@ class ShareAgent:
         if type(result) in (list, tuple) and any(isinstance(one, Send) for one in result):
             return tuple(_of_sends(one).encode(headers) for one in result)
         if not self._sink_encoders:
+            if (refusal := refusal_of_unrun(result)) is not None:
+                raise UsageError(f"agent {self.name}: {refusal}")
             self._warn_of_lost_value(result)
             return ()
         return tuple([record_of(name, in_bytes(result), headers) for name, in_bytes in self._sink_encoders])
 
+    def is_awaitable(self, result: Any) -> bool:
+        """Tell if the result of a handler call must still be awaited; for a plain `def` handler, log a warning once."""
+        if not is_awaitable(result):
+            return False
+        if not (self.is_async or self._awaits):
+            self._awaits = True
+            logger.warning(
+                "agent %s: its handler is a plain def that returned a %s, which is awaited on the handler loop while a "
+                "thread waits, so that `timeout` cannot end it. Make what stands outermost around the handler an "
+                "`async def`.",
+                self.name,
+                type(result).__name__,
+            )
+        return True
+
     @property
     def looks_up(self) -> bool:
-        """Whether a codec may have to look something up before a record is read or an output written."""
+        """True if a codec may need a look-up before a record is read or an output written."""
         decoders = (*self._decoders.values(), *self._key_decoders.values())
         return self.app.has_codecs or any(isinstance(one, CodecDecoder) and one.looks_up for one in decoders)
 
     def missing_outputs(self, result: Any) -> Missing | None:
-        """What has to be fetched before `outputs` can encode this result; None: nothing."""
+        """Return the look-up that `outputs` needs before it can encode this result; None: it needs none."""
         if isinstance(result, Send):
             return missing_to_send(result.topic)
         if type(result) in (list, tuple) and any(isinstance(one, Send) for one in result):
@@ -271,7 +312,7 @@ class ShareAgent:
             )
 
     def describe(self) -> dict[str, Any]:
-        """The agent's settings by name, for the line at the worker's start and for `--json`."""
+        """Return the agent's settings by name, for the line at the worker's start and for `--json`."""
         options = self.options
         return {
             "agent": self.name,
@@ -315,7 +356,8 @@ class ShareAgent:
         return built
 
     def _codec(self, what: str, topic: str, channel: Any) -> Codec | None:
-        """Of a topic's keys or values: the topic's own, or the agent's. Raises: OptionError: both, or a serializer."""
+        """Return the codec of a topic's keys or values, its own or the agent's. Raises: OptionError: both, or a
+        serializer."""
         option = f"{what}_codec"
         given, own = getattr(self.options, option), getattr(channel, option, None)
         if given is None:
@@ -360,16 +402,30 @@ class ShareAgent:
             )
 
     def _model(self, topic: Any) -> Any:
-        """What a topic's codec makes of values, where it says so."""
+        """Return the class that a topic's codec turns values into; None: the codec does not say."""
         codec = getattr(topic, "value_codec", None) or self.options.value_codec
         return getattr(codec, "model", None)
 
     def _output_topic(self, topic: Any) -> str:
-        """Raises: OptionError."""
+        """Name a topic. Raises: OptionError."""
         try:
             return output_topic(topic)
         except Unencodable as error:
             raise OptionError(f"agent {self.name}: {error}") from None
+
+    def _check_returns(self, sink: Any) -> None:
+        """Check the handler's return type against the sink's. Raises: AnnotationError when no returned value fits."""
+        typ = getattr(sink, "value_type", None)
+        told = self.signature.returns
+        if typ is None or isinstance(typ, str) or _produced(told) is None:
+            return
+        if getattr(sink, "value_codec", None) is not None or getattr(sink, "value_serializer", None) is not None:
+            return
+        if (why := misfit(_produced(told), typ)) is not None:
+            raise AnnotationError(
+                f"agent {self.name}: it returns {describe(told)}, and its sink {topic_name(sink)!r} has "
+                f"value_type={describe(typ)}: {why}. Make them the same, or return fs.Send(topic, value)"
+            )
 
     def _check_outputs(self) -> None:
         wanted = self.options.dead_letter
@@ -377,14 +433,31 @@ class ShareAgent:
             raise OptionError(f"agent {self.name}: dead_letter takes True, a topic, a name or None, not {wanted!r}")
         if self.dead_letter_topic is not None:
             self._output_topic(self.dead_letter_topic)
+        for sink in self.options.sink:
+            self._check_returns(sink)
         if self.dead_letter_topic in self.topics:
             raise OptionError(
                 f"agent {self.name}: its dead-letter topic {self.dead_letter_topic!r} is one that it reads"
             )
 
 
+def _produced(returns: Any) -> Any:
+    """Return the part of a handler's return type that goes to its sinks; None: no part."""
+    kept = [one for one in alternatives(returns) if not _is_no_value(one)]
+    if len(kept) == 1:
+        return kept[0]
+    return Union[tuple(kept)] if kept else None  # noqa: UP007 - built at run time
+
+
+def _is_no_value(one: Any) -> bool:
+    kind = get_origin(one) or one
+    if kind in (list, tuple):
+        return any(Send in alternatives(arg) for arg in get_args(one))
+    return isinstance(kind, type) and issubclass(kind, (Send, Release, Reject, type(None), Awaitable, type))
+
+
 def _value_encoder(sink: Any) -> Callable[[Any], Encoded | None]:
-    """How a returned value goes to a sink."""
+    """Return the encoder of values that go to a sink."""
     return encode if isinstance(sink, str) else partial(sink.encode, "value")
 
 
@@ -404,20 +477,85 @@ def _is_async(name: str, called: Callable[..., Any]) -> bool:
             f"agent {name}: the handler yields. A share agent is called once per record (or batch) and returns; "
             "return fs.Send(topic, value), or a list of them, to produce several records."
         )
-    return inspect.iscoroutinefunction(called)
+    return gives_coroutine(called)
+
+
+def _signature(fun: Callable[..., Any]) -> inspect.Signature:
+    """Return the outermost function's signature; if it has `*args` or `**kwargs`, that of the function it wraps."""
+    seen: set[int] = set()
+    while True:
+        seen.add(id(fun))
+        found = inspect.signature(fun, follow_wrapped=False)
+        open_ended = any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in found.parameters.values())
+        inner = getattr(fun, "__wrapped__", None)
+        if not open_ended:
+            return found
+        if inner is None or id(inner) in seen:
+            return inspect.signature(fun)  # a partial of such a wrapper has its own signature
+        fun = inner
+
+
+def _first_name(fun: Callable[..., Any]) -> str:
+    """Return the value parameter's name where it is annotated: a wrapper may name it otherwise."""
+    return next(iter(inspect.signature(fun).parameters), "")
+
+
+def _functions(called: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Yield a function and the functions that it wraps (`functools.wraps`), outermost first."""
+    seen: set[int] = set()
+    while id(called) not in seen:
+        seen.add(id(called))
+        yield called
+        inner = getattr(called, "__wrapped__", None)
+        called = called if inner is None else function_below(inner)
 
 
 def _hints(name: str, called: Callable[..., Any], scope: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Evaluate the annotations of a function and those it wraps; the outermost one counts."""
+    functions = list(_functions(called))
+    named: dict[str, Any] = dict(scope) if scope else {}
+    for one in reversed(functions):
+        named.update(getattr(one, "__globals__", {}))
+    hints: dict[str, Any] = {}
     try:
-        return get_type_hints(called, localns=dict(scope) if scope else None)
+        for one, within in reversed([*zip(functions, [*functions[1:], None], strict=True)]):
+            own = getattr(one, "__globals__", {})
+            is_local = _is_nested(one) and own is getattr(functions[-1], "__globals__", None)
+            local = dict(scope) if scope and is_local else None
+            hints.update(get_type_hints(_own_annotations(one, within), {**named, **own}, local, include_extras=True))
     except Exception as error:
         raise AnnotationError(
             f"agent {name}: its annotations cannot be evaluated ({said(error)}). Types that a handler's annotations "
             "name must be importable where the handler is defined, not only under TYPE_CHECKING or inside a function."
         ) from error
+    return hints
+
+
+def _own_annotations(fun: Callable[..., Any], within: Callable[..., Any] | None) -> object:
+    """Make an object with a function's own annotations, without those that `functools.wraps` copied from the wrapped
+    one: only that one's module knows their names."""
+    copied: Mapping[str, Any] = getattr(within, "__annotations__", None) or {}
+    nothing = object()
+    own = {
+        name: hint
+        for name, hint in (getattr(fun, "__annotations__", None) or {}).items()
+        if not ((there := copied.get(name, nothing)) is hint or (isinstance(hint, str) and there == hint))
+    }
+    return SimpleNamespace(__annotations__=own, __type_params__=getattr(fun, "__type_params__", ()))
+
+
+def _is_nested(fun: Callable[..., Any]) -> bool:
+    """Tell if a function is defined in a function or class, whose names its annotations may use."""
+    return "." in getattr(getattr(fun, "__code__", None), "co_qualname", "")
+
+
+def _is_delivery(hint: Any) -> bool:
+    """Tell if a parameter takes the delivery: `fs.Delivery`, also with `| None` or in an `Annotated`."""
+    return Delivery in alternatives(hint)
 
 
 def _batch_annotation(name: str, hint: Any) -> Any:
+    hint = plain(strip_none(hint)[0])
     if hint is _EMPTY or hint is Records:
         return Any
     if get_origin(hint) is Records:
@@ -426,7 +564,7 @@ def _batch_annotation(name: str, hint: Any) -> Any:
 
 
 def _of_sends(one: Any) -> Send:
-    """One of what a handler returned in a list with `Send`s. Raises: Unencodable."""
+    """Check one element of a returned list with `Send`s. Raises: Unencodable when it is none."""
     if isinstance(one, Send):
         return one
     raise Unencodable(

@@ -1,5 +1,5 @@
 """Values of attrs classes: each attribute by its annotation, as a dataclass's fields; attrs' own converters and
-validators run when it is made. attrs is the application's: it is there when a class of it is."""
+validators run at construction. attrs is a dependency of the application."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any, NamedTuple, get_type_hints
 
 
 class Attribute(NamedTuple):
-    """One that is in the JSON. argument: of `__init__` (a private attribute has another name there)."""
+    """An attribute that is in the JSON. argument: its name in `__init__` (a private attribute has another one
+    there)."""
 
     name: str
     argument: str
     hint: Any
     required: bool
     default: Any
-    """None where there is none, or a factory makes it."""
+    """The default; None without one, or when a factory makes it."""
 
 
 def is_attrs(kind: type) -> bool:
-    """Whether it is a class of attrs; without importing it."""
+    """Tell if the class is an attrs class; does not import attrs."""
     return hasattr(kind, "__attrs_attrs__")
 
 
 def attributes(kind: Any) -> Iterator[Attribute]:
-    """Those that `__init__` takes. Without an annotation one may be anything."""
+    """Yield the attributes that `__init__` takes; one without annotation may be anything."""
     nothing = sys.modules["attr"].NOTHING
     hints = get_type_hints(kind, include_extras=True)
     for one in kind.__attrs_attrs__:
@@ -36,5 +37,5 @@ def attributes(kind: Any) -> Iterator[Attribute]:
 
 
 def to_plain(value: Any) -> dict[str, Any]:
-    """Its attributes by name, as they are; what `__init__` does not take is left out."""
+    """Return the attributes by name, unchanged, without those that `__init__` does not take."""
     return {one.name: getattr(value, one.name) for one in type(value).__attrs_attrs__ if one.init}

@@ -1,4 +1,4 @@
-"""Batch handlers: `Batch` says how many records at once, `Records` is what the handler gets."""
+"""Batch handlers: `Batch` sets the number of records per call, `Records` is the handler's argument."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class BatchRecord(Generic[T]):
 
     @property
     def key(self) -> Any:
-        """The record's key, as the topic's `key_type` has it; see `Delivery.key`."""
+        """The record's key, of the topic's `key_type`; see `Delivery.key`."""
         return self.delivery.key
 
     @property
     def id(self) -> str:
-        """The delivery's id, the same on every attempt: the key to make a write idempotent."""
+        """The delivery's id, the same on every attempt: a key for idempotent writes."""
         return self.delivery.id
 
     def __repr__(self) -> str:
@@ -59,10 +59,10 @@ class BatchRecord(Generic[T]):
 class Records(Generic[T]):
     """The records of one batch, in order, with an outcome for each: accept, unless the handler says otherwise.
 
-    When the handler raises, every record that it said nothing about goes the way of the exception.
+    When the handler raises, every record without an outcome goes the way of the exception.
 
-    With an order (`order=`) a record that is not accepted takes the later ones of its key out of the batch: whatever is
-    said of those, they go back as if no handler had begun them, and come again behind it.
+    With an order (`order=`), a record that is not accepted takes the later records of its key out of the batch.
+    Whatever outcome those have, they are released as if no handler had begun them, and come again behind that record.
     """
 
     __slots__ = ("_by_id", "_records", "outcomes")
@@ -81,17 +81,27 @@ class Records(Generic[T]):
     def __getitem__(self, index: int) -> BatchRecord[T]:
         return self._records[index]
 
+    @property
+    def agent(self) -> str:
+        """Name of the agent."""
+        return self._records[0].delivery.agent
+
+    @property
+    def group(self) -> str:
+        """Name of the agent's share group."""
+        return self._records[0].delivery.group
+
     def values(self) -> list[T]:
-        """The values, in order."""
+        """Return the values, in order."""
         return [record.value for record in self._records]
 
     def reject(self, record: BatchRecord[T] | T, reason: object = "rejected by the handler") -> None:
-        """This record (or the one with this very value) can never be handled: to the dead letter with `reason`."""
+        """Reject this record (or the one with this very value) for good: to the dead letter with `reason`."""
         text = named(reason) if isinstance(reason, BaseException) else said(reason)
         self.outcomes[self._index(record)] = Reject(text)
 
     def release(self, record: BatchRecord[T] | T, delay: Seconds = 0) -> None:
-        """Put this record back, available again after `delay` seconds."""
+        """Release this record; it is available again after `delay` seconds."""
         self.outcomes[self._index(record)] = Release(delay)
 
     def retry(self, record: BatchRecord[T] | T, error: BaseException) -> None:

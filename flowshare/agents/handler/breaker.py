@@ -1,4 +1,4 @@
-"""`Breaker`: when an agent's group stops handing out because most of what it hands out fails."""
+"""`Breaker`: an agent's group hands out nothing while most of its records fail."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PAUSE_S_MAX: Final = 86_400.0
 class Breaker:
     """A circuit breaker of the whole group: while most outcomes fail, nothing is handed out.
 
-    Of the last outcomes of all workers together a part failed, `failures` or more: the breaker opens. After `pause`
-    seconds one record is let through, in the whole group, to try. If it succeeds all go on; if it fails the breaker is
-    open for twice as long as before. A record that fails while the breaker is not closed costs no attempt and comes
-    again. Exceptions and time-outs are failures. What the handler decided, by returning, `fs.Reject` or the agent's
-    `reject`, is none; `fs.Release`, and values that cannot be decoded, are neither.
+    The breaker opens when `failures` or more of the last outcomes of all workers together are failures. After `pause`
+    seconds one record of the whole group is let through as a probe. If the probe succeeds, all go on; if it fails, the
+    breaker is open for twice as long as before. A record that fails while the breaker is not closed costs no attempt
+    and comes again. Exceptions and time-outs are failures. A handler's decision (a returned value, `fs.Reject`, the
+    agent's `reject`) is a success; `fs.Release`, and values that cannot be decoded, are neither.
 
-    failures: part of the outcomes that must have failed, more than 0 to 1. of: how many outcomes it looks at, at least
-        so many are needed. pause, pause_max: seconds that it is open at first and at most, 1 s to a day.
+    failures: part of the outcomes that must have failed, from 0.01 to 1. of: number of last outcomes that count; fewer
+    do not open the breaker. pause, pause_max: seconds that the breaker is open at first and at most, 1 s to a day.
 
     Raises: OptionError for anything else.
     """
@@ -55,13 +55,13 @@ class Breaker:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """How long it is open at first, and at most."""
+        """Seconds that the breaker is open at first, and at most."""
         assert isinstance(self.pause, float)
         assert isinstance(self.pause_max, float)
         return self.pause, self.pause_max
 
     def settings(self) -> Mapping[str, str]:
-        """Settings of the group."""
+        """Return the settings of the group."""
         first_s, most_s = self.seconds
         return {
             "share.breaker.failure.percent": str(max(1, round(self.failures * 100))),

@@ -1,14 +1,14 @@
-"""The order of one chunk's records: of each key only the first may be begun, the others wait behind it.
+"""Chains order one chunk's records: of each key only the first may be begun, the others wait behind it.
 
     record          it ended in a plain accept          it ended otherwise, went back, or its lock was lost
     begins a key    the next of its key may be begun    all that wait behind it go back unrun
     has no key      –                                   –
 
-A server gives a member one chain of each key, all of it in one answer, and the key's next record when that is settled;
-so what stands in one chunk is all that there is to order (SG-18.5). Records wait under the offset of the one before
-them, and go back when that is settled and they still wait: whatever the way, nobody needs to know it. Who runs records
-asks for the next one (`follow`, `go_on`); who settles, gives back or loses them takes what waits (`behind`, `take`,
-`lose`). These are several threads, hence the lock.
+A server gives a member one chain of each key, in one answer, and the key's next record when the chain is settled; so
+order matters only within one chunk (SG-18.5). Records wait under the offset of the record before them, and are released
+when that record is settled and they still wait, however it was settled. The runner of records asks for the next one
+(`follow`, `go_on`); code that settles, releases or loses records takes the waiting ones (`behind`, `take`, `lose`).
+These are several threads, hence the lock.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from flowshare.protocol.key_hash import NO_ORDER
 
 
 class Loss(NamedTuple):
-    """What becomes of records that nobody has begun when locks are lost.
+    """Records that no handler has begun, sorted after locks were lost.
 
-    lost: their own lock is gone. back: a record before them in their key is lost. kept: neither, and they may be begun.
+    lost: their own lock is gone. back: an earlier record of their key is lost. kept: neither; they may be begun.
     """
 
     lost: list[RawRecord]
@@ -34,21 +34,21 @@ class Loss(NamedTuple):
 
 
 class Chains:
-    """What waits in one chunk behind records of the same key."""
+    """Records of one chunk that wait behind other records of their key."""
 
     __slots__ = ("_behind", "_hashes", "_lock", "_unrunnable", "waiting")
 
     def __init__(self, records: Sequence[RawRecord], hashes_of: Callable[[Sequence[RawRecord]], list[int]]) -> None:
-        """records: in offset order; those that may be begun are `first`'s.
+        """records: in offset order; `first` returns those that may be begun.
 
-        hashes_of: of records' keys; 0: it has none.
+        hashes_of: of records' keys; 0: no key.
         """
         self._lock = threading.Lock()
         self._behind: dict[int, list[RawRecord]] = {}
         self._hashes: dict[int, int] = {}
         self._unrunnable: frozenset[int] = frozenset()
         self.waiting = 0
-        """Records that wait for the one before them. Any thread."""
+        """Number of records that wait for the one before them. Any thread."""
         numbers = hashes_of(records)
         if len(numbers) == len(set(numbers)):
             return
@@ -64,42 +64,43 @@ class Chains:
             self.waiting += len(found) - 1
 
     def first(self, records: Iterable[RawRecord]) -> list[RawRecord]:
-        """Those of the chunk's records that wait for no other."""
+        """Return the chunk's records that wait for no other."""
         followers = {record.offset for rest in self._behind.values() for record in rest}
         return [record for record in records if record.offset not in followers]
 
     def key(self, offset: int) -> int:
-        """The key of a record that has, or had, others of its key beside it; 0: there are none."""
+        """Return the key's number of a record whose key has, or had, several records here; 0: no others."""
         return self._hashes.get(offset, NO_ORDER)
 
     def followers(self) -> list[RawRecord]:
-        """What waits now, in no order. Any thread."""
+        """Return the records that wait now, in no order. Any thread."""
         with self._lock:
             return [record for rest in self._behind.values() for record in rest]
 
     def refuse(self, offsets: Collection[int]) -> None:
-        """These are begun by nobody here: they and what waits behind them go back when the one before is settled."""
+        """Let nobody begin these records: they and those behind them are released when the record before them is
+        settled."""
         self._unrunnable = frozenset(offsets)
 
     def follow(self, offset: int) -> RawRecord | None:
-        """The record behind this one, which has ended in an accept, or is handled in one go with it: it is begun now.
+        """Return the record behind one that ended in an accept, or is handled together with it; it is begun now.
 
-        None: there is none, or it went back.
+        None: no record waits there, or it was released.
         """
         with self._lock:
             return self._next(offset)
 
     def leads(self, offset: int) -> bool:
-        """Whether a record waits behind this one, which runs: none comes there later."""
+        """Tell if a record waits behind this running one; no record joins the wait later."""
         return offset in self._behind
 
     def go_on(self, offset: int, records: list[RawRecord]) -> bool:
-        """The handler of this one has ended in an accept: the record behind it becomes the last of `records`, those
-        that may be begun. Whether there is one."""
+        """Append the record behind an accepted one to `records`, the records that may be begun; return True if there is
+        one."""
         with self._lock:
             record = self._next(offset)
             if record is not None:
-                records.append(record)  # before who gives back can look
+                records.append(record)  # before a releasing thread can look
             return record is not None
 
     def _next(self, offset: int) -> RawRecord | None:
@@ -114,13 +115,13 @@ class Chains:
         return record
 
     def startable(self, records: Iterable[RawRecord]) -> int:
-        """How many there are with those of their keys: what could be handled in one go."""
+        """Count these records and those that wait behind them: all that one call could handle."""
         with self._lock:
             return sum(1 + len(self._behind.get(record.offset, ())) for record in tuple(records))
 
     def withdraw(self, offset: int, records: Sequence[RawRecord]) -> None:
-        """Records of one key are to go back with the one at `offset`; in offset order, and what waits behind the last
-        goes with them."""
+        """Let records of one key wait behind the one at `offset`, to be released with it. records: in offset order;
+        those waiting behind the last go along."""
         if not records:
             return
         with self._lock:
@@ -130,7 +131,7 @@ class Chains:
             self.waiting += len(records)
 
     def behind(self, offsets: Iterable[int]) -> list[RawRecord]:
-        """Take all that waits behind these."""
+        """Take all records that wait behind these offsets."""
         with self._lock:
             taken: list[RawRecord] = []
             if self._behind:
@@ -140,7 +141,7 @@ class Chains:
             return taken
 
     def take(self, records: list[RawRecord]) -> list[RawRecord]:
-        """Take all that nobody has begun: what is in `records`, and what waits."""
+        """Take all records that nobody has begun: `records`, and the waiting ones."""
         with self._lock:
             taken = _taken(records)
             for rest in self._behind.values():
@@ -150,7 +151,8 @@ class Chains:
             return taken
 
     def lose(self, offsets: Collection[int], records: list[RawRecord]) -> Loss:
-        """The locks of these are gone: take what is in `records`, and of what waits all that is not to be begun."""
+        """Sort records after the locks of `offsets` are gone: empty `records`, and take waiting ones that may not be
+        begun."""
         first: dict[int, int] = {}
         for offset in sorted(offsets, reverse=True):
             first[self.key(offset)] = offset
@@ -178,7 +180,7 @@ class Chains:
 
 
 def _taken(records: list[RawRecord]) -> list[RawRecord]:
-    """All of them, in the order in which they would have been begun; somebody may pop at the same time."""
+    """Take all records, in the order in which they would have begun; another thread may pop at the same time."""
     taken: list[RawRecord] = []
     try:
         while True:

@@ -1,12 +1,12 @@
-"""A chunk: what one fetch brought from one partition, shared between the feeder and the pool.
+"""A chunk: the records of one fetch from one partition, shared between the feeder and the pool.
 
-Its records are read when a pool takes it in (`open`), on the handlers' loop if it has one: records that one processor
-makes and another one uses cost both of them; the rest of what becomes large when those are begun. They are popped off
-`records` one by one (a list's pop is atomic), by whoever handles them next or by the feeder that gives unbegun ones
-back. Finished offsets gather in `accepted`, other outcomes in `others`; the pool hands both to the feeder once per loop
+Records are read when a pool opens the chunk (`open`), on the handlers' loop if it has one, as records that one
+processor makes and another one uses cost both processors. Large parts of a record are made when it is begun. Records
+are popped off `records` one by one (a list's pop is atomic), by the next handler or by the feeder that releases unbegun
+ones. Finished offsets gather in `accepted`, other outcomes in `others`; the pool hands both to the feeder once per loop
 iteration. Everything below the line in `__init__` belongs to the feeder alone.
 
-Of an agent with an order `records` has only what may be begun; the rest of each key waits in `chains`.
+With an order, `records` has only records that may be begun; the rest of each key waits in `chains`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from typing import Any, Final, NamedTuple
 
 from flowshare.agents.handler.chains import Chains
 from flowshare.agents.handler.codec import CodecDecoder
+from flowshare.agents.handler.errors import UnreadableBytes
 from flowshare.agents.handler.outcomes import Outcome
 from flowshare.agents.handler.retry_headers import RetryOrigin
 from flowshare.agents.handler.send import ProducerRecord
 from flowshare.agents.handler.values import Decoder
 from flowshare.protocol.decoding import DecodedRecord, RawRecord, whole
+from flowshare.protocol.each_record import UnreadableRecord
 from flowshare.protocol.headers import DecodeError
 from flowshare.protocol.key_hash import KeyOrder
 from flowshare.protocol.lazy_records import LazyRecords
 from flowshare.protocol.messages import TopicPartition
 
 COUNT_MAX: Final = 0x7FFF
-"""Answers say no delivery count higher than that."""
+"""Highest delivery count in answers."""
 
 
 class Postponed(NamedTuple):
-    """Acquired records that would have been too much in memory with those before them."""
+    """Acquired records that would not fit in memory together with those before them."""
 
     first: int
     last: int
@@ -40,17 +42,17 @@ class Postponed(NamedTuple):
 
     @property
     def waiting(self) -> int:
-        """How many these are."""
+        """Number of these records."""
         return self.last - self.first + 1
 
     def read(self) -> list[RawRecord]:
-        """Raises: DecodeError, always."""
+        """Refuse to read. Raises: DecodeError."""
         raise DecodeError("these records are read when it is their turn")
 
 
 class Unread(NamedTuple):
-    """Records that nobody has read yet. failed: called with the chunk and the first offset that cannot be read, on any
-    thread; none from there on is handled."""
+    """Records that nobody has read yet. failed: called with the chunk and the first unreadable offset, on any thread;
+    no record from that offset on is handled."""
 
     lazy: LazyRecords | Postponed
     failed: Callable[[Chunk, int], None]
@@ -84,6 +86,7 @@ class Chunk:
         "plain_bytes",
         "records",
         "remaining",
+        "repeated",
         "runs",
         "sends",
         "settled",
@@ -112,8 +115,8 @@ class Chunk:
         group: str = "",
         exactly_once: bool = False,
     ) -> None:
-        """decode, decode_key: of values and keys; None: they are bytes. fence: as `Fetched.fence`. group: that acquired
-        it; empty: named as the agent. exactly_once: its outputs are settled with it.
+        """decode, decode_key: decoders of values and keys; None: they are bytes. fence: as `Fetched.fence`. group: that
+        acquired the records; empty: named as the agent. exactly_once: outputs are settled with the records.
 
         origins: for records of a retry topic, by their offsets in it; all from one partition, `topic`'s. unread:
         instead of records.
@@ -123,7 +126,7 @@ class Chunk:
         self.group = group or agent
         self.topic = topic
         self.tp = tp
-        """Where it was acquired; `topic`, `topic_id` and `partition` are where it comes from."""
+        """Partition of the acquire; `topic`, `topic_id` and `partition` are the records' origin."""
         self.topic_id = tp.topic_id if first is None else first.topic_id
         self.partition = tp.partition if first is None else first.partition
         self._origins = origins
@@ -132,23 +135,25 @@ class Chunk:
         self.fence = fence
         self.exactly_once = exactly_once
         self.is_accepted = False
-        """Whether its records were accepted before they run (`AgentOptions.at_most_once`)."""
+        """True if the records were accepted before they run (`AgentOptions.at_most_once`)."""
         self.order: KeyOrder | None = None
-        """What orders its records; None: nothing does."""
+        """The rule that orders the records; None: they have no order."""
         self.records = [record for raws, _ in records for record in raws]
         self.records.reverse()
         self.chains: Chains | None = None
-        """What waits for a record before it; None: nothing does."""
+        """Records that wait for another record before them; None: no record waits."""
         self.accepted: list[int] = []
         self.others: list[tuple[DecodedRecord | RawRecord, Outcome]] = []
         self.sends: dict[int, list[ProducerRecord]] = {}
-        """What handlers at work have sent by their deliveries, by offset: it goes out when they end in an accept."""
+        """Records sent by running handlers' deliveries, by offset; produced when the handler ends in an accept."""
+        self.repeated: set[int] = set()
+        """Offsets whose handlers were told by `fs.Once` that their effects are there already."""
         self.spans: dict[int, Any] = {}
-        """How records are, or were, handled, by offset, where there is telemetry (`agents.telemetry`)."""
+        """Telemetry of handled records, by offset, where there is telemetry (`agents.telemetry`)."""
         self.plain_bytes = 0
-        """Of the batches that `records` were read from, without compression."""
+        """Bytes of the batches that `records` were read from, without compression."""
         self.deadline = deadline
-        """When the lock lapses, in the clock's monotonic seconds; moved by renewals."""
+        """Time when the lock lapses, in the clock's monotonic seconds; renewals move it."""
         self.arrived = arrived
         # --- the feeder's
         self.generation = generation
@@ -157,7 +162,7 @@ class Chunk:
         self.settled: list[int] = []
         self.lost: set[int] = set()
         self.settling: set[int] = set()
-        """Offsets on their way with their outputs: whoever leads keeps them until that is decided."""
+        """Offsets being settled with their outputs: the leader keeps the records until that is decided."""
         self._count = records[0][1] if records else 0
         self._unread: list[Unread] = []
         if unread is not None:
@@ -170,7 +175,7 @@ class Chunk:
         """Attempt by offset, kept for an observer only."""
 
     def keep_order(self, order: KeyOrder) -> None:
-        """Of the records of each key all but the first wait from now on. For a chunk that nobody else has yet."""
+        """Let all records but the first of each key wait from now on. For a chunk that nobody else has yet."""
         self.order = order
         chains = Chains(self.records[::-1], order.hashes_of)
         if chains.waiting:
@@ -178,7 +183,7 @@ class Chunk:
             self.records = chains.first(self.records)
 
     def accepted_first(self, records: Sequence[RawRecord]) -> Chunk:
-        """A chunk of some of its records, which were accepted: nobody holds them any more, and no lock of theirs can
+        """Make a chunk of some records that were accepted: nobody holds them any more, and they have no lock that can
         lapse."""
         by_attempt: dict[int, list[RawRecord]] = {}
         for record in sorted(records, key=lambda record: record.offset):
@@ -199,7 +204,8 @@ class Chunk:
         return accepted
 
     def open(self) -> bool:
-        """Read the next records where none are left to be begun; whether there are any. Any thread, but not two."""
+        """Read the next records if none are left to begin; return True if the chunk has any. Any thread, but one at a
+        time."""
         if self.records:
             return True
         unread = self.take_unread()
@@ -211,36 +217,36 @@ class Chunk:
             unread.failed(self, unread.lazy.first)
             return False
         records.reverse()
-        self.records[:0] = records  # in one step: the feeder may have put back some meanwhile, which come first
+        self.records[:0] = records  # in one step: records that the feeder put back meanwhile come first
         if unread.lazy.waiting:
             self._unread.append(unread)
         return True
 
     def take_unread(self) -> Unread | None:
-        """What nobody has read, for whoever asks first; None: there is nothing, or somebody reads it. Any thread."""
+        """Take the records that nobody has read; None: there are none, or another caller reads them. Any thread."""
         try:
             return self._unread.pop()
         except IndexError:
             return None
 
     def put_unread(self, unread: Unread) -> None:
-        """Put back what was taken."""
+        """Put unread records back."""
         self._unread.append(unread)
 
     @property
     def waiting(self) -> int:
-        """Records that no handler has begun. Any thread."""
+        """Number of records that no handler has begun. Any thread."""
         chained = 0 if self.chains is None else self.chains.waiting
         return len(self.records) + chained + sum(unread.lazy.waiting for unread in tuple(self._unread))
 
     def attempt(self, offset: int) -> int:
-        """How often this record was delivered, this time included."""
+        """Return the number of deliveries of this record, this one included."""
         count = self._count if self._counts is None else self._counts.get(offset, self._count)
         return count if self._origins is None else count + self._origins[offset].attempts
 
     def counted(self, offsets: list[int]) -> Iterable[tuple[int, list[int]]]:
-        """Offsets by the attempt that their acknowledgement says: the delivery count that they were acquired with, in
-        an order; 0 without one, where it makes no difference."""
+        """Group offsets by the attempt in their acknowledgement: the delivery count at their acquire, with an order; 0
+        without an order, where the count does not matter."""
         if self.fence is None:
             return ((0, offsets),)
         if self._counts is None:
@@ -251,35 +257,42 @@ class Chunk:
         return found.items()
 
     def redelivered(self) -> set[int]:
-        """Offsets that were delivered before."""
+        """Return offsets that were delivered before."""
         if self._counts is None and self._count == 1:
             return set()
         offsets = (offset for first, last in self.runs for offset in range(first, last + 1))
         return {offset for offset in offsets if self.attempt(offset) > 1}
 
     def counted_runs(self, offsets: list[int]) -> list[tuple[int, int, int]]:
-        """Sorted offsets as ascending (first, last, attempt); see `counted`."""
+        """Return sorted offsets as ascending (first, last, attempt); see `counted`."""
         return sorted((first, last, attempt) for attempt, some in self.counted(offsets) for first, last in runs(some))
 
     def origin(self, offset: int) -> RetryOrigin | None:
-        """Where a record of a retry topic came from."""
+        """Return the origin of a record of a retry topic."""
         return None if self._origins is None else self._origins[offset]
 
     def place(self, offset: int) -> int:
-        """The record's offset in the partition that it comes from."""
+        """Return the record's offset in its original partition."""
         return offset if self._origins is None else self._origins[offset].offset
 
+    def timestamp_ms(self, record: RawRecord) -> int:
+        """Return the time when the record was made, in milliseconds since 1970."""
+        origin = self.origin(record.offset)
+        return record.timestamp if origin is None or origin.timestamp_ms is None else origin.timestamp_ms
+
     def at(self, offset: int) -> str:
-        """`topic-partition@offset` of the place that the record comes from."""
+        """Return `topic-partition@offset` of the record's origin."""
         return f"{self.topic}-{self.partition}@{self.place(offset)}"
 
     def where(self, offset: int) -> str:
-        """How flowshare's own log lines name a delivery."""
+        """Name a delivery as flowshare's own log lines do."""
         return f"agent={self.agent} record={self.at(offset)} attempt={self.attempt(offset)}"
 
     def value(self, record: RawRecord) -> Any:
-        """The record's value as handlers get it. Raises: whatever the decoder raises."""
+        """Return the record's value as handlers get it. Raises: UnreadableBytes, and the decoder's errors."""
         raw = record.value
+        if raw is None and isinstance(record, UnreadableRecord):
+            raise UnreadableBytes(f"the stored bytes cannot be read: {record.reason}")
         if type(self.decode) is CodecDecoder:
             return self.decode.of(raw, record.headers)
         if self.decode is not None:
@@ -289,24 +302,25 @@ class Chunk:
         return raw
 
     def whole(self, record: RawRecord | DecodedRecord) -> DecodedRecord:
-        """One of the chunk's records with all its fields."""
+        """Return one of the chunk's records with all its fields."""
         if isinstance(record, DecodedRecord):
             return record
-        return whole((record,), self.attempt(record.offset))[0]
+        (read,) = whole((record,), self.attempt(record.offset))
+        return read if self._origins is None else read._replace(timestamp_ms=self.timestamp_ms(record))
 
     @property
     def settles_with(self) -> tuple[TopicPartition, int]:
-        """What can be settled in one step has the same."""
+        """Key that is equal for records that can be settled in one step."""
         return self.tp, self.generation
 
     def renewable(self) -> list[int]:
-        """Offsets whose locks are to be renewed, in order: not what is being settled, which cannot lapse."""
+        """Return offsets whose locks are to be renewed, in order: not those being settled, which cannot lapse."""
         if not self.settling:
             return self.unfinished()
         return [offset for offset in self.unfinished() if offset not in self.settling]
 
     def unfinished(self) -> list[int]:
-        """Offsets that are held and not settled, in order."""
+        """Return offsets that are held and not settled, in order."""
         finished = set(self.settled)
         finished |= self.lost
         return [offset for first, last in self.runs for offset in range(first, last + 1) if offset not in finished]
@@ -324,13 +338,14 @@ def _offset_runs(raws: list[RawRecord]) -> list[tuple[int, int]]:
 
 
 def _other_counts(records: Sequence[tuple[list[RawRecord], int]], usual: int) -> dict[int, int] | None:
-    """Attempt by offset where it is not the usual one; None: nowhere."""
+    """Return the attempt by offset where it is not the usual one; None: nowhere."""
     found = {raw.offset: count for raws, count in records if count != usual for raw in raws}
     return found or None
 
 
 def runs(offsets: list[int]) -> list[tuple[int, int]]:
-    """Sorted distinct offsets as (first, last) runs without gaps; halves the list, so it is cheap when there are few.
+    """Turn sorted distinct offsets into (first, last) runs without gaps; cheap when runs are few, as it halves the
+    list.
 
     >>> runs([1, 2, 3, 7, 9, 10])
     [(1, 3), (7, 7), (9, 10)]

@@ -1,12 +1,13 @@
-"""Codecs: an application's own step between bytes and values, and what such a step has to look up first.
+"""Codecs: an application's own step between bytes and values, and the look-ups that such a step needs.
 
-A codec stands where JSON stands else: `app.topic(…, value_codec=…)`, `@app.share_agent(…, value_codec=…)`. What it
-makes of bytes is held against the handler's annotation; what it makes of a value is what is sent. flowshare's own, for
-values with a schema registry, are in `agents.codecs`.
+A codec takes the place of JSON: `app.topic(…, value_codec=…)`, `@app.share_agent(…, value_codec=…)`. The decoded value
+is checked against the handler's annotation; the encoded bytes are sent. flowshare's own codecs, for values with a
+schema registry, are in `agents.codecs`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
@@ -17,39 +18,42 @@ from flowshare.agents.handler.values import converter, describe, strip_none
 RecordHeaders = Sequence[tuple[str, bytes | None]]
 """A record's headers, in order."""
 Encoded = bytes | tuple[bytes, RecordHeaders]
-"""What a codec makes of a value: bytes, or bytes and headers that go with them."""
+"""A codec's output for a value: bytes, or bytes and headers to add."""
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """Turns a topic's keys or values from bytes into objects and back. Called from any thread, and never for a null.
+    """A codec turns a topic's keys or values from bytes into objects and back. Called from any thread, never for a
+    null.
 
-    It may have more methods. `bind(topic, what) -> Codec` is asked once for each topic that it is given for, and `what`
-    ("key", "value"); what it returns is used there. `missing(raw, headers)` and `missing_to_encode()` say what has to
-    be fetched first (a `Missing`; None: nothing), so that no event loop waits for it. With an attribute `model` a
+    A codec may have more methods. `bind(topic, what) -> Codec` is called once for each of its topics and `what` ("key",
+    "value"); the returned codec is used there. `missing(raw, headers)` and `missing_to_encode()` return the look-up
+    that is needed first (a `Missing`; None: nothing), so that no event loop waits for it. With an attribute `model` a
     handler needs no annotation.
     """
 
     def decode(self, raw: bytes, headers: RecordHeaders) -> Any:
-        """The value. What it raises sends the record to the dead letters."""
+        """Decode a value. An error sends the record to the dead letters."""
         ...
 
     def encode(self, value: Any) -> Encoded:
-        """In bytes. What it raises is the error of whoever sends."""
+        """Encode a value. The sender gets the error."""
         ...
 
 
 class CodecUnavailable(AgentError):
-    """What a codec needs cannot be had now: raised by `decode`, the record comes again in 30 s. No attempt is used, but
-    on Kafka's own share groups. A codec with `missing` waits without either."""
+    """Raised by a codec's `decode` if something it needs is not available now: the record comes again in 30 s.
+
+    This uses no attempt, except on Kafka's own share groups. With `missing`, a codec waits without a release.
+    """
 
 
 class Missing(NamedTuple):
-    """Something that a codec has to look up before it can go on.
+    """A look-up that a codec needs before it can go on.
 
-    key: names it; it is fetched once at a time. what: in words, for the log. fetch: blocks for a limited time; returns
-        when it is known (also that there is no such thing, which `decode` says then), and raises when whoever is asked
-        does not answer: then records wait, and it is tried again.
+    key: names the look-up; one key is fetched once at a time. what: in words, for the log. fetch: blocks for a limited
+    time; returns when the answer is known (also "no such thing", which `decode` tells then), and raises when the other
+    side does not answer: then records wait, and the fetch is tried again.
     """
 
     key: Hashable
@@ -69,7 +73,7 @@ def register_codec(name: str, codec: Codec) -> None:
 
 
 def find_codec(given: Any, option: str, topic: str, what: str) -> Codec | None:
-    """The codec that an option names or is, for a topic's keys or values (`what`). Raises: OptionError."""
+    """Return the codec that an option names or is, for a topic's keys or values (`what`). Raises: OptionError."""
     if given is None:
         return None
     if isinstance(given, str):
@@ -88,27 +92,33 @@ def _checked(given: Any, option: str) -> Codec:
             f"{option} takes a codec, an object with decode(raw, headers) and encode(value), or the name of a "
             f"registered one, not {shown(given)}"
         )
+    for method in (given.decode, given.encode):
+        if inspect.iscoroutinefunction(method):
+            raise OptionError(
+                f"{option}: {method.__name__} of {shown(given)} is an `async def`, and a codec is called where nothing "
+                "can be awaited: make it a plain def, and have `missing` say what is to be fetched before"
+            )
     return given
 
 
 class CodecDecoder:
-    """A decoder that asks a codec, which may look at a record's headers and have something looked up first."""
+    """A decoder over a codec; the codec may read a record's headers and ask for a look-up."""
 
     __slots__ = ("_decode", "_missing", "_optional", "_shape")
 
     def __init__(self, codec: Codec, annotation: Any) -> None:
-        """annotation: what the codec's values are made, or have to be. Raises: AnnotationError."""
+        """annotation: type that the codec's values are turned into, or must have. Raises: AnnotationError."""
         inner, self._optional = strip_none(annotation)
         self._decode = codec.decode
         self._missing: Callable[[bytes, RecordHeaders], Missing | None] | None = getattr(codec, "missing", None)
         self._shape = None if inner is Any or getattr(codec, "model", None) is inner else _shape(inner)
 
     def __call__(self, raw: bytes | None) -> Any:
-        """What the handler gets of a value without headers. Raises: what the codec raises."""
+        """Decode a value without headers to what the handler gets. Raises: the errors of the codec."""
         return self.of(raw, ())
 
     def of(self, raw: bytes | None, headers: RecordHeaders) -> Any:
-        """What the handler gets. Raises: what the codec raises."""
+        """Decode a value to what the handler gets. Raises: the errors of the codec; ValueError: the value is null."""
         if raw is None:
             if self._optional:
                 return None
@@ -118,16 +128,16 @@ class CodecDecoder:
 
     @property
     def looks_up(self) -> bool:
-        """Whether `missing` may say something."""
+        """True if the codec has a `missing`, which may ask for a look-up."""
         return self._missing is not None
 
     def missing(self, raw: bytes | None, headers: RecordHeaders) -> Missing | None:
-        """What has to be fetched before this can be decoded; None: nothing."""
+        """Return the look-up that is needed before this value can be decoded; None: none is needed."""
         return None if raw is None or self._missing is None else self._missing(raw, headers)
 
 
 def _shape(inner: Any) -> Callable[[Any], Any]:
-    """Makes `inner` of what a codec made, where it is not that already."""
+    """Return a function that turns the codec's values into `inner`, if they are not that already."""
     convert: Callable[[Any], Any] | None = None
     try:
         convert = converter(inner)
@@ -146,7 +156,7 @@ def _shape(inner: Any) -> Callable[[Any], Any]:
 
 
 def encode_by(codec: Codec, value: Any, where: str) -> Encoded:
-    """A value in bytes. where: what it is for, in the error. Raises: Unencodable."""
+    """Encode a value. where: its place, for the error. Raises: Unencodable."""
     try:
         made = codec.encode(value)
     except CodecUnavailable:

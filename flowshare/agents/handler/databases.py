@@ -1,8 +1,8 @@
-"""The connections that `fs.Once` takes, and how a few statements are run on each within the transaction that it is in.
+"""Connections of `fs.Once`: a few statements run on each kind, within the transaction that the connection is in.
 
-What is to be done is a generator of steps, `(statement, values)` with named values (`:name`), that is sent how many
-rows each has written: so that it is said once for drivers with and without coroutines. Drivers are known by the names
-of their classes; none is imported but SQLAlchemy, for who has a connection of it.
+The work is a generator of steps, `(statement, values)` with named values (`:name`); each step's number of written rows
+is sent back to it. So one generator serves drivers with and without coroutines. Drivers are known by the names of their
+classes; none is imported but SQLAlchemy, when a connection is SQLAlchemy's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Dialect = Literal["sqlite", "postgresql"]
 Step = tuple[str, Mapping[str, Any]]
 Steps = Generator[Step, int, T]
 Work = Callable[[Dialect], Steps[T]]
-"""The steps in the words of a database."""
+"""Function from a database's dialect to the steps."""
 
 SQLITE: Final = "sqlite"
 POSTGRESQL: Final = "postgresql"
@@ -27,7 +27,7 @@ _NAMED: Final = re.compile(r":(\w+)")
 
 
 class _Kind(NamedTuple):
-    """A kind of connection. dialect: None for SQLAlchemy, where each connection says it."""
+    """A kind of connection. dialect: None for SQLAlchemy, where each connection tells its dialect."""
 
     dialect: Dialect | None
     asynchronous: bool = False
@@ -45,7 +45,7 @@ _KINDS: Final[Mapping[tuple[str, str], _Kind]] = {
     ("sqlalchemy", "AsyncConnection"): _Kind(None, asynchronous=True),
     ("sqlalchemy", "AsyncSession"): _Kind(None, asynchronous=True),
 }
-"""By the package and the name of a class, which may be a base of the connection's."""
+"""Kinds by the package and the name of a class, which may be a base of the connection's class."""
 _TAKEN: Final = (
     "fs.Once takes a connection of sqlite3, aiosqlite, psycopg or psycopg2, or a Connection, Session, AsyncConnection "
     "or AsyncSession of SQLAlchemy to SQLite or PostgreSQL"
@@ -55,8 +55,8 @@ _TAKEN: Final = (
 def run(connection: Any, work: Work[T], *, writes: bool = True) -> T:
     """Run the steps on a connection without coroutines; nothing is committed.
 
-    writes: they are effects of a handler: refused where each would be a transaction of its own.
-    Raises: UsageError, and whatever the driver raises.
+    writes: the steps are effects of a handler: refused where each step would be a transaction of its own.
+    Raises: UsageError, and the driver's errors.
     """
     kind = _kind(connection, asynchronous=False)
     if kind.dialect is None:
@@ -76,7 +76,7 @@ def run(connection: Any, work: Work[T], *, writes: bool = True) -> T:
 
 
 async def run_async(connection: Any, work: Work[T], *, writes: bool = True) -> T:
-    """The same on a connection with coroutines."""
+    """Run the steps on a connection with coroutines, as `run`."""
     kind = _kind(connection, asynchronous=True)
     if kind.dialect is None:
         done: T = await connection.run_sync(_run_sqlalchemy, work, writes)
@@ -107,14 +107,15 @@ def _drive(steps: Steps[T], execute: Callable[[str, Mapping[str, Any]], int]) ->
 
 
 def _run_sqlalchemy(given: Any, work: Work[T], writes: bool) -> T:
-    """given: a Connection, or a Session, whose connection it is; of an asynchronous one what is behind it."""
+    """Run the steps on SQLAlchemy. given: a Connection, or a Session with one; of an asynchronous one, its synchronous
+    part."""
     text = importlib.import_module("sqlalchemy").text
     connection = given if hasattr(given, "exec_driver_sql") else given.connection()
     dialect = connection.dialect.name
     if dialect not in (SQLITE, POSTGRESQL):
         raise UsageError(f"{_TAKEN}, not to {dialect}")
     if not connection.in_transaction():
-        connection.begin()  # as its first statement would; whether it commits by itself shows only then
+        connection.begin()  # as its first statement would; autocommit shows only then
     if writes:
         _refuse_autocommit_below(connection.connection)
 
@@ -125,7 +126,7 @@ def _run_sqlalchemy(given: Any, work: Work[T], writes: bool) -> T:
 
 
 def _refuse_autocommit_below(pooled: Any) -> None:
-    """The same of a connection in SQLAlchemy's pool: an adapter of its own may stand before the driver's."""
+    """Refuse autocommit of a connection in SQLAlchemy's pool, which may have an adapter before the driver's."""
     kind = _kind_of(pooled.driver_connection)
     if kind is not None and kind.dialect is not None:
         _refuse_autocommit(pooled.driver_connection, kind.dialect)
@@ -134,7 +135,7 @@ def _refuse_autocommit_below(pooled: Any) -> None:
 
 
 def _refuse_autocommit(connection: Any, dialect: Dialect) -> None:
-    """Before anything is written: what is committed at once is there for good, whatever becomes of the handler."""
+    """Refuse autocommit before the first write: a row committed at once stays, even when the handler fails."""
     if dialect == POSTGRESQL:
         if connection.autocommit and int(connection.info.transaction_status) == 0:  # idle: in no transaction
             raise UsageError(_autocommit("`with connection.transaction():` (psycopg), or autocommit=False"))
@@ -162,7 +163,7 @@ def _counted(count: int, writes: bool) -> int:
 
 
 def _said_to(dialect: Dialect | None, statement: str, values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a driver's `execute` takes."""
+    """Return the arguments for a driver's `execute`."""
     if dialect == POSTGRESQL:
         statement = _NAMED.sub(r"%(\1)s", statement)
     return (statement, values) if values else (statement,)
@@ -187,7 +188,7 @@ def _named(given: Any) -> str:
 
 
 def _kind_of(connection: Any) -> _Kind | None:
-    """By `__class__`, which is the driver's of a proxy around its connection, too (tracing)."""
+    """Return the connection's kind by `__class__`, which a proxy around a driver's connection (tracing) copies."""
     for base in connection.__class__.__mro__:
         kind = _KINDS.get((base.__module__.partition(".")[0], base.__name__))
         if kind is not None:

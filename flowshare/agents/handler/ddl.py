@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from flowshare.agents.handler.fields import fields_of
 from flowshare.agents.handler.values import strip_none
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 
 SCALARS: Final[Mapping[Any, str]] = {
     str: "STRING",
@@ -42,13 +42,13 @@ class NoColumn(FlowshareError, TypeError):
 
 
 def struct_fields(annotation: Any) -> str | None:
-    """The fields of a class that has some (`handler.fields`) as DDL; None when it has none. Raises: NoColumn."""
+    """Return the fields of a class (`handler.fields`) as DDL; None when it has no fields. Raises: NoColumn."""
     fields = fields_of(strip_none(annotation)[0])
     return None if fields is None else ", ".join(f"`{one.name}`: {column_type(one.hint)}" for one in fields)
 
 
 def column_type(annotation: Any) -> str:
-    """The column type of an annotation. Raises: NoColumn."""
+    """Return the column type of an annotation. Raises: NoColumn."""
     inner, _ = strip_none(annotation)
     if get_origin(inner) is typing.Annotated:
         return column_type(get_args(inner)[0])

@@ -1,4 +1,4 @@
-"""`Delivery`: what a handler may know of the record that it works on, and the current one of a context."""
+"""`Delivery`, a handler's view of the record that it works on, and the current delivery of a context."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from flowshare.agents.handler.awaiting import SENT_LATER
 from flowshare.agents.handler.chunk import Chunk
 from flowshare.agents.handler.codec import CodecDecoder, CodecUnavailable
 from flowshare.agents.handler.errors import UndecodableValue, UsageError
@@ -22,14 +23,14 @@ T = TypeVar("T")
 Renew = Callable[[Chunk, int], "concurrent.futures.Future[bool]"]
 
 current: Final[ContextVar[tuple[Chunk, RawRecord] | None]] = ContextVar("flowshare_current", default=None)
-"""The delivery that this context works on: set by the pool before each handler call."""
+"""The delivery that this context works on; the pool sets it before each handler call."""
 
 
 @contextmanager
 def about(chunk: Chunk, record: Any) -> Iterator[None]:
-    """Lines that are logged inside the block are this delivery's, as a handler's are.
+    """Log lines inside the block as this delivery's, as a handler's lines are.
 
-    Nothing is to be awaited, nor begun, inside.
+    Do not await or start anything inside.
     """
     token = current.set((chunk, record))
     try:
@@ -39,8 +40,8 @@ def about(chunk: Chunk, record: Any) -> Iterator[None]:
 
 
 class EventualResult(Generic[T]):
-    """Something under way on another thread (a renewal, a record that is sent): await it, or ask `result()` in a
-    thread, or let it be."""
+    """The result of work on another thread (a renewal, a record that is sent): await it, or call `result()` in a
+    thread, or ignore it."""
 
     __slots__ = ("_future",)
 
@@ -48,36 +49,24 @@ class EventualResult(Generic[T]):
         self._future = future
 
     def __await__(self) -> Generator[object, None, T]:
-        """What came of it."""
+        """Wait for the result."""
         return asyncio.wrap_future(self._future).__await__()
 
     def result(self, timeout: float | None = 30.0) -> T:
-        """What came of it; waits `timeout` seconds at most. Not on an event loop."""
+        """Return the result; waits `timeout` seconds at most. Not for use on an event loop."""
         return self._future.result(timeout)
 
     def done(self) -> bool:
-        """Whether it is known."""
+        """Tell if the result is known."""
         return self._future.done()
 
 
-class _SentLater:
-    """What `Delivery.send` returns, for those who await it: there is nothing yet to wait for."""
-
-    def __await__(self) -> Generator[object, None, None]:
-        raise UsageError(
-            "delivery.send(…) is not awaited: it only notes the record, which goes out when the handler ends in an "
-            "accept; leave `await` out (what is to be confirmed at once is sent by its topic: await topic.send(…))"
-        )
-
-
-SENT_LATER: Final = _SentLater()
-
-
 class Fence(NamedTuple):
-    """Where a delivery stands among all of its share-partition: two compare as their records were handed out.
+    """Position of a delivery among all deliveries of its share-partition: fences compare as the records were handed
+    out.
 
-    generation: of the load by a leader, rising (milliseconds since 1970, and above the last one whatever the clock
-        says). serial: within it. No two deliveries have the same.
+    generation: of the leader's load of the share-partition, rising (milliseconds since 1970, and above the last one
+    whatever the clock says). serial: within the generation. No two deliveries have the same fence.
     """
 
     generation: int
@@ -87,7 +76,7 @@ class Fence(NamedTuple):
 class Delivery:
     """One delivery of one record.
 
-    topic, partition, offset: where the record lies. key: of the topic's `key_type`, else bytes; None: there is none.
+    topic, partition, offset: where the record lies. key: of the topic's `key_type`, else bytes; None: no key.
     value: bytes or None. headers: pairs of name and bytes.
     timestamp: seconds since 1970. attempt: 1 for the first delivery.
     """
@@ -126,9 +115,9 @@ class Delivery:
 
     @property
     def key(self) -> Any:
-        """The record's key, as the topic's `key_type` has it; bytes where it has none. None: the record has no key.
+        """The record's key, of the topic's `key_type`, else bytes. None: the record has no key.
 
-        Raises: UndecodableValue, after which the record goes to the dead letter, when it does not fit.
+        Raises: UndecodableValue when the key does not fit the type; then the record goes to the dead letter.
         """
         key, decode = self._record.key, self._chunk.decode_key
         if key is None or decode is None:
@@ -149,7 +138,7 @@ class Delivery:
     def headers(self) -> tuple[tuple[str, bytes | None], ...]:
         """The record's headers, in order; a name may stand more than once.
 
-        Without those that say of this record how it came again: a copy of it is none that came again.
+        Headers of a retry or a replay of this record are left out, so that a copy of the record does not carry them.
         """
         headers = tuple(pair for pair in self._record.headers if pair[0] != REPLAY_HEADER)
         if self._chunk.origin(self._record.offset) is None:
@@ -157,25 +146,25 @@ class Delivery:
         return tuple(pair for pair in headers if not pair[0].startswith(RETRY_PREFIX))
 
     def header(self, name: str) -> bytes | None:
-        """The last header of this name, or None."""
+        """Return the last header of this name, or None."""
         return next((value for key, value in reversed(self._record.headers) if key == name), None)
 
     @property
     def timestamp(self) -> float:
-        """When the record was made, in seconds since 1970."""
-        return self._record.timestamp / 1000
+        """Time when the record was made, in seconds since 1970."""
+        return self._chunk.timestamp_ms(self._record) / 1000
 
     @property
     def attempt(self) -> int:
-        """How often the record was delivered, this time included."""
+        """Number of deliveries of the record, this one included."""
         return self._chunk.attempt(self._record.offset)
 
     @property
     def fence(self) -> Fence | None:
-        """What the handler's effects can be guarded with, in an agent with an `order`; None without one.
+        """The fence that guards the handler's effects, in an agent with an `order`; None without an order.
 
-        A later delivery of a key has a higher fence than all before it. So a store that keeps the highest one of a key
-        and refuses what comes with a lower one is safe from a handler whose process stood still past its lock.
+        A later delivery of a key has a higher fence than all before it. So a store that keeps the highest fence of a
+        key and refuses effects with a lower one is safe from a handler whose process stood still past its lock.
         """
         if self._chunk.fence is None:
             return None
@@ -184,22 +173,22 @@ class Delivery:
 
     @property
     def order_key(self) -> bytes | None:
-        """What `order` orders this record by, as bytes: its key, or that header of `fs.Header`; fences are of it.
+        """The bytes by which `order` orders this record: its key, or the header of `fs.Header`.
 
-        None: the agent has no `order`, or the record nothing to be ordered by.
+        Fences are compared within this key. None: the agent has no `order`, or the record has no such key or header.
         """
         order = self._chunk.order
         return None if order is None else order.key_of(self._record)
 
     @property
     def id(self) -> str:
-        """`topic id:partition:offset`: the same for every attempt and for no other record; the idempotency key."""
+        """Idempotency key `topic id:partition:offset`: the same for every attempt and for no other record."""
         return f"{self._chunk.topic_id}:{self._chunk.partition}:{self._chunk.place(self._record.offset)}"
 
     def renew(self) -> EventualResult[bool]:
-        """Start the acquisition lock anew now; the result: whether it holds.
+        """Renew the acquisition lock now; the result is True if the lock holds.
 
-        Flowshare does so by itself; for `renew=False` and for certainty.
+        Flowshare renews locks by itself; call this with `renew=False`, or for certainty.
         """
         if self._renew is None:
             done: concurrent.futures.Future[bool] = concurrent.futures.Future()
@@ -217,8 +206,8 @@ class Delivery:
         partition: int | None = None,
         timestamp: float | None = None,
     ) -> None:
-        """Produce a record if the handler ends in an accept, as a returned `fs.Send` is: confirmed before that, or with
-        `exactly_once` in one step with it. Of a handler that fails, rejects or releases nothing is sent.
+        """Produce a record if the handler ends in an accept, as a returned `fs.Send`: confirmed before the accept, or
+        with `exactly_once` in one step with it. A handler that fails, rejects or releases sends nothing.
 
         topic: a topic of the app or a name; the rest as of `fs.Send`. Call it while the handler runs, on any thread,
         without `await`. Raises: Unencodable.
@@ -237,12 +226,19 @@ class Delivery:
         self._chunk.sends.setdefault(self._record.offset, []).append(one)
         return SENT_LATER  # type: ignore[return-value]  # for who awaits it, which type checkers refuse
 
+    def repeats(self) -> None:
+        """Note that the record's effects are done already (`fs.Once`); its outputs may be missing."""
+        self._chunk.repeated.add(self._record.offset)
+
     def __repr__(self) -> str:
         return f"<Delivery {self.topic}-{self.partition}@{self.offset} attempt {self.attempt}>"
 
 
 def refuse_outside(topic: str) -> None:
-    """What is produced by itself is no part of a settle. Raises: UsageError in a handler whose outputs are to be."""
+    """Refuse to produce directly from a handler with `exactly_once`: such a record would not be settled with the input.
+
+    Raises: UsageError.
+    """
     held = current.get()
     if held is not None and held[0].exactly_once:
         raise UsageError(
@@ -253,8 +249,8 @@ def refuse_outside(topic: str) -> None:
 
 
 def current_delivery() -> Delivery:
-    """The delivery whose handler calls this, directly or further down, also from tasks and `asyncio.to_thread` that it
-    started; in a batch handler the first of the batch.
+    """Return the delivery whose handler calls this, directly or further down, also in its tasks and
+    `asyncio.to_thread`; in a batch handler, the batch's first.
 
     Raises: UsageError outside of handlers.
     """

@@ -1,28 +1,31 @@
-"""What bytes a value becomes that is sent: by what it is, and the same that `values` reads."""
+"""Encoding of sent values as bytes, by their class; `values` reads the same bytes back."""
 
 from __future__ import annotations
 
+import collections
+import datetime
 import functools
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
 
-from flowshare.agents.handler import attrs_values, msgspec_values, pydantic_values
+from flowshare.agents.handler import attrs_values, durations, msgspec_values, pydantic_values
 from flowshare.agents.handler.errors import Unencodable
 from flowshare.agents.handler.texts import said
 from flowshare.agents.handler.values import is_model
 
 _JSON: Final = (dict, list)
-"""What is nothing else than JSON, and most of what is sent."""
+"""Types that can only become JSON; most sent values have one of them."""
 
 
 def encode(value: Any) -> bytes | None:
-    """A key or value as bytes: bytes stay, str is UTF-8, None stays None, everything else becomes JSON.
+    """Encode a key or value: bytes stay, str becomes UTF-8, None stays None, everything else becomes JSON.
 
-    Models of pydantic and msgspec are written by their own writers, pydantic's by their aliases, so that what is
-    written is read again; inside other things, too (but pydantic's dataclasses there as dataclasses).
+    Models of pydantic and msgspec are written by their own writers, pydantic's by their aliases, so that they can be
+    read again; inside other values, too (but pydantic's dataclasses there as dataclasses).
     Raises: Unencodable.
     """
     if value is None or type(value) is bytes:
@@ -35,7 +38,7 @@ def encode(value: Any) -> bytes | None:
 
 @functools.lru_cache(maxsize=1024)
 def _encoder(kind: type) -> Callable[[Any], bytes | None]:
-    """How values of a class are written."""
+    """Return the writer for values of a class."""
     if issubclass(kind, str):
         return _utf8
     if issubclass(kind, (bytearray, memoryview)):
@@ -83,11 +86,17 @@ def _json(value: Any) -> bytes:
     try:
         return orjson.dumps(value, default=_other, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError as error:
-        raise Unencodable(f"a value of type {type(value).__name__} cannot be sent: {said(error)}") from error
+        why = said(error if error.__cause__ is None else error.__cause__)
+        raise Unencodable(f"a value of type {type(value).__name__} cannot be sent: {why}") from error
+
+
+def in_json(value: Any) -> bytes:
+    """Encode any value as JSON, text and bytes as a JSON string. Raises: Unencodable."""
+    return _json(value)
 
 
 def bytes_of(value: Any) -> bytes | None:
-    """What a Faust codec returned, as bytes."""
+    """Return a Faust codec's output as bytes."""
     return value.encode() if isinstance(value, str) else value
 
 
@@ -105,10 +114,20 @@ def _other(value: Any) -> Any:
 
 
 def _other_plain(value: Any) -> Any:
-    if isinstance(value, (set, frozenset)):
+    if isinstance(value, (set, frozenset, collections.deque)):
         return list(value)
     if isinstance(value, (bytes, bytearray)):
-        return bytes(value).decode()
-    if type(value).__module__ == "decimal":
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            raise TypeError(
+                "bytes within something else are UTF-8 text, and these are none: send them as the whole value, or as "
+                "text (base64)"
+            ) from None
+    if type(value).__module__ == "decimal" or isinstance(value, pathlib.PurePath):
         return str(value)
+    if isinstance(value, datetime.timedelta):
+        return durations.text_of(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
     raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,11 +1,11 @@
-"""Errors that a user of agents can make or meet, each with one message that says what to do (`flowshare.errors`)."""
+"""Errors that users of agents can make or meet; each message says what to do (`flowshare.errors`)."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 
 
 class AgentError(FlowshareError):
@@ -13,7 +13,7 @@ class AgentError(FlowshareError):
 
 
 class UsageError(AgentError):
-    """The application is written or set up wrongly; the text says what to change."""
+    """The application is written or set up wrongly; the message says what to change."""
 
 
 class OptionError(UsageError, TypeError):
@@ -28,16 +28,24 @@ class UndecodableValue(AgentError, ValueError):
     """A record's value does not fit the handler's annotation."""
 
 
+class UnreadableBytes(UndecodableValue):
+    """The bytes stored at the record's place are not a record."""
+
+
 class Unencodable(AgentError, TypeError):
     """A value cannot be turned into bytes for a topic."""
 
 
 class Overtaken(AgentError):
-    """A later delivery of a record's key has written already, so nothing of this one may be written (`fs.Once`)."""
+    """A later delivery of the record's key has written already, so this delivery must not write (`fs.Once`)."""
+
+
+class AppFailed(AgentError):
+    """A part of the application that runs beside its agents ended with an error; the message names the part."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence with the nearest known name, or with all of them when none is near."""
+    """Return a sentence with the nearest known name, or with all known names when none is near."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
@@ -48,7 +56,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise OptionError for the first name in `given` that is not in `known`."""
+    """Refuse the first name in `given` that is not in `known`. Raises: OptionError."""
     names = frozenset(known)
     for name in given:
         if name not in names:

@@ -1,4 +1,4 @@
-"""The fields of the classes that values are made of, whichever library they are of: for schemas and columns."""
+"""Fields of the classes that values are made of, of any library: for schemas and columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_DEFAULT: Final = object()
 
 
 class Field(NamedTuple):
-    """One of them. name: in the JSON; attribute: of the object. default: NO_DEFAULT where there is none to show."""
+    """A field of a class. name: in the JSON; attribute: of the object. default: NO_DEFAULT without one to show."""
 
     name: str
     attribute: str
@@ -26,7 +26,8 @@ class Field(NamedTuple):
 
 
 def fields_of(tp: Any) -> list[Field] | None:
-    """The fields of a class; None: it has none of its own. Raises: AnnotationError: their types are not to be found."""
+    """Return the fields of a class; None: it has none of its own. Raises: AnnotationError: their types are not
+    found."""
     kind = get_origin(tp) or tp
     if not isinstance(kind, type):
         return None
@@ -39,6 +40,11 @@ def fields_of(tp: Any) -> list[Field] | None:
         raise AnnotationError(
             f"the types of the fields of {kind.__qualname__} are not to be found: {said(error)}"
         ) from error
+
+
+def is_of_fields(kind: type) -> bool:
+    """Tell if values of the class have named fields."""
+    return _reader(kind) is not None
 
 
 def _reader(kind: type) -> Callable[[Any], Iterator[Field]] | None:

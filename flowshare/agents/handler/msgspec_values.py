@@ -1,6 +1,6 @@
 """Values of msgspec: structs, and `Annotated` with `msgspec.Meta`.
 
-msgspec is the application's: it is imported when an annotation, or a value that is sent, is of it.
+msgspec is a dependency of the application: it is imported when an annotation, or a sent value, needs it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Convert = Callable[[Any], Any]
 
 
 def is_msgspec(tp: Any) -> bool:
-    """Whether a type (or a value's class) is msgspec's business; without importing it."""
+    """Tell if msgspec reads and writes this type (or this value's class); does not import msgspec."""
     if get_origin(tp) is typing.Annotated:
         named = ("msgspec", "Meta")
         metas = [one for one in tp.__metadata__ if (type(one).__module__, type(one).__name__) == named]
@@ -27,14 +27,15 @@ def is_msgspec(tp: Any) -> bool:
 
 
 def is_struct(kind: type) -> bool:
-    """Whether a class is a `msgspec.Struct`."""
+    """Tell if the class is a `msgspec.Struct`."""
     return hasattr(kind, "__struct_fields__")
 
 
 def from_json(tp: Any, make: Callable[[Any], _Convert]) -> _Convert:
-    """What makes `tp` out of JSON in bytes, by msgspec's own reader, which is strict.
+    """Return a function that makes `tp` from JSON bytes, with msgspec's own reader, which is strict.
 
-    make: the converter of a type that msgspec does not know. Raises: AnnotationError: msgspec takes no such type.
+    make: gives the converter for a type that msgspec does not know. Raises: AnnotationError: msgspec does not take the
+    type.
     """
     import msgspec
 
@@ -46,7 +47,7 @@ def from_json(tp: Any, make: Callable[[Any], _Convert]) -> _Convert:
 
 
 def converter(tp: Any, make: Callable[[Any], _Convert]) -> _Convert:
-    """What makes `tp` out of a value that was read from JSON, within something else; what is one already stays."""
+    """Return a function that makes `tp` from a JSON value inside another value; a `tp` stays as it is."""
     import msgspec
 
     convert, hook = msgspec.convert, _hook(make)
@@ -58,21 +59,21 @@ def converter(tp: Any, make: Callable[[Any], _Convert]) -> _Convert:
 
 
 def to_json(value: Any, other: _Convert) -> bytes:
-    """A struct as JSON. other: for what msgspec cannot write."""
+    """Encode a struct as JSON. other: for values that msgspec cannot write."""
     import msgspec
 
     return msgspec.json.encode(value, enc_hook=other)
 
 
 def to_plain(value: Any, other: _Convert) -> Any:
-    """A struct as what JSON has, inside something else."""
+    """Turn a struct into JSON's own types, inside another value."""
     import msgspec
 
     return msgspec.to_builtins(value, str_keys=True, enc_hook=other)
 
 
 def json_schema(tp: Any) -> dict[str, Any]:
-    """The JSON Schema of what is read and written."""
+    """Return the JSON Schema of the values read and written."""
     import msgspec
 
     return dict(msgspec.json.schema(tp))

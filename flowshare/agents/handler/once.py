@@ -1,14 +1,14 @@
-"""`fs.Once`: a handler's effects in a database, once for each record, however often that is delivered.
+"""`fs.Once`: a handler's effects in a database, once for each record, however often the record is delivered.
 
-One table, whose rows are written in the transaction of the handler's own writes. They stand and fall together, so a row
-is there exactly when the effects are:
+The rows of one table are written in the transaction of the handler's own writes. Rows and effects stand and fall
+together, so a row is there exactly when the effects are:
 
     id                                  row of                      says
     topic id:partition:offset           a record (`delivery.id`)    its effects are there
     key:SHA-256 of partition and key    a key, with an `order`      the highest fence that has written for it
 
-Both are of a *scope*, the agent's group by default. Correctness rests on the database: who inserts a row that another
-transaction has inserted or changes waits until that one ends, and then sees what came of it.
+Both rows have a *scope*, the agent's group by default. Correctness rests on the database: an insert of a row that
+another transaction has inserted or changes waits until that transaction ends, and then sees its result.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from flowshare.agents.handler.texts import shown
 from flowshare.clock import Clock, LoopClock
 
 PRUNE_MAX: Final = 10_000
-"""Rows that one `prune` deletes at most, unless it is told otherwise."""
+"""Default for the most rows that one `prune` deletes."""
 _TABLE: Final = re.compile(r"(?:(?P<schema>[a-z_][a-z0-9_]{0,62})\.)?(?P<table>[a-z_][a-z0-9_]{0,54})")
-"""Names in small letters mean the same with quotes and without; PostgreSQL cuts a name at 63 characters, and the index
-has 8 more than its table."""
+"""Pattern of a table's name: small letters mean the same with quotes and without; PostgreSQL cuts a name at 63
+characters, and the index has 8 more than its table."""
 
 
 class Once:
-    """Which records' effects a database has: a table beside those that handlers write to.
+    """A table in a handler's database that notes the records whose effects are done.
 
     `once.create(connection)` makes the table; `if once.first(connection, delivery):` guards a handler's writes in the
     same transaction; `once.prune(connection, older_than)` keeps the table small. None of them commits. `create_async`,
@@ -40,17 +40,17 @@ class Once:
 
     Connections: of sqlite3, psycopg, psycopg2, and SQLAlchemy's Connection and Session to SQLite or PostgreSQL; with
     coroutines of aiosqlite, psycopg (AsyncConnection), and SQLAlchemy's AsyncConnection and AsyncSession. All methods
-    raise UsageError for another one, and let errors of the driver through. One object may be used by any number of
-    threads and tasks, each with a connection of its own.
+    raise UsageError for another connection, and let errors of the driver through. One object may be used by any number
+    of threads and tasks, each with a connection of its own.
     """
 
     __slots__ = ("_clock", "_insert", "_names", "_prune", "_upsert", "table")
 
     def __init__(self, table: str = "flowshare_once", *, clock: Clock | None = None) -> None:
         """table: small letters, digits and underscores, at most 55; a schema may stand before it (`app.once`).
-        clock: when rows were written.
+        clock: for the time of rows.
 
-        Raises: OptionError when the name is none.
+        Raises: OptionError when the name is not valid.
         """
         names = _TABLE.fullmatch(table) if isinstance(table, str) else None
         if names is None:
@@ -71,7 +71,7 @@ class Once:
             f"{insert} UPDATE SET generation = excluded.generation, serial = excluded.serial, at_ms = excluded.at_ms "
             "WHERE (seen.generation, seen.serial) <= (excluded.generation, excluded.serial)"
         )
-        # the age is asked twice: a row that was written anew while this waited for it stays
+        # the age is checked twice, so that a row stays that was written anew while this statement waited
         self._prune: Final = (
             f"DELETE FROM {quoted} WHERE at_ms < :before AND (scope, id) IN "  # noqa: S608
             f"(SELECT scope, id FROM {quoted} WHERE at_ms < :before ORDER BY at_ms LIMIT :most)"
@@ -83,28 +83,32 @@ class Once:
     # --- without coroutines -------------------------------------------------------------------------------------
 
     def create(self, connection: Any) -> None:
-        """Make the table and its index where they are not there; several processes may do so at a time. Commit it."""
+        """Make the table and its index if missing; several processes may do so at a time. Commit afterwards."""
         run(connection, self._creating, writes=False)
 
     def first(self, connection: Any, delivery: Delivery, *, scope: str | None = None) -> bool:
-        """Whether this record's effects are not in the database yet; then a row that says they are is written, in the
-        connection's transaction, which has to be that of the effects.
+        """Tell if this record's effects are missing in the database; if so, note there that they are done.
 
-        Waits for another transaction that has the record, or the key of an agent with an `order`, until it ends. Call
-        it first in the transaction.
-        scope: whose effects; None: of the agent's group. Another one for each further transaction of a handler.
-        Raises: fs.errors.Overtaken when a later delivery of the record's key has written in the scope: roll back, and
-        let it through. UsageError when the connection commits each statement by itself, or without a delivery.
+        The note is a row, written in the connection's transaction. The effects must be written in the same transaction.
+
+        Waits for another transaction that has the record (or, in an agent with an `order`, the key) until that one
+        ends. Call this first in the transaction.
+
+        scope: the name under which effects are noted; None: the agent's group. Each further transaction of a handler
+        needs another scope.
+
+        Raises: fs.errors.Overtaken: a later delivery of the record's key has written in the scope: roll back, and let
+        the error through. UsageError: the connection commits each statement by itself, or `delivery` is no delivery.
         """
         return run(connection, lambda _: self._noting(delivery, scope))
 
     def prune(self, connection: Any, older_than: Seconds, *, limit: int = PRUNE_MAX) -> int:
-        """Delete up to `limit` of the rows that are older than so many seconds (or a timedelta), the oldest first;
-        returns how many. As many as the limit: there may be more, for another transaction.
+        """Delete up to `limit` rows older than `older_than` seconds (or a timedelta), the oldest first; return their
+        number. If it is `limit`, more may be left, for another transaction.
 
-        What is deleted is forgotten, records and fences of keys: a record that comes again after that is a first one.
-        So it has to be longer than a record can come again after its effects: retries, delays, workers that are away;
-        at most the topic's retention, which it has to be where offsets are set back.
+        Deleted records and fences of keys are forgotten: a record that comes again after that counts as a first one. So
+        `older_than` must be longer than a record can come again after its effects: retries, delays, workers that are
+        away; at most the topic's retention, which is needed where offsets are set back.
         Raises: OptionError; UsageError as `first`.
         """
         before_ms, most = self._before_ms(older_than), count(limit, "prune(limit=…)")
@@ -128,7 +132,8 @@ class Once:
     # --- what is done -------------------------------------------------------------------------------------------
 
     def _noting(self, delivery: Delivery, scope: str | None) -> Steps[bool]:
-        """The key before the record: of a key's transactions one goes on at a time, from their first statement on."""
+        """Note the key before the record: of a key's transactions only one goes on at a time, from its first statement
+        on."""
         if not isinstance(delivery, Delivery):
             raise UsageError(
                 f"first(connection, delivery) takes the record's delivery, not {shown(delivery)}: that of a handler's "
@@ -147,7 +152,10 @@ class Once:
                 f"{delivery!r} is not written: a later delivery of its key has been, in {self.table}. Its lock lapsed "
                 "while this process stood still or reached no leader"
             )
-        return bool((yield self._insert, row))
+        first = bool((yield self._insert, row))
+        if not first:
+            delivery.repeats()
+        return first
 
     def _creating(self, dialect: Dialect) -> Steps[None]:
         schema, table = self._names
@@ -155,7 +163,7 @@ class Once:
         columns = "scope TEXT NOT NULL, id TEXT NOT NULL, generation BIGINT, serial BIGINT, at_ms BIGINT NOT NULL"
         make = f"CREATE TABLE IF NOT EXISTS {quoted} ({columns}, PRIMARY KEY (scope, id))"
         if dialect == POSTGRESQL:
-            # of two that make a table at a time one would fail; one statement, so that the lock holds in any mode
+            # lock, as one of two concurrent CREATEs would fail; in one statement, so that the lock holds in any mode
             lock = int.from_bytes(hashlib.sha256(f"flowshare once {self.table}".encode()).digest()[:8], signed=True)
             index = f'CREATE INDEX IF NOT EXISTS "{table}_by_time" ON {quoted} (at_ms)'
             yield f"DO $$ BEGIN PERFORM pg_advisory_xact_lock({lock}); {make}; {index}; END $$", {}
@@ -172,6 +180,7 @@ class Once:
 
 
 def _key_id(record_id: str, key: bytes) -> str:
-    """Fences are of a share-partition: a key that has another partition since has others."""
+    """Return the row id of a key's fence, with its partition: a key that moves to another partition has other
+    fences."""
     place = record_id.rpartition(":")[0]
     return f"key:{hashlib.sha256(f'{place}:'.encode() + key).hexdigest()}"

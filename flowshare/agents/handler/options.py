@@ -15,18 +15,21 @@ from flowshare.agents.handler.retry import Retry, Seconds, count, exception_type
 from flowshare.agents.handler.sinks import agent_sinks, several
 
 LIMIT_MARGIN: Final = 5
-"""Deliveries that the group allows beyond `max_attempts`, for those that end in a crash or a lapsed lock."""
+"""Deliveries that the group allows beyond `max_attempts`, for deliveries that end in a crash or a lapsed lock."""
 LOCKS_MIN: Final = 40_000
 LOCKS_MAX: Final = 100_000
 DEFAULT_LOCK_S: Final = 30.0
+READ_COMMITTED: Final = "read_committed"
+ISOLATIONS: Final = (READ_COMMITTED, "read_uncommitted")
 PRIORITIES: Final = ("redeliveries", "new", "mixed")
 
 
 class AgentArguments(TypedDict, total=False):
-    """What `@app.share_agent` takes besides topics and a name, for type checkers; see `AgentOptions`."""
+    """The options of `@app.share_agent` besides topics and a name, for type checkers; see `AgentOptions`."""
 
     group: str | None
     start: str | Seconds
+    isolation: str
     concurrency: int
     retry: Any
     timeout: Seconds | None
@@ -58,6 +61,9 @@ class AgentOptions:
     group: share group; None: `<app id>.<function>`.
     start: where a new group begins: `earliest`, `latest`, or how far back as seconds or a timedelta. Set on the group
         before the first fetch; a group that has state keeps its position.
+    isolation: `read_committed`: no record of a transaction that is open or was aborted, so that outputs of an agent
+        with `exactly_once` are read once; or `read_uncommitted`: every record, at once. Set on the group before the
+        first fetch, for all of its members.
     concurrency: records (with `batch`: batches) that are handled at once in this process.
     retry: which failures are tried again, how often, how late.
     timeout: longest time a handler may take; None: none, its lock is renewed as long as it runs.
@@ -96,6 +102,7 @@ class AgentOptions:
 
     group: str | None = None
     start: str | Seconds = "earliest"
+    isolation: str = READ_COMMITTED
     concurrency: int = 16
     retry: Retry = field(default_factory=Retry)
     timeout: float | None = None
@@ -121,7 +128,7 @@ class AgentOptions:
 
     @classmethod
     def parse(cls, agent: str, given: Mapping[str, Any]) -> AgentOptions:
-        """Check and complete what a user gave. Raises: OptionError, naming the agent."""
+        """Check and complete the options that a user gave. Raises: OptionError, naming the agent."""
         refuse_unknown(f"share agent {agent}:", given, [one.name for one in fields(cls)])
         checked = {name: _CHECKS[name](value) if name in _CHECKS else value for name, value in given.items()}
         if checked.get("at_most_once"):
@@ -157,7 +164,7 @@ class AgentOptions:
             )
 
     def _check_at_most_once(self) -> None:
-        """Raises: OptionError for what would need a record to run again."""
+        """Check `at_most_once`. Raises: OptionError for options that need a record to run again."""
         if not self.at_most_once:
             return
         if self.exactly_once:
@@ -180,31 +187,31 @@ class AgentOptions:
 
     @property
     def records_at_once(self) -> int:
-        """Records that handlers of this process hold at most."""
+        """Most records that handlers of this process hold at once."""
         return self.concurrency * (self.batch.size if self.batch else 1)
 
     @property
     def record_locks(self) -> int:
         """share.partition.max.record.locks of the group, for all processes together.
 
-        More than Kafka's 2,000: fast handlers finish that many before an acknowledgement is answered.
+        The number is above Kafka's 2,000: fast handlers finish 2,000 records before an acknowledgement is answered.
         """
         return min(LOCKS_MAX, max(LOCKS_MIN, 4 * self.records_at_once))
 
     @property
     def key_order(self) -> str | None:
-        """share.key.order of the group; None: there is no order, and it is not set."""
+        """share.key.order of the group; None: no order, and the setting stays as it is."""
         return order_setting(self.order)
 
     @property
     def chain(self) -> int:
-        """Records of one key to fetch in a row; one with outputs ends a chain, as they are confirmed first, and without
-        renewals the later ones would begin when their locks are nearly over."""
+        """Records of one key to fetch in a row. Outputs need 1, as they are confirmed first; so does `renew=False`:
+        later records would begin when their locks are nearly over."""
         return CHAIN if self.renew and not self.sink and not self.exactly_once else 1
 
     @property
     def begins_before_s(self) -> float:
-        """So long before its lock lapses a handler has to begin, to end within it without renewals; seconds."""
+        """Seconds before its lock lapses by which a handler has to begin, to end in time without renewals."""
         return 0.0 if self.renew or self.timeout is None else self.timeout
 
     @property
@@ -220,9 +227,10 @@ class AgentOptions:
 def common_options(
     what: str, given: Mapping[str, Any], *, own: Sequence[str], refused: Mapping[str, str], where: str
 ) -> dict[str, Any]:
-    """Those of `given` that are fields of `AgentOptions`, for an agent of another kind.
+    """Return the given options that are fields of `AgentOptions`, for an agent of another kind.
 
-    own: options that only its kind has. refused: options that say nothing `where` it is, and why. Raises: OptionError.
+    own: options that only this kind has. refused: options without effect here, and why. where: the kind's place, for
+    the message. Raises: OptionError.
     """
     for option in given:
         if option in refused:
@@ -232,7 +240,7 @@ def common_options(
 
 
 def _fits(fits: Callable[[Any], object], takes: str) -> Callable[[Any], Any]:
-    """What fits is taken as it is."""
+    """Return a check that takes a value unchanged if it fits, and raises OptionError if not."""
 
     def check(value: Any) -> Any:
         if not fits(value):
@@ -279,6 +287,7 @@ def _dead_letter(value: Any) -> Any:
 _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "group": _fits(lambda value: value is None or (isinstance(value, str) and value), "group takes a name"),
     "start": _start,
+    "isolation": _fits(lambda value: value in ISOLATIONS, "isolation takes 'read_committed' or 'read_uncommitted'"),
     "concurrency": lambda value: count(value, "concurrency", 10_000),
     "retry": _retry,
     "timeout": _positive("timeout"),

@@ -10,32 +10,32 @@ from flowshare.agents.handler.errors import OptionError
 BY_KEY: Final = "key"
 HEADER_PREFIX: Final = "header:"
 PARK: Final = "park"
-"""The option `after_dead_letter` by which keys are parked."""
+"""Value of `after_dead_letter` that parks keys."""
 CHAIN: Final = 16
-"""Records of one key that a member is given in a row; of a handler with outputs one, as each waits for those."""
+"""Records of one key that a member is given in a row; only 1 if the handler has outputs, which are confirmed first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`order=fs.Header("customer")`: the value of that header is what orders, instead of the record's key.
+    """Order by a header: with `order=fs.Header("customer")` its value orders records, instead of the record's key.
 
-    The last header of the name counts. Records without it, or with a null value, have no order.
+    The last header of the name counts. Records without the header, or with a null value, have no order.
     """
 
     name: str
 
     def __post_init__(self) -> None:
-        """Raises: OptionError when the name is none."""
+        """Raises: OptionError when the name is not valid."""
         if not isinstance(self.name, str) or not self.name or self.name != self.name.strip():
             raise OptionError(f"fs.Header takes the name of a header, without white space around it, not {self.name!r}")
 
 
 Order = str | Header | None
-"""What the option takes: `"key"`, a `Header`, or None, no order."""
+"""Values of the option `order`: `"key"`, a `Header`, or None for no order."""
 
 
 def parse_order(value: Any) -> Order:
-    """The option as it was given. Raises: OptionError."""
+    """Check the option. Raises: OptionError."""
     if value is None or isinstance(value, Header):
         return value
     if value == BY_KEY:
@@ -49,5 +49,5 @@ def parse_order(value: Any) -> Order:
 
 
 def order_setting(order: Order) -> str | None:
-    """share.key.order of the group; None: there is no order, and nothing to set."""
+    """Return share.key.order of the group; None: no order, and nothing to set."""
     return f"{HEADER_PREFIX}{order.name}" if isinstance(order, Header) else order

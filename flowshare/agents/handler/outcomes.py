@@ -1,7 +1,7 @@
-"""What can become of a delivery: what a handler returns or raises, turned into one `Outcome`.
+"""Outcomes of a delivery: each result or exception of a handler becomes one `Outcome`.
 
-The README's table ("What happens to a record") is here and in `feed.completion`: here what the handler's result means,
-there what is produced and acknowledged for it.
+The README's table ("What happens to a record") is implemented in two modules: the meaning of a handler's result here,
+the records produced and acknowledged for it in `feed.completion`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.agents.handler.errors import Overtaken, UndecodableValue
-from flowshare.agents.handler.retry import Seconds, seconds
+from flowshare.agents.handler.retry import Seconds, exception_types, seconds
 from flowshare.agents.handler.send import ProducerRecord, SendGroup
-from flowshare.agents.handler.texts import named, said
+from flowshare.agents.handler.texts import leaves, named, said
 
 if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
 
 
 class Release(Exception):
-    """Returned or raised by a handler: put the record back, not an error; available again after `delay` seconds.
+    """Returned or raised by a handler: release the record, not as an error; available again after `delay` seconds.
 
     The delivery counts as an attempt.
     """
@@ -30,7 +30,7 @@ class Release(Exception):
 
 
 class Reject(Exception):
-    """Returned or raised by a handler: this record can never be handled; to the dead letter with `reason`."""
+    """Returned or raised by a handler: reject the record for good, to the dead letter with `reason`."""
 
     def __init__(self, reason: str = "rejected by the handler") -> None:
         super().__init__(reason)
@@ -38,7 +38,7 @@ class Reject(Exception):
 
 
 class OutcomeKind(enum.Enum):
-    """What is to be acknowledged."""
+    """The kinds of acknowledgement that an outcome asks for."""
 
     ACCEPT = "accept"
     RELEASE = "release"
@@ -49,9 +49,10 @@ class OutcomeKind(enum.Enum):
 class Outcome(NamedTuple):
     """One delivery's outcome, other than a plain accept. Made on the handler's side, settled on the service loop.
 
-    told: the log has it already, of another record of its batch. unrun: it was never begun. outputs: what was returned,
-    and sent by this record's delivery. shared: what a batch returned, for all its records together. failed: the handler
-    raised or took too long, and nobody said what that means (a breaker counts it).
+    told: the outcome is logged already, with another record of the batch. unrun: the record was never begun. outputs:
+    records returned, and sent by this record's delivery. shared: output of a batch for all its records together.
+    failed: the handler raised or took too long, and neither `reject=` nor the exception's class gives that a meaning
+    (a breaker counts it).
     """
 
     kind: OutcomeKind
@@ -66,16 +67,19 @@ class Outcome(NamedTuple):
 
     @property
     def has_outputs(self) -> bool:
-        """Whether something is to be produced before, or with, its acknowledgement."""
+        """True if records must be produced before, or with, the acknowledgement."""
         return bool(self.outputs) or self.shared is not None
 
 
 _VALUES: Final = frozenset({bytes, str, dict, list, tuple})
-"""What handlers return most, and is never an outcome."""
+"""The most frequent types of results; none of them is an outcome."""
 
 
 def given_up(result: Any) -> Release | Reject | None:
-    """What a handler returned instead of a value; the bare class is what `raise` would make of it."""
+    """Return the `Release` or `Reject` that a handler returned in place of a value; None: it returned neither.
+
+    The bare class counts as an instance, as with `raise`.
+    """
     if isinstance(result, type) and issubclass(result, (Release, Reject)):
         return result()
     return result if isinstance(result, (Release, Reject)) else None
@@ -83,11 +87,12 @@ def given_up(result: Any) -> Release | Reject | None:
 
 CANCELLED = "the handler was cancelled"
 OVERTAKEN_DELAY_S = 1.0
-"""Should the record be this member's all the same, it comes again until the server's delivery limit; not at once."""
+"""Seconds of delay: if this member still holds the record, it comes again, not at once, until the server's delivery
+limit."""
 
 
 def of_exception(agent: ShareAgent, error: BaseException, attempt: int, *, ending: bool = False) -> Outcome:
-    """The outcome of an exception out of user code (or of `timeout`); ending: handlers are being cancelled."""
+    """Return the outcome of an exception from user code (or of `timeout`). ending: handlers are being cancelled."""
     try:
         return _of_kind(agent, error, attempt, ending)
     except BaseException as broken:  # noqa: BLE001 - an exception of the application may be anything: a half-made Release
@@ -95,6 +100,12 @@ def of_exception(agent: ShareAgent, error: BaseException, attempt: int, *, endin
 
 
 def _of_kind(agent: ShareAgent, error: BaseException, attempt: int, ending: bool) -> Outcome:
+    if isinstance(error, BaseExceptionGroup) and not _is_named(agent, error):
+        return _of_group(agent, error, attempt, ending)
+    return _of_one(agent, error, attempt, ending)
+
+
+def _of_one(agent: ShareAgent, error: BaseException, attempt: int, ending: bool) -> Outcome:
     if isinstance(error, Release):
         if attempt >= agent.options.retry.max_attempts:  # each release is an attempt: no record goes round for ever
             return Outcome(OutcomeKind.DEAD, None, f"attempts used up ({attempt}): given back by fs.Release")
@@ -112,19 +123,59 @@ def _of_kind(agent: ShareAgent, error: BaseException, attempt: int, ending: bool
     return _of_failure(agent, error, attempt)
 
 
-def _of_failure(agent: ShareAgent, error: BaseException, attempt: int) -> Outcome:
-    """sys.exit() and the like are tried again as any failure: `Retry(on=…)` names kinds of Exception."""
+def _is_named(agent: ShareAgent, group: BaseException) -> bool:
+    """Tell if `reject=` or `Retry(on=…)` names this group's exception group class: the group then counts as one
+    error."""
+    named_classes = (*agent.options.reject, *exception_types(agent.options.retry.on, "Retry(on=…)"))
+    return any(issubclass(one, BaseExceptionGroup) and isinstance(group, one) for one in named_classes)
+
+
+def _of_group(agent: ShareAgent, group: BaseException, attempt: int, ending: bool) -> Outcome:
+    """Return the outcome of several errors together (of a TaskGroup): the first by `_rank` of each error's own outcome.
+
+    An error that no attempt can change comes before one that may be tried again, and a failure before a release.
+    """
+    each = [(one, _of_one(agent, one, attempt, ending)) for one in leaves(group)]
+    error, outcome = min(each, key=lambda pair: (_rank(*pair), -pair[1].delay_s))
+    if not outcome.failed:
+        beside = [one for one, its in each if its.failed]
+        if outcome.kind is not OutcomeKind.DEAD or not beside:
+            return outcome
+        more = f" and {len(beside) - 1} more" if len(beside) > 1 else ""
+        return outcome._replace(reason=f"{outcome.reason} (beside {named(beside[0])}{more})")
+    return _of_failure(agent, group, attempt, retried=outcome.kind is OutcomeKind.RETRY or _retried(agent, error))
+
+
+def _rank(error: BaseException, outcome: Outcome) -> int:
+    """Rank one error of a group; the lowest rank counts."""
+    if isinstance(error, Overtaken):
+        return 0
+    if isinstance(error, Release):
+        return 5
+    if not outcome.failed:
+        return 1 if outcome.kind is OutcomeKind.DEAD else 2
+    return 3 if outcome.kind is OutcomeKind.DEAD else 4
+
+
+def _of_failure(agent: ShareAgent, error: BaseException, attempt: int, *, retried: bool | None = None) -> Outcome:
+    """Return the outcome of a failure. retried: True if it is tried again; None: `retry` decides by its class."""
     retry = agent.options.retry
     text = named(error)
-    if isinstance(error, Exception) and not retry.retries(error):
+    if not (_retried(agent, error) if retried is None else retried):
         return Outcome(OutcomeKind.DEAD, error, f"not to be retried: {text}", failed=True)
     if attempt >= retry.max_attempts:
         return Outcome(OutcomeKind.DEAD, error, f"attempts used up ({attempt}): {text}", failed=True)
     return Outcome(OutcomeKind.RETRY, error, text, failed=True)
 
 
+def _retried(agent: ShareAgent, error: BaseException) -> bool:
+    """Tell if an error is tried again, as sys.exit() and the like always are: `Retry(on=…)` names kinds of
+    Exception."""
+    return not isinstance(error, Exception) or agent.options.retry.retries(error)
+
+
 def of_result(agent: ShareAgent, result: Any, attempt: int, headers: tuple[tuple[str, bytes], ...]) -> Outcome:
-    """The outcome of what a handler returned, None included (a plain accept).
+    """Return the outcome of a handler's result; None is a plain accept.
 
     headers: trace context to put into produced records.
     """

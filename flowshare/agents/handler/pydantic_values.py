@@ -1,6 +1,6 @@
-"""Values of pydantic v2: models, root models, its dataclasses, its own types, and `Annotated` with what it checks.
+"""Values of pydantic v2: models, root models, its dataclasses, its own types, and `Annotated` with its checks.
 
-pydantic is the application's: it is imported when an annotation, or a value that is sent, is of it.
+pydantic is a dependency of the application: it is imported when an annotation, or a sent value, needs it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from flowshare.agents.handler.errors import AnnotationError
 from flowshare.agents.handler.texts import clip, said
 
 ERRORS_MAX: Final = 3
-"""So many of the errors that pydantic finds in one value are told."""
+"""Most errors of one value that are told."""
 _TEXT_MAX: Final = 200
 
 
 def is_pydantic(tp: Any) -> bool:
-    """Whether a type (or a value's class) is pydantic's business; without importing it."""
+    """Tell if pydantic reads this type (or this value's class); does not import pydantic."""
     if get_origin(tp) is typing.Annotated:
         return any(_checks(one) for one in tp.__metadata__) or is_pydantic(get_args(tp)[0])
     if not isinstance(tp, type):
@@ -31,14 +31,15 @@ def is_pydantic(tp: Any) -> bool:
 
 
 def is_model(kind: type) -> bool:
-    """Whether instances of a class are written by pydantic: a model, a root model, one of its dataclasses."""
+    """Tell if pydantic writes instances of the class: a model, a root model, or a pydantic dataclass."""
     return hasattr(kind, "__pydantic_serializer__")
 
 
 def from_json(tp: Any) -> Callable[[Any], Any]:
-    """What makes `tp` out of JSON in bytes, by pydantic's own reader. Raises: AnnotationError: no such type.
+    """Return a function that makes `tp` from JSON bytes, with pydantic's own reader.
 
-    Strict, as values of other types are (a string is no number), unless the model's own config says `strict`.
+    Strict, as for values of other types (a string is not a number), unless the model's own config sets `strict`.
+    Raises: AnnotationError: pydantic does not take the type.
     """
     strict = None if _says_strict(tp) else True
     read = _validator(tp).validate_json
@@ -54,9 +55,9 @@ def from_json(tp: Any) -> Callable[[Any], Any]:
 
 
 def converter(tp: Any) -> Callable[[Any], Any]:
-    """What makes `tp` out of a value that was read from JSON, within something else; what is one already stays.
+    """Return a function that makes `tp` from a JSON value inside another value; a value that is a `tp` stays as it is.
 
-    One that holds what JSON has not (a codec's bytes) is taken by pydantic's rules for Python's objects.
+    A value with parts that JSON does not have (a codec's bytes) is read by pydantic's rules for Python objects.
     """
     decode = from_json(tp)
     of_python, error_kind = _validator(tp).validate_python, _validation_error()
@@ -80,18 +81,18 @@ def converter(tp: Any) -> Callable[[Any], Any]:
 
 
 def to_json(value: Any, other: Callable[[Any], Any]) -> bytes:
-    """A model as JSON, by the names that it is read by (aliases). other: for what pydantic cannot write."""
+    """Encode a model as JSON, by the names that are read (aliases). other: for values that pydantic cannot write."""
     made: bytes = type(value).__pydantic_serializer__.to_json(value, by_alias=True, fallback=other)
     return made
 
 
 def to_plain(value: Any, other: Callable[[Any], Any]) -> Any:
-    """A model as what JSON has, inside something else."""
+    """Turn a model into JSON's own types, inside another value."""
     return type(value).__pydantic_serializer__.to_python(value, mode="json", by_alias=True, fallback=other)
 
 
 def json_schema(tp: Any) -> dict[str, Any]:
-    """The JSON Schema of what is read and written."""
+    """Return the JSON Schema of the values read and written."""
     return dict(_adapter(tp).json_schema(by_alias=True))
 
 
@@ -100,7 +101,7 @@ def _of_module(module: str) -> bool:
 
 
 def _checks(metadata: Any) -> bool:
-    """Whether something in an `Annotated` is for pydantic to check; `annotated_types` are what its `Field` becomes."""
+    """Tell if pydantic checks this part of an `Annotated`; pydantic's `Field` becomes objects of `annotated_types`."""
     module = type(metadata).__module__
     return _of_module(module) or module == "annotated_types"
 
@@ -120,7 +121,7 @@ def _adapter(tp: Any) -> Any:
 
 
 def _has_hash(tp: Any) -> bool:
-    """What stands in an `Annotated` may have none."""
+    """Tell if the type can be hashed; the parts of an `Annotated` may prevent it."""
     try:
         hash(tp)
     except TypeError:
@@ -150,7 +151,7 @@ def _says_strict(tp: Any) -> bool:
 
 
 def _told(tp: Any, error: Any) -> str:
-    """Which fields, what was expected, of which kind it was; never a value, which may be a secret."""
+    """Describe the errors: field, expectation, and kind of the value; never the value, which may be a secret."""
     found = error.errors(include_url=False, include_context=False, include_input=True)
     name = getattr(tp, "__qualname__", "")
     texts = []

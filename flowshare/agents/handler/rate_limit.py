@@ -1,6 +1,7 @@
 """A rate limit per agent and process: a token bucket that the feeder asks before it fetches.
 
-That of a whole group (`max_rate`) is kept by who hands its records out (`share.rate`); here its text is checked.
+The rate of a whole group (`max_rate`) is kept by the leader that hands out its records (`share.rate`); only its text is
+checked here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class RateLimit:
 
 
 def parse_rate(value: Any) -> RateLimit | None:
-    """`100`, `"100/s"`, `"10/m"`, `"5/h"` or None. Raises: OptionError."""
+    """Read `100`, `"100/s"`, `"10/m"`, `"5/h"` or None. Raises: OptionError."""
     if value is None or isinstance(value, RateLimit):
         return value
     if isinstance(value, str):
@@ -38,7 +39,7 @@ def parse_rate(value: Any) -> RateLimit | None:
 
 
 def group_rate(value: Any) -> str | None:
-    """The text of a group's rate, of `100`, `"100/s"`, `"10/m"`, `"5/h"` or None. Raises: OptionError."""
+    """Return the text of a group's rate: `100`, `"100/s"`, `"10/m"`, `"5/h"` or None. Raises: OptionError."""
     if value is None:
         return None
     rate = rates.parse_rate(_text(value))
@@ -51,14 +52,14 @@ def group_rate(value: Any) -> str | None:
 
 
 def _text(value: Any) -> str:
-    """A number in decimals, six at most, as a setting of the group has them."""
+    """Write a number with at most six decimals, as a group's setting has it."""
     if isinstance(value, float):
         return f"{value:.6f}".rstrip("0").rstrip(".")
     return value if isinstance(value, str) else "" if isinstance(value, bool) else str(value)
 
 
 class TokenBucket:
-    """Tokens that come back with time; time comes in as seconds of a monotonic clock."""
+    """A bucket of tokens that come back with time; time comes in as seconds of a monotonic clock."""
 
     __slots__ = ("_at", "_limit", "_tokens")
 
@@ -68,15 +69,15 @@ class TokenBucket:
         self._at = now
 
     def available(self, now: float) -> int:
-        """Whole tokens there are now."""
+        """Return the number of whole tokens now."""
         self._tokens = min(float(self._limit.burst), self._tokens + (now - self._at) * self._limit.per_s)
         self._at = now
         return int(self._tokens + 1e-9)
 
     def take(self, count: int) -> None:
-        """Use tokens; may go below zero when more came than was asked for."""
+        """Use tokens; the number may go below zero when more records came than were asked for."""
         self._tokens -= count
 
     def wait_s(self) -> float:
-        """Seconds until there is one token."""
+        """Return seconds until the bucket has one token."""
         return max(0.0, (1.0 - self._tokens) / self._limit.per_s)

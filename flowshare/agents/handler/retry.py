@@ -1,7 +1,8 @@
-"""How often and how late a failed record is tried again."""
+"""Retry of failed records: the exceptions, the number of attempts, and the delays."""
 
 from __future__ import annotations
 
+import inspect
 import random as random_module
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,14 +15,14 @@ from flowshare.share.types import DELAY_MS_MAX
 Seconds = float | int | timedelta
 
 DelayPolicy = Callable[[int, random_module.Random], float]
-"""Attempt that failed (the first is 1) and a random source -> seconds until the next one."""
+"""Function of the failed attempt (the first is 1) and a random source that returns seconds until the next one."""
 
 DELAY_MAX_S: Final = DELAY_MS_MAX / 1000
 """Longest delay of a release: 30 days."""
 
 
 def seconds(value: Seconds, what: str) -> float:
-    """`value` as seconds. Raises: OptionError when it is no duration or negative."""
+    """Return `value` in seconds. Raises: OptionError when it is no duration or negative."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -32,7 +33,7 @@ def seconds(value: Seconds, what: str) -> float:
 
 
 def count(value: object, what: str, most: int | None = None) -> int:
-    """`value` as a whole number from 1 to `most` (None: any). Raises: OptionError."""
+    """Return `value`, a whole number from 1 to `most` (None: any). Raises: OptionError."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= (value if most is None else most):
         raise OptionError(f"{what} takes a number from 1{'' if most is None else f' to {most}'}, not {value!r}")
     return value
@@ -40,8 +41,8 @@ def count(value: object, what: str, most: int | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Delay that grows by `factor` with every attempt; by 1: it stays the same. With jitter: a random part of the upper
-    half is taken off."""
+    """A delay that grows by `factor` with every attempt; 1: it stays the same. jitter: take off a random part of up to
+    one half."""
 
     first_s: float
     cap_s: float
@@ -49,14 +50,14 @@ class Exponential:
     jitter: bool
 
     def __call__(self, attempt: int, random: random_module.Random) -> float:
-        """Seconds to wait after `attempt` failed."""
+        """Return seconds to wait after `attempt` failed."""
         steps = min(max(attempt, 1) - 1, 64)
         delay_s = min(self.cap_s, self.first_s * self.factor**steps)
         return delay_s * (0.5 + random.random() / 2) if self.jitter else delay_s
 
 
 def exponential(first: Seconds, *, cap: Seconds = 60, factor: float = 2.0, jitter: bool = True) -> Exponential:
-    """`first` seconds, then `factor` times as long each time, `cap` seconds at most.
+    """Wait `first` seconds, then `factor` times as long each time, `cap` seconds at most.
 
     jitter: take a random part of up to one half off each delay, so that records that failed together do not come back
     together.
@@ -68,12 +69,12 @@ def exponential(first: Seconds, *, cap: Seconds = 60, factor: float = 2.0, jitte
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Which exceptions are tried again, how often, how late.
+    """Rules of retry: the exceptions, the number of attempts, and the delays.
 
     max_attempts: deliveries in all, the first included; after the last one the record goes to the dead letter.
     delay: seconds before the next attempt, or `exponential(…)`, or a function of the attempt that failed.
     on: exceptions that are tried again; any other one goes to the dead letter at once. The `TimeoutError` of the
-        agent's `timeout` counts as an exception of the handler.
+    agent's `timeout` counts as an exception of the handler.
     """
 
     max_attempts: int = 5
@@ -87,15 +88,15 @@ class Retry:
         if isinstance(self.delay, (int, float, timedelta)):
             delay_s = seconds(self.delay, "Retry(delay=…)")
             object.__setattr__(self, "delay", Exponential(delay_s, delay_s, factor=1.0, jitter=False))
-        elif not callable(self.delay):
-            raise OptionError(f"Retry(delay=…) takes seconds, exponential(…) or a function, not {self.delay!r}")
+        elif not callable(self.delay) or inspect.iscoroutinefunction(self.delay):
+            raise OptionError(f"Retry(delay=…) takes seconds, exponential(…) or a plain function, not {self.delay!r}")
 
     def retries(self, error: BaseException) -> bool:
-        """Whether this exception is one to try again."""
+        """Tell if this exception is tried again."""
         return isinstance(error, self.on)
 
     def delay_s(self, attempt: int, random: random_module.Random) -> float:
-        """Seconds until the attempt after `attempt`, between 0 and 30 days."""
+        """Return seconds until the attempt after `attempt`, between 0 and 30 days."""
         policy = self.delay
         if isinstance(policy, Exponential):
             delay_s = policy(attempt, random)
@@ -106,7 +107,7 @@ class Retry:
 
 
 def exception_types(value: object, what: str) -> tuple[type[BaseException], ...]:
-    """One exception class or several as a tuple. Raises: OptionError."""
+    """Return one exception class or several as a tuple. Raises: OptionError."""
     types = value if isinstance(value, (tuple, list, set, frozenset)) else (value,)
     for one in types:
         if not (isinstance(one, type) and issubclass(one, BaseException)):

@@ -1,7 +1,8 @@
 """Records that wait for their retry in the topic `<group>.retry`, where the servers cannot delay a release.
 
-Such a record is the one that failed, with `flowshare.retry.*` headers: where it came from, how often it was delivered,
-when it is due. To its handler, in logs and in its dead letter it is the record that it came from.
+A waiting record is a copy of the failed one, with `flowshare.retry.*` headers: its origin, its number of deliveries,
+its due time. To its handler, in logs and in its dead letter it appears as the original record. Its own timestamp is the
+time of the copy: with the original's, retention would delete waiting records, or the topic refuse them as too old.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SUFFIX: Final = ".retry"
 
 
 class RetryOrigin(NamedTuple):
-    """Where a waiting record came from. `attempts`: deliveries before it was put here; `due_ms`: wall-clock."""
+    """Origin of a waiting record. attempts: deliveries before the copy. due_ms: due time, wall-clock. timestamp_ms: the
+    original's; None: the waiting record has it itself (of older releases)."""
 
     topic: str
     topic_id: uuid.UUID
@@ -30,20 +32,21 @@ class RetryOrigin(NamedTuple):
     offset: int
     attempts: int
     due_ms: int
+    timestamp_ms: int | None = None
 
     @property
     def place(self) -> tuple[str, uuid.UUID, int]:
-        """The partition that it came from."""
+        """Partition of the original record."""
         return self.topic, self.topic_id, self.partition
 
 
 def retry_topic(group: str) -> str:
-    """Name of a group's retry topic."""
+    """Return the name of a group's retry topic."""
     return f"{group}{SUFFIX}"
 
 
 def waiting(group: str, chunk: Chunk, record: DecodedRecord, due_ms: int, *, counted: bool = True) -> ProducerRecord:
-    """The record as it goes into the retry topic; not `counted`: the delivery in hand was no attempt."""
+    """Make the retry topic's copy of a record. counted: False: this delivery was no attempt."""
     origin = chunk.origin(record.offset)
     described = {
         "topic": chunk.topic,
@@ -52,14 +55,15 @@ def waiting(group: str, chunk: Chunk, record: DecodedRecord, due_ms: int, *, cou
         "offset": str(chunk.place(record.offset)),
         "attempts": str(record.delivery_count if counted or origin is None else origin.attempts),
         "due": str(due_ms),
+        "timestamp": str(record.timestamp_ms),
     }
     headers = tuple((name, value) for name, value in record.headers if not name.startswith(PREFIX))
     headers += tuple((PREFIX + name, text.encode()) for name, text in described.items())
-    return ProducerRecord(retry_topic(group), record.value, record.key, headers, None, record.timestamp_ms / 1000)
+    return ProducerRecord(retry_topic(group), record.value, record.key, headers, None, None)
 
 
 def origin_of(headers: Iterable[tuple[str, bytes | None]]) -> RetryOrigin | None:
-    """What a waiting record's headers say; None: it is none of ours."""
+    """Return a waiting record's origin from its headers; None: flowshare did not write the record."""
     said = {name.removeprefix(PREFIX): value for name, value in headers if name.startswith(PREFIX)}
     try:
         text = {name: (value or b"").decode() for name, value in said.items()}
@@ -70,6 +74,7 @@ def origin_of(headers: Iterable[tuple[str, bytes | None]]) -> RetryOrigin | None
             int(text["offset"]),
             int(text["attempts"]),
             int(text["due"]),
+            int(text["timestamp"]) if "timestamp" in text else None,
         )
     except (KeyError, ValueError):
         return None

@@ -13,7 +13,7 @@ from flowshare.agents.handler.texts import shown
 
 T = TypeVar("T")
 RESERVED: Final = "__"
-"""Topics whose names begin so are no application's."""
+"""Prefix of topics that no application may write."""
 Headers = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 
 
@@ -28,7 +28,7 @@ class ProducerRecord(NamedTuple):
     timestamp: float | None
 
     def send_by(self, send: Callable[..., T]) -> T:
-        """What `send`, a producer's way to send, returns for it."""
+        """Call `send`, a producer's method, with this record, and return its result."""
         return send(
             self.topic,
             self.value,
@@ -40,9 +40,9 @@ class ProducerRecord(NamedTuple):
 
 
 class SendGroup:
-    """Records to produce together; what waits for them is accepted when all are confirmed.
+    """Records to produce together; input records that wait for the group are accepted when all are confirmed.
 
-    One group may stand behind several records (a batch's result). The mutable parts are the service loop's.
+    One group may serve several input records (a batch's result). The mutable parts are the service loop's.
     """
 
     __slots__ = ("error", "missing", "produces", "records", "started", "waiting")
@@ -51,7 +51,7 @@ class SendGroup:
         self.produces = produces
         self.missing = len(produces)
         self.records = 1
-        """How many records it stands behind."""
+        """Number of input records that wait for this group."""
         self.started = False
         self.error: BaseException | None = None
         self.waiting: list[Callable[[BaseException | None], None]] = []
@@ -73,7 +73,7 @@ class Send:
     timestamp: float | None = None
 
     def encode(self, extra_headers: tuple[tuple[str, bytes], ...] = ()) -> ProducerRecord:
-        """In bytes, `extra_headers` added where the name is not taken. Raises: Unencodable."""
+        """Encode the record; `extra_headers` are added where the name is not taken. Raises: Unencodable."""
         return produce(
             self.topic,
             self.value,
@@ -99,7 +99,7 @@ def produce(
 ) -> ProducerRecord:
     """Encode one record for `topic` (a topic of the app or a name).
 
-    key_serializer, value_serializer: in place of the topic's. Raises: Unencodable, OptionError: there is no such one.
+    key_serializer, value_serializer: in place of the topic's. Raises: Unencodable, OptionError: an unknown serializer.
     """
     named = isinstance(topic, str)
     name = output_topic(topic)
@@ -122,7 +122,7 @@ def record_of(
     partition: int | None = None,
     timestamp: float | None = None,
 ) -> ProducerRecord:
-    """A record of an encoded value, with the headers that its codec wants beside it. Raises: Unencodable."""
+    """Make a record of an encoded value, with the headers that its codec adds. Raises: Unencodable."""
     if isinstance(value, tuple):
         value, more = value
         headers = (*headers, *encode_headers(more))
@@ -130,18 +130,21 @@ def record_of(
 
 
 def missing_to_send(topic: Any) -> Missing | None:
-    """What the codecs of a topic (of the app, or a name) have to look up before something is sent to it."""
+    """Return the look-up that the codecs of a topic need before a record is sent to it; None: they need none.
+
+    topic: a topic of the app, or a name.
+    """
     asks: Callable[[], Missing | None] | None = getattr(topic, "missing_to_send", None)
     return None if asks is None else asks()
 
 
 def is_topic(value: Any) -> bool:
-    """Whether it is a topic of the app (`agents.faust.topic.Topic`), which encodes and decodes by its types."""
+    """Tell if the value is a topic of the app (`agents.faust.topic.Topic`), which encodes and decodes by its types."""
     return hasattr(value, "get_topic_name")
 
 
 def topic_name(topic: Any) -> str:
-    """The name of a topic of the app, or the name itself. Raises: Unencodable."""
+    """Return the name of a topic of the app, or the given name itself. Raises: Unencodable."""
     if isinstance(topic, str):
         return topic
     if is_topic(topic):
@@ -150,7 +153,7 @@ def topic_name(topic: Any) -> str:
 
 
 def output_topic(topic: Any) -> str:
-    """The name of a topic that is written to. Raises: Unencodable: it is none, or not the application's."""
+    """Return the name of a topic to write to. Raises: Unencodable: it is no topic, or a reserved one."""
     name = topic_name(topic)
     if name.startswith(RESERVED):
         raise Unencodable(
@@ -163,7 +166,7 @@ def output_topic(topic: Any) -> str:
 def encode_headers(
     headers: Headers | None, extra: tuple[tuple[str, bytes], ...] = ()
 ) -> tuple[tuple[str, bytes | None], ...]:
-    """Headers in bytes; `extra` follows where the name is not taken. Raises: Unencodable."""
+    """Encode headers; `extra` follows where the name is not taken. Raises: Unencodable."""
     if not headers:
         return extra
     given = tuple(_header(one) for one in _pairs(headers))
@@ -174,7 +177,7 @@ def encode_headers(
 
 
 def check_timestamp(timestamp: Any, topic: str) -> None:
-    """Raise Unencodable for what is no moment in seconds since 1970."""
+    """Check a timestamp in seconds since 1970. Raises: Unencodable."""
     from flowshare.client.producer.message import is_timestamp, no_timestamp
 
     if not is_timestamp(timestamp):

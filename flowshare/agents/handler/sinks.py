@@ -1,8 +1,7 @@
-"""Sinks: where the results of agents and pipelines go, one or a list of them.
+"""Sinks: the destinations of results of agents and pipelines, one or a list of them.
 
-A topic of the app, or its name, is a sink of both. What Spark writes, folders of files, tables of databases and the
-console, is for pipelines. These are plain descriptions: `agents.feed.completion` produces for agents,
-`flowshare.spark` writes.
+A topic of the app, or its name, is a sink of both. Spark's sinks (folders of files, tables of databases, the console)
+are for pipelines. These are plain descriptions: `agents.feed.completion` produces for agents, `flowshare.spark` writes.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ Delivery = Literal["at_least_once", "exactly_once"]
 class Folder:
     """Files below a path of any file system that Spark reaches; each batch is there once, whatever crashes.
 
-    format: parquet, or what the session's packages know (delta, orc, json, csv, …). partition_by: columns whose values
-    become folders. options: the writer's.
+    format: parquet, or one that the session's packages know (delta, orc, json, csv, …). partition_by: columns whose
+    values become folders. options: the writer's.
 
-    A pipeline's only sink is written by Spark's own file sink, which keeps a list of what counts in `_spark_metadata`.
-    The folder is one query's then: a pipeline with a new checkpoint needs a new folder. Beside other sinks, or with
+    A pipeline's only sink is written by Spark's own file sink, which lists the valid files in `_spark_metadata`. Then
+    the folder belongs to one query: a pipeline with a new checkpoint needs a new folder. Beside other sinks, or with
     output_mode="update", each batch is a folder `flowshare_query=<id>/flowshare_batch=<n>` that a repeated batch
     replaces. With output_mode="complete" the folder holds the last batch only.
     """
@@ -41,8 +40,8 @@ class Jdbc:
     """A table of a database. Its driver's jar has to be among Spark's (`spark.jars`, `--packages`).
 
     Rows get three more columns, `flowshare_pipeline`, `flowshare_query` (its id, another one with a new checkpoint) and
-    `flowshare_batch`: a batch that is repeated first deletes its rows of before. The table is made if it is not there.
-    With output_mode="complete" its rows are replaced.
+    `flowshare_batch`: a repeated batch first deletes its earlier rows. The table is made if it is missing. With
+    output_mode="complete" its rows are replaced.
     properties: the driver's (user, password, driver, …); they are never shown.
     """
 
@@ -53,7 +52,7 @@ class Jdbc:
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """The terminal, for looking at a pipeline while it is written. rows: how many of a batch are shown."""
+    """The terminal, for looking at a pipeline while it is written. rows: most rows shown of a batch."""
 
     rows: int = 20
 
@@ -75,7 +74,7 @@ Sink = Folder | Jdbc | Console | Produce
 
 
 def pipeline_sinks(given: Any) -> tuple[Sink, ...]:
-    """A pipeline's sinks; topics become `Produce`. Raises: OptionError."""
+    """Return a pipeline's sinks; topics become `Produce`. Raises: OptionError."""
     sinks = tuple(_check(sink) for sink in several(given))
     if not sinks:
         raise OptionError("sink=[] names nothing; leave sink out where the function writes each batch itself")
@@ -87,12 +86,12 @@ def pipeline_sinks(given: Any) -> tuple[Sink, ...]:
 
 
 def agent_sinks(given: Any) -> tuple[Any, ...]:
-    """The topics (of the app, or names) that are an agent's sinks. Raises: OptionError."""
+    """Return the topics (of the app, or names) that are an agent's sinks. Raises: OptionError."""
     return tuple(_topic(sink) for sink in several(given))
 
 
 def several(given: Any) -> tuple[Any, ...]:
-    """What may be given as one thing, as a list of them, or not at all."""
+    """Return as a tuple an option that may be given as one thing, as a list of things, or not at all."""
     if given is None:
         return ()
     return tuple(given) if isinstance(given, (list, tuple, set, frozenset)) else (given,)

@@ -1,7 +1,7 @@
-"""W3C trace context: taken from the headers of the record that is handled, put into what is produced for it.
+"""W3C trace context: taken from the headers of the record that is handled, put into the records produced for it.
 
-Nothing is done per record: the context variable that holds the current record is read when something is produced.
-With OpenTelemetry (`agents.telemetry`) it is the current span's context instead. Another tracing library sets its own
+No work is done per record: the context variable of the current record is read when something is produced. With
+OpenTelemetry (`agents.telemetry`) the current span's context is used instead. Another tracing library sets its own
 through `use`.
 """
 
@@ -22,20 +22,20 @@ _VALID = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[
 
 
 class Ambient(NamedTuple):
-    """Who knows the current context. headers: that tell it. ids: of its trace and span, in hex. Both return None when
-    there is none, and never raise."""
+    """A source of the current context. headers: headers that carry it. ids: its trace and span, in hex. Both return
+    None without a context, and never raise."""
 
     headers: Callable[[], tuple[tuple[str, bytes], ...] | None]
     ids: Callable[[], tuple[str, str] | None]
 
 
 ambient: Final[list[Ambient]] = []
-"""Asked for the current context: `agents.telemetry`, while an app runs with it."""
+"""Sources that are asked for the current context: `agents.telemetry`, while an app runs with it."""
 _override: ContextVar[tuple[tuple[str, bytes], ...] | None] = ContextVar("flowshare_trace", default=None)
 
 
 def of_record(record: RawRecord) -> tuple[tuple[str, bytes], ...]:
-    """The valid trace headers of a record; empty when it has none."""
+    """Return the valid trace headers of a record; empty when the record has none."""
     if not record.headers:
         return ()
     found = {name.lower(): value for name, value in record.headers if value is not None}
@@ -47,8 +47,8 @@ def of_record(record: RawRecord) -> tuple[tuple[str, bytes], ...]:
 
 
 def current_headers() -> tuple[tuple[str, bytes], ...]:
-    """Trace headers for what is produced now: those set with `use`, else the current span's, else those of the record
-    that is handled."""
+    """Return trace headers for a record produced now: those set with `use`, else the current span's, else those of the
+    handled record."""
     override = _override.get()
     if override is not None:
         return override
@@ -60,12 +60,12 @@ def current_headers() -> tuple[tuple[str, bytes], ...]:
 
 
 def traceparent() -> str | None:
-    """The W3C traceparent in force, as text; None when there is none."""
+    """Return the W3C traceparent in force, as text; None without one."""
     return next((value.decode() for name, value in current_headers() if name == TRACEPARENT), None)
 
 
 def ids() -> tuple[str, str] | None:
-    """The ids of trace and span in force, in hex; None when there are none."""
+    """Return the ids of trace and span in force, in hex; None without any."""
     if _override.get() is None:
         for one in ambient:
             if (found := one.ids()) is not None:
@@ -79,7 +79,7 @@ def ids() -> tuple[str, str] | None:
 
 @contextmanager
 def use(parent: str, state: str | None = None) -> Iterator[None]:
-    """Put this trace context into what is produced inside the block, e.g. the span that a library opened."""
+    """Put this trace context into records produced inside the block, e.g. the span that a library opened."""
     headers: tuple[tuple[str, bytes], ...] = ((TRACEPARENT, parent.encode()),)
     if state:
         headers += ((TRACESTATE, state.encode()),)

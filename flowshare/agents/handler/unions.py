@@ -1,8 +1,8 @@
 """Unions: the first of several types that a value fits.
 
-A type that may hold itself can be tried at each level of a value, and at each level again by what holds it: without a
-memory of what was tried, a few hundred bytes take minutes. So what an alternative was made of, or why it was none, is
-kept while the outermost union is at work, for each object and array in it.
+A type that may hold itself can be tried at each level of a value, and again at each level by its holder: without a
+memory of tried types, a few hundred bytes take minutes. So for each object and array, the result or the error of each
+alternative is kept while the outermost union is at work.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from flowshare.agents.handler.texts import REASON_MAX, clip
 
 Convert = Callable[[Any], Any]
 DOES_NOT_FIT: Final = (ValueError, TypeError, ArithmeticError)
-"""What a converter raises for a value that is none of its type."""
+"""Exceptions that a converter raises for a value that does not fit its type."""
 
 
 class _Tried(threading.local):
-    """What the unions of this thread have tried: by union and value, the value (so that its id stays its own), what was
-    made of it, and why nothing was. None: no union is at work."""
+    """The conversions that the unions of this thread have tried so far.
+
+    By union and value: the value (kept, so that no other object gets its id), the converted value, and why the
+    conversion failed. None: no union is at work.
+    """
 
     found: dict[tuple[int, int], tuple[Any, Any, str | None]] | None = None
 
@@ -29,9 +32,9 @@ _tried: Final = _Tried()
 
 
 def union(converts: Sequence[Convert], *, nested: bool) -> Convert:
-    """Makes of a value what the first of the converters that takes it makes of it.
+    """Return a function that converts a value by the first converter that takes it.
 
-    nested: whether more than one of them looks into objects and arrays. Raises, when it is called: ValueError.
+    nested: more than one of them looks into objects and arrays. The returned function raises: ValueError.
     """
 
     def first(value: Any) -> Any:
@@ -41,13 +44,13 @@ def union(converts: Sequence[Convert], *, nested: bool) -> Convert:
                 return convert(value)
             except DOES_NOT_FIT as error:
                 errors.append(str(error))
-        raise ValueError(clip("; ".join(errors), REASON_MAX))  # each level says what those below it do
+        raise ValueError(clip("; ".join(errors), REASON_MAX))  # each level repeats the errors below it
 
     return _once(first) if nested else first
 
 
 def _once(first: Convert) -> Convert:
-    """The same, at work once on each object and array."""
+    """Return the same conversion, which runs once on each object and array."""
 
     def convert(value: Any) -> Any:
         if type(value) not in (dict, list):

@@ -1,4 +1,4 @@
-"""Values: what an annotation makes of bytes (a decoder, built once per agent). The way back: `encoding`.
+"""Values: an annotation becomes a decoder of bytes, built once per agent. `encoding` is the way back.
 
 | annotation | the record's value | checked |
 |---|---|---|
@@ -6,63 +6,86 @@
 | `str` | UTF-8 | valid UTF-8 |
 | `int`, `float`, `bool`, `list`, `dict` | JSON (orjson) | the outermost type |
 | `Any`, no annotation | JSON | valid JSON |
-| `list[T]`, `dict[str, T]`, `tuple[T, …]`, `set[T]`, `Literal`, `Enum` | JSON | every element |
+| `list[T]`, `dict[str, T]`, `tuple[T, …]`, `set[T]`, `deque[T]`, `Counter[str]`, … | JSON | every element |
+| `Literal`, `Enum` | JSON; where all are text, plain text, too | that it is one of them |
+| `A | B` | JSON, so that a text stands in quotes | the first that fits, `str` and `bytes` last |
 | dataclass, `TypedDict`, `NamedTuple` | JSON object | required fields, each field's type; unknown ones are ignored |
 | attrs class | JSON object | as a dataclass; its converters and validators run |
-| `datetime`, `date`, `UUID`, `Decimal` | JSON string | that it parses |
+| `datetime`, `date`, `time`, `timedelta` (ISO 8601), `UUID`, `Decimal`, `Path` | JSON string | that it parses |
 | `faust.Record` | JSON, or the record's serializer | what the record checks |
 | pydantic's models, dataclasses, types, `Annotated` | JSON | what pydantic checks, in its strict mode |
 | `msgspec.Struct`, `Annotated` with `msgspec.Meta` | JSON | what msgspec checks, in its strict mode |
 | `T | None` | as `T`; a null value (tombstone) is None | as `T` |
 
 Without `| None` a null value does not fit and goes to the dead letter. Integers fit `float`; nothing else is converted,
-unless a pydantic model says so itself (`model_config = {"strict": False}`, validators). All may stand in lists, dicts,
-unions, dataclasses and in one another; within a pydantic model or a struct, what its library takes there, and in a
-struct whatever else is in this table. `bytes` within something else are UTF-8 text. Lists of models, unions and the
-like of one library are read by it whole.
+unless a pydantic model says so itself (`model_config = {"strict": False}`, validators). All these types may stand in
+lists, dicts, unions, dataclasses and in one another. A pydantic model or a struct may hold the types that its library
+takes, and a struct every other type of this table, too. `bytes` within something else are UTF-8 text. An annotation
+whose types are all of one library (lists of models, unions) is read by that library as a whole.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import decimal
 import enum
 import functools
 import math
+import pathlib
+import threading
 import types
 import typing
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import orjson
 
-from flowshare.agents.handler import attrs_values, msgspec_values, pydantic_values
+from flowshare.agents.handler import attrs_values, durations, msgspec_values, pydantic_values
 from flowshare.agents.handler.errors import AnnotationError, UndecodableValue
-from flowshare.agents.handler.texts import said
+from flowshare.agents.handler.texts import said, shown
 from flowshare.agents.handler.unions import DOES_NOT_FIT, union
 
 Decoder = Callable[[Any], Any]
-"""Value bytes (or None) -> what the handler gets. Raises anything when it does not fit; see `explain`."""
+"""Function from value bytes (or None) to the handler's value. Raises any error when the bytes do not fit; see
+`explain`."""
 
 _Convert = Callable[[Any], Any]
+P = ParamSpec("P")
+R = TypeVar("R")
 _NONE: Final = type(None)
 _PLAIN: Final = (str, int, float, bool, list, dict)
 _PARSED: Final[dict[type, _Convert]] = {
     datetime.datetime: datetime.datetime.fromisoformat,
     datetime.date: datetime.date.fromisoformat,
     datetime.time: datetime.time.fromisoformat,
+    datetime.timedelta: durations.parse,
     uuid.UUID: uuid.UUID,
 }
+_PATHS: Final = (pathlib.Path, pathlib.PurePath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
+
+
+class _Promised(threading.local):
+    """Converters of this thread that are made after the outermost one, each with its place. None: none is being
+    made."""
+
+    left: list[tuple[str, Callable[[], object]]] | None = None
+    where = ""
+    """Place in the handler's types of the converter now being made; used in errors."""
+
+
+_promised: Final = _Promised()
 
 
 def decoder(annotation: Any) -> Decoder | None:
-    """The decoder for a handler's value annotation; None: the bytes themselves (a null value does not fit then).
+    """Return the decoder for a handler's value annotation; None: the bytes themselves (a null value does not fit then).
 
     Raises: AnnotationError when no decoder can be made.
     """
     inner, optional = strip_none(annotation)
+    inner = plain(inner)
     if inner is bytes and not optional:
         return None
     decode = _decoder(inner)
@@ -70,7 +93,7 @@ def decoder(annotation: Any) -> Decoder | None:
 
 
 def strip_none(annotation: Any) -> tuple[Any, bool]:
-    """The annotation without `None`, and whether it allowed None (`Any` does not: a null value is no JSON)."""
+    """Return the annotation without `None`, and True if it allowed None (`Any` does not: a null value is no JSON)."""
     if get_origin(annotation) in (Union, types.UnionType):
         rest = tuple(arg for arg in get_args(annotation) if arg is not _NONE)
         if len(rest) < len(get_args(annotation)):
@@ -78,8 +101,53 @@ def strip_none(annotation: Any) -> tuple[Any, bool]:
     return annotation, annotation is _NONE
 
 
+def plain(tp: Any) -> Any:
+    """Return the type below a `NewType`, a `type` statement, or an `Annotated` without a library's checks."""
+    while True:
+        if hasattr(tp, "__supertype__"):
+            tp = tp.__supertype__
+        elif type(tp).__name__ == "TypeAliasType":
+            tp = tp.__value__
+        elif get_origin(tp) is typing.Annotated and not _libraries(tp) & {"pydantic", "msgspec"}:
+            tp = get_args(tp)[0]
+        else:
+            return tp
+
+
+def cached_by_type(fun: Callable[P, R]) -> Callable[P, R]:
+    """Cache a function by annotation; an annotation without a hash is computed each time, as the parts of an
+    `Annotated` may be anything."""
+    cached: Callable[..., R] = functools.cache(fun)
+
+    @functools.wraps(fun)
+    def found(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            hash(args)
+        except TypeError:
+            return fun(*args, **kwargs)
+        return cached(*args, **kwargs)
+
+    return found
+
+
+@cached_by_type
+def text_is_json(annotation: Any) -> bool:
+    """Tell if a text of this type is a JSON string: all types but `str`, `bytes` and Faust's models by themselves."""
+    inner = plain(strip_none(annotation)[0])
+    return not (inner in (str, bytes) or isinstance(inner, str) or is_model(inner))
+
+
+@cached_by_type
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """Return the types of a union; of any other annotation, itself."""
+    inner = plain(strip_none(annotation)[0])
+    if get_origin(inner) in (Union, types.UnionType):
+        return tuple(one for arg in get_args(inner) for one in alternatives(arg))
+    return (inner,)
+
+
 def explain(raw: bytes | None, annotation: Any, error: BaseException) -> UndecodableValue:
-    """One error for a value that a decoder refused."""
+    """Make the error for a value that a decoder refused."""
     if raw is None:
         return UndecodableValue(
             f"the value is null (a tombstone) and the handler's annotation {describe(annotation)} does not allow None; "
@@ -91,7 +159,7 @@ def explain(raw: bytes | None, annotation: Any, error: BaseException) -> Undecod
 
 
 def describe(annotation: Any) -> str:
-    """An annotation as a user writes it."""
+    """Describe an annotation as a user writes it."""
     if annotation is Any:
         return "Any"
     if isinstance(annotation, type) and not get_args(annotation):
@@ -100,8 +168,8 @@ def describe(annotation: Any) -> str:
 
 
 def check_topic_type(annotation: Any, value_type: Any, agent: str, topic: str) -> None:
-    """Raise AnnotationError when the handler's annotation contradicts the topic's `value_type`."""
-    inner, value_type = strip_none(annotation)[0], value_type and strip_none(value_type)[0]
+    """Check the handler's annotation against the topic's `value_type`. Raises: AnnotationError when they contradict."""
+    inner, value_type = _bare(annotation), value_type if isinstance(value_type, str) else _bare(value_type)
     if inner is Any or value_type is None or inner is value_type:
         return
     if isinstance(value_type, str):
@@ -119,8 +187,14 @@ def check_topic_type(annotation: Any, value_type: Any, agent: str, topic: str) -
         )
 
 
+def _bare(annotation: Any) -> Any:
+    """Return an annotation without None, and without the parts of an `Annotated` besides its type."""
+    inner = plain(strip_none(annotation)[0])
+    return _bare(get_args(inner)[0]) if get_origin(inner) is typing.Annotated else inner
+
+
 def is_model(tp: Any) -> bool:
-    """Whether it is a model class of Faust's (`fs.Record`): known by what it can, so that Faust need not be there."""
+    """Tell if the type is a Faust model class (`fs.Record`), by its methods, as Faust may not be installed."""
     return isinstance(tp, type) and hasattr(tp, "from_data") and hasattr(tp, "to_representation")
 
 
@@ -143,11 +217,33 @@ def _decoder(tp: Any) -> Decoder:
     def decode(raw: Any) -> Any:
         return convert(loads(raw))
 
-    return decode
+    return _or_text(decode, convert) if _is_closed_text(tp) else decode
+
+
+def _is_closed_text(tp: Any) -> bool:
+    """Tell if all values of the type are texts from a known list; bytes that are such a text cannot be other JSON."""
+    if get_origin(tp) is Literal:
+        return all(type(one) is str for one in get_args(tp))
+    if get_origin(tp) in (Union, types.UnionType):
+        return all(_is_closed_text(plain(arg)) for arg in get_args(tp))
+    return isinstance(tp, type) and issubclass(tp, enum.Enum) and issubclass(tp, str)
+
+
+def _or_text(decode: Decoder, convert: _Convert) -> Decoder:
+    def decode_text(raw: Any) -> Any:
+        try:
+            return decode(raw)
+        except ValueError as error:
+            try:
+                return convert(bytes.decode(raw))
+            except ValueError:
+                raise error from None
+
+    return decode_text
 
 
 def _library_decoder(tp: Any) -> Decoder | None:
-    """The reader of the library that an annotation is wholly of; None: it is of none, or of more."""
+    """Return the reader of the one library of an annotation; None: it has none, or several."""
     libraries = _libraries(tp)
     if libraries == {"pydantic"}:
         return pydantic_values.from_json(tp)
@@ -162,7 +258,7 @@ def _library_decoder(tp: Any) -> Decoder | None:
 
 
 def _libraries(tp: Any) -> set[str]:
-    """What an annotation's values are checked by: libraries, and `own` for what only this module knows."""
+    """Return the names of the libraries that check an annotation's values; `own`: only this module knows the type."""
     if pydantic_values.is_pydantic(tp):
         return {"pydantic"}
     if msgspec_values.is_msgspec(tp):
@@ -207,19 +303,49 @@ def _plain_decoder(tp: type) -> Decoder:
 
 
 def converter(tp: Any) -> _Convert:
-    """A function that checks one JSON value against `tp` and makes what `tp` asks for. Raises: AnnotationError."""
+    """Return a function that checks one JSON value against `tp` and makes a `tp`. Raises: AnnotationError."""
+    if _promised.left is not None:
+        return _converter(tp)
+    _promised.left = []
+    try:
+        made = _converter(tp)
+        while _promised.left:
+            _keep(*_promised.left.pop())
+    except BaseException:
+        _class.cache_clear()  # of a class whose fields cannot be read no converter is kept
+        raise
+    finally:
+        _promised.left = None
+    return made
+
+
+def _keep(where: str, build: Callable[[], object]) -> None:
+    """Make a converter now, so that an unreadable type is refused where it is declared."""
+    _promised.where = where
+    try:
+        build()
+    except NameError:
+        pass  # a class that is defined further down: made at first use
+    except AnnotationError as error:
+        raise (AnnotationError(f"{where}: {error}") if where else error) from None
+    finally:
+        _promised.where = ""
+
+
+def _converter(tp: Any) -> _Convert:
+    tp = plain(tp)
     if pydantic_values.is_pydantic(tp):
         return pydantic_values.converter(tp)
     if msgspec_values.is_msgspec(tp):
         return msgspec_values.converter(tp, converter)
-    if get_origin(tp) is typing.Annotated:
-        return converter(get_args(tp)[0])
     if tp is Any or tp is object:
         return _same
     if tp in _PLAIN or tp is _NONE:
         return _plain(tp)
-    if isinstance(tp, type) and tp in _PARSED:
-        return _parsed(tp, _PARSED[tp])
+    if isinstance(tp, type) and (parse := _PARSED.get(tp)) is not None:
+        return _parsed(tp, parse)
+    if tp in _PATHS:
+        return _parsed(tp, tp)
     return _decimal if tp is decimal.Decimal else _made_of(tp)
 
 
@@ -243,7 +369,8 @@ def _made_of(tp: Any) -> _Convert:
 
 @functools.lru_cache(maxsize=1024)
 def _class(tp: type) -> _Convert:
-    """Made once of each class: one that may hold itself would else have converters for each path in its values."""
+    """Make the converter of a class, once: else a class that may hold itself would have one for each path in its
+    values."""
     if issubclass(tp, enum.Enum):
         return tp
     if is_model(tp):
@@ -260,8 +387,9 @@ def _class(tp: type) -> _Convert:
     if issubclass(tp, tuple) and hasattr(tp, "_fields"):
         defaults = getattr(tp, "_field_defaults", {})
         hints = get_type_hints(tp, include_extras=True)
-        return _fields(tp, {n: (n not in defaults, _lazy(hints.get(n, Any))) for n in tp._fields}, tp)
-    if tp in (set, frozenset, tuple):
+        fields = {n: (n not in defaults, _lazy(hints.get(n, Any), f"{tp.__qualname__}.{n}")) for n in tp._fields}
+        return _fields(tp, fields, tp)
+    if tp in (set, frozenset, tuple, *_MAKERS):
         return _container(tp, tp)
     raise AnnotationError(
         f"no decoder for the class {describe(tp)}: make it a dataclass, a TypedDict, a faust.Record, a pydantic model, "
@@ -276,14 +404,19 @@ def _attrs_class(tp: type) -> _Convert:
     def make(**made: Any) -> Any:
         return tp(**{arguments[name]: value for name, value in made.items()})
 
-    return _fields(tp, {one.name: (one.required, _lazy(one.hint)) for one in found}, make)
+    return _fields(
+        tp, {one.name: (one.required, _lazy(one.hint, f"{tp.__qualname__}.{one.name}")) for one in found}, make
+    )
 
 
 def _typed_dict_fields(tp: type) -> dict[str, tuple[bool, _Convert]]:
     # With postponed annotations Python 3.11 counts NotRequired fields among __required_keys__.
     required: frozenset[str] = getattr(tp, "__required_keys__", frozenset())
     return {
-        name: (name in required and get_origin(hint) is not typing.NotRequired, _lazy(hint))
+        name: (
+            name in required and get_origin(hint) is not typing.NotRequired,
+            _lazy(hint, f"{tp.__qualname__}.{name}"),
+        )
         for name, hint in get_type_hints(tp, include_extras=True).items()
     }
 
@@ -293,25 +426,31 @@ def _dataclass_fields(tp: type) -> dict[str, tuple[bool, _Convert]]:
     return {
         field.name: (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
-            _lazy(hints[field.name]),
+            _lazy(hints[field.name], f"{tp.__qualname__}.{field.name}"),
         )
         for field in dataclasses.fields(tp)
         if field.init
     }
 
 
-def _lazy(tp: Any) -> _Convert:
-    """A converter that is built at first use, so that types may refer to themselves; plain ones at once."""
+def _lazy(tp: Any, where: str = "") -> _Convert:
+    """Return a converter that is built after the one that needs it, so that types may refer to themselves; a plain one
+    is built at once. where: its place, for errors."""
     if tp is Any or tp in _PLAIN:
         return converter(tp)
     built: _Convert | None = None
 
-    def convert(value: Any) -> Any:
+    def build() -> _Convert:
         nonlocal built
         if built is None:
             built = converter(tp)
-        return built(value)
+        return built
 
+    def convert(value: Any) -> Any:
+        return (built or build())(value)
+
+    if _promised.left is not None:
+        _promised.left.append((where or _promised.where, build))
     return convert
 
 
@@ -339,13 +478,15 @@ def _fields(tp: type, fields: Mapping[str, tuple[bool, _Convert]], make: Callabl
 
 def _container(tp: Any, origin: Any) -> _Convert:
     args = get_args(tp)
-    if issubclass(origin, Mapping):
-        return _mapping(args)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping(origin, args)
     if origin is tuple and args and args[-1] is not Ellipsis:
         return _tuple(args)
+    if not isinstance(origin, type):
+        raise AnnotationError(f"no decoder for the annotation {describe(tp)}")
     if not issubclass(origin, (list, tuple, set, frozenset, typing.Collection)) or issubclass(origin, (str, bytes)):
         raise AnnotationError(f"no decoder for the annotation {describe(tp)}")
-    make = origin if origin in (tuple, set, frozenset) else list
+    make = origin if origin in (tuple, set, frozenset, collections.deque) else list
     convert = _lazy(args[0]) if args else _same
 
     def convert_list(value: Any) -> Any:
@@ -356,15 +497,31 @@ def _container(tp: Any, origin: Any) -> _Convert:
     return convert_list
 
 
-def _mapping(args: tuple[Any, ...]) -> _Convert:
-    if args and args[0] not in (str, Any):
+_MAKERS: Final[dict[type, Callable[[dict[str, Any]], Any]]] = {
+    collections.Counter: collections.Counter,
+    collections.OrderedDict: collections.OrderedDict,
+    collections.deque: collections.deque,
+}
+"""Containers that are made from JSON's own ones."""
+
+
+def _mapping(origin: type, args: tuple[Any, ...]) -> _Convert:
+    if args and plain(args[0]) not in (str, Any):
         raise AnnotationError(f"JSON objects have keys of type str, not {describe(args[0])}")
-    convert = _lazy(args[1]) if args else _same
+    is_counter = origin is collections.Counter
+    of_values = int if is_counter else args[1] if len(args) > 1 else Any
+    convert, make = _lazy(of_values), _MAKERS.get(origin)
+    if origin is collections.defaultdict:
+        factory = get_origin(plain(of_values)) or plain(of_values)
+        if factory not in (int, float, str, bool, list, dict, set):
+            raise AnnotationError(f"what is missing in a defaultdict of {describe(of_values)} is not known: take dict")
+        make = functools.partial(collections.defaultdict, factory)
 
     def convert_mapping(value: Any) -> Any:
-        if type(value) is not dict:
-            raise ValueError(f"expected an object, got {_kind(value)}")
-        return {key: convert(item) for key, item in value.items()}
+        if not isinstance(value, dict):
+            raise ValueError(f"expected an object, got {_kind(value)}")  # noqa: TRY004 - as of all that does not fit
+        made = {key: convert(item) for key, item in value.items()}
+        return made if make is None else make(made)
 
     return convert_mapping
 
@@ -381,20 +538,26 @@ def _tuple(args: tuple[Any, ...]) -> _Convert:
 
 
 def _union(args: tuple[Any, ...]) -> _Convert:
+    """Make the converter of a union; text comes last, as a date or an enum's member is text, too."""
+    args = tuple(sorted(args, key=lambda arg: plain(arg) in (str, bytes, Any, object)))
     return union([converter(arg) for arg in args], nested=sum(map(_looks_inside, args)) > 1)
 
 
 def _looks_inside(tp: Any) -> bool:
-    """Whether a value of the type has further ones in it that are converted."""
-    leaf = tp is Any or tp in _PLAIN or tp in (_NONE, bytes, decimal.Decimal) or get_origin(tp) is Literal
+    """Tell if a value of the type has parts that are converted themselves."""
+    tp = plain(tp)
+    leaf = (
+        tp is Any or tp in _PLAIN or tp in _PATHS or tp in (_NONE, bytes, decimal.Decimal) or get_origin(tp) is Literal
+    )
     return not leaf and not (isinstance(tp, type) and (tp in _PARSED or issubclass(tp, enum.Enum)))
 
 
 def _literal(args: tuple[Any, ...]) -> _Convert:
     def convert_literal(value: Any) -> Any:
-        if value not in args:
-            raise ValueError(f"expected one of {args}, got {value!r}")
-        return value
+        for one in args:
+            if one == value and (type(one) is type(value) or isinstance(one, enum.Enum)):
+                return one
+        raise ValueError(f"expected one of {args}, got {shown(value)}")
 
     return convert_literal
 

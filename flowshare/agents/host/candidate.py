@@ -1,15 +1,15 @@
-"""This process as a member of its app's lease group, which names the one that runs what is `on_leader`.
+"""This process as a member of its app's lease group, which names the process that runs `on_leader` functions.
 
-The group, `__flowshare_leader.<app id>`, is a consumer group that reads nothing: on a Kafka cluster the brokers
-coordinate it, whoever leads the share groups; on an embedded path the process that holds the path does. When `Lease`
-is held, and why in no two processes at once, stands there; here is how it is asked for.
+The group, `__flowshare_leader.<app id>`, is a consumer group that reads nothing. On a Kafka cluster the brokers
+coordinate it, also where workers lead the share groups; on an embedded path the holder of the path does. This module
+asks for the lease; `Lease` says when it is held, and why never in two processes at once.
 
     OUT ──join, sync──▶ IN ──a heartbeat says that there is a new generation──▶ OUT, as a member that is known
      ▲                  │
      └─ given up, refused, no answer for so long that the connection was lost ─┘
 
-Whoever the coordinator makes the group's leader tells all members which one it is: the one that was named last, as
-far as the members know, as long as it is there; else the one with the lowest id.
+The member that the coordinator makes the group's leader names one member to all: the member that was named last, as far
+as the members know, if it is still there; else the member with the lowest id.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from flowshare.tasks import cancelled
 PROTOCOL_TYPE: Final = "flowshare-leader"
 PROTOCOL: Final = "1"
 SESSION_S: Final = 6.0
-"""How soon a process that is gone is noticed: what Kafka's brokers allow at least."""
+"""Seconds until a dead process is noticed: the least that Kafka's brokers allow."""
 REBALANCE_S: Final = 3.0
-"""How long a new generation waits for members that stand still."""
+"""Seconds that a new generation waits for members that stand still."""
 DELAY_S: Final = 5.0
-"""How long a broker may wait for more members of an empty group (group.initial.rebalance.delay.ms is 3 s)."""
+"""Seconds that a broker may wait for more members of an empty group (group.initial.rebalance.delay.ms is 3 s)."""
 BEAT_S: Final = 0.5
 ANSWER_S: Final = 2.0
-"""How long a heartbeat may take; then it is sent over another connection."""
+"""Seconds that a heartbeat may take; then it is sent over another connection."""
 LEAVE_S: Final = 1.0
 PAUSE_MIN_S: Final = 0.1
 PAUSE_MAX_S: Final = 0.5
 REFUSED_S: Final = 10.0
-"""After a refusal that somebody has to mend."""
+"""Seconds of pause after a refusal that an operator has to mend."""
 ADVICE: Final = {
     ErrorCode.GROUP_AUTHORIZATION_FAILED: "its login needs READ on this group",
     ErrorCode.INVALID_SESSION_TIMEOUT: f"the brokers' group.min.session.timeout.ms is above {SESSION_S:g} s: lower it",
@@ -64,24 +64,24 @@ logger = logging.getLogger("flowshare.agents")
 
 
 def leader_group(app_id: str) -> str:
-    """The name of an app's lease group."""
+    """Return the name of an app's lease group."""
     return f"__flowshare_leader.{app_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a member knows: which one was named in which generation, the last that it heard of."""
+    """A member's knowledge of the lease: the last named member that it heard of, and the generation that named it."""
 
     generation: int = 0
     member_id: str = ""
 
     def encode(self) -> bytes:
-        """As metadata of a member and as an assignment."""
+        """Encode it, as metadata of a member and as an assignment."""
         return orjson.dumps({"generation": self.generation, "member": self.member_id})
 
     @classmethod
     def decode(cls, data: bytes) -> Known:
-        """What `encode` made; nothing known when it is something else."""
+        """Read the output of `encode`; other bytes give a `Known` that names nobody."""
         try:
             read = orjson.loads(data)
             return cls(int(read["generation"]), str(read["member"]))
@@ -90,14 +90,14 @@ class Known:
 
 
 def choose(members: tuple[JoinedMember, ...]) -> str:
-    """The member to be named: the one that was last, if it is there, else the lowest id."""
+    """Return the member to name: the last named one, if it is there, else the lowest id."""
     ids = {one.member_id for one in members}
     last = max((Known.decode(one.metadata) for one in members), key=lambda known: known.generation)
     return last.member_id if last.member_id in ids else min(ids)
 
 
 class LeaseRefused(Exception):
-    """The coordinator does not take this process; trying again at once does not help."""
+    """The coordinator refuses this process; trying again at once does not help."""
 
 
 class LeaseCandidate:
@@ -121,12 +121,12 @@ class LeaseCandidate:
         self._told = False
 
     def start(self) -> None:
-        """Begin to ask; harmless when it was done."""
+        """Begin to ask; harmless when started already."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=self._group)
 
     async def close(self) -> None:
-        """Give the lease up and leave; never raises what the group or the connection says."""
+        """Give up the lease and leave; never raises errors of the group or the connection."""
         self._lease.drop()
         task, self._task = self._task, None
         await cancelled(task)
@@ -155,7 +155,7 @@ class LeaseCandidate:
                 pause_s = REFUSED_S
             except (OSError, ClientError) as error:
                 logger.debug("group=%s does not answer: %s", self._group, error)
-            except Exception:  # a fault of ours must not end it in silence
+            except Exception:  # a bug must not end the task in silence
                 self._lease.drop()
                 logger.exception("group=%s: asking who runs what is on_leader failed, tried again", self._group)
                 pause_s = REFUSED_S
@@ -164,7 +164,7 @@ class LeaseCandidate:
             await self._clock.sleep(pause_s or self._link.pause_s(failures))
 
     async def _round(self) -> bool:
-        """Join and sync; False: it has to be done again. Raises: LeaseRefused, OSError, ClientError."""
+        """Join and sync; False: join again. Raises: LeaseRefused, OSError, ClientError."""
         join = JoinGroupRequest(
             group_id=self._group,
             member_id=self._member_id,
@@ -203,7 +203,7 @@ class LeaseCandidate:
         return True
 
     def _take(self, known: Known, asked: Moment) -> None:
-        """What the generation says. One that says nothing of use names nobody."""
+        """Take in the generation's assignment; an unreadable one names no member."""
         if known.generation == self._generation:
             self._known = known
         if known == Known(self._generation, self._member_id):
@@ -213,7 +213,7 @@ class LeaseCandidate:
         self._tell()
 
     async def _beat(self) -> None:
-        """Heartbeats until there is a new generation. Raises: LeaseRefused, ClientError."""
+        """Send heartbeats until there is a new generation. Raises: LeaseRefused, ClientError."""
         failures = 0
         while True:
             await self._clock.sleep(self._link.pause_s(failures) if failures else BEAT_S)
@@ -231,7 +231,10 @@ class LeaseCandidate:
             self._tell()
 
     def _good(self, error: ErrorCode) -> bool:
-        """Whether an answer is good; False: join again. Raises: LeaseRefused, NotConnected (not now)."""
+        """Tell if the answer is good; False: join again.
+
+        Raises: LeaseRefused; NotConnected: the group cannot answer now.
+        """
         if error is ErrorCode.NONE:
             return True
         if error in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION):
@@ -245,7 +248,7 @@ class LeaseCandidate:
         raise NotConnected(f"group {self._group}: {error.name}")
 
     def _tell(self) -> None:
-        """Log when it has changed whether the lease is held."""
+        """Log when this process got or lost the lease."""
         held = self._lease.held(Moment.of(self._clock))
         if held != self._told:
             self._told = held

@@ -19,9 +19,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from flowshare.agents.feed.limits import asked_of
+from flowshare.agents.feed.backend_limits import asked_of
 from flowshare.agents.feed.members import member_ids
-from flowshare.agents.handler.errors import UsageError
+from flowshare.agents.handler.errors import AppFailed, UsageError
 from flowshare.agents.handler.texts import named
 from flowshare.agents.host import inflight
 from flowshare.agents.host.lease import Lease
@@ -61,19 +61,25 @@ _CLOSE_LIMIT_S: Final = 2.0
 
 
 class HostedStreams(Protocol):
-    """What a host asks of Faust's own agents, streams and tables."""
+    """Faust's own agents, streams and tables, as the host uses them."""
 
     running: bool
 
     async def drain(self) -> None:
-        """Read nothing more, wait until what was read is handled."""
+        """Read nothing more, wait until records already read are handled."""
 
     def problems(self, now_s: float) -> list[str]:
-        """What keeps crashing, one sentence each."""
+        """Return the agents and streams that keep crashing, one sentence each."""
+
+
+class HostedJobs(Protocol):
+    """The app's timers, cron jobs and tasks, as the host uses them."""
+
+    failure: AppFailed | None
 
 
 class HostedApp(Protocol):
-    """What a host asks of the app that it runs, `agents.app.App`."""
+    """The app that the host runs, as the host uses it; implemented by `agents.app.App`."""
 
     app_id: str
     conf: Any
@@ -89,38 +95,42 @@ class HostedApp(Protocol):
         """Faust's own agents, streams and tables."""
 
     @property
+    def jobs(self) -> HostedJobs:
+        """The app's timers, cron jobs and tasks."""
+
+    @property
     def broker_address(self) -> BrokerUrl:
-        """Where the log is. Raises: UsageError when the app has no broker."""
+        """The broker's URL. Raises: UsageError when the app has no broker."""
 
     @property
     def producer_settings(self) -> ProducerSettings | None:
-        """What the app says of its producer."""
+        """The app's settings for its producer; None: no settings."""
 
     def declared(self, topic: str) -> Any | None:
-        """What the app says of a topic; None: nothing."""
+        """Return the app's declaration of a topic; None: the app declares none."""
 
     @property
     def drain_timeout_s(self) -> float:
         """Seconds that handlers get when the process stops."""
 
     def finalize(self) -> None:
-        """Nothing more is declared."""
+        """End the declarations."""
 
     async def start(self) -> None:
         """Start all but the share agents."""
 
     async def stop(self) -> None:
-        """Stop it again."""
+        """Stop the app."""
 
     async def wait_until_stopped(self) -> None:
-        """Wait until it has stopped or crashed."""
+        """Wait until the app has stopped or crashed."""
 
 
 class ServicePart(Protocol):
-    """Something that lives beside the agents, on the service loop, or beside a supervisor: health pages."""
+    """A part beside the agents, on the service loop, or beside a supervisor: health pages."""
 
     async def start(self) -> str:
-        """Begin; returns the `host:port` it answers on, or an empty text."""
+        """Begin; return the part's `host:port`, or an empty text."""
 
     async def close(self) -> None:
         """End."""
@@ -131,21 +141,23 @@ PartFactory = Callable[["Host"], ServicePart]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
-    """How a host runs its app.
+    """Settings of a host for its app.
 
     threads: a service thread beside the handler loop; False puts everything on the running loop (test kit).
-    watchdog: watch the handler loop (needs threads), and whether the broker answers.
+    watchdog: watch the handler loop (needs threads), and the broker's answers.
     inline_threads: run `def` handlers on the handler loop (test kit).
-    patience_s: how long others come first when nobody leads an embedded path.
+    patience_s: seconds that others come first when nobody leads an embedded path.
     lead: share in leading the groups, where the workers do; False leaves it to others.
-    sends_only: the producer alone: no agents, timers or pages, no member of a group, and nothing that is led but an
-        embedded path that nobody else leads.
+    sends_only: the producer alone: no agents, timers or pages, no member of a group; it leads only an embedded path
+    that nobody else leads.
     linger: seconds that the producer waits to fill a batch; None is its default (test kit: 0).
     streams: run Faust's own agents, streams and tables, if the app has some; False leaves them out (test kit).
     trackers: run a tracker of each KMQ queue, whatever its agent says (test kit).
+    virtual_time: a test moves the clock, see `Environment`.
     prepare: called on a thread of its own when the app has started (its `on_start` functions), before its agents do.
-    member_id: begins the ids of the agents' members (`feed.members.member_ids`), so that others can tell whose they
-        are; None draws them.
+    supervisor: `host:port` of the pages of this worker's supervisor; empty: no supervisor.
+    member_id: prefix of the agents' member ids (`feed.members.member_ids`), so that others know the owner; None draws
+    them.
     """
 
     threads: bool = True
@@ -157,15 +169,17 @@ class HostSettings:
     sends_only: bool = False
     streams: bool = True
     trackers: bool = False
+    virtual_time: bool = False
     prepare: Callable[[], object] | None = None
+    supervisor: str = ""
     member_id: str | None = None
 
 
 class Host:
-    """Runs one app in this process. All methods on the handler loop unless they say otherwise.
+    """Runs one app in this process. All methods run on the handler loop unless they say otherwise.
 
-    backend: where the log is; None opens the app's broker URL.
-    clock: rules all of flowshare's waiting. observer: told of every settled record. random: source of the jitter of
+    backend: of the log; None opens the app's broker URL.
+    clock: rules all of flowshare's waiting. observer: called with every settled record. random: source of the jitter of
     retry delays.
     parts: made and started on the service loop once the backend answers.
     """
@@ -189,15 +203,17 @@ class Host:
         self.service = ServiceLoop(threads=self.settings.threads)
         self.watchdog = Watchdog(self.clock) if self.settings.watchdog and self.settings.threads else None
         self.address = ""
-        """Where the health pages answer, `host:port`."""
+        """Address of the health pages, `host:port`."""
         self.state = "new"
         """new, starting, running, draining, stopped."""
         self.was_running = False
-        """Whether everything was up once."""
+        """True if the host was running once."""
         self.lost: BackendError | None = None
-        """Why the place of the groups is gone for good, and with it all that this process could do."""
+        """Reason why the groups' place is gone for good, so that this process can do nothing more."""
         self.on_lost: Callable[[], object] = lambda: None
-        """Called then, on the service loop."""
+        """Called when the groups' place is gone, on the service loop."""
+        self.on_failed: Callable[[], object] = lambda: None
+        """Called when a task of the app has ended with an error, on the handler loop."""
         self._backend = backend
         self._own_backend = backend is None
         self._observer = observer
@@ -212,6 +228,8 @@ class Host:
         self._outage: Outage | None = None
         self._drained: asyncio.Future[bool] | None = None
         self._app_started = False
+        self._crash: BaseException | None = None
+        """Crash of Faust's part of the app, while it ran."""
         self._handler_thread = 0
         self._tuning = Tuning()
 
@@ -220,9 +238,9 @@ class Host:
     async def start(self) -> None:
         """Start everything; when it returns, the agents fetch.
 
-        Raises: what refused, after everything that had started was stopped again (StorageHeld, StorageDamaged, a
-        refused broker URL, a missing topic, an agent's option, an error in an `on_start` function; UsageError under
-        python -O).
+        Raises: the error of the part that refused, after all started parts were stopped again (StorageHeld,
+        StorageDamaged, a refused broker URL, a missing topic, an agent's option, an error in an `on_start` function;
+        UsageError under python -O).
         """
         problem = refusal()
         if problem is not None:
@@ -255,11 +273,12 @@ class Host:
             self.was_running = True
 
     async def drain(self, timeout_s: float | None = None) -> bool:
-        """Fetch no more, let handlers finish, acknowledge; from any loop, and once: later calls get the first's result.
+        """Stop fetching, let handlers finish, acknowledge; from any loop, and once: later calls get the first one's
+        result.
 
-        timeout_s: seconds for all of it; None is the longest `drain_timeout` of the app's agents. Handlers get a
-        little less, so that what follows fits in too. Returns whether all handlers finished by themselves; those that
-        did not are cancelled and their records released.
+        timeout_s: seconds for all of it; None is the longest `drain_timeout` of the app's agents. Handlers get a little
+        less, so that the later steps fit in too. Returns True if all handlers finished by themselves; others are
+        cancelled and their records released.
         """
         return await self.service.call(lambda: self._drain(timeout_s))
 
@@ -272,7 +291,7 @@ class Host:
         """Stop everything, without waiting for handlers (`drain` first for that). Safe to call twice."""
         if self.state == "stopped":
             return
-        self.state = "draining"
+        self._begin_to_end()
         if self._app_started:
             await self._stop_app()
         if self.service.running:
@@ -285,7 +304,7 @@ class Host:
         self.state = "stopped"
 
     async def close_service(self) -> None:
-        """Members leave, producer and backend close. On the service loop: also when the handler loop is blocked."""
+        """Close members, producer and backend. On the service loop: also when the handler loop is blocked."""
         await self._limited("stopping the agents", *(runtime.stop() for runtime in self.runtimes.values()))
         self.app.lease_guard.leave()
         closing = [
@@ -315,7 +334,7 @@ class Host:
 
     @property
     def sender(self) -> Producer | TracedProducer:
-        """What sends a record by itself: the producer, with telemetry where there is some. Raises: as `producer`."""
+        """The sender of single records: the producer, with telemetry if there is some. Raises: as `producer`."""
         return self.producer if self._telemetry is None else self._telemetry.sends(self.producer)
 
     @property
@@ -335,21 +354,21 @@ class Host:
 
     @property
     def backend(self) -> Backend:
-        """Where the log is. Raises: RuntimeError when the host does not run."""
+        """The backend of the log. Raises: RuntimeError when the host does not run."""
         return _running(self._backend)
 
     def led(self) -> Mapping[str, Any]:
-        """Counters and gauges of what this process leads; empty when it leads nothing. On the service loop."""
+        """Return counters and gauges of share-partitions led here; empty when none are. On the service loop."""
         return {} if self._backend is None else self._backend.stats()
 
     def live(self) -> tuple[str, ...]:
-        """Why this process should be restarted; empty when it is well. From any thread."""
+        """Return the reasons to restart this process; empty when it is well. From any thread."""
         if self.watchdog is not None and not self.watchdog.live():
             return (f"the handler loop has been blocked for {self.watchdog.stalled_s():.0f} s",)
         return ()
 
     def ready(self) -> tuple[str, ...]:
-        """Why this process does not work right now; empty when it does. From any thread."""
+        """Return the reasons why this process does not work now; empty when it does. From any thread."""
         reasons = [*self.live()]
         if self.state != "running":
             reasons.append(f"the worker is {self.state}")
@@ -358,25 +377,36 @@ class Host:
         for name, runtime in self.runtimes.items():
             reasons.extend(f"{name}: {problem}" for problem in runtime.problems())
         reasons.extend(self.app.streams.problems(self.clock.monotonic()))
+        if (failed := self.failure()) is not None:
+            reasons.append(str(failed))
         if self.lost is not None:
             reasons.append(str(self.lost))
         elif self._outage is not None and (away := self._outage.problem()) is not None:
             reasons.append(away)
         return tuple(reasons)
 
+    def failure(self) -> AppFailed | None:
+        """Return the error for an app that does not run whole: a task ended with an error, or Faust's part crashed."""
+        crash = self._crash if self.state in {"draining", "stopped"} else self.app.crash_reason
+        if self.app.jobs.failure is not None or crash is None:
+            return self.app.jobs.failure
+        failed = AppFailed(f"the app crashed: {named(crash)}")
+        failed.__cause__ = crash
+        return failed
+
     def in_flight(self, *, stacks: bool = False) -> list[dict[str, Any]]:
-        """What the handlers work on, oldest first; with `stacks` where each of them is. From any thread."""
+        """Return the records in handlers, oldest first; with `stacks`, also where each handler is. From any thread."""
         found = [record for runtime in self.runtimes.values() for record in runtime.in_flight()]
         return inflight.rows(found, handler_thread=self._handler_thread, stacks=stacks)
 
     def in_hand(self) -> list[dict[str, Any]]:
-        """What each agent holds, and what its handlers raised last. From any thread."""
+        """Return each agent's held records and the last exception of its handlers. From any thread."""
         return [runtime.in_hand() for runtime in list(self.runtimes.values())]
 
     async def lag(self, *, all_groups: bool = False) -> list[dict[str, Any]]:
-        """Backlog, in flight, oldest age and redeliveries of each share-partition of the agents' groups.
+        """Return backlog, in flight, oldest age and redeliveries of each share-partition of the agents' groups.
 
-        all_groups: of every share or cooperative group that the backend knows. On the service loop. Empty while the
+        all_groups: take every share or cooperative group that the backend knows. On the service loop. Empty while the
         host does not run.
         """
         if self._admin is None:
@@ -388,7 +418,7 @@ class Host:
     # --- on the service loop ---------------------------------------------------------------------------------------
 
     async def _start_service(self) -> None:
-        from flowshare.backend import open_backend
+        from flowshare.backend import YIELD_PATIENCE_S, open_backend
         from flowshare.client.admin.admin import ShareAdmin
         from flowshare.client.producer.producer import Producer
 
@@ -396,7 +426,8 @@ class Host:
             self._backend = open_backend(
                 self.app.broker_address,
                 clock=self.clock,
-                patience_s=self.settings.patience_s,
+                patience_s=YIELD_PATIENCE_S if self.settings.sends_only else self.settings.patience_s,
+                yields=self.settings.sends_only,
                 lead=self.settings.lead,
                 asked=asked_of(self.app.share_agents.values()),
                 cooperative=[agent.group for agent in self.app.cooperative_agents.values()],
@@ -429,16 +460,16 @@ class Host:
         self.on_lost()
 
     def _seek_lease(self) -> None:
-        """Ask for the app's lease, now or when something wants it."""
+        """Ask for the app's lease, at once or when something wants the lease."""
         guard, loop = self.app.lease_guard, self.service.loop
         guard.lease, guard.clock = Lease(), self.clock
         if self.backend.kind == "memory":
-            guard.lease.keep()  # no other process reaches it
+            guard.lease.keep()  # no other process reaches the memory backend
             return
         guard.join(lambda: loop.call_soon_threadsafe(self._be_candidate, guard.lease))
 
     def _be_candidate(self, lease: Lease) -> None:
-        """Something asks for the lease; what most apps do without is imported then."""
+        """Become a candidate for the lease; its module, which most apps do not need, is imported then."""
         from flowshare.agents.host.candidate import LeaseCandidate
 
         if self._candidate is None and self._backend is not None:
@@ -446,7 +477,7 @@ class Host:
             self._candidate.start()
 
     def _declared(self, topic: str) -> tuple[int, dict[str, str]] | None:
-        """How the app declares a topic, for a first record that finds none."""
+        """Return the app's declaration of a topic, for a first record that finds no topic."""
         from flowshare.agents.feed.setup import declaration
 
         found = self.app.declared(topic)
@@ -456,7 +487,7 @@ class Host:
         return await self.backend.connect(str(self.app.conf.id))
 
     def _find_telemetry(self) -> None:
-        """Telemetry, if the application has set it up by now."""
+        """Find telemetry, if the application has set it up by now."""
         if self._telemetry is None:
             self._telemetry = telemetry.find(client_id=str(self.app.conf.id), backend=self.backend.kind)
 
@@ -476,6 +507,7 @@ class Host:
             random=self._random,
             inline_threads=self.settings.inline_threads,
             trackers=self.settings.trackers,
+            virtual_time=self.settings.virtual_time,
             telemetry=self._telemetry,
         )
         for name, agent in self.app.share_agents.items():
@@ -495,14 +527,20 @@ class Host:
             self._parts.append(part)
             self.address = await part.start() or self.address
         if self.address:
-            await self.backend.set_address(self.address)
+            await self.backend.set_address(self.address, self.settings.supervisor)
 
     async def _drain(self, timeout_s: float | None) -> bool:
         if self._drained is None:
-            self.state = "draining"
+            self._begin_to_end()
             limit = self.app.drain_timeout_s if timeout_s is None else timeout_s
             self._drained = asyncio.ensure_future(self._drain_agents(limit - min(1.0, limit / 5)))
         return await asyncio.shield(self._drained)
+
+    def _begin_to_end(self) -> None:
+        """Note the begin of a drain or stop: the end of Faust's part is no crash from now on."""
+        if self.state != "draining":
+            self._crash = self.app.crash_reason
+            self.state = "draining"
 
     async def _drain_agents(self, limit_s: float) -> bool:
         end_s = self.clock.monotonic() + limit_s
@@ -516,7 +554,7 @@ class Host:
         return streams and all(result is True for result in results)
 
     async def _drain_streams(self, limit_s: float) -> bool:
-        """Let Faust's own agents finish; whether they did."""
+        """Let Faust's own agents finish; return True if they did."""
         if not self.app.streams.running:
             return True
         drained = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.app.streams.drain(), self.handler_loop))
@@ -531,7 +569,7 @@ class Host:
         return True
 
     async def _limited(self, what: str, *steps: Any) -> None:
-        """Run the steps at once for a limited time; errors are logged, as all has to be tried on the way out."""
+        """Run the steps at once for a limited time; errors are logged, as the shutdown must try every step."""
         if not steps:
             return
         try:
@@ -559,7 +597,8 @@ class Host:
 async def hosted(app: HostedApp, *, sends_only: bool) -> AsyncIterator[Host]:
     """Run an app inside the block, on the running loop; its agents drain at the end.
 
-    sends_only: as in `HostSettings`. Raises: UsageError when the app runs already, and what `Host.start` raises.
+    sends_only: as in `HostSettings`. Raises: UsageError when the app runs already, the errors of `Host.start`, and at
+    the end of the block AppFailed, when a part of the app has ended with an error meanwhile.
     """
     if app.host is not None:
         raise UsageError(_runs_already(app, app.host))
@@ -569,10 +608,12 @@ async def hosted(app: HostedApp, *, sends_only: bool) -> AsyncIterator[Host]:
         yield host
     finally:
         await host.finish()
+    if (failed := host.failure()) is not None:
+        raise failed
 
 
 def _runs_already(app: HostedApp, host: Host) -> str:
-    """What runs the app here, in words, and what to do."""
+    """Describe what already runs the app in this process, and what to do."""
     if host.settings.sends_only:
         return (
             f"App({app.app_id!r}) sends in this process already, inside another `async with app.sending():`: its "

@@ -1,4 +1,4 @@
-"""What handlers work on right now, for people: `/inflight`, `flowshare inflight` and SIGUSR1."""
+"""Records that handlers work on right now, shown to people: `/inflight`, `flowshare inflight` and SIGUSR1."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CALLERS: Final = tuple(
 
 
 class RunningHandler(NamedTuple):
-    """A handler at work: on which record, for how long, and where it can be looked at.
+    """A handler at work: its record, its age, and its task or thread.
 
-    task: the pool's task that awaits it; None for a `def` handler, whose thread `thread_id` is.
+    task: the pool's task that awaits the handler; None for a `def` handler, which runs in thread `thread_id`.
     """
 
     agent: str
@@ -36,7 +36,7 @@ class RunningHandler(NamedTuple):
 
 
 def rows(found: Iterable[RunningHandler], *, handler_thread: int, stacks: bool) -> list[dict[str, Any]]:
-    """One JSON-ready row a record, oldest first; with `stacks` where its handler is.
+    """Return one JSON-ready row per record, oldest first; with `stacks` also the stack of its handler.
 
     handler_thread: id of the thread that runs the handler loop.
     """
@@ -49,7 +49,7 @@ def rows(found: Iterable[RunningHandler], *, handler_thread: int, stacks: bool) 
 
 
 def text(found: Sequence[dict[str, Any]], *, worker: int | None = None) -> str:
-    """The rows as lines, each with its stack below it. worker: the number of one among several."""
+    """Format the rows as lines, each with its stack below it. worker: its number among several."""
     who = "" if worker is None else f"[{worker}] "
     if not found:
         return f"{who}in flight: nothing\n"
@@ -66,7 +66,7 @@ def text(found: Sequence[dict[str, Any]], *, worker: int | None = None) -> str:
 
 
 def stack(one: RunningHandler, handler_thread: int) -> str:
-    """Where a handler is: its thread's stack, or the coroutines it awaits, outermost first."""
+    """Return a handler's stack: its thread's, or the coroutines it awaits, outermost first."""
     entries: Sequence[traceback.FrameSummary] = ()
     if one.thread_id is not None:
         entries = _thread(one.thread_id)
@@ -83,7 +83,7 @@ def _thread(thread_id: int) -> Sequence[traceback.FrameSummary]:
 
 
 def _awaited(coroutine: Any) -> list[traceback.FrameSummary]:
-    """Frames of a suspended coroutine and of what it awaits (`Task.get_stack` shows the outermost one only)."""
+    """Return frames of a suspended coroutine and of those it awaits (`Task.get_stack` shows the outermost one only)."""
     entries: list[traceback.FrameSummary] = []
     while coroutine is not None and len(entries) < 64:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
@@ -95,6 +95,6 @@ def _awaited(coroutine: Any) -> list[traceback.FrameSummary]:
 
 
 def _of_the_application(entries: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The part from the handler on: what lies below it is flowshare's and the loop's."""
+    """Return the part from the handler on, without frames of flowshare and the loop below it."""
     callers = [index for index, entry in enumerate(entries) if entry.filename.endswith(_CALLERS)]
     return list(entries[callers[-1] + 1 :] if callers else entries)

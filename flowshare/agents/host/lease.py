@@ -1,20 +1,20 @@
-"""`Lease`: whether this process is the one that runs what is `on_leader`, by what the app's lease group answered; and
-`LeaseGuard`, which runs that for as long as the lease is held.
+"""`Lease` says if this process runs the `on_leader` functions, by the answers of the app's lease group; `LeaseGuard`
+runs them for as long as the lease is held.
 
 The lease group is a consumer group in which each process of the app is a member. Each of its generations names one
 member, in the assignment that the group's coordinator gives to all of them.
 
-Invariant: at any moment at most one process of an app has `held`. It rests on two things that a coordinator keeps:
+Invariant: at any moment at most one process of an app has `held`. It rests on two properties of a coordinator:
 generations only grow, and a heartbeat of generation g is answered well only while g is the group's generation. So:
 
-- who is named in g holds from a good answer on until HELD_S after that question was *sent*: no later than HELD_S
-  after g was over;
-- who is named in another generation begins WAIT_S after it heard so, by its own clock, and WAIT_S is longer, by more
-  than what clocks run apart in that time;
-- it begins at once only where nobody else can hold: it was itself the one of this generation or of the last one, or
-  the group is new (generation 1).
+- the process named in g holds from a good answer on until HELD_S after that question was *sent*: no later than HELD_S
+after g was over;
+- a process named in another generation begins WAIT_S after it heard so, by its own clock, and WAIT_S is longer than
+HELD_S by more than clocks run apart in that time;
+- a process begins at once only if nobody else can hold: it was itself named in this generation or the last one, or
+the group is new (generation 1).
 
-Session and rebalance timeouts decide how soon a dead process is replaced, not whether two run at once.
+Session and rebalance timeouts only decide how soon a dead process is replaced; two never run at once.
 
     state     event                                            next
     NONE      named in the first generation                    HELD
@@ -28,10 +28,10 @@ Session and rebalance timeouts decide how soon a dead process is replaced, not w
     any       another one is named, the group gave it up,      NONE
               it ends
 
-Time is taken from both clocks, as a machine that is suspended stops the monotonic one and the other one may be set:
-the lease is over when either says so.
+Time is taken from both clocks, as a suspended machine stops the monotonic clock, and the wall clock may be set: the
+lease is over when either clock says so.
 
-What the guard does with a function that is `on_leader`:
+The guard's treatment of an `on_leader` function:
 
     state     event                                       next
     -         called while the lease is held              RUNNING
@@ -40,8 +40,8 @@ What the guard does with a function that is `on_leader`:
     RUNNING   the lease lapses                            cancelled at the await where it is
     RUNNING   the process stood still; the lease lapsed   cancelled before its next step
 
-A step is what runs between two awaits. Nothing can stop a step under way: a function that blocks the loop, or that is
-in the middle of a step while the process stands still, finishes that step.
+A step is the code between two awaits. Nothing can stop a step under way: a function that blocks the loop, or that is in
+the middle of a step while the process stands still, finishes that step.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ from flowshare.clock import Clock, LoopClock
 from flowshare.tasks import cancelled
 
 HELD_S: Final = 5.0
-"""How long a good answer lasts."""
+"""Seconds that a good answer lasts."""
 WAIT_S: Final = 6.0
-"""How long who is named waits until nobody else can hold: HELD_S, and a fifth for clocks that run apart."""
+"""Seconds that a named process waits until nobody else can hold: HELD_S, and a fifth for clocks that run apart."""
 FIRST: Final = 1
-"""The first generation of a group."""
+"""First generation of a group."""
 LOOK_S: Final = 0.25
-"""How often a task that waits for the lease looks."""
+"""Seconds between two looks of a task that waits for the lease."""
 
 logger = logging.getLogger("flowshare.agents")
 
@@ -81,7 +81,7 @@ class Moment(NamedTuple):
 
 
 class Term(NamedTuple):
-    """When the lease is held: from `since_ms` to `until_ms` by one clock, and before `until_s` by the other."""
+    """Time of holding: from `since_ms` to `until_ms` by the wall clock, and before `until_s` by the monotonic one."""
 
     until_s: float
     since_ms: float
@@ -93,28 +93,28 @@ ALWAYS: Final = Term(math.inf, -math.inf, math.inf)
 
 
 class Lease:
-    """One process's. Changed on one thread; `held` and `left_s` may be asked on any."""
+    """One process's lease. Changed on one thread; `held` and `left_s` may be called on any thread."""
 
     def __init__(self) -> None:
         self._term = NEVER
         self._named: int | None = None
-        """The last generation that named this process; None: the last one named another, or is not known."""
+        """Last generation that named this process; None: the last one named another, or is unknown."""
         self._free_s = math.inf
-        """From when on nobody else can hold."""
+        """Time from which on nobody else can hold."""
 
     def held(self, at: Moment) -> bool:
-        """Whether it is held at a moment: now."""
+        """Tell if the lease is held at a moment, which must be now."""
         term = self._term
         return at.monotonic_s < term.until_s and term.since_ms <= at.now_ms < term.until_ms
 
     def left_s(self, at: Moment) -> float:
-        """Seconds that it is held for without another answer; 0 when it is not."""
+        """Return seconds that the lease is held without another answer; 0 when it is not held."""
         if not self.held(at):
             return 0.0
         return min(self._term.until_s - at.monotonic_s, (self._term.until_ms - at.now_ms) / 1000)
 
     def name(self, generation: int, *, asked: Moment, now: Moment) -> None:
-        """The group's generation names this process, as was asked at `asked` and heard `now`."""
+        """Note that the group's generation names this process, as asked at `asked` and heard `now`."""
         if self._named is None or self._named not in (generation, generation - 1):
             self._term = NEVER
             self._free_s = -math.inf if generation == FIRST else now.monotonic_s + WAIT_S
@@ -122,18 +122,18 @@ class Lease:
         self._prove(asked)
 
     def beat(self, generation: int, *, asked: Moment) -> None:
-        """A heartbeat of this generation, sent at `asked`, was answered well."""
+        """Note a good answer to a heartbeat of this generation, sent at `asked`."""
         if generation == self._named:
             self._prove(asked)
 
     def drop(self) -> None:
-        """Another process is named, the group gave this one up, or it ends: not held from now on."""
+        """Drop the lease: another process is named, the group gave this one up, or it ends."""
         self._named = None
         self._free_s = math.inf
         self._term = NEVER
 
     def keep(self) -> None:
-        """No other process can be there: held for good."""
+        """Hold the lease for good: there can be no other process."""
         self._term = ALWAYS
 
     def _prove(self, asked: Moment) -> None:
@@ -143,29 +143,29 @@ class Lease:
 
 
 class LeaseGuard:
-    """One app's. The lease is sought when something wants it: an app without anything `on_leader` has no such group."""
+    """One app's guard. The lease is sought at first need: an app without `on_leader` functions has no lease group."""
 
     def __init__(self) -> None:
         self.lease = Lease()
         self.clock: Clock = LoopClock()
         self.wanted = False
-        """Whether something has asked for the lease, so that the process seeks it."""
+        """True if something has asked for the lease, so that the process seeks the lease."""
         self._seek: Callable[[], object] | None = None
 
     @property
     def held(self) -> bool:
-        """Whether this process holds the lease now; the first question makes it ask for it. Any thread."""
+        """True if this process holds the lease now; the first call makes the process seek the lease. Any thread."""
         self._want()
         return self._held()
 
     def join(self, seek: Callable[[], object]) -> None:
-        """The app runs; seek: called when something wants the lease, from any thread."""
+        """Note that the app runs. seek: called when something wants the lease, from any thread."""
         self._seek = seek
         if self.wanted:
             seek()
 
     def leave(self) -> None:
-        """The app ends: the lease is not held any more."""
+        """Drop the lease as the app ends."""
         self._seek = None
         self.lease.drop()
 
@@ -179,7 +179,7 @@ class LeaseGuard:
         return self.lease.held(Moment.of(self.clock))
 
     def guard(self, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[None]]:
-        """The function, run only while the lease is held: for what is called again and again."""
+        """Wrap a function that is called again and again: it runs only while the lease is held."""
         self._want()
 
         @functools.wraps(function)
@@ -190,7 +190,7 @@ class LeaseGuard:
         return guarded
 
     def guard_task(self, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[None]]:
-        """The function, begun as soon as the lease is held, and once more each time that it lapsed meanwhile."""
+        """Wrap a function that begins as soon as the lease is held, and again after each lapse meanwhile."""
         self._want()
 
         @functools.wraps(function)
@@ -203,7 +203,7 @@ class LeaseGuard:
         return guarded
 
     async def _run(self, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> bool:
-        """Run it for as long as the lease is held; whether it ended by itself. Raises: what it raises."""
+        """Run a function while the lease is held; return True if it ended by itself. Raises: its errors."""
         steps = _Steps(_call(function, args), self._held)
         task = asyncio.get_running_loop().create_task(steps, name=f"on_leader {_name(function)}")
         try:
@@ -230,11 +230,11 @@ class LeaseGuard:
             try:
                 await self.clock.wait_for(asyncio.wait({task}), left_s)
             except TimeoutError:
-                continue  # it may have been made longer meanwhile
+                continue  # the lease may be longer by now
 
 
 class _Steps(Coroutine[Any, Any, Any]):
-    """A coroutine that looks before each of its steps whether it may go on, and is cancelled when it may not."""
+    """A coroutine that checks before each of its steps if it may go on, and is cancelled when it may not."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], held: Callable[[], bool]) -> None:
         self._coroutine = coroutine
@@ -257,7 +257,7 @@ class _Steps(Coroutine[Any, Any, Any]):
         return self._coroutine.__await__()
 
     def _lapses(self) -> bool:
-        """Whether it lapsed just now: once, so that what cleans up afterwards may wait."""
+        """Tell if the lease lapsed just now; True only once, so that clean-up code in the coroutine may still await."""
         if self.lapsed or self._held():
             return False
         self.lapsed = True

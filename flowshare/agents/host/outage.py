@@ -1,7 +1,7 @@
-"""`Outage`: whether the broker answers, asked by the way, so that `/ready` and the log say when it does not.
+"""`Outage` asks the broker at intervals, so that `/ready` and the log tell when the broker does not answer.
 
-Every client of a process notices an outage by itself, at the next thing it wants; an idle one never does, and none
-knows how long it has lasted. So one small question is asked at intervals.
+Every client of a process notices an outage by itself at its next request; an idle client never does, and no client
+knows how long the outage has lasted. So one small question is asked at intervals.
 
     THERE ──no answer for AWAY_S──▶ AWAY (a warning, again each time it has lasted twice as long)
       ▲                               │
@@ -20,9 +20,9 @@ from flowshare.clock import Clock
 from flowshare.tasks import cancelled
 
 ASK_S: Final = 2.0
-"""Seconds between two questions, and how long an answer may take."""
+"""Seconds between two questions, and the limit of an answer."""
 AWAY_S: Final = 10.0
-"""Seconds without an answer after which the broker counts as away: a restart of one broker of several is none."""
+"""Seconds without an answer after which the broker counts as away; the restart of one of several brokers is shorter."""
 
 logger = logging.getLogger("flowshare.agents")
 
@@ -47,12 +47,12 @@ class Outage:
         self._asking = asyncio.create_task(self._go_on(), name="ask whether the broker answers")
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         asking, self._asking = self._asking, None
         await cancelled(asking)
 
     def problem(self) -> str | None:
-        """That the broker is away and since when, or None. From any thread."""
+        """Say that the broker is away and since when; None: it answers. From any thread."""
         away_s = self._away_s()
         return self._text(away_s) if away_s >= AWAY_S else None
 

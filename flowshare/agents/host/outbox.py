@@ -1,7 +1,7 @@
 """The one producer of a process, for callers on any loop: records go over by batch, results come back by batch.
 
-`topic.send` of an application runs on the handler loop, the producer lives on the service loop: there a blocked
-handler loop neither times out a batch nor keeps a result from being noticed.
+`topic.send` of an application runs on the handler loop, the producer lives on the service loop. So a blocked handler
+loop neither times out a batch nor delays a result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowshare.client.producer.producer import Producer
 
 OUTSTANDING_MAX: Final = 50_000
-"""Records that may wait for their confirmation; further `send`s wait."""
+"""Most records that wait for their confirmation; further `send`s wait."""
 
 
 class _Outgoing(NamedTuple):
@@ -42,11 +42,11 @@ class Outbox:
         self._confirmed: list[tuple[_Outgoing, asyncio.Future[RecordMetadata]]] = []
 
     def send_by(self, producer: Producer | TracedProducer) -> None:
-        """Send through this one from now on. On the loop that sends."""
+        """Send through this producer from now on. On the loop that sends."""
         self._producer = producer
 
     async def enqueue(self, record: ProducerRecord) -> asyncio.Future[RecordMetadata]:
-        """Hand one record over, waiting only for room; the future (of this loop) has the outcome."""
+        """Hand one record over, waiting only for room; the returned future (of this loop) gets the result."""
         loop = asyncio.get_running_loop()
         await self._fewer_than(OUTSTANDING_MAX)
         future: asyncio.Future[RecordMetadata] = loop.create_future()
@@ -59,7 +59,7 @@ class Outbox:
         return future
 
     async def flush(self) -> None:
-        """Wait until everything that was handed over is confirmed or refused. On the loop that sends."""
+        """Wait until all records handed over are confirmed or refused. On the loop that sends."""
         await self._fewer_than(1)
 
     async def _fewer_than(self, records: int) -> None:
@@ -86,7 +86,7 @@ class Outbox:
             while self._queue:
                 await self._produce(self._queue.popleft())
             self._pumping = False
-            if not self._queue:  # else one came in between; whoever added it saw the pump running
+            if not self._queue:  # else a record came in between, whose sender saw the pump running
                 return
             self._pumping = True
 

@@ -1,9 +1,8 @@
-"""One agent at work in one process: the seam between agents and whatever hosts them (`agents/host/host.py`, the test
-kit).
+"""One agent at work in one process: the seam between agents and their host (`agents/host/host.py`, the test kit).
 
 A runtime lives on two loops. On the *service loop* its `Feeder` fetches, renews, produces and acknowledges; on the
 *handler loop* its pool runs application code. Both may be the same loop (test kit), then nothing crosses a thread.
-Who hosts a runtime calls `start`, `drain` and `stop` on the service loop, in this order, and may call everything
+The host of a runtime calls `start`, `drain` and `stop` on the service loop, in this order, and may call everything
 else from any thread.
 """
 
@@ -28,15 +27,15 @@ if TYPE_CHECKING:
     from flowshare.agents.kmq.feeder import KmqFeeder
 
 BLOCKED_S: Final = 0.5
-"""How long the end waits for a handler loop that may be blocked."""
+"""Seconds that the end waits for a handler loop that may be blocked."""
 
 
 class AgentRuntime:
     """Runs one agent until it is stopped.
 
     agent: the decorated function with its options (`app.share_agents[name]`, `app.kmq_agents[name]`).
-    environment: what it works with; both of its loops must run when `start` is awaited.
-    observer: told of every settled record (test kit).
+    environment: loops, clock and clients of the process; both loops must run when `start` is awaited.
+    observer: called with every settled record (test kit).
     member_id: id of its member in the group; None draws one.
     """
 
@@ -63,44 +62,44 @@ class AgentRuntime:
 
     @property
     def runners(self) -> Sequence[Runner]:
-        """The places where its handler runs, at work or not."""
+        """Places where the agent's handler runs, at work or not."""
         return self._pool.runners
 
     @property
     def handler_times(self) -> HandlerTimes:
-        """How long handler calls took."""
+        """Durations of handler calls."""
         return self._pool.times
 
     @property
     def exceptions(self) -> dict[str, int]:
-        """How often handlers raised what, by type."""
+        """Number of exceptions that handlers raised, by type."""
         return self._pool.exceptions.copy()
 
     @property
     def breaker(self) -> HeardBreaker | None:
-        """What the agent hears of its group's breaker; None: it has none."""
+        """The state of the group's breaker, as the agent heard it; None: the agent has no breaker."""
         return self._feeder.breaker if isinstance(self._feeder, Feeder) else None
 
     @property
     def paused(self) -> bool:
-        """Whether `pause` is in force."""
+        """True if the agent is paused."""
         return self._feeder.paused
 
     @property
     def idle(self) -> bool:
-        """Whether no record is buffered, running or waiting for its acknowledgement here."""
+        """True if no record is buffered, running or waiting for its acknowledgement here."""
         return self._feeder.idle
 
     async def finished(self) -> bool:
-        """Whether nothing is left that only this process sees of a queue: records, and markers of its own tracker."""
+        """Tell if a queue that only this process sees is finished: no records, no markers of its own tracker."""
         return not isinstance(self.agent, KmqAgent) or await cast("KmqFeeder", self._feeder).finished()
 
     def problems(self) -> list[str]:
-        """Why the agent is not healthy, one sentence each."""
+        """Return the reasons why the agent is not healthy, one sentence each."""
         return [*self._pool.problems(), *self._feeder.problems()]
 
     async def start(self) -> None:
-        """Check and make what the agent needs (topics, group settings), join the group, begin to fetch.
+        """Check and make the agent's topics and group settings, join the group, begin to fetch.
 
         Raises: UsageError with what to do when the topic is missing and may not be made, or a setting is refused.
         """
@@ -108,7 +107,7 @@ class AgentRuntime:
         await self._feeder.start()
 
     def pause(self) -> None:
-        """Stop fetching and give back what no handler has begun; running handlers finish."""
+        """Stop fetching and release records that no handler has begun; running handlers finish."""
         self._feeder.pause()
 
     def resume(self) -> None:
@@ -121,7 +120,7 @@ class AgentRuntime:
             self._service_loop.call_soon_threadsafe(self._feeder.heartbeat)
 
     def in_flight(self) -> list[RunningHandler]:
-        """What handlers work on now. A snapshot; safe from any thread."""
+        """Return the records that handlers work on now. A snapshot; safe from any thread."""
         now = self._clock.monotonic()
         return [
             RunningHandler(
@@ -140,9 +139,10 @@ class AgentRuntime:
         ]
 
     def in_hand(self) -> dict[str, Any]:
-        """How many records it holds, for how long the oldest, and what its handlers raised last, when; from any thread.
+        """Return the number of held records, the age of the oldest, and the last exception of handlers with its age;
+        from any thread.
 
-        It is a row of `/agents`, as `scale.held` reads it.
+        The result is a row of `/agents`, as `scale.in_hand` reads it.
         """
         now_s, arrived_s, raised = self._clock.monotonic(), self._feeder.arrived_s, self._pool.exceptions.last
         return {
@@ -156,7 +156,7 @@ class AgentRuntime:
         }
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start and gauges of now, by name (see `AgentStats`)."""
+        """Return counters since the start and current gauges, by name (see `AgentStats`)."""
         return {
             **self._pool.stats.counters(),
             "running": float(self._pool.busy),
@@ -168,7 +168,7 @@ class AgentRuntime:
         }
 
     def handler_look(self) -> HandlerLook:
-        """How long handlers have worked since the start, and what came of it (`rates.HandlerCost`)."""
+        """Return the handlers' working time and outcomes since the start (`rates.HandlerCost`)."""
         return HandlerLook(
             at_s=self._clock.monotonic(),
             busy_s=self._pool.times.sum_s + self._pool.working_s(),
@@ -178,10 +178,10 @@ class AgentRuntime:
         )
 
     async def drain(self, timeout_s: float) -> bool:
-        """Fetch no more, give back what was not begun, let handlers finish for `timeout_s` seconds, acknowledge.
+        """Stop fetching, release records that were not begun, let handlers finish for `timeout_s` seconds, acknowledge.
 
-        Handlers that are still running then are cancelled and their records released. Returns whether all finished
-        by themselves.
+        Handlers that are still running then are cancelled and their records released. Returns True if all finished by
+        themselves.
         """
         self._pool.draining()
         finished = await self._feeder.drain(timeout_s)
@@ -190,10 +190,10 @@ class AgentRuntime:
         return finished
 
     async def stop(self) -> None:
-        """Release whatever is left, leave the group, end all tasks. Safe to call twice, and without `drain`.
+        """Release the rest, leave the group, end all tasks. Safe to call twice, and without `drain`.
 
-        In an order the handlers end first, as the next record of a key begins elsewhere when its lock is given back;
-        one that does not end keeps its lock for as long as that lasts.
+        With an order the handlers end first, as the next record of a key begins elsewhere when its lock is released; a
+        handler that does not end keeps its lock until that lapses.
         """
         if self.agent.options.order is None and self.agent.group_type != "cooperative":
             await self._feeder.close()
@@ -205,9 +205,9 @@ class AgentRuntime:
     async def _on_handler_loop(
         self, function: Callable[[], Coroutine[Any, Any, None]], limit_s: float | None = None
     ) -> bool:
-        """Run a coroutine function on the handler loop, wherever that is, for a limited time: it may be blocked.
+        """Run a coroutine function on the handler loop, which may be blocked, for a limited time.
 
-        Returns whether it ended in time.
+        Returns True if it ended in time.
         """
 
         if self._handler_loop is asyncio.get_running_loop():
@@ -222,7 +222,7 @@ class AgentRuntime:
 
 
 def _kmq_feeder(agent: KmqAgent, pool: Pool, environment: Environment, *, observer: Observer | None) -> KmqFeeder:
-    """What most apps do without is imported here."""
+    """Make the feeder of a KMQ agent; imported here, because most apps have no such agent."""
     from flowshare.agents.kmq.feeder import KmqFeeder
 
     return KmqFeeder(agent, pool, environment, observer=observer)
@@ -236,7 +236,7 @@ def _cooperative_feeder(
     observer: Observer | None,
     member_id: str | None,
 ) -> Feeder:
-    """The same for cooperative groups."""
+    """Make the feeder of a cooperative agent."""
     from flowshare.agents.cooperative.feeder import CooperativeFeeder
 
     return CooperativeFeeder(agent, pool, environment, observer=observer, member_id=member_id)

@@ -1,7 +1,8 @@
 """A producer for programs without an event loop: `topic.send_sync`, from any thread.
 
 Where the app runs in this process (a `def` handler, a worker's thread), its producer sends. Elsewhere the first call
-starts one on a thread of its own, which sends what it has and ends with the process. A fork starts its own.
+starts a producer on a thread of its own, which sends its records before it ends with the process. A fork starts another
+one.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from flowshare.agents.host.host import Host, HostedApp, HostSettings
 from flowshare.agents.host.service import ServiceLoop
 
 END_S: Final = 10.0
-"""How long the end of the process waits for what is on its way."""
+"""Seconds that the end of the process waits for records on their way."""
 
 
 class SendingThread:
-    """Runs an app's producer, and nothing else of it, on a thread."""
+    """Runs an app's producer alone, on a thread."""
 
     def __init__(self, app: HostedApp) -> None:
         self._app = app
@@ -33,7 +34,10 @@ class SendingThread:
         self._started: concurrent.futures.Future[Host] = concurrent.futures.Future()
 
     def host(self, timeout_s: float) -> Host:
-        """What sends, started if need be. Raises: TimeoutError, UsageError on an event loop, what refuses to start."""
+        """Return the host that sends; start the host if needed.
+
+        Raises: TimeoutError; UsageError on an event loop; the error of a start that fails.
+        """
         refuse_on_loop()
         with self._lock:
             if self._process != os.getpid():
@@ -70,9 +74,9 @@ class SendingThread:
         return host
 
     async def give_way(self) -> None:
-        """End the thread, if there is one, with all of it sent: something else is to run the app.
+        """End the thread, if there is one, with all records sent: another host is to run the app.
 
-        The next `send_sync` sends through that, or starts a new thread.
+        The next `send_sync` uses that host, or starts a new thread.
         """
         with self._lock:
             thread = self._thread
@@ -87,13 +91,13 @@ class SendingThread:
     def _end(self, thread: ServiceLoop) -> None:
         if self._process != os.getpid() or not thread.running or not self._started.done():
             return
-        with contextlib.suppress(BaseException):  # what did not start, or does not stop in time, ends with its thread
+        with contextlib.suppress(BaseException):  # a host that failed to start, or stops late, ends with its thread
             thread.submit(self._started.result().finish).result(END_S)
         thread.stop()
 
 
 def refuse_on_loop() -> None:
-    """Raises: UsageError on an event loop, which must not wait."""
+    """Refuse to wait on an event loop. Raises: UsageError."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -27,11 +27,11 @@ _START_LIMIT_S: Final = 10.0
 def run_through(
     loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], *, again: Callable[[], object] | None = None
 ) -> T:
-    """Run the loop until the task ends; its result. Raises: what it raises.
+    """Run the loop until the task ends; return its result. Raises: the task's errors.
 
-    asyncio lets a SystemExit or KeyboardInterrupt of any task (one that a handler started, say) through the loop, which
-    ends it for everybody. The loop goes on here: that task has ended by it, and whoever awaits it gets it. A real
-    Ctrl-C is passed on, where nobody took over its signal. again: called before the loop goes on.
+    asyncio lets a SystemExit or KeyboardInterrupt of any task (of a handler, say) end the loop for all tasks. Here the
+    loop goes on: that task has ended, and its waiter gets the exception. A real Ctrl-C is passed on, if nobody took
+    over its signal. again: called before the loop goes on.
     """
     while True:
         try:
@@ -45,7 +45,7 @@ def run_through(
 
 
 def _is_signal(error: BaseException) -> bool:
-    """Whether it may be a Ctrl-C instead of something that was raised."""
+    """Tell if the error may come from a Ctrl-C, not from code that raised it."""
     return (
         isinstance(error, KeyboardInterrupt)
         and threading.current_thread() is threading.main_thread()
@@ -69,7 +69,7 @@ class ServiceLoop:
     """
 
     def __init__(self, *, threads: bool = True, name: str = "flowshare-service") -> None:
-        """name: the thread's."""
+        """name: of the thread."""
         self._threads = threads
         self._name = name
         self._thread: threading.Thread | None = None
@@ -84,7 +84,7 @@ class ServiceLoop:
 
     @property
     def running(self) -> bool:
-        """Whether `start` was called and `stop` was not."""
+        """True if `start` was called and `stop` was not."""
         return self._loop is not None
 
     def start(self) -> None:
@@ -94,7 +94,7 @@ class ServiceLoop:
         if not self._threads:
             self._loop = asyncio.get_running_loop()
             return
-        load_reader()  # two threads that import aiokafka at once, for reading and for sending, get a half of it
+        load_reader()  # two threads that import aiokafka at once get a half-made module
         up = threading.Event()
         loop = new_loop()
         self._thread = threading.Thread(target=_run, args=(loop, up), name=self._name, daemon=True)
@@ -104,7 +104,7 @@ class ServiceLoop:
         self._loop = loop
 
     async def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Await `function()` on the service loop; a cancelled caller cancels it."""
+        """Await `function()` on the service loop; cancelling the caller cancels the call."""
         if self.loop is asyncio.get_running_loop():
             return await function()
         return await asyncio.wrap_future(self.submit(function))
@@ -118,7 +118,7 @@ class ServiceLoop:
         return asyncio.run_coroutine_threadsafe(run(), self.loop)
 
     def stop(self, *, limit_s: float = 2.0) -> None:
-        """End the thread; tasks that still run are cancelled. From another thread. Safe to call twice."""
+        """End the thread and cancel its tasks. From another thread. Safe to call twice."""
         loop, self._loop = self._loop, None
         if self._thread is None or loop is None:
             return

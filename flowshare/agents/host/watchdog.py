@@ -1,12 +1,12 @@
-"""Notices when the handler loop stands still, and shows where.
+"""The watchdog notices a handler loop that stands still, and shows where it stands.
 
-Two kinds of bad handler, two ways of seeing it:
+Two kinds of bad handler are seen in two ways:
 
-- it blocks its loop but lets the GIL go (a forgotten `time.sleep`, blocking I/O): the service thread goes on, misses
-  the handler loop's heartbeat and logs the stack of the thread that blocks, with what to do about it;
-- it holds the GIL (a catastrophic regex, a huge `json.loads`): no Python code runs in any thread. A timer of the
-  kernel's has the handler loop's stack written to stderr then (`StackTimer`). It is re-armed by both loops, so that
-  it fires only when both stand still.
+- the handler blocks its loop but releases the GIL (a forgotten `time.sleep`, blocking I/O): the service thread goes on,
+misses the handler loop's heartbeat and logs the stack of the blocked thread, with what to do about it;
+- the handler holds the GIL (a catastrophic regex, a huge `json.loads`): no Python code runs in any thread. Then a timer
+of the kernel has the handler loop's stack written to stderr (`StackTimer`). Both loops re-arm the timer, so that it
+fires only when both stand still.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ logger = logging.getLogger("flowshare.watchdog")
 
 
 NUMBER: Final = signal.SIGRTMAX - 3 if sys.platform == "linux" else 0
-"""Of the signal; left alone when the application has a handler for it."""
+"""Number of the signal; left alone when the application has a handler for it."""
 _MONOTONIC: Final = 1
 _THREAD_ID: Final = 4
 """CLOCK_MONOTONIC and SIGEV_THREAD_ID."""
 _INTERVAL_S: Final = 0.25
 STALL_S: Final = 1.0
-"""Without a heartbeat of the handler loop for so long, the blocking stack is logged; again when that has doubled."""
+"""Seconds without a heartbeat of the handler loop until its stack is logged; again each time that has doubled."""
 READY_S: Final = 5.0
-"""From then on `/ready` answers 503."""
+"""Seconds of standstill from which on `/ready` answers 503."""
 LIVE_S: Final = 300.0
-"""From then on `/live` answers 503, so that an orchestrator restarts the process."""
+"""Seconds from which on `/live` answers 503, so that an orchestrator restarts the process."""
 _MACHINERY: Final = (
     "/asyncio/",
     "/click/",
@@ -52,7 +52,7 @@ _MACHINERY: Final = (
     "<frozen ",
     "/bin/flowshare",
 )
-"""Files with what lies between a process's start and its handlers."""
+"""Files of the frames between a process's start and its handlers."""
 
 
 class _Event(ctypes.Structure):
@@ -76,7 +76,7 @@ class _Time(ctypes.Structure):
 class StackTimer:
     """Writes a thread's stack to stderr when nobody re-armed it in time, even while no Python code can run.
 
-    The kernel's timer sends the thread that made it a signal, and `faulthandler`'s C handler for it writes that
+    The kernel's timer sends a signal to the thread that made the timer, and `faulthandler`'s C handler writes that
     thread's own stack from within it. `faulthandler.dump_traceback_later` writes from a thread of its own instead and
     reads the frames of threads that may run meanwhile: a process that had been paused (SIGSTOP, a machine that was
     moved) died of that by SIGSEGV. Linux with 64 bits only; elsewhere `arm` does nothing. Any thread.
@@ -87,17 +87,17 @@ class StackTimer:
         self._lock = threading.Lock()
         self._libc = _libc()
         self.works = self._libc is not None and _registered() and self._made()
-        """Whether this platform and this process allow it."""
+        """True if this platform and this process allow the timer."""
 
     def arm(self, limit_s: float) -> None:
-        """Write the stack in so many seconds, unless this or `close` is called before."""
+        """Write the stack in `limit_s` seconds, unless this or `close` is called before."""
         with self._lock:
             if self.works:
                 whole, part = divmod(round(limit_s * 1e9), 1_000_000_000)
                 self._libc.timer_settime(self._timer, 0, ctypes.byref(_Time(s=whole, ns=part)), None)
 
     def close(self) -> None:
-        """Give the timer back; harmless when that was done."""
+        """Delete the timer; harmless when that was done."""
         with self._lock:
             if self.works:
                 self.works = False
@@ -111,7 +111,7 @@ class StackTimer:
 def _libc() -> Any:
     if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
-    for name in (None, "librt.so.1"):  # an older glibc has timers there
+    for name in (None, "librt.so.1"):  # an older glibc has timers in librt
         with contextlib.suppress(OSError, AttributeError):
             found = ctypes.CDLL(name)
             found.timer_create.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -122,7 +122,10 @@ def _libc() -> Any:
 
 
 def _registered() -> bool:
-    """Whether the signal leads to the stack. It stays so: without a handler a late one would end the process."""
+    """Register the signal to write the stack; False if that is not possible.
+
+    The registration stays: without a handler a late signal would end the process.
+    """
     if signal.getsignal(NUMBER) is not signal.SIG_DFL:
         return False
     file = sys.__stderr__ or sys.stderr
@@ -134,7 +137,7 @@ def _registered() -> bool:
 
 
 class Watchdog:
-    """Heartbeat of the handler loop, looked at from the service loop.
+    """Heartbeat of the handler loop, checked from the service loop.
 
     `beat_from_here` is called on the handler loop, `watch_from_here` on the service loop, `stop` on any thread.
     """
@@ -150,36 +153,36 @@ class Watchdog:
         self._timers: dict[str, tuple[asyncio.AbstractEventLoop, TimerHandle]] = {}
         self._stopped = False
         self.stalls = 0
-        """Stalls seen since the start."""
+        """Number of stalls since the start."""
 
     def beat_from_here(self) -> None:
-        """Start the heartbeat on the running loop: the one that runs the handlers."""
+        """Start the heartbeat on the running loop, which runs the handlers."""
         self._thread_id = threading.get_ident()
         if self._dump and self._stack is None:
             self._stack = StackTimer()
         self._heartbeat()
 
     def watch_from_here(self) -> None:
-        """Start looking at the heartbeat from the running loop: the service loop."""
+        """Start checking the heartbeat from the running loop, the service loop."""
         self._look = self._clock.monotonic()
         self._check()
 
     def stalled_s(self) -> float:
-        """Seconds since the last heartbeat beyond the usual interval; 0.0 while the handler loop runs."""
+        """Return seconds since the last heartbeat beyond the usual interval; 0.0 while the handler loop runs."""
         if self._stopped or not self._thread_id:
             return 0.0
         return max(0.0, self._clock.monotonic() - self._beat - _INTERVAL_S)
 
     def ready(self) -> bool:
-        """Whether the handler loop answers."""
+        """Tell if the handler loop answers."""
         return self.stalled_s() < READY_S
 
     def live(self) -> bool:
-        """Whether there is hope that it answers again."""
+        """Tell if the handler loop may still answer again."""
         return self.stalled_s() < LIVE_S
 
     def blocking_stack(self) -> str:
-        """Where the handler loop's thread is right now, innermost call last; empty when it is not known."""
+        """Return the stack of the handler loop's thread, innermost call last; empty when not known."""
         frame = sys._current_frames().get(self._thread_id)  # noqa: SLF001 - the documented way to another thread's stack
         return "".join(traceback.format_list(_relevant(frame))) if frame is not None else ""
 
@@ -197,7 +200,7 @@ class Watchdog:
         if self._stack is not None:
             self._stack.close()
         for loop, timer in tuple(self._timers.values()):
-            with contextlib.suppress(RuntimeError):  # that loop is closed
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(timer.cancel)
 
     def _arm(self) -> None:
@@ -249,7 +252,7 @@ class Watchdog:
 
 
 def _relevant(frame: FrameType) -> list[traceback.FrameSummary]:
-    """The stack without the frames of the loop and of this package that every handler has below it."""
+    """Return the stack without the frames of the loop and of flowshare below every handler."""
     stack = list(traceback.extract_stack(frame))
     for index, entry in enumerate(stack):
         if not any(part in entry.filename for part in _MACHINERY):

@@ -15,7 +15,7 @@ from flowshare.kmq.redelivery import QueueRules
 
 REDELIVER_AFTER_S: Final = 30.0
 ATTEMPTS_MAX: Final = 1_000_000
-"""The tracker counts deliveries, not the agent: to its pool no failure is the last one."""
+"""Attempts of the agent, without effect: the tracker counts deliveries, so to the pool no failure is the last one."""
 OWN: Final = ("markers", "redeliver_after", "tracker")
 REFUSED: Final = {
     "retry": "a record whose handler fails comes again when redeliver_after is over, and the tracker says how often "
@@ -33,17 +33,18 @@ REFUSED: Final = {
     "at_most_once": "a record without an end marker is sent again, which is what KMQ is for: use a share agent",
     "exactly_once": "outputs and end marker are two writes in KMQ, and a crash in between repeats the outputs",
 }
-"""Options of share agents that say nothing here, and why."""
+"""Options of share agents without effect on a KMQ queue -> the reason."""
 
 
 class KmqArguments(TypedDict, total=False):
-    """What `@app.kmq_agent` takes besides a topic and a name, for type checkers."""
+    """The options of `@app.kmq_agent` besides a topic and a name, for type checkers."""
 
     markers: Any
     redeliver_after: Seconds
     tracker: bool
     group: str | None
     start: str | Seconds
+    isolation: str
     concurrency: int
     timeout: Seconds | None
     drain_timeout: Seconds
@@ -56,9 +57,9 @@ class KmqArguments(TypedDict, total=False):
 
 
 class KmqAgent(ShareAgent):
-    """One agent of an app that reads a KMQ queue. Made by `@app.kmq_agent`; calling it calls the function.
+    """An agent of an app that reads a KMQ queue, made by `@app.kmq_agent`; calling the object calls the function.
 
-    markers: topic of the markers, which has as many partitions as the queue's. redeliver_after: seconds after which a
+    markers: topic of the markers, with as many partitions as the queue's topic. redeliver_after: seconds after which a
     record that was begun and not ended is due (msgTimeoutMs). tracker: run a tracker of the queue in each worker, too.
     The other options are those of `AgentOptions`; `group` is a consumer group here.
     """
@@ -100,26 +101,26 @@ class KmqAgent(ShareAgent):
 
     @property
     def queue(self) -> str:
-        """Name of the topic that it reads."""
+        """Name of the queue's topic."""
         return self.topics[0]
 
     @property
     def rules(self) -> QueueRules:
-        """Of its queue, as its own tracker has them."""
+        """Rules of the agent's queue, as its own tracker has them."""
         return QueueRules(self.queue, self.markers)
 
     @property
     def count_header(self) -> str:
-        """Where it is read how often a record was redelivered."""
+        """Name of the header that counts redeliveries."""
         return COUNT_HEADER
 
     @property
     def tracker_group(self) -> str:
-        """Group of the queue's trackers, unless they are given another one."""
+        """Default group of the queue's trackers."""
         return tracker_group(self.queue)
 
     def describe(self) -> dict[str, Any]:
-        """The agent's settings by name."""
+        """Return the agent's settings by name."""
         left = ("max_attempts", "lock_duration", "dead_letter", "exactly_once", "at_most_once")
         facts = {key: value for key, value in super().describe().items() if key not in left}
         return {
@@ -131,7 +132,7 @@ class KmqAgent(ShareAgent):
 
 
 def tracker_group(queue: str) -> str:
-    """The consumer group of a queue's trackers, unless they are given another one."""
+    """Return the default consumer group of a queue's trackers."""
     return f"kmq-tracker.{queue}"
 
 

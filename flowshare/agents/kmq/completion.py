@@ -1,7 +1,7 @@
-"""What becomes of the outcomes of a KMQ agent: an end marker behind an accept and its outputs, else nothing.
+"""Completion of a KMQ agent's outcomes: an end marker after an accept and its outputs, else none.
 
 accept with sends   -> produce all, confirmed  -> end marker; not confirmed -> no end marker
-anything else       ->                            no end marker: the tracker sends it again, or gives it up
+anything else       ->                            no end marker: the tracker sends the record again, or gives it up
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ logger = logging.getLogger("flowshare.agents")
 
 
 class KmqCompletion(Completion):
-    """Carries out the outcomes of one agent."""
+    """Carries out the outcomes of one KMQ agent."""
 
     def complete(self, chunk: Chunk, raw: DecodedRecord | RawRecord, outcome: Outcome) -> None:
-        """Do what the outcome asks for."""
+        """Carry out the outcome."""
         if outcome.kind is OutcomeKind.ACCEPT:
             super().complete(chunk, raw, outcome)
             return
@@ -45,7 +45,7 @@ class KmqCompletion(Completion):
         counter: str,
         error: BaseException | None,
     ) -> None:
-        """No end marker."""
+        """Write no end marker."""
         place = f" ({place_of(error)})" if error is not None else ""
         with about(chunk, raw):
             logger.warning("%s: left to the tracker: %s%s", chunk.where(raw.offset), clip(reason, REASON_MAX), place)

@@ -1,13 +1,13 @@
-"""`KmqFeeder`: everything of a KMQ agent that happens on the service loop.
+"""`KmqFeeder` does all work of a KMQ agent that happens on the service loop.
 
     fetch ──▶ start markers, confirmed ──▶ commit ──▶ handlers ──▶ outputs, confirmed ──▶ end markers
 
-As many records are marked as the handlers get to soon: from its start marker on a record's time runs. What no handler
-has begun when that is over is dropped here, since the tracker hands it out again; a handler that is late ends its
-record all the same, which may have been sent again by then.
+Only as many records are marked as the handlers reach soon, as a record's time runs from its start marker on. A record
+that no handler has begun in that time is dropped here, since the tracker sends it again. A late handler still ends its
+record, which may have been sent again by then.
 
-When partitions go to another consumer, what is marked and committed is handled to its end here: markers belong to no
-consumer. What is marked and not committed is dropped, as whoever has the partition reads it again.
+When partitions go to another consumer, records that are marked and committed are handled to their end here: markers
+belong to no consumer. Records that are marked and not committed are dropped, as the partition's new owner reads them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Final
 from flowshare.agents.feed.acknowledgements import OutcomeReporter
 from flowshare.agents.feed.prefetch import Prefetch
 from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.options import READ_COMMITTED
 from flowshare.agents.handler.rate_limit import TokenBucket
-from flowshare.agents.kmq.ahead import Ahead, Taken
 from flowshare.agents.kmq.completion import KmqCompletion
 from flowshare.agents.kmq.markers import MarkerSender
 from flowshare.agents.kmq.setup import prepare
+from flowshare.agents.kmq.unmarked_records import Ahead, Taken
 from flowshare.client.errors import ClientError
 from flowshare.client.groups.consumer import GroupConsumer, Place
 from flowshare.client.groups.membership import Generation, GenerationOver, GroupSettings
@@ -33,6 +34,7 @@ from flowshare.client.kmq.tracker import QueueTracker
 from flowshare.client.settings import session_s
 from flowshare.clock import backoff_s
 from flowshare.kmq.redelivery import redelivered
+from flowshare.protocol.decoding import with_unreadable
 from flowshare.protocol.headers import DecodeError, frames
 from flowshare.protocol.messages import TopicPartition
 from flowshare.tasks import cancelled
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
 WAIT_MS: Final = 250
 TICK_S: Final = 0.25
-"""How often it is looked whose time is over."""
+"""Seconds between two looks at records whose time is over."""
 PAUSE_MIN_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0
 TROUBLE_AFTER: Final = 3
@@ -59,12 +61,12 @@ logger = logging.getLogger("flowshare.agents")
 
 
 class KmqFeeder:
-    """One agent's consumer, its buffer and its markers."""
+    """Feeder of one KMQ agent: its consumer, its buffer and its markers."""
 
     def __init__(
         self, agent: KmqAgent, pool: Pool, environment: Environment, *, observer: Observer | None = None
     ) -> None:
-        """observer: told of every settled record."""
+        """observer: called with every settled record."""
         clock, stats = environment.clock, pool.stats
         options = agent.options
         self.agent = agent
@@ -111,6 +113,7 @@ class KmqFeeder:
             topics=agent.topics,
             clock=clock,
             reset=self._reset(),
+            committed=options.isolation == READ_COMMITTED,
             settings=GroupSettings(session_timeout=session_s(agent.redeliver_after_s)),
             on_assigned=lambda generation, bounds: self._ahead.clear(),
         )
@@ -118,18 +121,18 @@ class KmqFeeder:
         self._ahead = Ahead()
         self._topic_id: uuid.UUID | None = None
         self._live: dict[Chunk, int] = {}
-        """Chunks, and how many of their records are not decided."""
+        """Chunks -> number of their undecided records."""
         self._paused = False
         self._draining = False
         self._room = asyncio.Event()
         self._empty = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._fetching: tuple[Generation, asyncio.Task[list[FetchedLog]]] | None = None
-        """The next fetch, and for which generation it is."""
+        """The next fetch, with its generation."""
         self._timer: TimerHandle | None = None
         self._trouble: str | None = None
         self.outstanding = 0
-        """Records that are marked and not decided yet."""
+        """Number of records that are marked and not decided yet."""
         pool.finished = self._finished
 
     def _reset(self) -> Reset:
@@ -155,26 +158,26 @@ class KmqFeeder:
 
     @property
     def target(self) -> int:
-        """How many records to hold in all, as the handlers' speed asks for."""
+        """Number of records to hold in all, for the handlers' speed."""
         return self._prefetch.target
 
     @property
     def buffered(self) -> int:
-        """Records that no handler has begun."""
+        """Number of records that no handler has begun."""
         return sum(chunk.waiting for chunk in list(self._live))
 
     @property
     def arrived_s(self) -> float | None:
-        """When the oldest of what is held came, by the monotonic clock; None: nothing is held."""
+        """Arrival of the oldest held record, by the monotonic clock in seconds; None: no record is held."""
         return min((chunk.arrived for chunk in list(self._live)), default=None)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is held and nothing waits for its end marker."""
+        """True if no record is held and none waits for its end marker."""
         return self.outstanding == 0 and self._markers.unconfirmed == 0
 
     async def finished(self) -> bool:
-        """Whether all records of its partitions are handled, and its own tracker has nothing to send again.
+        """Return True if all records of the member's partitions are handled and its own tracker has none to send again.
 
         Raises: ServerError, OSError, ClientError.
         """
@@ -192,16 +195,16 @@ class KmqFeeder:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is fetched until `resume`."""
+        """True if nothing is fetched until `resume`."""
         return self._paused
 
     @property
     def tracker(self) -> QueueTracker | None:
-        """Its own tracker, if it has one."""
+        """The feeder's own tracker, if it has one."""
         return self._tracker
 
     def problems(self) -> list[str]:
-        """Why the agent is not healthy."""
+        """Return the reasons why the agent is not healthy."""
         texts = [self._consumer.member.trouble, self._trouble]
         if self._tracker is not None:
             texts += self._tracker.problems()
@@ -210,7 +213,7 @@ class KmqFeeder:
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """See that the topics are there and fit, join, begin to fetch."""
+        """Check that the topics exist and fit, join the group, begin to fetch."""
         await prepare(self.agent, self._environment.admin, self._clock)
         producer = self._environment.producer
         self._topic_id = (await producer.topic(self.agent.queue)).topic_id
@@ -221,7 +224,7 @@ class KmqFeeder:
             self._task = asyncio.create_task(self._run(), name=f"KMQ agent {self.agent.name}")
 
     def pause(self) -> None:
-        """Stop fetching; what is marked is handled. Any thread."""
+        """Stop fetching; marked records are handled. Any thread."""
         self._paused = True
 
     def resume(self) -> None:
@@ -230,16 +233,16 @@ class KmqFeeder:
         self._soon(self._room.set)
 
     def heartbeat(self) -> None:
-        """Another member is known to be gone: the group's coordinator finds that out by itself."""
+        """Do nothing when another member is known to be gone: the group's coordinator finds that out by itself."""
 
     async def drain(self, timeout_s: float) -> bool:
-        """Fetch no more, wait for the handlers of what is marked; returns whether all finished in time."""
+        """Stop fetching, wait for the handlers of marked records; return True if all finished in time."""
         self._draining = True
         await self._stop_fetching()
         return await self.wait_idle(timeout_s)
 
     async def wait_idle(self, limit_s: float) -> bool:
-        """Wait until nothing is held and all end markers are written, `limit_s` seconds at most."""
+        """Wait until no record is held and all end markers are written, `limit_s` seconds at most."""
 
         async def wait() -> None:
             while self.outstanding:
@@ -254,7 +257,7 @@ class KmqFeeder:
         return True
 
     async def close(self, *, goes_on: bool = False) -> None:
-        """Leave the group; what no handler has begun is left to the tracker."""
+        """Leave the group; records that no handler has begun are left to the tracker."""
         self._draining = True
         await self._stop_fetching()
         if self._timer is not None:
@@ -288,15 +291,15 @@ class KmqFeeder:
                 self._trouble = f"its queue cannot be read: {error}" if failures >= TROUBLE_AFTER else self._trouble
                 if isinstance(error, OSError | ClientError | DecodeError):
                     logger.warning("agent=%s topic=%s: %s", self.agent.name, self.agent.queue, error)
-                else:  # a fault of ours must not end it in silence
+                else:  # a bug must not end the agent in silence
                     logger.exception("agent=%s topic=%s: reading failed", self.agent.name, self.agent.queue)
                 await self._clock.sleep(backoff_s(failures, PAUSE_MIN_S, PAUSE_MAX_S))
                 continue
             failures, self._trouble = 0, None
 
     async def _wait_room(self) -> int:
-        """How many more records may be marked; waits until half of what is held ahead is used up, so that rounds are
-        few."""
+        """Return how many more records may be marked, after half of the records held ahead are used up, so that rounds
+        are few."""
         while True:
             target = self._prefetch.target
             room = target - self.outstanding
@@ -314,7 +317,7 @@ class KmqFeeder:
             await self._room.wait()
 
     async def _next(self, generation: Generation, room: int) -> list[Taken]:
-        """Records to mark now, `room` at most; none when the generation is over."""
+        """Return records to mark now, `room` at most; none when the generation is over."""
         if not len(self._ahead):
             logs = await self._fetched(generation)
             if self._consumer.generation is not generation:
@@ -331,7 +334,7 @@ class KmqFeeder:
         return taken
 
     async def _fetched(self, generation: Generation) -> list[FetchedLog]:
-        """What was fetched meanwhile, or is now. Raises: OSError, ClientError."""
+        """Return the records of the fetch under way, or fetch them now. Raises: OSError, ClientError."""
         fetching, self._fetching = self._fetching, None
         if fetching is not None:
             if fetching[0] is generation:
@@ -349,8 +352,9 @@ class KmqFeeder:
         before = self._consumer.positions.get(place)
         if before is None or not log.records:
             return
-        read = read_log(log.records, before)
-        for first, last, why in read.damaged:
+        read = read_log(log.records, before, log.aborted)
+        records = with_unreadable(read.records, read.damaged)
+        for first, last, why in (one for one in read.damaged if not one.records):
             self._stats.undecodable += last - first + 1
             logger.error(
                 "agent=%s record=%s-%d@%d..%d: the stored bytes cannot be read, passed over: %s",
@@ -362,10 +366,10 @@ class KmqFeeder:
             )
         self._consumer.move(generation, place, read.next)
         if read.next > before:
-            self._ahead.add(place, read.records, self._attempts(log, read.records), read.next)
+            self._ahead.add(place, records, self._attempts(log, records), read.next)
 
     def _attempts(self, log: FetchedLog, records: list[RawRecord]) -> list[int] | None:
-        """How often each is delivered with this time; None: all for the first time."""
+        """Return the number of deliveries of each record, this one included; None: all for the first time."""
         name = self.agent.count_header
         if name.encode() not in log.records and all(
             head.codec == "none" for head in frames(log.records, partial_tail=True)
@@ -376,9 +380,9 @@ class KmqFeeder:
         return attempts
 
     async def _marked(self, generation: Generation, taken: list[Taken]) -> bool:
-        """Mark and commit records and hand them on; False: they are somebody else's.
+        """Mark and commit records and hand them on; False: they are another member's.
 
-        Raises: OSError, ClientError: they are to be marked again.
+        Raises: OSError, ClientError: they must be marked again.
         """
         began_s = self._clock.monotonic()
         try:
@@ -396,7 +400,7 @@ class KmqFeeder:
         return True
 
     async def _commit(self, generation: Generation, offsets: dict[Place, int]) -> bool:
-        """False: the generation is over. As long as it is not, this goes on."""
+        """Commit offsets, trying until the generation is over; False: it is over."""
         failures = 0
         while True:
             try:
@@ -444,7 +448,7 @@ class KmqFeeder:
     # --- time ---------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Drop what nobody has begun in time; no handler begins before that was looked at again."""
+        """Drop records that nobody has begun in time; no handler begins one before this was checked again."""
         now = self._clock.monotonic()
         next_s = float("inf")
         for chunk in tuple(self._live):
@@ -490,7 +494,7 @@ class KmqFeeder:
     # --- finished work ------------------------------------------------------------------------------------------
 
     def _finished(self, handed: FinishedWork) -> None:
-        """The pool finished records; called on the service loop, in bulk."""
+        """Take in records that the pool finished; called on the service loop, in bulk."""
         count = 0
         for chunk, accepted, others in handed:
             count += len(accepted) + len(others)
@@ -527,7 +531,7 @@ class KmqFeeder:
     # --- loops --------------------------------------------------------------------------------------------------
 
     def _at_pool(self, function: Callable[..., None], *args: object) -> None:
-        """Call what is the pool's, on its loop where it must be."""
+        """Call a function of the pool, on the pool's loop where it must be."""
         if self._pool.fed_anywhere or self._handler_loop is self._service_loop:
             function(*args)
         elif not self._handler_loop.is_closed():
@@ -539,7 +543,7 @@ class KmqFeeder:
 
 
 def _runs(taken: Taken) -> list[tuple[list[RawRecord], int]]:
-    """Records of the same attempt that are neighbours."""
+    """Group neighbouring records of the same attempt."""
     if taken.attempts is None:
         return [(taken.records, 1)]
     found: list[tuple[list[RawRecord], int]] = []

@@ -1,7 +1,7 @@
-"""Markers of one KMQ agent: start markers, confirmed before anybody handles the records, and end markers.
+"""Markers of one KMQ agent: start markers, confirmed before the records are handled, and end markers.
 
-An end marker is sent as soon as the one before it is confirmed: what ends meanwhile goes in one batch. One that cannot
-be written means that its record comes again.
+An end marker is sent as soon as the one before it is confirmed: records that end meanwhile go in one batch. If an end
+marker cannot be written, its record comes again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 BATCH_BYTES: Final = 900_000
 UNDER_WAY_MAX: Final = 2
-"""Batches of end markers of one partition that are not confirmed; what ends meanwhile waits for the next."""
+"""Most unconfirmed batches of end markers of one partition; later markers wait for the next batch."""
 MARKERS_MAX: Final = 10_000
-"""End markers of one batch."""
+"""Most end markers of one batch."""
 
 logger = logging.getLogger("flowshare.agents")
 
@@ -47,7 +47,7 @@ class _Ends:
 
 
 class MarkerSender:
-    """Sends one agent's markers; on the service loop."""
+    """Sender of one agent's markers; on the service loop."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class MarkerSender:
         on_settled: Callable[[TopicPartition, Sequence[int], str], object] | None = None,
         spans: SettleSpans | None = None,
     ) -> None:
-        """spans: what tells of end markers; None: nothing does.
+        """spans: records end markers in telemetry; None: no telemetry.
 
-        on_settled: told which records are handled, or are not, and how that is counted.
+        on_settled: called with records that are handled, or are not, and the counter's name.
         """
         self._agent = agent
         self._markers = markers
@@ -77,11 +77,11 @@ class MarkerSender:
         self._turn_due = False
         self._flushed = asyncio.Event()
         self.unconfirmed = 0
-        """Records whose end marker is not confirmed."""
+        """Number of records whose end marker is not confirmed."""
 
     async def start(self, partition: int, offsets: Iterable[int]) -> None:
-        """Write start markers; returns when they are confirmed. Raises: ClientError, OSError."""
-        if partition >= await self._producer.partitions(self._markers):
+        """Write start markers and wait until they are confirmed. Raises: ClientError, OSError."""
+        if partition >= await self._producer.partitions(self._markers, at_least=partition + 1):
             raise ClientError(
                 f"topic {self._markers} has no partition {partition} for the markers of the queue's: give it as many "
                 "partitions as the queue (kafka-topics.sh --alter)"
@@ -89,7 +89,7 @@ class MarkerSender:
         await asyncio.gather(*self._send(partition, offsets, self._start))
 
     def accept(self, key: Key, offsets: list[int], attempt: int = 0) -> None:
-        """These records are handled. attempt: says nothing here."""
+        """Send end markers of handled records. attempt: not used."""
         ends = self._ends.setdefault(key[0].partition, _Ends(key[0]))
         ends.waiting += offsets
         self.unconfirmed += len(offsets)
@@ -112,7 +112,8 @@ class MarkerSender:
         unrun: bool = False,
         attempt: int = 0,
     ) -> None:
-        """These are not handled: nobody is told, and the tracker sends them again when their time is over."""
+        """Note records that are not handled: no marker is sent, and the tracker sends them again when their time is
+        over."""
         setattr(self._stats, counter, getattr(self._stats, counter) + last - first + 1)
         if self._on_settled is not None:
             self._on_settled(key[0], range(first, last + 1), counter)
@@ -143,7 +144,7 @@ class MarkerSender:
             asyncio.gather(*sent).add_done_callback(partial(self._ended, partition, len(offsets), told))
 
     def _told(self, key: TopicPartition, offsets: list[int]) -> Callable[[BaseException | None], object]:
-        """These markers are on their way; what is to be told of their end."""
+        """Note that markers are on their way; return the function to call at their end."""
         spans = self._spans
         if spans is None:
             return lambda error: None
@@ -186,7 +187,7 @@ class MarkerSender:
             self._flushed.set()
 
     def _send(self, partition: int, offsets: Iterable[int], value: bytes) -> list[asyncio.Future[None]]:
-        """Batches of markers on their way. Raises: ClientError."""
+        """Send batches of markers; return their futures. Raises: ClientError."""
         now_ms = self._clock.now_ms()
         pack = KEY.pack
         sent: list[asyncio.Future[None]] = []

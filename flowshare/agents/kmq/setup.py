@@ -1,4 +1,4 @@
-"""The topics that a KMQ agent needs: queue and markers with as many partitions each, and its sinks."""
+"""Topics that a KMQ agent needs: queue and markers with the same number of partitions, and its sinks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ CONSUMERS: Final = ("classic", "consumer")
 
 
 async def prepare(agent: KmqAgent, admin: ShareAdmin, clock: Clock) -> None:
-    """Make missing topics if the app allows it, and see that they fit.
+    """Make missing topics if the app allows it, and check that they fit.
 
     Raises: UsageError (what to change), ServerError, BackendError.
     """
     await retried(agent, clock, lambda: _prepare(agent, admin))
 
 
-async def rehearse(agent: KmqAgent, admin: ShareAdmin) -> None:
-    """See whether `prepare` would be refused, and change nothing. Raises: as `prepare`."""
+async def rehearse(agent: KmqAgent, admin: ShareAdmin, groups: ShareAdmin) -> None:
+    """Check if `prepare` would be refused; change nothing. groups: client that knows groups. Raises: as `prepare`."""
     missing = False
     for channel in (agent.channels[0], agent.markers_channel, *agent.options.sink):
         missing |= not await need_topic(agent, admin, channel, dry_run=True)
-    await _check_group(agent, admin)
+    await _check_group(agent, groups)
     if not missing:
         await _check_partitions(agent, admin)
 
@@ -69,7 +69,7 @@ async def _check_partitions(agent: KmqAgent, admin: ShareAdmin) -> None:
 
 
 async def _check_group(agent: KmqAgent, admin: ShareAdmin) -> None:
-    """See that the group's name is free for a consumer group. Raises: UsageError."""
+    """Check that the group's name is free for a consumer group. Raises: UsageError."""
     kind = await admin.group_kind(agent.group)
     if kind is not None and kind not in CONSUMERS:
         raise UsageError(

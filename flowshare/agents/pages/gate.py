@@ -1,13 +1,13 @@
-"""Who may ask an HTTP page of flowshare, decided from what a request says: no I/O.
+"""The gate decides from a request's headers who may ask an HTTP page of flowshare: no I/O.
 
 A page in a browser can make its user's machine ask anything that the user can reach. Two headers tell of it, and a page
-cannot change them: `Origin`, the page's own server, and `Host`, the name by which this one was found. A name can be
-made to lead to this machine by whoever owns it (DNS rebinding), so only names that are known to be ours are answered
-to. An address cannot be rebound, but says nothing of who asks, and addresses that everybody reaches are the reason why
-pages are asked from elsewhere at all: they have to be listed like names, except for this machine's own to itself.
+cannot change them: `Origin`, the page's own server, and `Host`, the name by which this server was found. The owner of a
+name can make it lead to this machine (DNS rebinding), so only names that are known to be ours get answers. An address
+cannot be rebound, but says nothing of the sender, and addresses that everybody reaches are the reason why pages are
+asked from elsewhere at all: addresses must be listed like names, except for this machine's own to itself.
 
-Neither is a proof to anybody but a browser: a program writes what it likes. What only the operator may see or do wants
-the token, or the process's own user on the process's own machine (`own_user`).
+Neither header proves anything but for a browser: a program writes what it likes. Pages and orders for the operator only
+need the token, or the process's own user on the process's own machine (`own_user`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.server.security.guesses import is_loopback
 
 logger = logging.getLogger("flowshare.pages")
@@ -36,9 +36,9 @@ SECRETS: Final = frozenset({TOKEN_ENV, TOKEN_FILE_ENV})
 """Variables that are handed to no other machine."""
 TOKEN_MIN: Final = 16
 TOKEN_MAX: Final = 4096
-"""Characters of a token."""
+"""Most characters of a token."""
 SHOWN_MAX: Final = 80
-"""Characters of somebody's host that an answer repeats."""
+"""Most characters of a foreign host that an answer repeats."""
 _NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9_-])?")
 _PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 
@@ -49,7 +49,7 @@ class BadPages(FlowshareError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A host as a request or an option names it: lower case, an address in its shortest form; port None: not said."""
+    """A host as a request or an option names it: lower case, an address in its shortest form; port None: not given."""
 
     name: str
     port: int | None = None
@@ -57,7 +57,7 @@ class Named:
 
 
 def read_host(text: str) -> Named | None:
-    """What a `Host` header says; None: nothing that a server could be called."""
+    """Read a `Host` header; None: no server can have this name."""
     text = text.strip()
     if text.startswith("["):
         literal, bracket, rest = text[1:].partition("]")
@@ -74,7 +74,7 @@ def read_host(text: str) -> Named | None:
 
 
 def read_listed(text: str) -> Named:
-    """An entry of `web_hosts`: a host, `host:port`, or with `https://` before it. Raises: BadPages."""
+    """Read an entry of `web_hosts`: a host, `host:port`, or with `https://` before it. Raises: BadPages."""
     scheme, separator, rest = text.strip().rpartition("://")
     literal = _address(rest)
     found = Named(literal) if literal else read_host(rest.removesuffix("/"))
@@ -87,7 +87,7 @@ def read_listed(text: str) -> Named:
 
 
 def _address(text: str) -> str:
-    """An IP address in its shortest form; nothing when it is none."""
+    """Return an IP address in its shortest form; empty when it is none."""
     try:
         found = ipaddress.ip_address(text)
     except ValueError:
@@ -96,7 +96,7 @@ def _address(text: str) -> str:
 
 
 def read_hosts(listed: Iterable[str] | str, environment: Mapping[str, str] = os.environ) -> tuple[Named, ...]:
-    """Listed hosts and those of FLOWSHARE_WEB_HOSTS, which are separated by commas or spaces. Raises: BadPages."""
+    """Read the listed hosts and those of FLOWSHARE_WEB_HOSTS, separated by commas or spaces. Raises: BadPages."""
     if isinstance(listed, str):
         listed = (listed,)
     more = environment.get(HOSTS_ENV, "").replace(",", " ").split()
@@ -104,9 +104,10 @@ def read_hosts(listed: Iterable[str] | str, environment: Mapping[str, str] = os.
 
 
 def read_token(file: str | Path | None = None, environment: Mapping[str, str] = os.environ) -> bytes | None:
-    """The operator's token: the first line of the file, else of FLOWSHARE_WEB_TOKEN_FILE, else FLOWSHARE_WEB_TOKEN.
+    """Read the operator's token: the first line of the file, else of FLOWSHARE_WEB_TOKEN_FILE, else
+    FLOWSHARE_WEB_TOKEN.
 
-    None: there is none. Warns when others on the machine can read the file. Blocks. Raises: BadPages.
+    None: no token. Warns when others on the machine can read the file. Blocks. Raises: BadPages.
     """
     file = file or environment.get(TOKEN_FILE_ENV) or None
     if file is None:
@@ -133,19 +134,19 @@ def read_token(file: str | Path | None = None, environment: Mapping[str, str] = 
 
 
 class Need(Enum):
-    """What a page asks of who asks for it."""
+    """The right that a page demands of a request's sender."""
 
     NOTHING = "nothing"
-    """A probe's page, asked by the address of a pod: it tells no names to who comes by a foreign host."""
+    """A probe's page, asked by a pod's address: it tells no names to a sender that used a foreign host."""
     HOST = "host"
-    """One of our hosts, or the operator."""
+    """A host of ours, or the operator."""
     OPERATOR = "operator"
     """The token, or the process's own user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """A request as far as it matters here: each header as often as it came."""
+    """The parts of a request that the gate needs: each header as often as it came."""
 
     method: str
     hosts: tuple[str, ...]
@@ -154,13 +155,14 @@ class RequestHead:
     fetch_site: str = ""
     fetch_mode: str = ""
     peer: str = ""
-    """The address that it came from."""
+    """Address of the sender."""
     own_user: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PageAdmission:
-    """status 200: answer it. operator: names, stacks and orders are for it. known: it came by one of our hosts."""
+    """The gate's decision. status 200: answer. operator: may see names and stacks, and give orders. known: came by a
+    host of ours."""
 
     status: int
     why: str = ""
@@ -169,16 +171,16 @@ class PageAdmission:
 
     @property
     def trusted(self) -> bool:
-        """Whether reasons may be told, which can have names in them."""
+        """True if reasons, which can contain names, may be told."""
         return self.operator or self.known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageSettings:
-    """Where flowshare's pages are served, and to whom.
+    """Address of flowshare's pages, and their hosts.
 
-    port: 0: a free one. bind: the address that is listened on. hosts: further hosts that are ours. token: the
-    operator's; None: there is none, and only the process's own user is the operator.
+    port: 0: a free one. bind: the address to listen on. hosts: further hosts that are ours. token: the operator's;
+    None: no token, and only the process's own user is the operator.
     """
 
     port: int = 0
@@ -188,11 +190,11 @@ class PageSettings:
 
 
 class Gate:
-    """Judges requests for pages that are listened for at one address.
+    """Judges requests for pages at one address.
 
-    listed: hosts that are ours. bind: the address that is listened on. machine: this machine's name. token: the
-    operator's; None: there is none. scheme: `http` or `https`. origins: other origins that may ask, `*`: all of them.
-    strict: these are flowshare's own pages, which other sites cannot have a reason to embed.
+    listed: hosts that are ours. bind: the address to listen on. machine: this machine's name. token: the operator's;
+    None: no token. scheme: `http` or `https`. origins: other origins that may ask, `*`: all of them. strict: the pages
+    are flowshare's own, which other sites have no reason to embed.
     """
 
     def __init__(
@@ -219,7 +221,7 @@ class Gate:
         self._strict = strict
 
     def judge(self, asked: RequestHead, need: Need) -> PageAdmission:
-        """Whether to answer, and as what to take who asks."""
+        """Decide if a request is answered, and with which rights."""
         if len(asked.hosts) > 1 or len(asked.origins) > 1:
             return PageAdmission(400, "the request has several Host or Origin headers; send one")
         host = read_host(asked.hosts[0]) if asked.hosts else None
@@ -249,7 +251,7 @@ class Gate:
         return (is_loopback(host.name) or _is_any(host.name)) and is_loopback(peer)
 
     def _why_browser(self, asked: RequestHead, host: Named | None) -> str | None:
-        """Why a browser is not to be answered for the page that it shows; None: it is, or this is none."""
+        """Say why a browser gets no answer for the page that it shows; None: it gets one, or this is no browser."""
         for origin in asked.origins:
             if not self._is_own_origin(origin, host):
                 return "a page of another origin may not ask this server (the Origin header is not its own)"
@@ -293,7 +295,7 @@ def _is_any(name: str) -> bool:
 
 
 def _bearer(credentials: tuple[str, ...]) -> bytes | None:
-    """The token that is shown; None: none is. Several are as wrong as a wrong one."""
+    """Return the token in the request; None: none. Several are as wrong as a wrong one."""
     shown = [text[7:].strip() for text in credentials if text[:7].lower() == "bearer "]
     if not shown:
         return None
@@ -301,9 +303,9 @@ def _bearer(credentials: tuple[str, ...]) -> bytes | None:
 
 
 def numbers(value: Any, keep: frozenset[str] = frozenset()) -> Any:
-    """What a page says without names: numbers, yes and no, and the texts under these keys.
+    """Return a page's content without names: only numbers, booleans, and the texts under these keys.
 
-    Names are never keys in an answer, so that what is a text is all that can be one.
+    Names are never keys in an answer, so only texts can be names.
     """
     if isinstance(value, Mapping):
         items = value.items()

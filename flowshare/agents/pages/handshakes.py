@@ -1,7 +1,7 @@
 """Connections with TLS, accepted one by one: they count from their first byte on.
 
-The loop's own servers tell of a connection when its handshake is over. Until then nobody would count it, and whoever
-opens many and says nothing would have all files of the process.
+The loop's own servers report a connection only when its handshake is over. Until then nobody would count it, and a
+client that opens many connections and sends nothing would use up the process's files.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ logger = logging.getLogger("flowshare.pages")
 AT_ONCE: Final = 32
 """Connections that are accepted in one turn of the loop."""
 AGAIN_S: Final = 1.0
-"""When none can be accepted, as the process may have no more files open."""
+"""Seconds until the next try when none can be accepted, as the process may have no free files."""
 
 
 class Handshakes:
-    """Accepts on a socket that listens, until `close`. make: a connection's protocol. limit_s: of a handshake."""
+    """Accepts on a listening socket, until `close`. make: a connection's protocol. limit_s: seconds for a handshake."""
 
     def __init__(
         self, listening: socket.socket, context: ssl.SSLContext, make: Callable[[], PageConnection], limit_s: float
@@ -43,7 +43,7 @@ class Handshakes:
         self._begin()
 
     def close(self) -> None:
-        """Accept no more; handshakes that are under way end. Harmless twice."""
+        """Stop accepting; handshakes under way end. Harmless twice."""
         if self._again is not None:
             self._again.cancel()
         if self._listening.fileno() >= 0:
@@ -79,7 +79,7 @@ class Handshakes:
         task = self._loop.create_task(self._connect(connection, line), name="flowshare-pages-handshake")
         connection.handshake = task
         self._under_way.add(task)
-        # Not the end of the task: one that is cancelled before its first step never runs a line.
+        # Not in the task's own code: a task that is cancelled before its first step never runs.
         task.add_done_callback(lambda _: self._ended(task, connection, line))
 
     async def _connect(self, connection: PageConnection, line: socket.socket) -> None:

@@ -1,7 +1,7 @@
-"""Where pages are listened for: bounds on connections and requests, and the gate before every page.
+"""Listeners of pages: bounds on connections and requests, and the gate before every page.
 
-A connection has one request, and bounds for its bytes, the time it takes to come and the time its answer takes to be
-read. Whoever is over them loses the connection. Between two requests the loop turns once, so that what else runs on it
+A connection has one request, and bounds for its bytes, the time until it has come and the time until its answer is
+read. A client over the bounds loses the connection. Between two requests the loop turns once, so that other work on it
 waits for one page at most.
 """
 
@@ -25,7 +25,7 @@ from flowshare.agents.pages import own_user
 from flowshare.agents.pages.gate import Gate, Need, PageAdmission, PageSettings, RequestHead
 from flowshare.agents.pages.handshakes import Handshakes
 from flowshare.clock import Clock, LoopClock, TimerHandle
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.forks import hold_alone
 
 logger = logging.getLogger("flowshare.pages")
@@ -33,13 +33,13 @@ logger = logging.getLogger("flowshare.pages")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BACKLOG: Final = 64
 KEEP_ALIVE_S: Final = 75.0
-"""Of an app's own pages, between two requests."""
+"""Seconds between two requests of an app's own pages."""
 OF_APPS: Final[Mapping[str, str]] = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
     "Content-Security-Policy": "frame-ancestors 'self'",
 }
-"""Headers of an app's own pages, where the page says nothing else."""
+"""Headers of an app's own pages, unless the page sets them."""
 HEADERS: Final[Mapping[str, str]] = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -58,16 +58,18 @@ class PagesError(FlowshareError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Of the connections to one port.
+    """Bounds of the connections to one port.
 
     connections: at once. by_address: of one address, or of one IPv6 network of a machine (64 bits). head_s: seconds
-    that a request's head takes to come. send_s: seconds until somebody has read what lies ready. request_bytes: of a
-    request; 0: the application says it. one_request: connections end with their answer, which is read within `send_s`;
-    else some of it has to be. strangers_go: who has not shown who it is makes room for others, whatever it is at.
+    until a request's head has come. send_s: seconds until the client has read the ready bytes. request_bytes: of a
+    request; 0: the application's limit. one_request: connections end with their answer, which is read within `send_s`;
+    else a part of it must be. strangers_go: clients without a known user make room for others, whatever they do;
+    without such clients, the user with most connections does. by_owner: of one known user.
     """
 
     connections: int = 256
     by_address: int = 64
+    by_owner: int = 32
     head_s: float = 10.0
     send_s: float = 30.0
     request_bytes: int = 32 * 1024
@@ -82,24 +84,30 @@ BOUNDS_OF_APPS: Final = Bounds(
 
 
 class ConnectionLimiter:
-    """Counts connections, and has those that send no request leave when there is no room."""
+    """Counts connections, and drops those that send no request when there is no room."""
 
     def __init__(self, bounds: Bounds, clock: Clock) -> None:
         self.bounds = bounds
         self.clock = clock
         self.refused = 0
-        """Connections that found no room, or had to make some."""
+        """Number of connections that found no room, or had to make some."""
         self._by_address: Counter[str] = Counter()
+        self._by_owner: Counter[str] = Counter()
+        self._owners: dict[PageConnection, str] = {}
+        """Known users at the other ends; the one that asked last comes last."""
         self._open: dict[PageConnection, str] = {}
         self._waiting: dict[PageConnection, None] = {}
 
     @property
     def open(self) -> int:
-        """Connections there are."""
+        """Number of connections."""
         return len(self._open)
 
     def enter(self, connection: PageConnection, address: str) -> bool:
-        """Whether there is room for it; the one that has waited longest without a request makes some."""
+        """Admit a connection; False if refused.
+
+        If there is no room, the connection that has waited longest without a request is dropped.
+        """
         crowded = self._by_address[address] >= self.bounds.by_address
         if crowded or len(self._open) >= self.bounds.connections:
             longest = self._longest(address if crowded else None)
@@ -112,21 +120,51 @@ class ConnectionLimiter:
         return True
 
     def _longest(self, address: str | None) -> PageConnection | None:
-        """Which connection makes room. address: one of it."""
+        """Return the connection that makes room. address: only its connections."""
         if not self.bounds.strangers_go:
             return None if address is not None else next(iter(self._waiting), None)
-        found = (one for one, where in self._open.items() if address in (None, where) and not one.known)
-        if (longest := next(found, None)) is not None:
+        self._refuse()
+        there = [one for one, where in self._open.items() if address in (None, where)]
+        stranger = next((one for one in there if one not in self._owners), None)
+        if stranger is not None:
+            return stranger
+        ((most, _),) = Counter(self._owners[one] for one in there).most_common(1)
+        found = {*there}
+        return self._idlest(one for one, owner in self._owners.items() if owner == most and one in found)
+
+    @staticmethod
+    def _idlest(connections: Iterable[PageConnection]) -> PageConnection:
+        """Return the one of a user's connections that asked longest ago, if possible one without an answer under
+        way."""
+        found = list(connections)
+        return next((one for one in found if not one.busy), found[0])
+
+    def recognised(self, connection: PageConnection, owner: str | None) -> None:
+        """Note the user at a connection's other end; None: not a known one."""
+        self._forget(connection)
+        if owner is None or connection not in self._open:
+            return
+        if self._by_owner[owner] >= self.bounds.by_owner:
             self._refuse()
-        return longest
+            self._idlest(one for one, whose in self._owners.items() if whose == owner).drop()
+        self._owners[connection] = owner
+        self._by_owner[owner] += 1
+
+    def _forget(self, connection: PageConnection) -> None:
+        owner = self._owners.pop(connection, None)
+        if owner is not None:
+            self._by_owner[owner] -= 1
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
 
     def begun(self, connection: PageConnection) -> None:
-        """Its request has come."""
+        """Note that its request has come."""
         self._waiting.pop(connection, None)
 
     def leave(self, connection: PageConnection) -> None:
-        """It is gone; harmless twice."""
+        """Forget a connection; harmless twice."""
         self._waiting.pop(connection, None)
+        self._forget(connection)
         address = self._open.pop(connection, None)
         if address is None:
             return
@@ -153,19 +191,19 @@ class PageConnection(web.RequestHandler):
         self._bytes = 0
         self._begun = False
         self.own_user = False
-        """Whether this user's own process is at the other end, by the way that only it has."""
+        """True if this user's own process is at the other end, over the socket that only it can use."""
         self.peer: str = ""
-        """The address at the other end."""
-        self.known = False
-        """Whether it has shown who it is: the application says so."""
+        """Address of the other end."""
+        self.busy = False
+        """True while an answer is being made."""
         self.handshake: asyncio.Task[None] | None = None
-        """TLS's, while it is under way."""
+        """TLS's handshake, while under way."""
         self._entered = False
         self.admission = PageAdmission(403)
-        """As what the last request's sender was let in."""
+        """The gate's decision on the last request."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio's: it is open."""
+        """Begin a connection (asyncio)."""
         link = self._link = cast("asyncio.Transport", transport)
         sock: Any = transport.get_extra_info("socket")
         local = sock is not None and sock.family == socket.AF_UNIX
@@ -176,27 +214,31 @@ class PageConnection(web.RequestHandler):
             self._force_close = True
             link.abort()
             return
-        link.set_write_buffer_limits(0)  # so that it is told of every byte that nobody has read
+        link.set_write_buffer_limits(0)  # so that each unread byte is reported
         self._timer = self._limiter.clock.call_later(self._limiter.bounds.head_s, self._late)
         super().connection_made(transport)
 
     @property
     def connected(self) -> bool:
-        """Whether it was connected, after its handshake if it has one."""
+        """True if the connection was made, and its handshake, if any, is done."""
         return self._link is not None
 
     def enter(self, address: str) -> bool:
-        """Have it counted; whether there is room for it."""
+        """Count the connection; return True if there is room for it."""
         self.peer = address
         self._entered = self._limiter.enter(self, _network(address))
         return self._entered
 
     def leave(self) -> None:
-        """It is counted no more."""
+        """Count it no more."""
         self._limiter.leave(self)
 
+    def recognise(self, owner: str | None) -> None:
+        """Note the user at the other end, as the application knows; None: unknown."""
+        self._limiter.recognised(self, owner)
+
     def data_received(self, data: bytes) -> None:
-        """asyncio's: bytes have come."""
+        """Take in bytes (asyncio's hook)."""
         self._bytes += len(data)
         if 0 < self._limiter.bounds.request_bytes < self._bytes:
             if not self._begun and self._link is not None and not self._force_close:
@@ -206,14 +248,14 @@ class PageConnection(web.RequestHandler):
         super().data_received(data)
 
     def begin(self) -> None:
-        """The head of a request is there."""
+        """Note that the head of a request has come."""
         if not self._begun:
             self._begun = True
             self._limiter.begun(self)
             _cancel(self._timer)
 
     def drop(self) -> None:
-        """End it at once."""
+        """End the connection."""
         self._limiter.leave(self)
         if self.handshake is not None:
             self.handshake.cancel()
@@ -221,7 +263,7 @@ class PageConnection(web.RequestHandler):
             self._link.abort()
 
     def pause_writing(self) -> None:
-        """asyncio's: bytes lie ready that nobody reads."""
+        """Watch the reader: ready bytes lie unread (asyncio)."""
         super().pause_writing()
         self._watch_reader()
 
@@ -231,7 +273,7 @@ class PageConnection(web.RequestHandler):
         self._sending = self._limiter.clock.call_later(self._limiter.bounds.send_s, lambda: self._unread(left))
 
     def _unread(self, before: int) -> None:
-        """So long it was not all read: the end, unless it is an application's long answer, of which some was."""
+        """End a connection whose bytes were not all read in time, unless a part of an application's long answer was."""
         moved = self._link is not None and self._link.get_write_buffer_size() < before
         if moved and not self._limiter.bounds.one_request:
             self._watch_reader()
@@ -239,12 +281,12 @@ class PageConnection(web.RequestHandler):
             self.drop()
 
     def resume_writing(self) -> None:
-        """asyncio's: all of them were read."""
+        """Stop the watch: all were read (asyncio)."""
         _cancel(self._sending)
         super().resume_writing()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """asyncio's: it is closed."""
+        """Forget the connection (asyncio)."""
         self._limiter.leave(self)
         _cancel(self._timer)
         _cancel(self._sending)
@@ -253,8 +295,11 @@ class PageConnection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """aiohttp's, without what somebody sent in the log or in the answer."""
-        if status >= 500:
+        """Answer an error as aiohttp does, without the client's text in the log or in the answer."""
+        gone = self.transport is None or self.transport.is_closing()
+        if gone and isinstance(exc, ConnectionError):  # the client left in the middle: no fault of the page
+            logger.debug("nobody waits for a page any more: path=%r", request.path)
+        elif status >= 500:
             logger.error("a page failed: path=%r", request.path, exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("the answer was begun")
@@ -286,7 +331,7 @@ class Listening(web.BaseSite):
         return f"flowshare:{self._sock.fileno()}"
 
     async def start(self) -> None:
-        """Listen."""
+        """Listen on it."""
         await super().start()
         server = self._runner.server
         assert server is not None
@@ -301,7 +346,7 @@ class Listening(web.BaseSite):
         if self._ssl_context is not None:
             self._sock.listen(self._backlog)
             limit_s = self._limiter.bounds.head_s
-            # Of a server aiohttp asks no more than that it closes.
+            # aiohttp needs only `close` of a server.
             self._server = cast("Any", Handshakes(self._sock, self._ssl_context, connection, limit_s))
         elif self._sock.family == socket.AF_UNIX:
             self._server = await loop.create_unix_server(connection, sock=self._sock, backlog=BACKLOG)
@@ -310,9 +355,9 @@ class Listening(web.BaseSite):
 
 
 class Site:
-    """Where pages are listened for, and the gate before them.
+    """Listener of pages, with the gate before them.
 
-    needs: what a path asks of who asks for it, `Need.HOST` where it says nothing.
+    needs: right that a path needs, by default `Need.HOST`.
     """
 
     def __init__(
@@ -332,7 +377,7 @@ class Site:
         self._runner: web.AppRunner | None = None
 
     async def open(self, routes: Iterable[web.RouteDef]) -> str:
-        """Listen; returns the address. Raises: PagesError when the port is taken."""
+        """Listen; return the address. Raises: PagesError when the port is taken."""
         app = web.Application(middlewares=[self._guard], client_max_size=self._limiter.bounds.request_bytes)
         app.add_routes(list(routes))
         settings = self._settings
@@ -360,7 +405,7 @@ class Site:
         return address
 
     async def close(self) -> None:
-        """Stop listening and drop what is open; harmless when it does not listen."""
+        """Stop listening and drop open connections; harmless when it does not listen."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -369,7 +414,7 @@ class Site:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         _connection(request).begin()
         async with self._turn:
-            await self._limiter.clock.sleep(0)  # one page a turn of the loop, whoever asks for how many
+            await self._limiter.clock.sleep(0)  # one page per turn of the loop
         resource = request.match_info.route.resource
         need = Need.HOST if resource is None else self._needs.get(resource.canonical, Need.HOST)
 
@@ -388,7 +433,7 @@ async def guarded(
     handler: Handler,
     dress: Callable[[web.StreamResponse], web.StreamResponse],
 ) -> web.StreamResponse:
-    """What the handler answers whom the gate lets in, and a refusal for the others; dressed."""
+    """Return the handler's answer if the gate admits the request, else a refusal; both dressed."""
     connection, headers = _connection(request), request.headers
     connection.begin()
     asked = RequestHead(
@@ -408,11 +453,14 @@ async def guarded(
             answer.headers["WWW-Authenticate"] = "Bearer"
         answer.force_close()
         return dress(answer)
+    connection.busy = True
     try:
         return dress(await handler(request))
     except web.HTTPException as error:
         dress(error)
         raise
+    finally:
+        connection.busy = False
 
 
 def _connection(request: web.Request) -> PageConnection:
@@ -428,7 +476,7 @@ def _dressed(answer: web.StreamResponse) -> web.StreamResponse:
 
 
 def bound(bind: str, port: int) -> socket.socket:
-    """A socket that is bound there, port 0: a free one. Blocks while a name is looked up. Raises: OSError."""
+    """Bind a socket, port 0: a free one. Blocks while a name is looked up. Raises: OSError."""
     # Without a host: all addresses.
     found = socket.getaddrinfo(bind or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, where = found[0]
@@ -439,13 +487,13 @@ def bound(bind: str, port: int) -> socket.socket:
 
 
 def shown(sock: socket.socket) -> str:
-    """`host:port` of a socket, an IPv6 address in brackets."""
+    """Return `host:port` of a socket, an IPv6 address in brackets."""
     host, port = sock.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _network(text: str) -> str:
-    """What counts as one address."""
+    """Return the network that counts as one address: of an IPv6 address its /64, else the address itself."""
     with contextlib.suppress(ValueError):
         found = ipaddress.ip_address(text)
         if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:

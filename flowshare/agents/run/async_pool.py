@@ -1,8 +1,8 @@
 """The pool for `async def` handlers of single records: the fast path.
 
-Every record is awaited inside a real task, so `asyncio.timeout`, TaskGroup, anyio, `current_task` and cancellation
-work as anywhere. Per record: one pop, one context variable, one look whether the handler left context variables
-behind (then the task is replaced), one append. Everything else happens on the paths that ask for it.
+Every record is awaited inside a real task, so `asyncio.timeout`, TaskGroup, anyio, `current_task` and cancellation work
+as anywhere. A record costs one pop, one context variable, one check if the handler left context variables behind (then
+the task is replaced), one append. Everything else happens only on the paths that need it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
 
+from flowshare.agents.handler.awaiting import SENT_LATER, awaited
 from flowshare.agents.handler.chunk import Chunk
 from flowshare.agents.handler.codec import CodecDecoder
 from flowshare.agents.handler.delivery import Delivery, current
 from flowshare.agents.handler.middleware import call_async, call_inline
-from flowshare.agents.handler.outcomes import of_result
-from flowshare.agents.handler.tracing import current_headers
 from flowshare.agents.run.pool import Held, Pool, Runner
 from flowshare.protocol.decoding import RawRecord
 from flowshare.tasks import cancelled
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     from flowshare.agents.telemetry.processing import ProcessSpans
 
 SLICE_S: Final = 0.002
-"""How long handlers that never wait may keep the loop before others get a turn."""
+"""Seconds that handlers which never wait may keep the loop before others get a turn."""
 
 
 def is_closing(runner: Runner, error: BaseException) -> bool:
-    """Whether the runner's task is being destroyed: then nothing may be awaited any more.
+    """Tell if the runner's task is being destroyed; then nothing may be awaited any more.
 
     A GeneratorExit that is raised while the task runs is the handler's own.
     """
@@ -48,7 +47,7 @@ def is_closing(runner: Runner, error: BaseException) -> bool:
 
 @types.coroutine
 def yield_to_loop() -> Generator[None, None, None]:
-    """Let the loop run everybody else once."""
+    """Let the loop run all other tasks once."""
     yield
 
 
@@ -65,7 +64,7 @@ class TaskBasedPool(Pool):
             self.spawn(runner)
 
     def spawn(self, runner: Runner) -> None:
-        """A new task for the runner, with context variables as they were at the start."""
+        """Make a new task for the runner, with context variables as they were at the start."""
         runner.held = None
         runner.timed_out = False
         if not self.stopping:
@@ -75,7 +74,7 @@ class TaskBasedPool(Pool):
 
     @abc.abstractmethod
     async def work(self, runner: Runner) -> None:
-        """Take and handle records until the pool stops or the task is to be replaced."""
+        """Take and handle records until the pool stops or the task must be replaced."""
 
     def wake(self) -> None:
         """Wake as many idle tasks as there are records for."""
@@ -87,13 +86,13 @@ class TaskBasedPool(Pool):
                 wanted -= 1
 
     async def idle(self) -> None:
-        """Wait until there may be something to do."""
+        """Wait until there may be a record."""
         future: asyncio.Future[None] = self._handler_loop.create_future()
         self._waiting.append(future)
         await future
 
     async def cancel(self) -> None:
-        """Cancel what runs, and wait until it has ended, as long as the caller does."""
+        """Cancel running handlers and wait for their end, as long as the caller waits."""
         self.stopping = True
         await self._end(self.running())
 
@@ -103,7 +102,7 @@ class TaskBasedPool(Pool):
         await self._end(self.runners)
 
     def of_timeout(self, runner: Runner, error: BaseException) -> BaseException:
-        """What the handler raised, or the timeout that cancelled it."""
+        """Return the handler's error, or a TimeoutError in its place if the timeout cancelled the handler."""
         if not (runner.timed_out and isinstance(error, asyncio.CancelledError)):
             return error
         late = TimeoutError(f"the handler took longer than timeout={self.agent.options.timeout}")
@@ -122,17 +121,17 @@ class TaskPool(TaskBasedPool):
         """Make the tasks."""
         self._call = self._when_known(self.make_call())
         self._last: list[Runner | None] = [None]
-        """The runner that was last at work, as far as runners said."""
+        """The runner that worked last, as noted by runners."""
         await super().start()
 
     def make_call(self) -> Callable[[Held], Awaitable[Any]]:
-        """What a record is handled by."""
+        """Return the function that handles a record."""
         call = make_call(self.agent, self)
         return call if self.spans is None else _in_a_span(self.spans, call)
 
     def _when_known(self, call: Callable[[Held], Awaitable[Any]]) -> Callable[[Held], Awaitable[Any]]:
-        """The call when what codecs look up is there: before the handler what its record needs, then what its result
-        needs. The handler's timeout does not run meanwhile."""
+        """Wrap a call: look up what codecs need for the record before the handler, and for its result after it. The
+        handler's timeout does not run meanwhile."""
         lookups, agent = self.lookups, self.agent
         if lookups is None:
             return call
@@ -143,6 +142,8 @@ class TaskPool(TaskBasedPool):
                 with self.waiting(held):
                     await lookups.until_known(lambda: lookups.missing(chunk, record), chunk)
             result = await call(held)
+            if result is not None and agent.is_awaitable(result):
+                result = await _there(result)
             if result is not None and agent.missing_outputs(result) is not None:
                 with self.waiting(held):
                     await lookups.until_known(lambda: agent.missing_outputs(result), chunk, begun=True)
@@ -154,6 +155,7 @@ class TaskPool(TaskBasedPool):
         """Take records off the queue and handle them, until the pool stops or the task must be replaced."""
         queue, call, mark, times, last, permit = self.queue, self._call, self.mark, self.times, self._last, self.permit
         monotonic, set_current = self.clock.monotonic, current.set
+        is_awaitable = self.agent.is_awaitable
         timed = self.agent.options.timeout is not None
         began = started = monotonic()
         count = 0
@@ -182,6 +184,8 @@ class TaskPool(TaskBasedPool):
             before = copy_context()
             try:
                 result = await call(held)
+                if result is not None and is_awaitable(result):
+                    result = await _there(result)
             except BaseException as error:
                 if is_closing(runner, error):
                     raise
@@ -202,7 +206,7 @@ class TaskPool(TaskBasedPool):
             if started - began >= SLICE_S:
                 times.add(started - began - runner.take_waited(), count)
                 count = 0
-                if last[0] is runner:  # else another was at work meanwhile: the handler waited, all had a turn
+                if last[0] is runner:  # else another runner worked meanwhile: all had a turn
                     await yield_to_loop()
                     started = monotonic()
                 last[0] = runner
@@ -211,11 +215,10 @@ class TaskPool(TaskBasedPool):
         self.spawn(runner)
 
     def _returned(self, chunk: Chunk, record: RawRecord, result: Any) -> None:
-        attempt = chunk.attempt(record.offset)
-        self.finish(chunk, record, of_result(self.agent, result, attempt, current_headers()))
+        self.finish(chunk, record, self.returned(chunk, record, result))
 
     def _failed(self, runner: Runner, held: Held, error: BaseException) -> bool:
-        """Turn what the handler raised into an outcome; returns whether the task is to be replaced."""
+        """Turn a handler's exception into an outcome; return True if the task must be replaced."""
         chunk, record = held
         if isinstance(error, _Undecodable):
             assert error.__cause__ is not None
@@ -225,12 +228,22 @@ class TaskPool(TaskBasedPool):
         return isinstance(error, asyncio.CancelledError)
 
 
+async def _there(result: Any) -> Any:
+    """Await the result of a handler call.
+
+    A result of None becomes `SENT_LATER`: callers in between saw that the call had not ended, and `finish` does the
+    remaining work.
+    """
+    made = await awaited(result)
+    return SENT_LATER if made is None else made
+
+
 class _Undecodable(Exception):
-    """The value could not be decoded; the cause says why. Apart from what handlers raise."""
+    """The value could not be decoded; the cause is the decoder's error, apart from handlers' errors."""
 
 
 def make_call(agent: ShareAgent, pool: TaskPool) -> Callable[[Held], Awaitable[Any]]:
-    """The shortest way from a held record to the handler's result, made for this handler's signature."""
+    """Make the shortest way from a held record to the handler's result, for this handler's signature."""
     bare = _bare(agent, pool)
     if agent.middleware:
         return _through_middleware(agent, pool, bare)
@@ -244,7 +257,7 @@ def make_call(agent: ShareAgent, pool: TaskPool) -> Callable[[Held], Awaitable[A
 
 
 def _in_a_span(spans: ProcessSpans, call: Callable[[Held], Awaitable[Any]]) -> Callable[[Held], Awaitable[Any]]:
-    """The same call; a plain accept ends its span here, any other outcome in `Pool.finish`."""
+    """Wrap a call in a span, which ends here at a plain accept, at any other outcome in `Pool.finish`."""
 
     async def traced(held: Held) -> Any:
         chunk, record = held
@@ -258,7 +271,7 @@ def _in_a_span(spans: ProcessSpans, call: Callable[[Held], Awaitable[Any]]) -> C
 
 
 def _bare(agent: ShareAgent, pool: TaskPool) -> Callable[[Held], Any]:
-    """Calls the handler with the decoded value, and with a `Delivery` if it takes one."""
+    """Return a function that calls the handler with the decoded value, and with a `Delivery` if wanted."""
     fun, signature = agent.fun, agent.signature
     name, positional = signature.delivery_name, signature.delivery_positional
 
@@ -280,7 +293,9 @@ def _decoded(held: Held) -> Any:
     chunk, record = held
     decode = chunk.decode
     try:
-        return chunk.value(record) if decode is None or type(decode) is CodecDecoder else decode(record.value)
+        if decode is None or type(decode) is CodecDecoder or (raw := record.value) is None:
+            return chunk.value(record)
+        return decode(raw)
     except Exception as error:
         raise _Undecodable from error
 

@@ -1,4 +1,4 @@
-"""The pool for batch handlers: a runner takes up to `size` records at once, or what is there after `within` seconds."""
+"""The pool for batch handlers: a runner takes up to `size` records at once, or fewer after `within` seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ACCEPT = Outcome(OutcomeKind.ACCEPT)
 Said = BaseException | None
-"""What a batch handler said of one record; None: nothing."""
+"""A batch handler's verdict on one record; None: no verdict."""
 
 
 class BatchPool(TaskBasedPool):
@@ -50,7 +50,7 @@ class BatchPool(TaskBasedPool):
         await super().start()
 
     async def stop(self) -> None:
-        """Cancel all tasks; threads end with their handlers."""
+        """Cancel all tasks; threads end when their handlers end."""
         await super().stop()
         if self._due_timer is not None:
             self._due_timer.cancel()
@@ -58,7 +58,7 @@ class BatchPool(TaskBasedPool):
             self._executor.shutdown(wait=False, cancel_futures=True)
 
     def wake(self) -> None:
-        """Wake one idle runner when a batch is due, else see to it that one is woken when it will be."""
+        """Wake one idle runner when a batch is due, else set a timer for that time."""
         due_s = self._due_s()
         if due_s is None:
             return
@@ -77,7 +77,7 @@ class BatchPool(TaskBasedPool):
         self.wake()
 
     def _due_s(self) -> float | None:
-        """Seconds until a batch is to be handled: 0 or less when full or old enough, None when there is nothing."""
+        """Return seconds until a batch is due: 0 or less when full or old enough, None without records."""
         while self.queue and not self.queue[0].open():
             self.queue.popleft()
         if not self.queue:
@@ -104,18 +104,18 @@ class BatchPool(TaskBasedPool):
         return False
 
     def _bring_forward(self, chunk: Chunk) -> None:
-        """It is next; whoever waits longer keeps its place behind it."""
+        """Put a chunk first; older ones keep their places behind it."""
         self.queue.remove(chunk)
         self.queue.appendleft(chunk)
 
     def startable(self, chunk: Chunk) -> int:
-        """Records of this chunk that a batch could take."""
+        """Count the records of this chunk that a batch could take."""
         return chunk.waiting
 
     def next_chunk(self, taken: list[Held]) -> bool:
-        """Bring a chunk to the front that a batch with these records goes on with; whether there is one.
+        """Bring a chunk to the front that can continue this batch; return True if there is one.
 
-        With exactly-once outcomes a batch's output is settled in one step with all its records: they are of one
+        With exactly-once outcomes a batch's output is settled in one step with all its records, which must be of one
         share-partition.
         """
         if not self.queue or not taken or not taken[0][0].exactly_once:
@@ -129,7 +129,7 @@ class BatchPool(TaskBasedPool):
         return False
 
     def take(self) -> list[Held]:
-        """The records of a batch, which are begun now."""
+        """Take the records of a batch, which are begun now."""
         taken: list[Held] = []
         while len(taken) < self._batch.size and self.next_chunk(taken):
             chunk = self.queue[0]
@@ -141,12 +141,12 @@ class BatchPool(TaskBasedPool):
         return taken
 
     def _end_spans(self, handling: Any) -> None:
-        """The batch of these spans is handled; None: it has none."""
+        """End a batch's spans; None: the batch has none."""
         if self.spans is not None and handling is not None:
             self.spans.end_batch(handling)
 
     async def work(self, runner: Runner) -> None:
-        """Take and handle batches until the pool stops or the task is to be replaced."""
+        """Take and handle batches until the pool stops or the task must be replaced."""
         while not self.stopping:
             due_s = self._due_s()
             closed = self.clock.monotonic() > self.permit.until_s
@@ -170,7 +170,7 @@ class BatchPool(TaskBasedPool):
             result, error = None, None
             handling = None if self.spans is None or not held else self.spans.begin_batch(held)
             if held:
-                try:  # here, not further in: awaiting what ended by a GeneratorExit closes all coroutines on the way
+                try:  # here, not further in: awaiting a call that ended by GeneratorExit closes all coroutines between
                     result = await self._call(records)
                     if self.lookups is not None and self.agent.missing_outputs(result) is not None:
                         with self.waiting(taken):
@@ -184,6 +184,7 @@ class BatchPool(TaskBasedPool):
                 self._finish_all(held, records, result, late)
             self._end_spans(handling)
             cancelled = isinstance(error, asyncio.CancelledError)
+            error = late = result = None  # else this frame, in the error's traceback, would keep the error alive
             self.times.add(self.clock.monotonic() - runner.started)
             if cancelled or runner.timed_out or copy_context() != before:
                 break
@@ -193,14 +194,14 @@ class BatchPool(TaskBasedPool):
         self.spawn(runner)
 
     async def _known(self, lookups: Lookups, taken: list[Held]) -> list[Held]:
-        """Those of a batch for which what codecs look up is there, when it is; the others have gone back."""
+        """Wait for codecs' look-ups; return the records whose look-ups succeeded, the others are released."""
         if all(lookups.missing(*held) is None for held in taken):
             return taken
         known: list[Held] = []
         with self.waiting(taken):
             for chunk, record in taken:
                 try:
-                    # What stands in an order goes back as the batch's end has it, not one by one.
+                    # With an order, records are released at the batch's end, not one by one.
                     await lookups.until_known(
                         partial(lookups.missing, chunk, record), None if chunk.chains is not None else chunk
                     )
@@ -211,7 +212,7 @@ class BatchPool(TaskBasedPool):
         return known
 
     def decode(self, taken: list[Held]) -> tuple[list[Held], Records[Any]]:
-        """What the handler gets, and of which records; the others are decided."""
+        """Return the readable records, and the `Records` for the handler; the other records are decided here."""
         held: list[Held] = []
         records: list[BatchRecord[Any]] = []
         for chunk, record in taken:
@@ -232,7 +233,7 @@ class BatchPool(TaskBasedPool):
         return await self._handler_loop.run_in_executor(self._executor, context.run, _carried, call)
 
     def _finish_all(self, held: list[Held], records: Records[Any], result: Any, error: BaseException | None) -> None:
-        """Decided outcomes stand; the others go the way of the error, or of the batch's result."""
+        """Finish a batch: outcomes by record stand; the others get the error's outcome, or the result's."""
         accepted = _ACCEPT
         if error is None:
             try:
@@ -242,7 +243,7 @@ class BatchPool(TaskBasedPool):
         self.settle(held, records.outcomes, accepted, error)
 
     def settle(self, held: list[Held], said: Sequence[Said], accepted: Outcome, error: BaseException | None) -> None:
-        """Finish these: as the handler said of each, else with the error, else as `accepted`."""
+        """Finish records: by the handler's verdict on each, else by the error, else as `accepted`."""
         logged: Outcome | None = None
         if accepted.shared is not None:
             accepted.shared.records = sum(decided is None for decided in said) if error is None else 0
@@ -269,7 +270,8 @@ class BatchPool(TaskBasedPool):
 
 
 def _carried(call: Callable[[], Any]) -> Any:
-    """Call it, so that a future can carry what it raises: none takes a StopIteration, and its waiter waits for ever."""
+    """Call a function so that a future can carry its error: a future takes no StopIteration, and its waiter would wait
+    for ever."""
     try:
         return call()
     except StopIteration as error:

@@ -1,13 +1,13 @@
 """The pools of agents with an order: when a handler has ended in an accept, the next record of its key may be begun.
 
-They are kinds of their own, so that the others ask nothing of a record that has no order. What a record's end means for
-those behind it is in `agents.handler.chains`: here is only when one of them goes on. Whoever ran the record before
-finds it at the top of the queue. A record that ends otherwise is left alone: what waits behind it goes back when that
-is acknowledged, never earlier.
+They are kinds of their own, so that the other pools check nothing for records without an order. The effect of a
+record's end on those behind it is in `agents.handler.chains`; this module only lets the next one go on. The runner of
+the record before finds it at the top of the queue. A record that ends otherwise changes nothing here: records that wait
+behind it are released when its outcome is acknowledged, never earlier.
 
-A lock that lapses lets the next record of its key begin elsewhere. So nothing is begun once it may have lapsed, and an
-`async def` handler whose lock is lost is cancelled. A `def` handler cannot be: it keeps its lock as long as it runs
-(SG-18.6).
+A lock that lapses lets the next record of its key begin elsewhere. So no record is begun once its lock may have lapsed,
+and an `async def` handler whose lock is lost is cancelled. A `def` handler cannot be cancelled: it keeps its lock as
+long as it runs (SG-18.6).
 """
 
 from __future__ import annotations
@@ -32,35 +32,39 @@ if TYPE_CHECKING:
 
 LAPSED: Final = "its lock lapsed"
 NOT_BEGUN: Final = Outcome(OutcomeKind.RELEASE, None, LAPSED, delay_s=1.0, unrun=True)
-"""Of what nobody has begun, as its lock may lapse first, or a handler that has lost its lock is at work on its key."""
+"""Outcome of a record that is not begun: its lock may lapse first, or a handler without a lock works on its key."""
 
 
 class _Lapsed(Exception):
-    """A record is not to be begun: its lock may be gone."""
+    """The record must not be begun: its lock may be gone."""
 
 
 class InOrder(Pool):
-    """What the three have in common."""
+    """The common part of the three kinds of pool with an order."""
 
     def __init__(self, agent: ShareAgent, environment: Environment) -> None:
         self._order = KeyOrder.parse(agent.options.key_order or "")
         self._spare_s = agent.options.begins_before_s
         self._strays = False
-        """Whether handlers may be at work on records whose locks are gone."""
+        """True if handlers may work on records whose locks are gone."""
         super().__init__(agent, environment)
 
     def lapsed(self, chunk: Chunk, record: RawRecord) -> bool:
-        """Whether this record's lock may be gone by now, or before its handler has to have ended; or its key is with a
-        handler here that goes on without its lock."""
+        """Tell if this record must not be begun.
+
+        Its lock may be gone already, or may lapse before its handler must have ended; or a handler here still works on
+        its key without the lock.
+        """
         late = self.clock.monotonic() >= self._begins_before(chunk) or record.offset in chunk.lost
         return late or (self._strays and self._beside(chunk, record))
 
     def _begins_before(self, chunk: Chunk) -> float:
-        """When a record of a chunk is to have begun; one that has only just come may, whatever locks its group has."""
+        """Return the time by which a chunk's record must have begun; a new one may begin, whatever locks its group
+        has."""
         return chunk.deadline - min(self._spare_s, (chunk.deadline - chunk.arrived) / 2)
 
     def _beside(self, chunk: Chunk, record: RawRecord) -> bool:
-        """Whether a handler of this process is at work on a record of its key that it has lost."""
+        """Tell if a handler of this process works on a record of the same key whose lock was lost."""
         assert self._order is not None
         stray = [
             held
@@ -73,7 +77,7 @@ class InOrder(Pool):
         return key is not None and any(one.tp == chunk.tp and self._order.key_of(lost) == key for one, lost in stray)
 
     def lost(self, chunk: Chunk, offsets: Collection[int]) -> None:
-        """The locks of these are gone: whatever of them runs is cancelled, if it can be. On the handler loop."""
+        """Cancel running handlers of these offsets, whose locks are gone, if possible. On the handler loop."""
         self._strays = True
         if not self.cancels:
             return
@@ -85,11 +89,12 @@ class InOrder(Pool):
                 runner.task.cancel()
 
     def abandoned(self, limit_s: float) -> set[tuple[int, int]]:
-        """None: of what is renewed no more the next record would run beside a handler that does not end."""
+        """Always empty: if renewal stopped, the key's next record would run beside the stuck handler."""
         return set()
 
     def failed(self, chunk: Chunk, record: RawRecord, error: BaseException) -> Outcome:
-        """As without an order; what is not this process's any more goes back, whatever became of it here."""
+        """Return the outcome as without an order; a record whose lock is lost is released, whatever its outcome
+        here."""
         if record.offset in chunk.lost:
             return Outcome(OutcomeKind.RELEASE, None, LAPSED)
         if isinstance(error, _Lapsed):
@@ -104,20 +109,20 @@ class InOrder(Pool):
             self.go_on(chunk, record)
 
     def go_on(self, chunk: Chunk, record: RawRecord) -> None:
-        """This one is accepted: what waits behind it is begun next."""
+        """Let the record behind this accepted one begin next."""
         if chunk.chains is not None and chunk.chains.go_on(record.offset, chunk.records):
             self.queue_first(chunk)
 
     @abc.abstractmethod
     def queue_first(self, chunk: Chunk) -> None:
-        """This chunk has a record to be begun before all others."""
+        """Put a chunk first in the queue."""
 
 
 class OrderedTaskPool(InOrder, TaskPool):
     """Runs `async def` handlers in order."""
 
     def make_call(self) -> Callable[[Held], Awaitable[Any]]:
-        """The call, and what follows it: most accepts never come to `finish`."""
+        """Make the call, with what follows an accept: most accepts never come to `finish`."""
         call, lapsed, monotonic, spare_s = super().make_call(), self.lapsed, self.clock.monotonic, self._spare_s
 
         async def in_order(held: Held) -> Any:
@@ -127,13 +132,13 @@ class OrderedTaskPool(InOrder, TaskPool):
             result = await call(held)
             chains = chunk.chains
             if result is None and chains is not None and not chunk.sends and chains.leads(record.offset):
-                self.go_on(chunk, record)  # noted before anybody else has a turn
+                self.go_on(chunk, record)  # noted before any other task has a turn
             return result
 
         return in_order
 
     def queue_first(self, chunk: Chunk) -> None:
-        """The task that calls this looks at the queue next."""
+        """Put the chunk first: the calling task looks at the queue next."""
         if not self.queue or self.queue[0] is not chunk:
             self.queue.appendleft(chunk)
 
@@ -152,7 +157,7 @@ class OrderedThreadPool(InOrder, ThreadPool):
         return in_order
 
     def queue_first(self, chunk: Chunk) -> None:
-        """The thread that calls this looks at the queue next."""
+        """Put the chunk first: the calling thread looks at the queue next."""
         with self._ready:
             if not self.queue or self.queue[0] is not chunk:
                 self.queue.appendleft(chunk)
@@ -161,21 +166,21 @@ class OrderedThreadPool(InOrder, ThreadPool):
 class OrderedBatchPool(InOrder, BatchPool):
     """Runs batch handlers in order: a batch has a key's records in a row, as far as there is room in it.
 
-    One of them that is not accepted takes the later ones of its key out of the batch: whatever the handler said of
-    those, they go back unrun with it.
+    A record that is not accepted takes the later records of its key out of the batch: whatever the handler said of
+    those, they are released unrun with it.
     """
 
     def queue_first(self, chunk: Chunk) -> None:
-        """The task that calls this looks at the queue next."""
+        """Put the chunk first: the calling task looks at the queue next."""
         if chunk not in self.queue:  # twice would count twice for a full batch
             self.queue.appendleft(chunk)
 
     def startable(self, chunk: Chunk) -> int:
-        """Without what waits behind a record that runs."""
+        """Count records without those behind a running one."""
         return chunk.waiting if chunk.chains is None else chunk.chains.startable(chunk.records)
 
     def take(self) -> list[Held]:
-        """The records of a batch: behind each what follows it in its key."""
+        """Take the records of a batch, each followed by the next ones of its key."""
         taken: list[Held] = []
         while len(taken) < self._batch.size and self.next_chunk(taken):
             chunk = self.queue[0]
@@ -196,7 +201,7 @@ class OrderedBatchPool(InOrder, BatchPool):
         return taken
 
     def decode(self, taken: list[Held]) -> tuple[list[Held], Records[Any]]:
-        """As without an order; what stands behind a record whose value cannot be read is not handled."""
+        """Decode as without an order; records behind an unreadable one are not handled."""
         stopped = _Stopped()
         held: list[Held] = []
         records: list[BatchRecord[Any]] = []
@@ -206,7 +211,7 @@ class OrderedBatchPool(InOrder, BatchPool):
                 continue
             key = 0 if chunk.chains is None else chunk.chains.key(record.offset)
             if key and (earlier := before.get((chunk, key))) is not None and not _readable(chunk, record):
-                stopped.at(chunk, earlier)  # it is not to be rejected before that one is settled: it comes again alone
+                stopped.at(chunk, earlier)  # not rejected before the earlier one is settled: comes again alone
                 stopped.has_before(chunk, record)
                 continue
             if (value := self.value(chunk, record)) is None:
@@ -219,7 +224,7 @@ class OrderedBatchPool(InOrder, BatchPool):
         return held, Records(records)
 
     def settle(self, held: list[Held], said: Sequence[Said], accepted: Outcome, error: BaseException | None) -> None:
-        """As without an order; what stands behind a record that is not accepted goes back with it."""
+        """Settle as without an order; records behind one that is not accepted are released with it."""
         stopped = _Stopped()
         left: list[Held] = []
         left_said: list[Said] = []
@@ -233,7 +238,7 @@ class OrderedBatchPool(InOrder, BatchPool):
                 continue
             key = 0 if chunk.chains is None else chunk.chains.key(record.offset)
             if one is not None and key and (earlier := waits.get((chunk, key))) is not None:
-                stopped.at(chunk, earlier)  # whose outputs are confirmed first: what is said of this one would be later
+                stopped.at(chunk, earlier)  # its outputs are confirmed first: this one must wait
                 stopped.has_before(chunk, record)
                 continue
             if one is not None or error is not None:
@@ -247,7 +252,7 @@ class OrderedBatchPool(InOrder, BatchPool):
 
 
 def _readable(chunk: Chunk, record: RawRecord) -> bool:
-    """Whether a record's value can be read; who asks again is told why not."""
+    """Tell if the record's value can be read; reading it again raises the error."""
     try:
         chunk.value(record)
     except BaseException:  # noqa: BLE001 - whatever the decoder raised
@@ -256,18 +261,18 @@ def _readable(chunk: Chunk, record: RawRecord) -> bool:
 
 
 class _Stopped:
-    """Keys that do not go on within one batch, and their records behind the one that ended it."""
+    """Keys that do not go on within one batch, and their records behind the failed one."""
 
     def __init__(self) -> None:
         self._behind: dict[tuple[Chunk, int], tuple[int, list[RawRecord]]] = {}
 
     def at(self, chunk: Chunk, record: RawRecord) -> None:
-        """This one is not accepted."""
+        """Note a record that is not accepted."""
         if chunk.chains is not None and (key := chunk.chains.key(record.offset)):
             self._behind[chunk, key] = (record.offset, [])
 
     def has_before(self, chunk: Chunk, record: RawRecord) -> bool:
-        """Whether one before it in its key is not accepted; then it is remembered."""
+        """Tell if an earlier record of the same key is not accepted; then remember this record."""
         if chunk.chains is None or not self._behind:
             return False
         found = self._behind.get((chunk, chunk.chains.key(record.offset)))
@@ -277,7 +282,7 @@ class _Stopped:
         return True
 
     def withdraw(self) -> None:
-        """What was remembered goes back with the record before it, and what was sent by it goes nowhere."""
+        """Release the remembered records with the record before them, and drop the records that they sent."""
         for (chunk, _), (offset, records) in self._behind.items():
             assert chunk.chains is not None
             for record in records:

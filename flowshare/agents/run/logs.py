@@ -1,9 +1,9 @@
-"""Every log line of a handler says whose it is: agent, topic-partition@offset and attempt, and which trace it is in.
+"""Log lines of a handler name their record: agent, topic-partition@offset and attempt, and its trace.
 
-A log record factory, installed once, looks at the context's current delivery and adds the attributes
-`flowshare_agent`, `flowshare_record` (`topic-partition@offset`), `flowshare_attempt` and `flowshare` (all of them as
-one text in front of the message's own, empty outside of handlers), `flowshare_trace_id` and `flowshare_span_id`: of the
-current span with OpenTelemetry, else of the one that sent the record, by its W3C headers; empty when there is none.
+A log record factory, installed once, looks at the context's current delivery and adds the attributes `flowshare_agent`,
+`flowshare_record` (`topic-partition@offset`), `flowshare_attempt` and `flowshare` (all of them as one text in front of
+the message's own, empty outside of handlers), `flowshare_trace_id` and `flowshare_span_id`: of the current span with
+OpenTelemetry, else of the record's sender, by its W3C headers; empty without a trace.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flowshare.agents.handler.delivery import current
 
 
 class _Factory:
-    """The factory that was there before, and what we add to its records."""
+    """A log record factory that adds attributes to the records of the earlier factory."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

@@ -1,15 +1,15 @@
-"""What codecs have to look up before a record is handled or an output written, such as a schema in its registry.
+"""Look-ups that codecs need before a record is handled or an output written, such as a schema in its registry.
 
-A runner that needs something waits for it with its record in hand, whose lock is renewed: no attempt is used, its
-handler's `timeout` does not run, and others go on meanwhile. Each thing is fetched once at a time, in a thread, and
-again for as long as nobody answers:
+A runner that needs a look-up waits for it with its record in hand, whose lock is renewed: no attempt is used, the
+handler's `timeout` does not run, and other runners go on meanwhile. Each look-up is made once at a time, in a thread,
+and repeated until there is an answer:
 
-    needed ──fetched──▶ the record is handled (what there is not, the codec then says: a dead letter)
+    needed ──fetched──▶ the record is handled (if the thing does not exist, the codec says so: a dead letter)
            ──no answer──▶ again after 0.5 s, doubling to 10 s; an error in the log, repeated every 30 s
-                          after 10 s, where a release costs no attempt: given back for 30 s, others get the runner
-           ──the worker stops──▶ given back at once; after its handler that costs the attempt
+                          after 10 s, if a release costs no attempt: given back for 30 s, others get the runner
+           ──the worker stops──▶ given back at once; if its handler has run, that costs the attempt
 
-So at most `concurrency` records wait here, and what is fetched ahead behind them.
+So at most `concurrency` records wait here, and behind them the records that are fetched ahead.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ logger = logging.getLogger("flowshare.agents")
 FIRST_S: Final = 0.5
 LONGEST_S: Final = 10.0
 HOLD_S: Final = 10.0
-"""So long a record is held for an answer where it may be given back."""
+"""Seconds that a record is held for an answer where it may be released."""
 BACK_S: Final = 30.0
-"""After so long it comes again."""
+"""Seconds until a released record comes again."""
 TELL_S: Final = 30.0
 TROUBLE_S: Final = 60.0
 LOOK_S: Final = 0.25
-"""How often who waits looks whether the worker stops."""
+"""Seconds between two looks of a waiter for the stop of the worker."""
 FETCHES_MAX: Final = 5
-"""A codec that still misses what it was given so often is asked all the same, and says why."""
+"""Most fetches for one record; after that the codec is called all the same, and says why."""
 
 
 class GivenBack(Exception):
-    """A record goes back: what it needs is not to be had now."""
+    """A record is released: a look-up that it needs cannot be made now."""
 
     def __init__(self, what: str, delay_s: float, *, unrun: bool) -> None:
         super().__init__(what)
@@ -55,7 +55,7 @@ class GivenBack(Exception):
 
 
 class Lookups:
-    """Those of one agent's pool. The handler loop's, but for what is said of threads."""
+    """Look-ups of one agent's pool. On the handler loop, unless a method says otherwise."""
 
     def __init__(self, agent: ShareAgent, environment: Environment) -> None:
         self._agent = agent
@@ -66,27 +66,27 @@ class Lookups:
         self._stopped = threading.Event()
         self._told_s = float("-inf")
         self._trouble: tuple[float, str] | None = None
-        """When there was no answer, and what waits for it."""
+        """Time of the last failure, and its text."""
 
     def stop(self) -> None:
-        """The worker stops: what waits goes back. Any thread."""
+        """Release waiting records as the worker stops. Any thread."""
         self._stopped.set()
 
     @property
     def trouble(self) -> str | None:
-        """Why records wait now; of what has long gone elsewhere nothing is said. Any thread."""
+        """Reason why records wait now; old failures are left out. Any thread."""
         at_s, text = self._trouble or (float("-inf"), "")
         return text if self.clock.monotonic() - at_s < TROUBLE_S else None
 
     def missing(self, chunk: Chunk, record: RawRecord) -> Missing | None:
-        """What has to be fetched before this record is handled; None: nothing. Any thread."""
+        """Return the look-up that is needed before this record is handled; None: none is needed. Any thread."""
         found = _missing(chunk.decode, record.value, record)
         return _missing(chunk.decode_key, record.key, record) if found is None else found
 
     async def until_known(
         self, ask: Callable[[], Missing | None], chunk: Chunk | None = None, *, begun: bool = False
     ) -> None:
-        """Fetch what `ask` says until it says nothing more. chunk: of the record that may go back meanwhile; None: it
+        """Fetch what `ask` returns until it returns None. chunk: of the record that may be released meanwhile; None: it
         may not. begun: its handler has run.
 
         Raises: GivenBack.
@@ -101,7 +101,7 @@ class Lookups:
                 await self.clock.sleep(min(left_s, LOOK_S))
 
     def until_known_here(self, ask: Callable[[], Missing | None], chunk: Chunk, *, begun: bool = False) -> None:
-        """The same in a thread of its own, which may block."""
+        """Fetch as `until_known`, in a thread of its own, which may block."""
         wait = _Wait(self, chunk, begun)
         while (missing := ask()) is not None and wait.goes_on(missing):
             delay_s = wait.after(missing, _tried(missing))
@@ -110,12 +110,12 @@ class Lookups:
                 wait.look(missing)
 
     def _pause(self, delay_s: float) -> None:
-        """Until the delay is over, or the worker stops; who may not go back then waits a little all the same."""
+        """Wait for the delay, or for the worker's stop; after a stop wait a little all the same."""
         if self._stopped.wait(delay_s):
             threading.Event().wait(LOOK_S)
 
     async def _fetch(self, missing: Missing) -> BaseException | None:
-        """One try, which all who need it share; what went wrong."""
+        """Try once, shared by all waiters; return the error."""
         if self._inline:
             return _tried(missing)
         future = self._fetching.get(missing.key)
@@ -138,14 +138,14 @@ class Lookups:
             future.set_result(error)
 
     def answered(self) -> None:
-        """Whoever was asked answers. Any thread."""
+        """Note that the other side answers. Any thread."""
         if self._trouble is not None:
             self._trouble = None
             self._told_s = float("-inf")
             logger.warning("agent=%s: what records waited for is there; they go on", self._agent.name)
 
     def failed(self, missing: Missing, error: BaseException) -> None:
-        """Whoever was asked does not answer. Any thread."""
+        """Note and log that the other side does not answer. Any thread."""
         text, now_s = f"records wait for {missing.what}: {named(error)}", self.clock.monotonic()
         self._trouble = (now_s, text)
 
@@ -159,16 +159,16 @@ class Lookups:
 
     @property
     def stopped(self) -> bool:
-        """Whether the worker stops. Any thread."""
+        """True if the worker stops. Any thread."""
         return self._stopped.is_set()
 
     def returns(self, chunk: Chunk | None) -> bool:
-        """Whether a record of this chunk may be given back without costing an attempt."""
+        """Tell if a record of this chunk may be released without costing an attempt."""
         return self._may_return and chunk is not None and not chunk.is_accepted
 
 
 class _Wait:
-    """One record's waiting: how long, and whether it is over."""
+    """One record's wait: its length, and if it is over."""
 
     def __init__(self, lookups: Lookups, chunk: Chunk | None, begun: bool) -> None:
         self._lookups = lookups
@@ -179,17 +179,17 @@ class _Wait:
         self._fetched = 0
 
     def goes_on(self, missing: Missing) -> bool:
-        """Whether to fetch."""
+        """Tell if the look-up should be tried (again). Raises: GivenBack."""
         self.look(missing)
         return self._fetched < FETCHES_MAX
 
     def look(self, missing: Missing) -> None:
-        """Raise GivenBack when the worker stops, and the record can go back."""
+        """Check if the worker stops and the record can be released. Raises: GivenBack."""
         if self._lookups.stopped and self._chunk is not None and not self._chunk.is_accepted:
             raise GivenBack(missing.what, 0.0, unrun=not self._begun)
 
     def after(self, missing: Missing, error: BaseException | None) -> float:
-        """Seconds until the next try; 0 after one that was answered. Raises: GivenBack."""
+        """Return seconds until the next try; 0 after an answer. Raises: GivenBack."""
         if error is None:
             self._fetched += 1
             self._lookups.answered()

@@ -1,9 +1,9 @@
 """The pool: `concurrency` runners that run one agent's handler, fed with chunks, handing back outcomes in bulk.
 
 Three kinds share this base: `async def` handlers in long-lived tasks (`async_pool`), `def` handlers in threads
-(`thread_pool`), batch handlers (`batch_pool`), and each of them again for agents with an order (`in_order`). Whichever
-finishes records appends to the chunk's lists and calls `mark`; once per loop iteration everything finished goes to the
-service loop in one call.
+(`thread_pool`), batch handlers (`batch_pool`), and each of them again for agents with an order (`in_order`). The
+finisher of records appends to the chunk's lists and calls `mark`; once per loop iteration all finished records go to
+the service loop in one call.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 from flowshare.agents.handler.chunk import Chunk
 from flowshare.agents.handler.codec import CodecUnavailable
 from flowshare.agents.handler.errors import UndecodableValue
-from flowshare.agents.handler.outcomes import Outcome, OutcomeKind, of_exception
+from flowshare.agents.handler.outcomes import Outcome, OutcomeKind, of_exception, of_result
 from flowshare.agents.handler.texts import REASON_MAX, clip, of_user, place_of, said
+from flowshare.agents.handler.tracing import current_headers
 from flowshare.agents.run.lookups import BACK_S, GivenBack, Lookups
 from flowshare.agents.run.stats import AgentStats, ExceptionCounts, HandlerTimes
 from flowshare.protocol.decoding import DecodedRecord, RawRecord
@@ -43,23 +44,23 @@ logger = logging.getLogger("flowshare.agents")
 
 
 GRACE_S: Final = 5.0
-"""How long a cancelled `async def` handler may take to end before the agent is called unhealthy."""
+"""Seconds for a cancelled `async def` handler to end before the agent is called unhealthy."""
 
 Held = tuple[Chunk, RawRecord]
-"""A record that is handled, as it was read: `chunk.whole` has its other fields."""
+"""A record being handled, as it was read: `chunk.whole` has its other fields."""
 HAND_OVER_S: Final = 0.005
-"""Time between two hand-overs of few records from the handler loop to the service loop."""
+"""Seconds between two hand-overs of few records from the handler loop to the service loop."""
 HAND_OVER_RECORDS: Final = 1_000
-"""So many finished records are handed over at once: the next fetch may wait for the room."""
+"""Number of finished records that are handed over at once: the next fetch may wait for the room."""
 _LOOK_S: Final = 0.001
 FinishedWork = list[tuple[Chunk, list[int], list[tuple[DecodedRecord | RawRecord, Outcome]]]]
 """Finished work: chunk, accepted offsets, other outcomes."""
 
 
 class Runner:
-    """One of the `concurrency` places where a handler runs, and what it works on now.
+    """One of the `concurrency` places where a handler runs, and its current work.
 
-    Written by whoever runs the handler, read from any thread.
+    Written by the thread that runs the handler, read from any thread.
     """
 
     __slots__ = ("cancelled_at", "held", "index", "started", "task", "thread_id", "timed_out", "waited_s", "waits")
@@ -67,56 +68,57 @@ class Runner:
     def __init__(self, index: int) -> None:
         self.index = index
         self.held: Held | list[Held] | None = None
-        """What is handled: one record, a batch's records, or nothing."""
+        """The record being handled, the records of a batch, or None."""
         self.started = 0.0
         self.timed_out = False
         self.waits = False
-        """Whether it waits for what a codec looks up: then no handler runs, and no timeout."""
+        """True if the runner waits for a codec's look-up: then no handler runs, and no timeout."""
         self.waited_s = 0.0
-        """How long it has waited for that."""
+        """Seconds that the runner has waited for look-ups."""
         self.cancelled_at = 0.0
         self.task: asyncio.Task[None] | None = None
         self.thread_id: int | None = None
 
     def records(self) -> list[tuple[Chunk, DecodedRecord]]:
-        """What is handled now, as a list."""
+        """Return the records that are handled now, as a list."""
         held = self.held
         if held is None:
             return []
         return [(chunk, chunk.whole(record)) for chunk, record in (held if isinstance(held, list) else [held])]
 
     def take_waited(self) -> float:
-        """Seconds that it waited since this was last asked: they are no handler's."""
+        """Return seconds waited since the last call: they are not the handler's."""
         waited_s, self.waited_s = self.waited_s, 0.0
         return waited_s
 
     def over_s(self, timeout_s: float | None, now: float) -> float:
-        """Seconds that the handler is past its timeout; 0 or less when it is not."""
+        """Return seconds that the handler is past its timeout; 0 or less when it is not."""
         return 0.0 if timeout_s is None or self.held is None or self.waits else now - self.started - timeout_s
 
 
 class StartPermit:
-    """Whether handlers may begin: asked by a pool before each record, from any thread."""
+    """Permission for handlers to begin: checked by a pool before each record, from any thread."""
 
     __slots__ = ("until_s", "wanted")
 
     def __init__(self) -> None:
         self.until_s = float("inf")
-        """Until then, in the clock's monotonic seconds."""
+        """End of the permission, in the clock's monotonic seconds."""
         self.wanted = False
-        """Whether somebody waits for a later one."""
+        """True if a pool waits for a later permission."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What all agents of one process work with; made by its host.
+    """The shared environment of all agents of one process; made by their host.
 
-    clock: rules all of flowshare's own waiting. service_loop: where agents fetch, renew, produce and acknowledge;
-    handler_loop: where handlers run; both may be the same loop (test kit). connect: opens a connection to the backend;
-    capabilities: what that can do. producer, admin: shared by all agents, on the service loop. random: source of the
-    jitter of retry delays. inline_threads: run `def` handlers on the handler loop instead of in threads (test kit).
-    trackers: run a tracker of each KMQ queue, whatever its agent says (test kit). telemetry: what is told of spans and
-    metrics; None: nobody is told.
+    clock: rules all of flowshare's own waiting. service_loop: the loop on which agents fetch, renew, produce and
+    acknowledge; handler_loop: the loop on which handlers run; both may be the same loop (test kit). connect: opens a
+    connection to the backend; capabilities: the backend's abilities. producer, admin: shared by all agents, on the
+    service loop. random: source of the jitter of retry delays. inline_threads: run `def` handlers on the handler loop
+    instead of in threads (test kit). trackers: run a tracker of each KMQ queue, whatever its agent says (test kit).
+    virtual_time: the clock jumps, which does not mean that the process stood still, and periodic checks are rare (test
+    kit). telemetry: receives spans and metrics; None: nothing is sent.
     """
 
     clock: Clock
@@ -129,16 +131,17 @@ class Environment:
     random: random_module.Random
     inline_threads: bool = False
     trackers: bool = False
+    virtual_time: bool = False
     telemetry: Telemetry | None = None
 
 
 class Pool(abc.ABC):
-    """What the three kinds of pool have in common. `start`, `cancel` and `stop` run on the handler loop."""
+    """The common part of the three kinds of pool. `start`, `cancel` and `stop` run on the handler loop."""
 
     cancels = True
-    """Whether `timeout` can end a handler (a thread cannot be stopped)."""
+    """True if `timeout` can end a handler (a thread cannot be stopped)."""
     fed_anywhere = False
-    """Whether `feed` may be called on any thread, so that a blocked handler loop does not hold it up."""
+    """True if `feed` may be called on any thread, so that a blocked handler loop does not hold up records."""
 
     def __init__(self, agent: ShareAgent, environment: Environment) -> None:
         self.agent = agent
@@ -151,7 +154,7 @@ class Pool(abc.ABC):
         self.finished: Callable[[FinishedWork], None]
         """Set by the feeder; called on the service loop."""
         self.permit = StartPermit()
-        """Handlers begin only while it lasts; the feeder says how long."""
+        """Permission to begin handlers; the feeder sets its end."""
         self.renew: Callable[[Chunk, int], object] | None = None
         """Set by the feeder; callable from any thread."""
         telemetry = environment.telemetry
@@ -159,26 +162,27 @@ class Pool(abc.ABC):
         self.context = contextvars.Context()
         self.stopping = False
         self.lookups = Lookups(agent, environment) if agent.looks_up else None
-        """What codecs look up; None: no codec does."""
+        """Look-ups of the agent's codecs; None: no codec needs any."""
         self._service_loop = environment.service_loop
         self._handler_loop = environment.handler_loop
         self._dirty: list[Chunk] = []
         self._flush_due = False
         self._handed_at = -1.0
         self._probed = False
+        self._told_of_missing = False
         self._timer: TimerHandle | None = None
 
     # --- what kinds do ------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Be ready for chunks."""
+        """Get ready for chunks."""
         self.context = contextvars.copy_context()
         if "decimal" in sys.modules:
             # decimal makes its context at first use; made here, a handler's use of it changes no context variable.
             self.context.run(sys.modules["decimal"].getcontext)
 
     def feed(self, chunks: Iterable[Chunk]) -> None:
-        """More to do; called on the handler loop."""
+        """Add chunks; called on the handler loop."""
         for chunk in chunks:
             chunk.open()
             self.queue.append(chunk)
@@ -190,34 +194,34 @@ class Pool(abc.ABC):
 
     @abc.abstractmethod
     async def cancel(self) -> None:
-        """The drain deadline has come: cancel what still runs, release it."""
+        """Cancel running handlers at the drain deadline, and release their records."""
 
     def lost(self, chunk: Chunk, offsets: Collection[int]) -> None:  # noqa: B027 - most kinds do nothing
-        """The locks of these are gone. Without an order what runs goes on, and its outcome is discarded."""
+        """Note lost locks. Without an order running handlers go on, and their outcomes are discarded."""
 
     async def stop(self) -> None:
-        """End all runners; nothing is handed over after that."""
+        """End all runners; no more work is handed over after that."""
         self.stopping = True
         self._disarm()
 
     # --- what is seen from outside ------------------------------------------------------------------------------
 
     def running(self) -> list[Runner]:
-        """Runners at work, as a snapshot."""
+        """Return the runners at work, as a snapshot."""
         return [runner for runner in self.runners if runner.held is not None]
 
     @property
     def busy(self) -> int:
-        """Runners at work."""
+        """Number of runners at work."""
         return len(self.running())
 
     def working_s(self) -> float:
-        """How long the handlers that are at work have worked, together."""
+        """Return the seconds that running handlers have worked, together."""
         now = self.clock.monotonic()
         return sum(max(0.0, now - runner.started) for runner in self.running() if not runner.waits)
 
     def probe(self, answered: Callable[[], object]) -> None:
-        """Have `answered` called on the service loop as soon as the handlers' loop gets on; on the service loop."""
+        """Have `answered` called on the service loop once the handlers' loop runs again; on the service loop."""
 
         def gets_on() -> None:
             self._probed = False
@@ -232,16 +236,16 @@ class Pool(abc.ABC):
 
     @property
     def overdue(self) -> int:
-        """Handlers that run past their timeout and did not end when cancelled, or cannot be cancelled."""
+        """Number of handlers past their timeout that did not end when cancelled, or cannot be cancelled."""
         return len(self._late(GRACE_S if self.cancels else 0.0))
 
     def draining(self) -> None:
-        """The worker stops: what waits for a codec's lookup goes back. Any thread."""
+        """Release records that wait for a codec's look-up, as the worker stops. Any thread."""
         if self.lookups is not None:
             self.lookups.stop()
 
     def problems(self) -> list[str]:
-        """Why the agent is not healthy, one sentence each."""
+        """Return the reasons why the agent is not healthy, one sentence each."""
         waits = [] if self.lookups is None or self.lookups.trouble is None else [self.lookups.trouble]
         return waits + [
             f"a handler runs past its timeout of {self.agent.options.timeout} s and cannot be stopped: "
@@ -251,27 +255,28 @@ class Pool(abc.ABC):
         ]
 
     def abandoned(self, limit_s: float) -> set[tuple[int, int]]:
-        """(id of chunk, offset) of cancellable handlers that are `limit_s` past their timeout: not to be renewed."""
+        """Return (id of chunk, offset) of cancellable handlers that are `limit_s` past their timeout: locks not to be
+        renewed."""
         late = self._late(limit_s) if self.cancels else []
         return {(id(chunk), record.offset) for runner in late for chunk, record in runner.records()}
 
     def _late(self, limit_s: float) -> list[Runner]:
-        """Runners whose handlers are more than that past their timeout."""
+        """Return runners whose handlers are more than `limit_s` past their timeout."""
         now, timeout_s = self.clock.monotonic(), self.agent.options.timeout
         return [runner for runner in self.runners if runner.over_s(timeout_s, now) > limit_s]
 
     # --- finishing records --------------------------------------------------------------------------------------
 
     def mark(self, chunk: Chunk) -> None:
-        """Something of this chunk is finished (or will be before the loop's next iteration)."""
+        """Note that a record of this chunk is finished (or will be before the loop's next iteration)."""
         self._dirty.append(chunk)
         if not self._flush_due:
             self._flush_due = True
             self._handler_loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Hand what is finished to the service loop, as each time costs a thread switch: when it is much, when there
-        is nothing else to do, or every 5 ms."""
+        """Hand finished records to the service loop, which costs a thread switch: when they are many, when the queue is
+        empty, or every 5 ms."""
         if self._service_loop is not self._handler_loop:
             now = self.clock.monotonic()
             early_s = self._handed_at + HAND_OVER_S - now
@@ -282,20 +287,36 @@ class Pool(abc.ABC):
         self.hand_over(self._take_finished())
 
     def _take_finished(self) -> FinishedWork:
-        """What is finished, out of its chunks."""
+        """Take the finished records out of their chunks."""
         self._flush_due = False
         dirty, self._dirty = self._dirty, []
         taken: FinishedWork = []
         for chunk in dirty:
             accepted, chunk.accepted = chunk.accepted, []
             others, chunk.others = chunk.others, []
+            if chunk.repeated and accepted and self.agent.sinks:
+                self._warn_of_missing_output(chunk, accepted)
             if accepted or others:
                 taken.append((chunk, accepted, others))
         return taken
 
+    def _warn_of_missing_output(self, chunk: Chunk, accepted: list[int]) -> None:
+        """Warn once of a repeated record that was accepted without an output, which may never have been produced."""
+        offset = next((one for one in accepted if one in chunk.repeated), None)
+        if offset is None or self._told_of_missing:
+            return
+        self._told_of_missing = True
+        logger.warning(
+            "%s: fs.Once said that its effects are there, and the handler returned nothing for %s. A worker that dies "
+            "between the database's commit and the accept has produced nothing: return the same value whatever "
+            "`first` says.",
+            chunk.where(offset),
+            ", ".join(self.agent.sinks),
+        )
+
     @property
     def hands_over(self) -> bool:
-        """Whether what is finished reaches the service loop in the handler loop's next turn."""
+        """True if the finished records reach the service loop in the handler loop's next turn."""
         return self._flush_due and not self.queue
 
     @property
@@ -312,7 +333,7 @@ class Pool(abc.ABC):
             self._service_loop.call_soon_threadsafe(self.finished, handed)
 
     def finish(self, chunk: Chunk, record: RawRecord, outcome: Outcome) -> None:
-        """Record an outcome other than the plain accept, which the workers do themselves."""
+        """Record an outcome other than the plain accept, which the runners record themselves."""
         if self.spans is not None:
             self.spans.ended(chunk, record.offset, outcome)
         if chunk.sends and (sent := chunk.sends.pop(record.offset, None)) and outcome.kind is OutcomeKind.ACCEPT:
@@ -321,12 +342,13 @@ class Pool(abc.ABC):
         if outcome.kind is not OutcomeKind.ACCEPT:
             chunk.others.append((chunk.whole(record), outcome))
         elif outcome.has_outputs:
-            chunk.others.append((record, outcome))  # what is accepted is hardly ever asked for more than its offset
+            chunk.others.append((record, outcome))  # an accepted record hardly ever needs more than its offset
         else:
             chunk.accepted.append(record.offset)
 
     def value(self, chunk: Chunk, record: RawRecord) -> tuple[Any] | None:
-        """The record's value as its handler gets it; None: there is none, and what becomes of the record is decided."""
+        """Return the record's value as its handler gets it; None: it cannot be had, and the record's outcome is
+        decided."""
         try:
             return (chunk.value(record),)
         except Exception as error:  # noqa: BLE001 - whatever the decoder raised
@@ -336,7 +358,7 @@ class Pool(abc.ABC):
         return None
 
     def undecodable(self, chunk: Chunk, record: RawRecord, error: BaseException) -> None:
-        """The value does not fit the annotation: to the dead letter."""
+        """Send a record whose value does not fit the annotation to the dead letter."""
         if isinstance(error, CodecUnavailable):
             logger.warning("%s: %s; it comes again in %g s", chunk.where(record.offset), said(error), BACK_S)
             self.finish(chunk, record, Outcome(OutcomeKind.RELEASE, None, said(error), BACK_S, unrun=True))
@@ -348,8 +370,13 @@ class Pool(abc.ABC):
         logger.error("%s: undecodable: %s", chunk.where(record.offset), explained)
         self.finish(chunk, record, of_exception(self.agent, explained, chunk.attempt(record.offset)))
 
+    def returned(self, chunk: Chunk, record: RawRecord, result: Any) -> Outcome:
+        """Return the outcome of a handler's result; an output that cannot be encoded counts as the handler's error."""
+        outcome = of_result(self.agent, result, chunk.attempt(record.offset), current_headers())
+        return outcome if outcome.error is None else self.failed(chunk, record, outcome.error)
+
     def failed(self, chunk: Chunk, record: RawRecord, error: BaseException) -> Outcome:
-        """Count and log an exception out of user code; returns its outcome."""
+        """Count and log an exception of user code; return its outcome."""
         if isinstance(error, GivenBack):
             return error.outcome
         outcome = of_exception(self.agent, error, chunk.attempt(record.offset), ending=self.stopping)
@@ -362,8 +389,8 @@ class Pool(abc.ABC):
             self.exceptions.add(error, self.clock.monotonic())
         if outcome.kind is OutcomeKind.DEAD:
             text = clip(outcome.reason, REASON_MAX)
-            if isinstance(error, self.agent.options.reject):  # what the app expects, and says with `reject=`
-                logger.info("%s: %s (%s)", chunk.where(record.offset), text, place_of(error))
+            if isinstance(outcome.error, self.agent.options.reject):  # an error that the app expects, by `reject=`
+                logger.info("%s: %s (%s)", chunk.where(record.offset), text, place_of(outcome.error))
             else:
                 exc_info = (type(error), error, of_user(error))
                 logger.error("%s: %s", chunk.where(record.offset), text, exc_info=exc_info)
@@ -383,7 +410,7 @@ class Pool(abc.ABC):
 
     @contextmanager
     def waiting(self, held: Held | list[Held]) -> Iterator[None]:
-        """While the runner of this waits for what a codec looks up its handler's time does not run."""
+        """Stop the clock of a handler's time while its runner waits for a codec's look-up."""
         runner = next(one for one in self.runners if one.held is held)
         began_s = self.clock.monotonic()
         runner.waits = True
@@ -396,13 +423,13 @@ class Pool(abc.ABC):
             self.rearm()
 
     def rearm(self) -> None:
-        """See to it that timeouts are looked at again; whoever runs handlers calls it."""
+        """Check timeouts again later; called by the thread that runs handlers."""
         self.arm()
 
     # --- timeouts -----------------------------------------------------------------------------------------------
 
     def arm(self) -> None:
-        """See to it that timeouts are looked at; one timer a pool, not one a record."""
+        """Check timeouts later; one timer for each pool, not for each record."""
         timeout_s = self.agent.options.timeout
         if timeout_s is not None and self._timer is None:
             self._timer = self.clock.call_later(timeout_s, self._look_at_timeouts)
@@ -440,7 +467,7 @@ class Pool(abc.ABC):
 
 
 def make_pool(agent: ShareAgent, environment: Environment) -> Pool:
-    """The pool for this agent's kind of handler."""
+    """Make the pool for this agent's kind of handler."""
     from flowshare.agents.run.async_pool import TaskPool
     from flowshare.agents.run.batch_pool import BatchPool
     from flowshare.agents.run.in_order import OrderedBatchPool, OrderedTaskPool, OrderedThreadPool

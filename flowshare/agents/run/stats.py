@@ -1,6 +1,6 @@
-"""What an agent counts, and how long its handlers take.
+"""Counters of an agent, and the durations of its handlers.
 
-Plain numbers; each is changed on one thread only, and read from anywhere.
+Plain numbers; each is changed on one thread only, and read from any thread.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
 
-from flowshare.agents.handler.texts import said
+from flowshare.agents.handler.texts import said, sole
 
 BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Upper bounds of the buckets, inclusive; the last bucket has none."""
@@ -20,15 +20,15 @@ class AgentStats:
     """Counters of one agent in one process since its start.
 
     received: deliveries taken from the group. accepted: confirmed accepts. released: `Release` outcomes. retried:
-    exceptions and timeouts that were released for another attempt. dead_lettered: rejected after the dead letter
-    was confirmed. rejected: rejected without dead letter (`dead_letter=None`). gaps: acquired offsets without a
-    record. lost: accepted before they ran (`at_most_once`), and their handlers failed or were ended. deferred: records
-    that wait on in the retry topic, written anew. undecodable: values that did not fit the annotation. timed_out:
-    handlers past `timeout`. cancelled: handlers that ended with CancelledError or another BaseException. lock_lost:
-    outcomes discarded because the acquisition lock was gone. ack_unknown: acknowledgements whose result is unknown.
-    renewed: locks renewed. unrun: records given back before a handler began. redelivered: deliveries after the
-    first. sent: records produced by sinks and `Send`. send_failed, dead_letter_failed: what could not be produced.
-    handler_errors: exceptions out of handlers.
+    exceptions and timeouts that were released for another attempt. dead_lettered: rejected after the dead letter was
+    confirmed. rejected: rejected without dead letter (`dead_letter=None`). gaps: acquired offsets without a record.
+    lost: accepted before they ran (`at_most_once`), and their handlers failed or were ended. deferred: records that
+    wait on in the retry topic, written anew. undecodable: values that did not fit the annotation. timed_out: handlers
+    past `timeout`. cancelled: handlers that ended with CancelledError or another BaseException. lock_lost: outcomes
+    discarded because the acquisition lock was gone. ack_unknown: acknowledgements whose result is unknown.
+    renewed: locks renewed. unrun: records released before a handler began. redelivered: deliveries after the first.
+    sent: records produced by sinks and `Send`. send_failed, dead_letter_failed: records that could not be produced.
+    handler_errors: exceptions of handlers.
     fetches, acknowledgements: requests made.
     """
 
@@ -58,28 +58,28 @@ class AgentStats:
 
     @property
     def again(self) -> int:
-        """Deliveries of records that come again, handled ones only."""
+        """Number of handled deliveries whose records come again."""
         return self.released + self.retried + self.cancelled + self.lock_lost + self.ack_unknown
 
     @property
     def settled(self) -> int:
-        """Deliveries that were handled, whatever came of it."""
+        """Number of handled deliveries, with any outcome."""
         return self.accepted + self.rejected + self.dead_lettered + self.deferred + self.again
 
     def counters(self) -> dict[str, float]:
-        """All counters by name."""
+        """Return all counters by name."""
         return {field.name: float(getattr(self, field.name)) for field in fields(self)}
 
 
 EXCEPTIONS_MAX: Final = 32
-"""Types of exceptions that an agent counts; the others are counted together."""
+"""Most types of exceptions that an agent counts apart; others are counted together."""
 OTHERS: Final = "others"
 TEXT_MAX: Final = 200
-"""Characters that are kept of what was raised last."""
+"""Characters kept of the last exception's text."""
 
 
 class Raised(NamedTuple):
-    """An exception out of a handler, as text: it holds no frames, and so no records. at_s: by the monotonic clock."""
+    """An exception of a handler, as text: it holds no frames, and so no records. at_s: by the monotonic clock."""
 
     kind: str
     text: str
@@ -87,17 +87,18 @@ class Raised(NamedTuple):
 
 
 class ExceptionCounts:
-    """How often handlers raised what, by the exception's type. Written on the handler loop, read from anywhere."""
+    """Number of exceptions of handlers, by type. Written on the handler loop, read from any thread."""
 
     __slots__ = ("_counts", "last")
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self.last: Raised | None = None
-        """What was raised last."""
+        """The last exception."""
 
     def add(self, error: BaseException, now_s: float) -> None:
-        """One more."""
+        """Count an exception; a group with one error in it counts as that error."""
+        error = sole(error)
         self.last = Raised(type(error).__name__, said(error, TEXT_MAX), now_s)
         name = type(error).__qualname__
         if name not in self._counts and len(self._counts) >= EXCEPTIONS_MAX:
@@ -105,14 +106,14 @@ class ExceptionCounts:
         self._counts[name] = self._counts.get(name, 0) + 1
 
     def copy(self) -> dict[str, int]:
-        """By type."""
+        """Counts by type."""
         return dict(self._counts)
 
 
 class HandlerTimes:
-    """How long handlers took, as a histogram: filled once a call, or once a run of short ones.
+    """Histogram of the durations of handlers: filled once per call, or once per run of short ones.
 
-    Written by one thread, read from anywhere.
+    Written by one thread, read from any thread.
     """
 
     __slots__ = ("_counts", "sum_s")
@@ -120,10 +121,10 @@ class HandlerTimes:
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self.sum_s = 0.0
-        """Seconds in all."""
+        """Seconds of all calls."""
 
     def add(self, seconds: float, records: int = 1) -> None:
-        """`records` handler calls, one after another, took `seconds` together."""
+        """Add `records` handler calls, one after another, which took `seconds` together."""
         if records == 1:  # every call of a handler that waits
             self._counts[bisect_left(BOUNDS_S, seconds)] += 1
         elif records > 0:
@@ -133,7 +134,7 @@ class HandlerTimes:
         self.sum_s += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Prometheus buckets: upper bound as text, calls up to it."""
+        """Return Prometheus buckets: upper bound as text, number of calls up to it."""
         total = 0
         found: list[tuple[str, float]] = []
         for bound, count in zip((*BOUNDS_S, float("inf")), list(self._counts), strict=True):

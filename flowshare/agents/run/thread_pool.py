@@ -1,7 +1,7 @@
 """The pool for `def` handlers of single records: a runner is a thread, each taking the next record by itself.
 
-No record hops through an executor: threads pull from the same chunks as tasks do, and what they finish goes straight
-to the service loop, so that a blocked handler loop holds nobody up. A thread cannot be stopped: a handler past its
+No record hops through an executor: threads pull from the same chunks as tasks do, and finished records go straight to
+the service loop, so that a blocked handler loop holds up nothing. A thread cannot be stopped: a handler past its
 timeout keeps its runner and its lock until it ends.
 """
 
@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from flowshare.agents.handler.awaiting import awaited_on
 from flowshare.agents.handler.chunk import Chunk
 from flowshare.agents.handler.delivery import Delivery, current
 from flowshare.agents.handler.middleware import call_sync
-from flowshare.agents.handler.outcomes import Outcome, OutcomeKind, of_result
-from flowshare.agents.handler.tracing import current_headers
+from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.agents.run.lookups import GivenBack
 from flowshare.agents.run.pool import Held, Pool, Runner
 
@@ -40,7 +40,7 @@ class ThreadPool(Pool):
             ).start()
 
     def feed(self, chunks: Iterable[Chunk]) -> None:
-        """More to do; callable from any thread."""
+        """Add chunks; callable from any thread."""
         chunks = list(chunks)
         for chunk in chunks:
             chunk.open()
@@ -49,16 +49,17 @@ class ThreadPool(Pool):
             self._ready.notify(sum(chunk.waiting for chunk in self.queue))
 
     async def cancel(self) -> None:
-        """Threads cannot be cancelled: what they run keeps its locks until they end, or the process does."""
+        """Do nothing: threads cannot be cancelled, and their records keep their locks until they end, or the process
+        does."""
 
     async def stop(self) -> None:
-        """Tell the threads to end; those inside a handler end with it."""
+        """Tell the threads to end; a thread inside a handler ends when the handler does."""
         await super().stop()
         with self._ready:
             self._ready.notify_all()
 
     def mark(self, chunk: Chunk) -> None:
-        """Something of this chunk is finished; `_done` is held."""
+        """Note that a record of this chunk is finished; `_done` is held."""
         self._dirty.append(chunk)
         if not self._flush_due:
             self._flush_due = True
@@ -66,7 +67,7 @@ class ThreadPool(Pool):
                 self._service_loop.call_soon_threadsafe(self.flush)
 
     def flush(self) -> None:
-        """Hand what is finished to the feeder; on the service loop."""
+        """Hand finished records to the feeder; on the service loop."""
         with self._done:
             handed = self._take_finished()
         if handed:
@@ -131,16 +132,15 @@ class ThreadPool(Pool):
         if result is None:
             self.finish(chunk, record, _ACCEPT)
         else:
-            attempt = chunk.attempt(record.offset)
-            self.finish(chunk, record, of_result(self.agent, result, attempt, current_headers()))
+            self.finish(chunk, record, self.returned(chunk, record, result))
 
     def rearm(self) -> None:
-        """See to it that timeouts are looked at; callable from any thread."""
+        """Check timeouts later; callable from any thread."""
         if self.agent.options.timeout is not None and not self._handler_loop.is_closed():
             self._service_loop.call_soon_threadsafe(self.arm)
 
     def _known(self, held: Held) -> bool:
-        """Wait until what codecs look up for this record is there; False: it goes back."""
+        """Wait for the look-ups that codecs need for this record; False: it is released."""
         lookups, (chunk, record) = self.lookups, held
         assert lookups is not None
         if lookups.missing(chunk, record) is None:
@@ -168,8 +168,14 @@ class ThreadPool(Pool):
     def _make_call(self) -> Callable[[Any, Held], Any]:
         fun, signature, middleware = self.agent.fun, self.agent.signature, self.agent.middleware
         name, positional = signature.delivery_name, signature.delivery_positional
+        is_awaitable, loop = self.agent.is_awaitable, self._handler_loop
+
+        def of_value(value: Any, held: Held) -> Any:
+            result = fun(value)
+            return result if result is None or not is_awaitable(result) else awaited_on(loop, result)
+
         if name is None and not middleware:
-            return lambda value, held: fun(value)
+            return of_value
 
         def handle(value: Any, held: Held) -> Any:
             delivery = Delivery(held[0], held[1], self.renew)  # type: ignore[arg-type]
@@ -179,6 +185,7 @@ class ThreadPool(Pool):
                     return fun(value)
                 return fun(value, delivery) if positional else fun(value, **{name: delivery})
 
-            return call_sync(middleware, delivery, call, self._handler_loop) if middleware else call()
+            result = call_sync(middleware, delivery, call, loop) if middleware else call()
+            return result if result is None or not is_awaitable(result) else awaited_on(loop, result)
 
         return handle

@@ -1,7 +1,7 @@
-"""Who holds a group's records and what handlers raised last, as its workers say (`/agents`). Pure.
+"""Holders of a group's records and the last error of handlers, as its workers report (`/agents`). Pure.
 
-They know it without a question to who leads the group, so asking them costs the leaders nothing. What a worker says is
-a claim: what does not look like one is refused.
+Workers know both without a question to the group's leaders, so asking workers costs the leaders nothing. A worker's
+report is not trusted: a row of the wrong form is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 class InHand(NamedTuple):
-    """Of one group. error: what handlers raised last, `Kind: text`; error_s: so long ago. None: nothing."""
+    """Report on one group. error: last error of handlers, `Kind: text`; error_s: its age in seconds. None: no error."""
 
     holders: tuple[Holder, ...] = ()
     error: str | None = None
@@ -26,15 +26,16 @@ class InHand(NamedTuple):
 
 
 def read_rows(found: object) -> list[Row]:
-    """The rows of a worker's page. Raises: ValueError (no worker says that)."""
+    """Return the rows of a worker's page. Raises: ValueError (not a worker's page)."""
     if not isinstance(found, list):
         raise ValueError("a list is missing")  # noqa: TRY004 - it is no worker's page, as JSON that cannot be read
     rows = [_read(row) for row in cast("list[object]", found)]
-    return [row for row in rows if row["group"] is not None]  # else names were kept from us
+    return [row for row in rows if row["group"] is not None]  # None: the worker hid its names
 
 
 def of_groups(told: Mapping[str, Sequence[Row]], *, messages: bool = True) -> dict[str, InHand]:
-    """By group, from the rows of each worker by its name. messages: an exception's text, too, not its type only."""
+    """Return the reports by group, from the rows of each worker by its name. messages: with an exception's text, not
+    only its type."""
     rows: dict[str, list[tuple[str, Row]]] = defaultdict(list)
     for name, of_worker in told.items():
         for row in of_worker:
@@ -56,7 +57,7 @@ def _of_group(rows: Sequence[tuple[str, Row]], *, messages: bool) -> InHand:
 
 
 def _who(name: str, row: Row) -> str:
-    """A worker is known by its process or its address; below a supervisor by its number."""
+    """Name a worker by its process or its address; below a supervisor by its number, too."""
     return f"worker {name}" if row["worker"] is None else f"worker {row['worker']:g} of {name}"
 
 

@@ -18,7 +18,7 @@ from flowshare.client.errors import ServerError
 if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
     from flowshare.agents.scale.rates import Rates
-    from flowshare.agents.scale.retention import Facts
+    from flowshare.agents.scale.retention import Facts, Keeping
     from flowshare.backend.base import Capabilities
     from flowshare.client.admin.admin import ShareAdmin
     from flowshare.client.admin.watching import ShareWatch
@@ -42,27 +42,35 @@ COOPERATIVE: Final[Figures] = dict.fromkeys(
         "lapsed_claims",
     )
 )
-"""What only rows of cooperative groups have: committed ranges behind the stable offset (`start_offset`), the furthest
-committed offset and how far it is from that; the part of the keys that members hold (0 to 1) and how many do; ranges
-that members wait for until others give them back, and how long the longest wait goes on; and, since the server loaded
-the partition, claims that were taken from a member that did not give them back in time, and those whose lease ended."""
+"""Figures that only rows of cooperative groups have:
+
+- `committed_ranges`: committed ranges behind the stable offset (`start_offset`).
+- `furthest`, `span`: the furthest committed offset, and its distance from the stable offset.
+- `held_keys`, `holders`: the part of the keys that members hold (0 to 1), and the number of these members.
+- `blocked_handovers`, `handover_wait_s`: ranges that members wait for until others give them back, and the age of the
+  longest wait.
+- `overlaps`, `lapsed_claims`: since the server loaded the partition, claims taken from a member that did not give them
+  back in time, and claims whose lease ended.
+"""
 
 AT_ONCE: Final = 64
-"""Share-partitions that are asked about at the same time."""
+"""Share-partitions, or topics, that are asked about at the same time."""
+GROUPS_AT_ONCE: Final = 16
+"""Groups."""
 _SUMS: Final = ("backlog", "in_flight", "delayed", "blocked", "parked", "redeliveries", "finished")
 STUCK_MAX: Final = 5
-"""Keys that are named of a topic."""
+"""Most keys that are named of a topic."""
 
 
 class Groups(NamedTuple):
-    """Groups by their kind; None: all of it that the backend knows."""
+    """Groups by their kind; None: all groups of the kind that the backend knows."""
 
     share: Collection[str] | None = ()
     cooperative: Collection[str] | None = ()
 
     @classmethod
     def of(cls, agents: Iterable[ShareAgent]) -> Groups:
-        """Those of agents, as far as more than their offsets is known of them."""
+        """Return the agents' groups, without those that only know offsets."""
         kinds: dict[str, list[str]] = {"share": [], "cooperative": [], "consumer": []}
         for agent in agents:
             kinds[agent.group_type].append(agent.group)
@@ -70,20 +78,20 @@ class Groups(NamedTuple):
 
 
 def every_group(capabilities: Capabilities) -> Groups:
-    """All groups of a backend: Kafka's own brokers have no cooperative ones, and are not asked."""
+    """Return all groups of a backend; Kafka's own brokers have no cooperative groups, and are not asked for any."""
     return Groups(None, None if capabilities.key_order else ())
 
 
 async def rows(admin: ShareAdmin, groups: Groups, now_ms: int, facts: Facts | None = None) -> Rows:
-    """One JSON-ready row a partition of the groups.
+    """Return one JSON-ready row for each partition of the groups.
 
     in_flight, delayed, blocked, parked (keys), redeliveries: None when unknown (Kafka's brokers do not tell).
-    stuck: of the records that most wait for: offset, how many do, state, delivery_count, member_id.
-    backlog: records that are not finished, −1 when unknown; finished: records that are, since the topic began, None
-    when unknown (its growth is the rate); log_end: next offset of the log, None when unknown; oldest_age_s: age of the
-    first unfinished record, None when there is none. facts: where brokers do not tell that age, it is read from the
-    log at the group's start offset, which Kafka's brokers move a little late: for a moment it may be that of a record
-    that has just been finished. Of cooperative groups there are more, None of others: `COOPERATIVE`.
+    stuck: records for which most others wait: offset, number of waiting ones, state, delivery_count, member_id.
+    backlog: unfinished records, −1 when unknown; finished: finished records since the topic began, None when unknown
+    (its growth is the rate); log_end: next offset of the log, None when unknown; oldest_age_s: age of the first
+    unfinished record, None without one. facts: reads that age from the log at the group's start offset where brokers do
+    not tell it; Kafka's brokers move that offset a little late, so for a moment the age may be that of a record that
+    has just been finished. Rows of cooperative groups have more figures, which are None for others: `COOPERATIVE`.
     """
     found: Rows = []
     named, sharing = groups
@@ -92,20 +100,62 @@ async def rows(admin: ShareAdmin, groups: Groups, now_ms: int, facts: Facts | No
     if sharing is None:
         sharing = await admin.cooperative.names()
     cooperative = set(sharing)
-    for group in dict.fromkeys((*named, *sharing)):
-        try:
-            parts = await (_cooperative(admin, group) if group in cooperative else _shared(admin, group))
-        except ServerError as error:  # not there yet, or its topic is being deleted
-            logger.debug("no backlog of group %s: %s", group, error)
-            continue
-        for first in range(0, len(parts), AT_ONCE):
-            asked = (_row(admin, group, part, now_ms, facts, more) for part, more in parts[first : first + AT_ONCE])
-            found += [row for row in await asyncio.gather(*asked) if row is not None]
+    names = list(dict.fromkeys((*named, *sharing)))
+    for first in range(0, len(names), GROUPS_AT_ONCE):
+        ask = _Ask(admin, now_ms, facts)
+        some = names[first : first + GROUPS_AT_ONCE]
+        for found_of in await asyncio.gather(*(ask.group(group, shared=group not in cooperative) for group in some)):
+            found += found_of
     return found
 
 
+class _Ask:
+    """Asks for the rows of a few groups at a time; for the end of each log once."""
+
+    def __init__(self, admin: ShareAdmin, now_ms: int, facts: Facts | None) -> None:
+        self._admin = admin
+        self._now_ms = now_ms
+        self._facts = facts
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._ends: dict[tuple[str, int], asyncio.Future[int]] = {}
+
+    async def group(self, group: str, *, shared: bool) -> Rows:
+        """Return one row per partition."""
+        try:
+            parts = await (_shared(self._admin, group) if shared else _cooperative(self._admin, group))
+        except ServerError as error:  # not there yet, or its topic is being deleted
+            logger.debug("no backlog of group %s: %s", group, error)
+            return []
+        rows = await asyncio.gather(*(self._row(group, part, more) for part, more in parts))
+        return [row for row in rows if row is not None]
+
+    async def _row(self, group: str, part: SharePartitionOffsets, more: Figures) -> dict[str, Any] | None:
+        async with self._turns:
+            try:
+                end = await self._end(part.topic, part.partition)
+            except ServerError as error:
+                logger.debug("no backlog of group %s: %s", group, error)
+                return None
+            if part.lag < 0 <= part.start_offset:
+                # Kafka's brokers do not tell the lag before the first record was finished: until then it is all there.
+                part = replace(part, lag=max(0, end - part.start_offset))
+            made = row(group, part, self._now_ms, log_end=end, more=more)
+            if self._facts is not None and part.lag > 0 and part.oldest_ms < 0:
+                first = await self._facts.record(part.topic, part.partition, part.start_offset)
+                if first is not None and first.timestamp_ms >= 0:
+                    made["oldest_age_s"] = max(0.0, (self._now_ms - first.timestamp_ms) / 1000)
+            return made
+
+    async def _end(self, topic: str, partition: int) -> int:
+        """Return the next offset of a log, which many groups may read."""
+        asking = self._ends.get((topic, partition))
+        if asking is None:
+            asking = self._ends[topic, partition] = asyncio.ensure_future(self._admin.log_end(topic, partition))
+        return await asyncio.shield(asking)
+
+
 async def watched(watch: ShareWatch, now_ms: int) -> Rows:
-    """As `rows` of all share groups, from what servers say has changed. Raises: as `ShareWatch.look`."""
+    """Return `rows` of all share groups, from the changes that servers report. Raises: as `ShareWatch.look`."""
     from flowshare.protocol.messages import SharePartitionOffsets
 
     found = await watch.look()
@@ -143,7 +193,7 @@ async def _cooperative(admin: ShareAdmin, group: str) -> list[tuple[SharePartiti
 
 
 def as_shared(part: PartitionOffsets) -> tuple[SharePartitionOffsets, Figures]:
-    """A partition of a cooperative group in the words of a share-partition, and what there is besides."""
+    """Return a partition of a cooperative group in the form of a share-partition, and its additional figures."""
     from flowshare.client.admin.cooperative import held_share, longest_wait_ms
     from flowshare.protocol.messages import SharePartitionOffsets
 
@@ -174,7 +224,7 @@ def as_shared(part: PartitionOffsets) -> tuple[SharePartitionOffsets, Figures]:
 
 
 async def members(admin: ShareAdmin, group: str, *, cooperative: bool = False) -> int | None:
-    """How many members a group has, of all processes; None when nobody can say."""
+    """Return the number of a group's members in all processes; None when unknown."""
     try:
         found = await (admin.cooperative.describe(group) if cooperative else admin.describe_group(group))
         return len(found.members)
@@ -184,7 +234,7 @@ async def members(admin: ShareAdmin, group: str, *, cooperative: bool = False) -
 
 
 async def breaker(admin: ShareAdmin, group: str, settings: Mapping[str, str]) -> BreakerFacts:
-    """What is told of a group's circuit breaker; closed where its settings have none, or nobody can say."""
+    """Return the state of a group's circuit breaker; closed if the group has none, or the state cannot be read."""
     if settings.get(BREAKER, "0") == "0":
         return BreakerFacts()
     try:
@@ -203,7 +253,9 @@ def row(
     log_end: int | None = None,
     more: Figures = COOPERATIVE,
 ) -> dict[str, Any]:
-    """One partition. more: what only cooperative groups have."""
+    """Return the row of one partition. more: figures that only cooperative groups have."""
+    if part.lag < 0 and log_end == 0:
+        part = replace(part, lag=0)  # an empty log: the backlog is zero
     pending = part.lag > 0 and part.oldest_ms >= 0
     return {
         "group": group,
@@ -226,16 +278,20 @@ def row(
 
 
 async def add_retention(found: Rows, facts: Facts, rates: Rates, now_s: float) -> None:
-    """Add to each row how long it takes until retention reaches its first unfinished record.
+    """Add to each row the time until retention reaches its first unfinished record.
 
-    retention_left_s: None when it is unknown or will never be; retention: says in words which of the two, or by what.
+    retention_left_s: None when unknown or never; retention: in words which of the two, or the limiting setting.
     """
     parts_of: dict[tuple[str, str], int] = {}
     for one in found:
         where = (one["group"], one["topic"])
         parts_of[where] = parts_of.get(where, 0) + 1
     arrivals = {where: rates.of(*where).arrival for where in parts_of}
-    keepings = {topic: await facts.keeping(topic, now_s) for topic in {one["topic"] for one in found}}
+    topics = sorted({one["topic"] for one in found})
+    keepings: dict[str, Keeping] = {}
+    for first in range(0, len(topics), AT_ONCE):
+        some = topics[first : first + AT_ONCE]
+        keepings.update(zip(some, await asyncio.gather(*(facts.keeping(one, now_s) for one in some)), strict=True))
     for one in found:
         keeping = keepings[one["topic"]]
         sized = keeping.bytes >= 0 and one["backlog"] > 0
@@ -253,7 +309,8 @@ async def add_retention(found: Rows, facts: Facts, rates: Rates, now_s: float) -
 
 
 def by_topic(found: Sequence[dict[str, Any]], rates: Rates | None = None) -> Rows:
-    """One row a group and topic: sums, the oldest record, the least time that retention leaves, and rates a second.
+    """Return one row per group and topic: sums, the oldest record, the least time left by retention, and rates per
+    second.
 
     arrival_rate, rate (finished), redelivery_rate: None when unknown.
     """
@@ -289,30 +346,11 @@ def _join(into: dict[str, Any], one: dict[str, Any]) -> None:
 
 
 def _urgency(one: dict[str, Any]) -> tuple[int, float]:
-    """What comes first is told: a time, then that it is not known, then that there is nothing to fear."""
+    """Return a sort key for the most urgent answer: a time, then "not known", then "nothing to fear"."""
     seconds, why = one.get("retention_left_s"), one.get("retention")
     if seconds is not None:
         return (0, seconds)
     return ({FOREVER: 2, FINISHED: 3}.get(str(why), 1), 0.0)
-
-
-async def _row(
-    admin: ShareAdmin, group: str, part: SharePartitionOffsets, now_ms: int, facts: Facts | None, more: Figures
-) -> dict[str, Any] | None:
-    try:
-        end = await admin.log_end(part.topic, part.partition)
-    except ServerError as error:
-        logger.debug("no backlog of group %s: %s", group, error)
-        return None
-    if part.lag < 0 <= part.start_offset:
-        # Kafka's brokers do not tell the lag before the first record was finished: until then it is all there is.
-        part = replace(part, lag=max(0, end - part.start_offset))
-    made = row(group, part, now_ms, log_end=end, more=more)
-    if facts is not None and part.lag > 0 and part.oldest_ms < 0:
-        first = await facts.record(part.topic, part.partition, part.start_offset)
-        if first is not None and first.timestamp_ms >= 0:
-            made["oldest_age_s"] = max(0.0, (now_ms - first.timestamp_ms) / 1000)
-    return made
 
 
 async def _record_bytes(facts: Facts, one: dict[str, Any]) -> float | None:

@@ -1,9 +1,9 @@
-"""`LoadWatch`: looks at the agents' groups every few seconds and says how many workers they need (`scaling.py`).
+"""`LoadWatch` looks at the agents' groups every few seconds and tells how many workers they need (`scaling.py`).
 
-It lives on the service loop, beside the health pages, which show what it found. One look asks for the offsets of each
-share-partition of the groups, so the time between two looks is at least twenty times what the last one took: watching
-costs no more than a twentieth of one connection, however many partitions there are. A look that fails is tried again
-at the next one; what was found last stands for `STALE_S` (or three looks, if that is longer), then nothing is known.
+It lives on the service loop, beside the health pages, which show its findings. One look asks for the offsets of each
+share-partition of the groups, so the time between two looks is at least twenty times the duration of the last one:
+watching costs at most a twentieth of one connection, however many partitions there are. A failed look is tried again at
+the next one; the last findings stand for `STALE_S` (or three looks, if that is longer), then nothing is known.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ logger = logging.getLogger("flowshare.host")
 Row = dict[str, Any]
 
 LOOK_S: Final = 2.0
-"""Time from one look to the next one."""
+"""Seconds from one look to the next one."""
 SHARE: Final = 20
 STALE_S: Final = 60.0
 
 
 class _Allowed(NamedTuple):
-    """What a group's settings let it have in flight (0 while it is paused) and be handed a second; None: anything, or
-    unknown."""
+    """A group's limits, from its settings: records in flight (0 while it is paused) and records handed out per second.
+
+    None: no limit, or unknown.
+    """
 
     in_flight: int | None
     per_s: float | None
@@ -48,23 +50,23 @@ _ANYTHING: Final = _Allowed(None, None)
 
 
 class Runtime(Protocol):
-    """What is asked of an agent's runtime."""
+    """The part of an agent's runtime that load watching needs."""
 
     @property
     def agent(self) -> ShareAgent:
         """The agent."""
 
     def handler_look(self) -> HandlerLook:
-        """Its handlers' counters."""
+        """Return its handlers' counters."""
 
 
 class LoadWatch:
-    """Figures of one app, as this process sees them. Everything on the service loop."""
+    """Figures of one app, as this process sees them. Everything runs on the service loop."""
 
     def __init__(
         self, runtimes: Mapping[str, Runtime], admin: ShareAdmin, capabilities: Capabilities, *, clock: Clock
     ) -> None:
-        """runtimes: of each agent by its name, as they come. capabilities: of the backend where the groups live."""
+        """runtimes: of each agent by its name, filled as agents start. capabilities: of the groups' backend."""
         self._runtimes = runtimes
         self._admin = admin
         self._capabilities = capabilities
@@ -89,7 +91,7 @@ class LoadWatch:
         await cancelled(task)
 
     def _shared(self) -> list[tuple[str, Runtime]]:
-        """Those that are in a share or cooperative group: of others nothing is known here."""
+        """Return the agents in a share or cooperative group; others have no figures here."""
         return [(name, runtime) for name, runtime in self._runtimes.items() if runtime.agent.group_type != "consumer"]
 
     async def look(self) -> None:
@@ -116,16 +118,16 @@ class LoadWatch:
 
     @property
     def rows(self) -> Sequence[Row]:
-        """One row a share-partition (`lag.rows`, `lag.add_retention`); none when the last look is too old."""
+        """One row per share-partition (`lag.rows`, `lag.add_retention`); none when the last look is too old."""
         return self._rows if self._fresh else ()
 
     @property
     def members(self) -> Mapping[str, int | None]:
-        """Members of each group; None: unknown."""
+        """Number of members of each group; None: unknown."""
         return self._members if self._fresh else {}
 
     def topics(self, target_age_s: float = TARGET_AGE_S) -> list[Row]:
-        """One row a group and topic (`lag.by_topic`), with `needed_workers`, None when unknown."""
+        """Return one row per group and topic (`lag.by_topic`), with `needed_workers`, None when unknown."""
         made: list[Row] = []
         found = lag.by_topic(self.rows, self._rates)
         for name, runtime in self._shared():
@@ -137,9 +139,9 @@ class LoadWatch:
         return made
 
     def report(self, target_age_s: float = TARGET_AGE_S) -> Row:
-        """How many workers the app needs, for autoscalers: a whole number `workers`, and how it came about.
+        """Report how many workers the app needs, for autoscalers: a whole number `workers`, and its derivation.
 
-        While it is not known (`known` false) that is the number of members there are, so that nothing changes.
+        While it is unknown (`known` false), `workers` is the present number of members, so that nothing changes.
         """
         by_topic = self.topics(target_age_s)
         agents = [self._agent(name, by_topic) for name, _ in self._shared()]
@@ -178,7 +180,7 @@ class LoadWatch:
         }
 
     def _busy_share(self, agent: ShareAgent, mine: Sequence[Row]) -> float:
-        """How much of what is in flight is in handlers; the rest is prefetched, and waits."""
+        """Return the part of the records in flight that is in handlers; the rest is prefetched, and waits."""
         in_flight = sum(_in_flight(row) for row in mine)
         places = (self.members.get(agent.group) or 1) * agent.options.records_at_once
         return min(1.0, places / in_flight) if in_flight else 0.0
@@ -235,6 +237,6 @@ class LoadWatch:
 
 
 def _in_flight(row: Row) -> int:
-    """Records in flight; where that is not told, as many as there are unfinished ones."""
+    """Return the records in flight; if unknown, the number of unfinished ones."""
     known: int | None = row["in_flight"]
     return max(0, row["backlog"]) if known is None else known

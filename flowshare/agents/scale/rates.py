@@ -1,7 +1,7 @@
-"""Rates out of counters that somebody looked at: of share-partitions, and of an agent's handlers. Pure.
+"""Rates from repeated looks at counters: of share-partitions, and of an agent's handlers. Pure.
 
-Counters only grow; one that fell (a topic made anew, a share-partition loaded elsewhere) counts as unchanged for that
-look. What was seen is kept for a limited time and in a limited number of looks.
+Counters only grow; a counter that fell (a topic made anew, a share-partition loaded elsewhere) counts as unchanged for
+that look. Looks are kept for a limited time and in a limited number.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ GroupTopic = tuple[str, str]
 """Group and topic."""
 
 WINDOW_S: Final = 15.0
-"""Rates of share-partitions are those of this time: short, as a fleet is to follow them."""
+"""Seconds over which rates of share-partitions are measured: short, as a fleet must follow them."""
 LOOKS_MAX: Final = 16
 COST_WINDOW_S: Final = 300.0
 COST_SETTLED: Final = 100
-"""The handlers' time is that of the last so many records, or of the last five minutes if those are fewer."""
+"""Records over which the handlers' time is measured; the last five minutes if those have fewer."""
 _IN_VAIN: Final = 10
 
 
 class TopicRates(NamedTuple):
-    """Per second; None when unknown."""
+    """Rates per second; None when unknown."""
 
     arrival: float | None
     finished: float | None
@@ -43,23 +43,23 @@ class Rates:
         self._window_s = window_s
         self._looks: deque[tuple[float, Mapping[GroupTopic, Mapping[int, _Counts]]]] = deque(maxlen=LOOKS_MAX)
         self._known: dict[GroupTopic, TopicRates] = {}
-        """What was asked for since the last look."""
+        """Rates computed since the last look."""
 
     def look(self, rows: Sequence[Mapping[str, Any]], now_s: float) -> None:
-        """Take in what was found at `now_s` (seconds of a monotonic clock)."""
+        """Take in the rows found at `now_s` (seconds of a monotonic clock)."""
         self._known.clear()
         seen: dict[GroupTopic, dict[int, _Counts]] = {}
         for row in rows:
             counts = tuple(row[name] for name in _COUNTERS)
             seen.setdefault((row["group"], row["topic"]), {})[row["partition"]] = counts
         if self._looks and len(self._looks) == LOOKS_MAX and now_s - self._looks[0][0] < self._window_s:
-            self._looks.pop()  # looked at too often: the first one of the window is the one that counts
+            self._looks.pop()  # too many looks: the window's first look counts
         self._looks.append((now_s, seen))
         while len(self._looks) > 2 and self._looks[1][0] <= now_s - self._window_s:
             self._looks.popleft()
 
     def of(self, group: str, topic: str) -> TopicRates:
-        """Rates of the window; unknown until there were two looks with a partition in common."""
+        """Return the rates of the window; unknown until there were two looks with a partition in common."""
         where = (group, topic)
         known = self._known.get(where)
         if known is None:
@@ -78,10 +78,10 @@ class Rates:
 
 
 def _grown(before: Mapping[int, _Counts], after: Mapping[int, _Counts]) -> list[int | None]:
-    """By how much each counter grew in the partitions that both know; None: in none of them."""
+    """Return the growth of each counter in the partitions that both looks know; None: no common partition."""
     total: list[int | None] = [None] * len(_COUNTERS)
     still = [False] * len(_COUNTERS)
-    """Whether a counter is known on both sides of a partition where nothing grew."""
+    """True for a counter that is known both times in a partition where no counter grew."""
     for partition, counts in after.items():
         known = before.get(partition)
         if known is None:
@@ -100,7 +100,7 @@ def _grown(before: Mapping[int, _Counts], after: Mapping[int, _Counts]) -> list[
 class HandlerLook:
     """Counters of one agent in one process.
 
-    busy_s: seconds that handlers worked, running ones included. settled: deliveries that ended. again: those of them
+    busy_s: seconds that handlers worked, running ones included. settled: deliveries that ended. again: those of settled
     that come again. running: handlers at work.
     """
 
@@ -112,7 +112,7 @@ class HandlerLook:
 
 
 class HandlerCost:
-    """How many seconds of a handler one record of an agent takes, retries included."""
+    """Seconds of a handler that one record of an agent takes, retries included."""
 
     def __init__(self, attempts_max: int) -> None:
         """attempts_max: no record is handled more often than this."""
@@ -122,10 +122,10 @@ class HandlerCost:
         self._busy_at_settled_s = 0.0
 
     def look(self, look: HandlerLook) -> None:
-        """Take in the counters of now."""
+        """Take in the current counters."""
         ended = bool(self._looks) and look.settled > self._looks[-1].settled
         self._looks.append(look)
-        while len(self._looks) > 2:  # the first one is not needed any more, given the one after it
+        while len(self._looks) > 2:  # the second look replaces the first one
             second = self._looks[1]
             if look.settled - second.settled < COST_SETTLED and look.at_s - second.at_s < COST_WINDOW_S:
                 break
@@ -142,8 +142,8 @@ class HandlerCost:
     def seconds(self) -> float | None:
         """The figure; None until a handler ran. While nothing ends it grows with the time that handlers work.
 
-        They take at least as long as they have worked on the average. (The last figure stands until they have worked
-        for ten records of that kind: by chance nothing ends for a while.)
+        Records take at least as long as the running handlers have worked on average. (The last figure stands until they
+        have worked for ten records' time: by chance nothing ends for a while.)
         """
         last = self._looks[-1] if self._looks else None
         if last is None or not last.running:

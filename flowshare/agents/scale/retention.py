@@ -1,13 +1,13 @@
-"""How long until retention deletes the first record that a share group has not finished.
+"""The time until retention deletes the first record that a share group has not finished.
 
 A log is cut from its beginning: where records are older than `retention.ms`, and where the partition is larger than
-`retention.bytes`. What the cut passes is lost to the group, whose start offset is moved behind it. The time left is
+`retention.bytes`. Records before the cut are lost to the group, whose start offset moves behind it. The time left is
 
     by age    retention.ms − age of the first unfinished record
     by size   (retention.bytes − bytes from that record on) / bytes that arrive a second
 
 whichever is less; 0 when it may happen at any moment. Sizes are those of the batch that holds the first unfinished
-record, so the time by size is an estimate. What cannot be known is `None`, with a reason.
+record, so the time by size is an estimate. An unknown time is `None`, with a reason.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from flowshare.client.errors import ClientError
 from flowshare.protocol.headers import DecodeError
 
 FRESH_S: Final = 60.0
-"""How long a topic's settings are believed."""
+"""Seconds that a topic's settings are believed."""
 PEEKS_MAX: Final = 200
-"""Records of which the age is asked for in one round; those of further share-partitions are unknown then."""
+"""Most records whose age is asked for in one round; the ages of further share-partitions are unknown then."""
 _KNOWN_MAX: Final = 20_000
 
 FOREVER: Final = "kept for ever"
@@ -33,7 +33,7 @@ FINISHED: Final = "nothing unfinished"
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """What a topic keeps: milliseconds and bytes a partition, −1: without limit; `problem`: why that is not known."""
+    """A topic's retention: milliseconds, and bytes per partition; −1: no limit. problem: reason why it is unknown."""
 
     ms: int = -1
     bytes: int = -1
@@ -48,7 +48,7 @@ class Left(NamedTuple):
 
 
 def read_keeping(configs: Mapping[str, str | None]) -> Keeping:
-    """From a topic's settings. A topic that is only compacted deletes nothing by age or size."""
+    """Read a topic's settings. A topic that is only compacted deletes nothing by age or size."""
     policies = [one.strip() for one in (configs.get("cleanup.policy") or "delete").split(",")]
     if "delete" not in policies:
         return Keeping()
@@ -67,9 +67,9 @@ def left(
     record_bytes: float | None,
     arrival_per_s: float | None,
 ) -> Left:
-    """The time left in one share-partition.
+    """Return the time left in one share-partition.
 
-    behind: records from the first unfinished one to the log's end. record_bytes: what one takes there.
+    behind: records from the first unfinished one to the log's end. record_bytes: size of a record there.
     """
     if keeping.problem:
         return Left(None, keeping.problem)
@@ -105,9 +105,9 @@ def _by_size(keep_bytes: int, behind: int | None, record_bytes: float | None, ar
 
 
 class Facts:
-    """Settings of topics and facts on first unfinished records, as an admin client tells them, remembered.
+    """A cache of topics' settings and of facts on first unfinished records, read by an admin client.
 
-    A record's time and size do not change, so it is asked for once; a round asks for `PEEKS_MAX` of them.
+    A record's time and size do not change, so they are asked for once; a round asks for `PEEKS_MAX` records.
     """
 
     def __init__(self, admin: ShareAdmin) -> None:
@@ -117,13 +117,13 @@ class Facts:
         self._peeks = 0
 
     def begin(self) -> None:
-        """A new round."""
+        """Begin a new round."""
         self._peeks = PEEKS_MAX
         if len(self._records) > _KNOWN_MAX:
             self._records.clear()
 
     async def keeping(self, topic: str, now_s: float) -> Keeping:
-        """What a topic keeps, not older than a minute."""
+        """Return a topic's retention, at most a minute old."""
         at_s, found = self._keeping.get(topic, (-math.inf, Keeping()))
         if now_s - at_s < FRESH_S:
             return found
@@ -138,7 +138,7 @@ class Facts:
         return found
 
     async def record(self, topic: str, partition: int, offset: int) -> BatchFacts | None:
-        """Facts on the record at `offset`; None when they are not known."""
+        """Return facts on the record at `offset`; None when unknown."""
         known = self._records.get((topic, partition))
         if known is not None and known[0] == offset:
             return known[1]

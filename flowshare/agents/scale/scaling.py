@@ -1,16 +1,16 @@
-"""How many workers a share group needs, and when to have more or fewer.
+"""The number of workers that a share group needs, and the decision to have more or fewer.
 
 The figure. By Little's law λ records a second that take S seconds each keep λ·S handlers busy. A worker has
-`concurrency` of them, and a rate limit may allow it fewer records. What waits already is to be worked off within the
+`concurrency` handlers, and a rate limit may allow it fewer records. Waiting records must be worked off within the
 target age T, so that
 
     needed workers = (λ + waiting / T) / min(concurrency / S, rate limit)
 
-where S counts retries (a record that fails half of its deliveries takes two on the average), and what handlers work on
-does not wait. What a group may have in flight (`share.max.in.flight`, nothing while it is paused) and may be handed a
-second (`share.max.rate`) bound the figure: more workers would get nothing. It does not depend on how many workers there
-are: asking again while new ones start asks for no more of them. An app needs as many workers as the most demanding of
-its agents, as each worker runs all of them.
+where S counts retries (a record that fails half of its deliveries takes two on average), and records in handlers do not
+wait. A group's limits of records in flight (`share.max.in.flight`, zero while it is paused) and per second
+(`share.max.rate`) bound the figure: more workers would get nothing. The figure does not depend on the present number of
+workers: asking again while new workers start asks for no more of them. An app needs as many workers as the most
+demanding of its agents, as each worker runs all agents.
 
 The decision (`Scaler`). Invariant: `min` ≤ workers ≤ `max` after each decision, whatever the figure is.
 
@@ -24,9 +24,9 @@ The decision (`Scaler`). Invariant: `min` ≤ workers ≤ `max` after each decis
 Two steps in the same direction are `pause_s` apart.
 
 Both are pure: times come in as arguments. `Autoscaler` (`flowshare scale`) asks the workers how many are needed, and
-resizes their supervisor by it. Each worker's health pages say it at `/scale` (`load.py`): they see the same groups and
-differ in what their own handlers took, so the figure is the median. Workers that do not answer or do not know yet are
-left out; when nobody knows, nothing changes.
+resizes their supervisor by the answer. Each worker's health pages give the figure at `/scale` (`load.py`): workers see
+the same groups and differ in their own handlers' times, so the figure is the median. Workers that do not answer or do
+not know yet are left out; when no worker knows, nothing changes.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from flowshare.clock import Clock
 logger = logging.getLogger("flowshare.supervisor")
 
 TARGET_AGE_S: Final = 10.0
-"""Within how many seconds what waits is to be worked off, unless somebody says otherwise."""
+"""Seconds within which waiting records are to be worked off, by default."""
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 ROUNDING: Final = 0.02
-"""So much above a whole number asks for no further worker: the rates are measured."""
+"""Part above a whole number that asks for no further worker: the rates are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one agent of one app is asked to do, and what one of its workers can.
+    """The load of one agent of one app, and the capacity of one of its workers.
 
-    arrival_per_s: new records; None when unknown. waiting: records that wait for a handler (delayed ones do not).
-    handler_s: seconds of a handler that one record takes, retries included; None when none was measured.
-    concurrency: handlers of one worker (one that takes a batch counts once: `handler_s` is shorter then). rate_per_s:
-    what the agent's rate limit allows one worker; None: no limit. workers_max: how many the group gives records to at
-    the same time, by what it may have in flight: 0 while it is paused; None: no limit. group_per_s: what all workers
-    together are handed a second; None: no limit.
+    arrival_per_s: new records; None: unknown. waiting: records that wait for a handler (delayed ones do not count).
+    handler_s: seconds of a handler that one record takes, retries included; None: none was measured. concurrency:
+    handlers of one worker (a handler of batches counts once: its `handler_s` is shorter). rate_per_s: records that the
+    agent's rate limit allows one worker; None: no limit. workers_max: number of workers to which the group gives
+    records at the same time, by its limit of records in flight; 0 while the group is paused; None: no limit.
+    group_per_s: records that all workers together are handed per second; None: no limit.
     """
 
     arrival_per_s: float | None
@@ -73,7 +73,7 @@ class Demand:
 
 
 def needed(demand: Demand, target_age_s: float = TARGET_AGE_S) -> float | None:
-    """Workers that the demand keeps busy, not rounded; None when it cannot be known yet."""
+    """Return the workers that the demand keeps busy, not rounded; None when not yet known."""
     if demand.workers_max == 0:
         return 0.0
     if demand.arrival_per_s is None:
@@ -90,7 +90,7 @@ def needed(demand: Demand, target_age_s: float = TARGET_AGE_S) -> float | None:
 
 
 def capacity_per_s(demand: Demand) -> float | None:
-    """Records a second that one worker finishes; None when no handler was measured."""
+    """Return the records a second that one worker finishes; None when no handler was measured."""
     if demand.handler_s is None:
         return None
     by_handlers = demand.concurrency / max(demand.handler_s, 1e-9)
@@ -98,12 +98,12 @@ def capacity_per_s(demand: Demand) -> float | None:
 
 
 def whole(workers: float) -> int:
-    """Workers to run for a figure of `needed`: 0 only when there is nothing to do."""
+    """Round a figure of `needed` to workers: 0 only when there is nothing to do."""
     return math.ceil(workers - ROUNDING) if workers > 1 else math.ceil(workers)
 
 
 def read_seconds(text: str) -> float:
-    """`10`, `10s`, `1.5m`, `500ms`, `1h` in seconds, more than none. Raises: ValueError."""
+    """Read `10`, `10s`, `1.5m`, `500ms`, `1h` as seconds, above 0. Raises: ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
     value = float(found[1]) * _UNITS_S[found[2] or "s"] if found else 0.0
     if not 0 < value < math.inf:
@@ -113,10 +113,10 @@ def read_seconds(text: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePolicy:
-    """Bounds of the number of workers and how fast it moves between them. See the module's text.
+    """Bounds of the number of workers, and its speed between them. See the module's text.
 
-    min, max: workers. down_after_s: how long fewer must have been enough. up_step, down_step: workers a step, at least.
-    pause_s: seconds from one step to the next one in the same direction.
+    min, max: workers. down_after_s: seconds that fewer must have been enough. up_step, down_step: workers a step, at
+    least. pause_s: seconds from one step to the next one in the same direction.
     """
 
     min: int = 1
@@ -140,7 +140,7 @@ class _Seen(NamedTuple):
 
 
 class Scaler:
-    """Decides, one figure after the other, how many workers there shall be. Times are seconds of a monotonic clock."""
+    """Decides the number of workers, one figure after the other. Times are seconds of a monotonic clock."""
 
     def __init__(self, policy: ScalePolicy, now_s: float) -> None:
         self.policy = policy
@@ -150,7 +150,7 @@ class Scaler:
         self._up_at_s = self._down_at_s = -math.inf
 
     def decide(self, workers: int, figure: float | None, now_s: float) -> int:
-        """Workers that there shall be. workers: how many there are to be now. figure: of `needed`, None: unknown."""
+        """Return the number of workers to have. workers: present target. figure: of `needed`, None: unknown."""
         wanted = workers if figure is None else whole(min(figure, float(self.policy.max)))
         wanted = self._bounded(wanted)
         self._remember(wanted, now_s)
@@ -186,32 +186,32 @@ class Scaler:
 
 
 Report = Mapping[str, Any]
-"""What `/scale` answers."""
+"""The answer of `/scale`."""
 Ask = Callable[[str, str], Awaitable[Report | None]]
-"""Takes a worker's `host:port` and a page; gives what it answers, None when it does not. Bounded in time."""
+"""Function of a worker's `host:port` and a page that returns the answer, None without one. Bounded in time."""
 LOOK_S: Final = 1.0
 
 
 class Resizable(Protocol):
-    """What is resized: a `Supervisor`, or what keeps workers elsewhere."""
+    """A keeper of workers whose number can be changed: a `Supervisor`, or a keeper of workers elsewhere."""
 
     @property
     def size(self) -> int:
-        """How many workers are kept."""
+        """Number of workers kept."""
 
     @property
     def ready(self) -> Mapping[int, str]:
-        """Where the workers that run can be asked, by number."""
+        """Addresses of the running workers' pages, by number."""
 
     def resize(self, count: int) -> None:
-        """Keep so many."""
+        """Keep `count` workers."""
 
 
 class Autoscaler:
     """Resizes a supervisor until it is cancelled."""
 
     def __init__(self, policy: ScalePolicy, *, target_age_s: float, ask: Ask, clock: Clock) -> None:
-        """target_age_s: within how many seconds what waits is to be worked off."""
+        """target_age_s: seconds within which waiting records are to be worked off."""
         self._page = f"/scale?target_age={target_age_s:g}"
         self._ask = ask
         self._clock = clock
@@ -232,7 +232,7 @@ class Autoscaler:
             await self._clock.sleep(LOOK_S)
 
     async def look(self, supervisor: Resizable) -> None:
-        """Ask once and do what follows."""
+        """Ask once and resize by the answers."""
         addresses = [address for address in supervisor.ready.values() if address]
         answers = await asyncio.gather(*(self._ask(address, self._page) for address in addresses))
         report = median_report([answer for answer in answers if answer is not None])
@@ -246,13 +246,13 @@ class Autoscaler:
 
 
 def median_report(answers: Sequence[Report]) -> Report | None:
-    """The one in the middle of those that know how many workers are needed (the higher of two); None: nobody knows."""
+    """Return the median of the reports with a known number (the higher of two); None: no report has one."""
     known = sorted((one for one in answers if one.get("needed") is not None), key=lambda one: float(one["needed"]))
     return known[len(known) // 2] if known else None
 
 
 def why(report: Report) -> str:
-    """The figure and what it is made of, in one line."""
+    """Describe the figure and its parts, in one line."""
     agents = sorted(report["agents"], key=lambda agent: -(agent["needed"] or 0.0))
     text = f"{report['needed']:.1f} are needed"
     if not agents or not report["needed"]:

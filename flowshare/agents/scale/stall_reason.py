@@ -1,6 +1,7 @@
-"""Why a group stands still, in one sentence: for `flowshare top` and everything else that shows groups. Pure.
+"""The reason why a group stands still, in one sentence: for `flowshare top` and all other displays of groups. Pure.
 
-A group that goes on has no reason, but for two that tell what is coming. The first in this table is told:
+A group that goes on has no reason, but for two that warn of the future, and parked keys. The first that applies in this
+table is told:
 
 | reason | told when |
 |---|---|
@@ -9,8 +10,9 @@ A group that goes on has no reason, but for two that tell what is coming. The fi
 | what keeps it, as in `_stuck` | nothing was finished lately, and the oldest record is older than `QUIET_S` |
 | most of it fails | more than twice as many deliveries come again as records are finished |
 
-Behind it, or alone, stands retention: when it deletes unfinished records before they could be finished at this rate, or
-within `NEAR_S` in a group that stands still.
+Behind it, or alone, stand parked keys, whose records become dead letters unrun whether the group goes on or not; and
+retention: when it deletes unfinished records before they could be finished at this rate, or within `NEAR_S` in a group
+that stands still.
 
 (`agents/feed/stalls.py` speaks for one agent in its own log, of what only its process knows.)
 """
@@ -25,18 +27,22 @@ from flowshare.agents.handler.texts import age, clip
 from flowshare.client.admin.admin import MAX_IN_FLIGHT, MAX_RATE, PAUSED
 
 QUIET_S: Final = 10.0
-"""Work that began later than so long ago is under way, not stuck."""
+"""Seconds: work that began within this time is under way, not stuck."""
 RAISES_S: Final = 60.0
-"""What handlers raised so long ago explains nothing but why their records wait for the end of a delay."""
+"""Age in seconds from which a handler's error explains only why its records wait for the end of a delay."""
 NEAR_S: Final = 3_600.0
 ERROR_MAX: Final = 120
 _FAILING: Final = 2
+_MOST: Final = 2
+"""Most unfinished records: at least one in this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """What one member has in hand. member: who it is, by its worker where that is known. oldest_s: for how long it has
-    had the oldest of these records."""
+    """A member's records in hand.
+
+    member: the member, named by its worker if known. oldest_s: seconds that the member has had the oldest record.
+    """
 
     member: str
     records: int
@@ -45,7 +51,8 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerFacts:
-    """A group's circuit breaker. state: `closed`, `open`, `half-open`. why: what opened it. left_s: until it tries."""
+    """A group's circuit breaker. state: `closed`, `open`, `half-open`. why: cause of the opening. left_s: seconds until
+    it tries."""
 
     state: str = "closed"
     why: str = ""
@@ -54,11 +61,11 @@ class BreakerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFacts:
-    """All that is known of a group; None is "not known", and whoever does not know more leaves the rest out.
+    """Known facts on a group; None is "not known", and callers that know less leave the rest out.
 
-    rows: of `lag.by_topic`, this group's only. settings: of the group, by name. members: how many; assigned: how many
-    of these have a partition. holders: who has what in hand, as far as they could be asked. error: what handlers raised
-    last; error_s: how long ago.
+    rows: of `lag.by_topic`, this group's only. settings: of the group, by name. members: their number; assigned: number
+    of those with a partition. holders: members with records in hand, as far as they could be asked. error: last error
+    of handlers; error_s: its age in seconds.
     """
 
     group: str
@@ -72,48 +79,61 @@ class GroupFacts:
     error_s: float | None = None
 
     def total(self, name: str) -> Any:
-        """A column's sum over the topics; None as soon as one of them is not known."""
+        """Return a column's sum over the topics; None as soon as one of them is unknown."""
         found = [row.get(name) for row in self.rows]
         return None if None in found else sum(found)
 
     @property
     def backlog(self) -> int | None:
-        """Records that are not finished; None when that is not known of all topics."""
+        """Number of unfinished records; None unless known for all topics."""
         found = [row.get("backlog") for row in self.rows]
         return None if any(one is None or one < 0 for one in found) else sum(one for one in found if one)
 
     @property
     def raises(self) -> bool:
-        """Whether handlers raise at present."""
+        """True if handlers raise at present."""
         return self.error is not None and (self.error_s is None or self.error_s < RAISES_S)
 
     @property
     def oldest_s(self) -> float | None:
-        """Age of the oldest unfinished record."""
+        """Age of the oldest unfinished record, in seconds."""
         return max((row["oldest_age_s"] for row in self.rows if row.get("oldest_age_s") is not None), default=None)
 
     @property
     def retention_left_s(self) -> float | None:
-        """When retention deletes the first unfinished record; None: never, or not known."""
+        """Seconds until retention deletes the first unfinished record; None: never, or unknown."""
         known = [row["retention_left_s"] for row in self.rows if row.get("retention_left_s") is not None]
         return min(known, default=None)
 
 
 def stall_reason(facts: GroupFacts) -> str | None:
-    """Why the group stands still, or soon loses something, in one sentence without a full stop; None: all is well."""
+    """Say in one sentence without a full stop why the group stands still, or soon loses records; None: all is well."""
+    parked = parked_keys(facts.group, facts.total("parked") or 0)
     held_back = _told(facts)
     if held_back is not None:
-        return held_back
+        return _joined(held_back, parked)
     backlog = facts.backlog
     if not backlog:
-        return None
+        return parked
     reason = _nobody(facts, backlog) or (_stuck(facts, backlog) if _quiet(facts) else _failing(facts))
-    danger = _retention(facts, backlog, stalled=reason is not None)
-    return f"{reason}; {danger}" if reason and danger else reason or danger
+    return _joined(reason, parked, _retention(facts, backlog, stalled=reason is not None))
+
+
+def _joined(*reasons: str | None) -> str | None:
+    return "; ".join(one for one in reasons if one) or None
+
+
+def parked_keys(group: str, count: int, topic: str = "") -> str | None:
+    """Say that keys of a group, or of one topic of it, are parked, the effect, and where to look; None: none is."""
+    if not count:
+        return None
+    of = f" of {topic}" if topic else ""
+    told = f"1 key{of} is parked, its" if count == 1 else f"{count} keys{of} are parked, their"
+    return f"{told} records become dead letters, unrun: `flowshare dlq parked {group}`"
 
 
 def _told(facts: GroupFacts) -> str | None:
-    """What somebody, or the breaker, decided."""
+    """Tell a stall that a person (pause) or the breaker caused; None: neither did."""
     if facts.settings.get(PAUSED) == "true":
         return f"it is paused; `flowshare groups resume {facts.group}` lets it go on"
     if facts.breaker.state == "closed":
@@ -134,7 +154,7 @@ def _nobody(facts: GroupFacts, backlog: int) -> str | None:
 
 
 def _quiet(facts: GroupFacts) -> bool:
-    """Whether nothing is finished, and has not been for long enough to say so."""
+    """Tell if no record has been finished for long enough to report it."""
     if facts.total("rate") != 0:
         return False
     return facts.oldest_s is None or facts.oldest_s >= QUIET_S
@@ -146,6 +166,9 @@ def _stuck(facts: GroupFacts, backlog: int) -> str:
         return _unseen(facts, backlog)
     if delayed >= backlog:
         return _with_error(facts, f"all {backlog} unfinished records wait for the end of a delay")
+    behind = _behind_a_key(facts, backlog, blocked or 0)
+    if behind and _MOST * (blocked or 0) >= backlog:
+        return behind  # also if members hold them all: they work on the heads that others wait for
     if in_flight and in_flight + delayed >= backlog:
         waiting = f", and {delayed} wait for the end of a delay" if delayed else ""
         return f"all that can be is in flight: {in_flight} records{_held_by(facts, in_flight)}{waiting}"
@@ -154,7 +177,7 @@ def _stuck(facts: GroupFacts, backlog: int) -> str:
         return (
             f"{in_flight} records are in flight{_held_by(facts, in_flight)}, and {MAX_IN_FLIGHT}={limit} allows no more"
         )
-    return _behind_a_key(facts, backlog, blocked or 0) or _not_handed_out(facts, backlog, in_flight)
+    return behind or _not_handed_out(facts, backlog, in_flight)
 
 
 def _unseen(facts: GroupFacts, backlog: int) -> str:
@@ -200,7 +223,7 @@ def _not_handed_out(facts: GroupFacts, backlog: int, in_flight: int) -> str:
 
 
 def _failing(facts: GroupFacts) -> str | None:
-    """Most of what is handed out comes again."""
+    """Say that most deliveries come again; None: they do not."""
     again, finished = facts.total("redelivery_rate"), facts.total("rate")
     if not again or finished is None or again <= _FAILING * finished:
         return None
@@ -222,7 +245,7 @@ def _retention(facts: GroupFacts, backlog: int, *, stalled: bool) -> str | None:
 
 
 def _held_by(facts: GroupFacts, in_flight: int) -> str:
-    """Who has had something longest, for the middle of a sentence. in_flight: what is held in all."""
+    """Name the longest holder, for the middle of a sentence. in_flight: number of records held in all."""
     longest = max(facts.holders, key=lambda one: one.oldest_s, default=None)
     if longest is None:
         return ""
@@ -250,5 +273,5 @@ def _number(text: str | None) -> int:
 
 
 def of_group(rows: Iterable[Mapping[str, Any]], group: str) -> list[Mapping[str, Any]]:
-    """A group's rows among those of `lag.by_topic`."""
+    """Return a group's rows among those of `lag.by_topic`."""
     return [row for row in rows if row["group"] == group]

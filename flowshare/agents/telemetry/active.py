@@ -1,4 +1,4 @@
-"""Whether anybody wants telemetry. Imports nothing of OpenTelemetry where nobody does."""
+"""Finds out if telemetry is wanted. Imports nothing of OpenTelemetry if it is not."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ ASKS: Final = (
     "OTEL_TRACES_EXPORTER",
     "OTEL_METRICS_EXPORTER",
 )
-"""Variables of which any one asks for an SDK (`sdk.set_up`)."""
+"""Variables that ask for an SDK, each by itself (`sdk.set_up`)."""
 
 
 def asked(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the environment asks for an SDK."""
+    """Tell if the environment asks for an SDK."""
     disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     return not disabled and any(environment.get(name, "").strip() for name in ASKS)
 
 
 @contextmanager
 def exporting(service: str) -> Iterator[Callable[[], None] | None]:
-    """What sets up an SDK by the environment (`sdk.set_up`), to be called when the application has had its turn; None:
-    nobody asks for one. What it set up exports the rest at the end of the block."""
+    """Yield a function that sets up an SDK from the environment (`sdk.set_up`); None: the environment asks for none.
+
+    Call the function after the application had the chance to set up its own SDK. At the end of the block the SDK that
+    was set up exports the rest.
+    """
     if not asked():
         yield None
         return
@@ -54,7 +57,7 @@ def exporting(service: str) -> Iterator[Callable[[], None] | None]:
 
 
 def installed() -> bool:
-    """Whether the SDK is there."""
+    """Tell if the SDK is installed."""
     try:
         return importlib.util.find_spec("opentelemetry.sdk") is not None
     except ModuleNotFoundError:
@@ -62,12 +65,12 @@ def installed() -> bool:
 
 
 def providers() -> tuple[Any, Any] | None:
-    """The application's providers of tracers and meters; None: it has set neither."""
+    """Return the application's providers of tracers and meters; None: it has set neither."""
     if "opentelemetry" not in sys.modules:
         return None
     try:
         from opentelemetry import metrics, trace
-    except ImportError:  # a package of that name, and not the API
+    except ImportError:  # another package of that name
         return None
     tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
     nothing = ("ProxyTracerProvider", "NoOpTracerProvider", "_ProxyMeterProvider", "NoOpMeterProvider")
@@ -77,7 +80,7 @@ def providers() -> tuple[Any, Any] | None:
 
 
 def find(*, client_id: str, backend: str) -> Telemetry | None:
-    """What a host has of telemetry, begun; None: nobody wants it."""
+    """Return a host's telemetry, opened; None: no telemetry is wanted, or it cannot be used."""
     found = providers()
     if found is None:
         return None
@@ -85,7 +88,7 @@ def find(*, client_id: str, backend: str) -> Telemetry | None:
 
     try:
         telemetry = Telemetry(*found, client_id=client_id, backend=backend)
-    except Exception:  # an SDK that is none, or an old one: agents work without
+    except Exception:  # a broken or old SDK: agents work without it
         logger.exception("telemetry cannot be used with the providers that are set; nothing is told")
         return None
     telemetry.open()

@@ -1,4 +1,4 @@
-"""What an agent hears of its group's circuit breaker, as metrics."""
+"""Metrics of the circuit breaker of an agent's group, as the agent hears of the breaker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class BreakerMetrics:
-    """Of one agent. Nothing of it raises."""
+    """Breaker metrics of one agent. No method raises."""
 
     def __init__(self, telemetry: Telemetry, agent: ShareAgent) -> None:
         self._telemetry = telemetry
@@ -28,7 +28,7 @@ class BreakerMetrics:
         }
 
     def hear(self, state: BreakerState, opened: int) -> None:
-        """This is what it is told. opened: how often it opened since the agent began."""
+        """Note the reported state. opened: how often it opened since the agent began."""
         try:
             instruments = self._telemetry.instruments
             instruments.breakers[self._agent] = self._common, state
@@ -39,7 +39,7 @@ class BreakerMetrics:
             self._telemetry.trouble(error)
 
     def end(self) -> None:
-        """It hears nothing any more."""
+        """Remove the agent's breaker."""
         try:
             self._telemetry.instruments.breakers.pop(self._agent, None)
         except Exception as error:  # noqa: BLE001 - as above

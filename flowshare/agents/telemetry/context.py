@@ -1,5 +1,5 @@
-"""Trace contexts: out of records' headers, into those of what is produced. By the propagators that OpenTelemetry is set
-to (`OTEL_PROPAGATORS`; W3C's trace context and baggage when nothing else is said)."""
+"""Trace contexts: read from records' headers, written into those of produced records. Uses the propagators that
+OpenTelemetry is set to (`OTEL_PROPAGATORS`; by default W3C's trace context and baggage)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from flowshare.agents.handler.tracing import Ambient
 
 Headers = Sequence[tuple[str, bytes | None]]
 VALUE_MAX: Final = 8_192
-"""Bytes of a header that is looked at (baggage may have as many)."""
+"""Most bytes of a header that is read (baggage may have as many)."""
 
 
 _OURS: Final[dict[str, str]] = {}
-"""Names of headers that flowshare puts there, as objects of their own: what has one of these is to be replaced by the
-context of the send span. Where the application put the name it is another object: a creation context, which stays."""
+"""Names of headers that flowshare writes, as objects of their own: a header with such an object gets the context of the
+send span. A name from the application is another object: a creation context, which stays."""
 
 
 def ours(name: str) -> str:
-    """The object that is this name in a header of flowshare's. (No type of its own: builders of batches take str.)"""
+    """Return the object that is this name in flowshare's headers. (No type of its own: builders of batches take
+    str.)"""
     found = _OURS.get(name)
     if found is None:
         found = _OURS[name] = "".join(tuple(name))
@@ -57,35 +58,35 @@ _NOTHING: Final = Context()
 
 
 def of_headers(headers: Headers) -> Context:
-    """The context that is told in headers; an empty one where there is none."""
+    """Return the context in headers; an empty one without any."""
     return propagate.get_global_textmap().extract(headers, _NOTHING, _GETTER) if headers else _NOTHING
 
 
 def creation_of(headers: Headers) -> SpanContext | None:
-    """The span that is told in headers."""
+    """Return the span that headers name."""
     return span_of(of_headers(headers)) if headers else None
 
 
 def span_of(context: Context) -> SpanContext | None:
-    """The span of a context; None: it has none."""
+    """Return the span of a context; None: no span."""
     found = trace.get_current_span(context).get_span_context()
     return found if found.is_valid else None
 
 
 def within(span: SpanContext) -> Context:
-    """A context in which this span is the current one."""
+    """Return a context in which this span is current."""
     return trace.set_span_in_context(NonRecordingSpan(span), _NOTHING)
 
 
 def to_headers(context: Context | None = None) -> tuple[tuple[str, bytes], ...]:
-    """Headers that tell a context; None: the current one."""
+    """Return headers with a context; None: the current one."""
     found: list[tuple[str, bytes]] = []
     propagate.get_global_textmap().inject(found, context, _SETTER)
     return tuple(found)
 
 
 def current_headers() -> tuple[tuple[str, bytes], ...] | None:
-    """Headers that tell the current context; None: no span is current, or a propagator of the application's fails."""
+    """Return headers with the current context; None: no current span, or a propagator of the application fails."""
     if not trace.get_current_span().get_span_context().is_valid:
         return None
     try:
@@ -95,7 +96,7 @@ def current_headers() -> tuple[tuple[str, bytes], ...] | None:
 
 
 def current_ids() -> tuple[str, str] | None:
-    """Ids of the current trace and span, in hex; None: no span is current."""
+    """Return ids of the current trace and span, in hex; None: no current span."""
     found = trace.get_current_span().get_span_context()
     return (f"{found.trace_id:032x}", f"{found.span_id:016x}") if found.is_valid else None
 
@@ -104,14 +105,14 @@ AMBIENT: Final = Ambient(current_headers, current_ids)
 
 
 def is_ours(headers: Iterable[tuple[str, Any]]) -> bool:
-    """Whether flowshare put a context there."""
+    """Tell if the headers hold a context that flowshare wrote."""
     return any(_OURS.get(name) is name for name, _ in headers)
 
 
 def caused_by(record: ProducerRecord, span: SpanContext | None) -> ProducerRecord:
-    """A copy of another record (a dead letter, a retry) as something that this span sends.
+    """Return a copy of a record (a dead letter, a retry) as sent by this span.
 
-    None: as what its own headers tell sends.
+    span: None: as sent by the span that its own headers name.
     """
     fields = propagate.get_global_textmap().fields
     if span is None:

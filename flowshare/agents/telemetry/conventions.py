@@ -1,8 +1,8 @@
 """The names of spans, attributes and metrics: OpenTelemetry's semantic conventions for messaging, and flowshare's own.
 
-None of the names for messaging is stable. They are those of one version (`VERSION`), whose schema every span and metric
-names (`SCHEMA_URL`); when a later version renames something, this is the only place to change. There were no earlier
-names of flowshare's, so `OTEL_SEMCONV_STABILITY_OPT_IN` has nothing to choose from and is not read.
+None of the names for messaging is stable. They come from one version (`VERSION`), whose schema every span and metric
+names (`SCHEMA_URL`); when a later version renames something, this is the only place to change. flowshare had no earlier
+names, so `OTEL_SEMCONV_STABILITY_OPT_IN` has nothing to choose from and is not read.
 Source: https://opentelemetry.io/docs/specs/semconv/messaging/ (messaging-spans, messaging-metrics, kafka).
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 VERSION: Final = "1.44.0"
 SCHEMA_URL: Final = f"https://opentelemetry.io/schemas/{VERSION}"
 SCOPE: Final = "flowshare"
-"""The instrumentation scope of all of it."""
+"""Instrumentation scope of all spans and metrics."""
 
 # --- operations: the first word of a span's name, and its type -------------------------------------------------------
 PROCESS: Final = "process"
@@ -59,7 +59,7 @@ SENT_MESSAGES: Final = "messaging.client.sent.messages"
 BREAKER_STATUS: Final = "flowshare.breaker.status"
 BREAKER_OPENINGS: Final = "flowshare.breaker.openings"
 BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""Bounds of the durations' buckets, as the conventions advise."""
+"""Bounds of the durations' buckets in seconds, as the conventions advise."""
 
 SPAN_NAMES: Final = (PROCESS, SEND, SETTLE)
 ATTRIBUTES: Final[dict[str, str]] = {
@@ -85,7 +85,7 @@ ATTRIBUTES: Final[dict[str, str]] = {
     OUTPUTS: "of *settle* with `exactly_once`: records written in the same step",
     BREAKER_STATE: "of `flowshare.breaker.status`: `closed`, `open` or `half-open`",
 }
-"""Every attribute, and what it says."""
+"""Every attribute, with its meaning."""
 METRICS: Final[dict[str, tuple[str, str]]] = {
     PROCESS_DURATION: ("histogram, s", "how long handlers took, by outcome"),
     CONSUMED_MESSAGES: ("counter", "records that handlers got"),
@@ -97,4 +97,4 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     BREAKER_STATUS: ("gauge", "of agents with a breaker: 1 for the state that their group's is in, 0 for the others"),
     BREAKER_OPENINGS: ("counter", "how often it opened, as the agent heard"),
 }
-"""Every metric, its kind, and what it says."""
+"""Every metric, its kind, and its meaning."""

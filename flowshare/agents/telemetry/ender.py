@@ -1,8 +1,8 @@
-"""Ends spans on a thread of its own.
+"""`Ender` ends spans on a thread of its own.
 
-Ending a span calls whatever processors the application has set, in the thread that ends it; a `SimpleSpanProcessor`
-sends from there. So it is neither the handlers' loop nor the one that renews locks: what does not return holds up the
-spans behind it, and nothing else. What waits is bounded; beyond that spans are dropped and counted.
+Ending a span calls the application's processors in the thread that ends it; a `SimpleSpanProcessor` sends from there.
+So that thread is neither the handlers' loop nor the one that renews locks: a processor that does not return holds up
+only the spans behind it. The number of waiting spans is bounded; spans beyond that are dropped and counted.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Final
 logger = logging.getLogger("flowshare.telemetry")
 
 WAITING_MAX: Final = 10_000
-"""Spans that wait to be ended."""
+"""Most spans that wait to be ended."""
 END_S: Final = 1.0
-"""How long the end of the process waits for them."""
+"""Seconds that the end of the process waits for them."""
 
 
 class Ender:
-    """Calls what it is given, one after the other, on its thread; `put` from any thread."""
+    """Calls functions one after the other, on its thread; `put` from any thread."""
 
     def __init__(self, waiting_max: int = WAITING_MAX) -> None:
         self.dropped = 0
-        """Spans that found no room."""
+        """Number of spans that found no room."""
         self._max = waiting_max
         self._waiting: deque[Callable[[], object]] = deque()
         self._wake = threading.Event()
@@ -36,7 +36,7 @@ class Ender:
         self._starting = threading.Lock()
 
     def put(self, end: Callable[[], object]) -> None:
-        """Call it soon. Never waits, never raises."""
+        """Call `end` soon. Never waits, never raises."""
         if len(self._waiting) >= self._max:
             self._drop()
             return
@@ -47,7 +47,7 @@ class Ender:
             self._start()
 
     def flush(self, limit_s: float = END_S) -> bool:
-        """Wait until what was given is done, so long at most; whether it is."""
+        """Wait until all given functions are done, `limit_s` seconds at most; return True if they are."""
         if self._thread is None:
             return True
         done = threading.Event()
@@ -56,7 +56,7 @@ class Ender:
         return done.wait(limit_s)
 
     def close(self) -> None:
-        """End the thread when what was given is done, or is given up. Waits END_S at most."""
+        """End the thread when its functions are done, or given up. Waits END_S at most."""
         self.flush()
         self._closed = True
         self._wake.set()

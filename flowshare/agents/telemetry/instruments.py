@@ -1,4 +1,4 @@
-"""The metrics of one process: four instruments of the conventions and two of breakers, with few attributes each."""
+"""Metrics of one process: four instruments of the conventions and two of breakers, with few attributes each."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter
 
 KINDS_MAX: Final = 64
-"""Kinds of errors that are told apart; those behind them are `OTHER`."""
+"""Most kinds of errors that are told apart; further ones are `OTHER`."""
 TOPICS_MAX: Final = 1_000
-"""The same of topics that are written to."""
+"""Most topics written to that are told apart."""
 OTHER: Final = "_OTHER"
 Attributes = Mapping[str, str | int | bool]
 
 
 class Few:
-    """Names that become attributes of metrics, so many at most: each one is a series that nobody ends, and applications
-    can make classes of exceptions, and topics, without end."""
+    """A limited set of names that become attributes of metrics: each is a series that nobody ends, and applications can
+    make classes of exceptions, and topics, without end."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._known: set[str] = set()
 
     def of(self, name: str) -> str:
-        """The name itself, or `OTHER`."""
+        """Return the name itself, or `OTHER`."""
         if name in self._known:
             return name
         if len(self._known) >= self._limit:
@@ -40,11 +40,11 @@ class Few:
 
 
 class Instruments:
-    """Made once a process."""
+    """Instruments of one process."""
 
     def __init__(self, meter: Meter) -> None:
         self.breakers: dict[str, tuple[Attributes, BreakerState]] = {}
-        """Attributes of each agent with a breaker, by its name, and what it heard last."""
+        """Attributes of each agent with a breaker, by its name, and the last state it heard."""
         self.errors = Few(KINDS_MAX)
         self.topics = Few(TOPICS_MAX)
         self.process = meter.create_histogram(
@@ -73,7 +73,7 @@ class Instruments:
         )
 
     def _status(self, _: CallbackOptions) -> Iterable[Observation]:
-        """On the exporter's thread."""
+        """Report the breakers, on the exporter's thread."""
         for common, state in list(self.breakers.values()):
             for one in BreakerState:
                 yield Observation(int(one is state), {**common, names.BREAKER_STATE: str(one)})

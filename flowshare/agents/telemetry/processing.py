@@ -1,10 +1,11 @@
 """*process* spans: a handler at work on a record, or on a batch.
 
     begun     the handler is about to be called: the span is the current one of its context, in tasks and in threads
-    ended     its outcome is known: what it returned is encoded by then, what it raised is sorted
+    ended     its outcome is known: its result is encoded by then, its error is sorted
 
-One record: the span's parent is what its headers tell, and it links there. A batch: it links to what the headers of its
-records tell. What ran outside does not matter: a worker is started once, and what its start was part of is long over.
+One record: the span's parent is the context of its headers, and the span links to it. A batch: the span links to the
+contexts of its records' headers. An outer span does not count: a worker is started once, and the span of its start is
+long over.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flowshare.telemetry")
 
 LINKS_MAX: Final = 128
-"""Links of a span, which is also what an SDK keeps of them."""
+"""Most links of a span, which is also an SDK's limit."""
 KEY_MAX: Final = 128
 OUTCOMES: Final = {
     OutcomeKind.ACCEPT: "accepted",
@@ -53,7 +54,7 @@ Held = tuple["Chunk", "RawRecord"]
 
 
 class Handling:
-    """One call of a handler, from before it to its outcome."""
+    """One call of a handler, from its begin to its outcome."""
 
     __slots__ = ("began_ns", "context", "error", "left", "outcomes", "reason", "span", "token", "topic")
 
@@ -62,7 +63,7 @@ class Handling:
         self.context: SpanContext = span.get_span_context()
         self.topic = topic
         self.left = records
-        """Records whose outcome is not known yet."""
+        """Number of records whose outcome is unknown yet."""
         self.outcomes: Counter[str] = Counter()
         self.error: BaseException | None = None
         self.reason = ""
@@ -70,14 +71,14 @@ class Handling:
         self.token: Token[Context] | None = contexts.attach(trace.set_span_in_context(span, context))
 
     def leave(self) -> None:
-        """Its span is not the current one any more; in the context where it was begun."""
+        """End its span's time as the current one; in the context where it was begun."""
         token, self.token = self.token, None
         if token is not None:
             contexts.detach(token)
 
 
 class ProcessSpans:
-    """Of one agent. All methods may be called on any thread, and none raises."""
+    """Process spans of one agent. All methods may be called on any thread, and none raises."""
 
     def __init__(self, telemetry: Telemetry, agent: ShareAgent) -> None:
         self._telemetry = telemetry
@@ -97,7 +98,7 @@ class ProcessSpans:
         self._measured: dict[tuple[str | None, str, str], dict[str, Any]] = {}
 
     def begin(self, chunk: Chunk, record: RawRecord) -> None:
-        """A handler is about to be called with a record."""
+        """Begin the span of a handler that is about to get a record."""
         try:
             context = of_headers(record.headers)
             created = span_of(context)
@@ -115,7 +116,7 @@ class ProcessSpans:
             self._telemetry.trouble(error)
 
     def begin_batch(self, held: Sequence[Held]) -> Handling | None:
-        """A handler is about to be called with a batch."""
+        """Begin the span of a handler that is about to get a batch."""
         try:
             topics = {chunk.topic for chunk, _ in held}
             topic = topics.pop() if len(topics) == 1 else None
@@ -140,7 +141,7 @@ class ProcessSpans:
         return handling
 
     def end_batch(self, handling: Handling) -> None:
-        """All that becomes known of a batch here is: some of its records may have been taken out of it."""
+        """End a batch's span: no more outcomes come, as some records may have been taken out of it."""
         handling.leave()
         if handling.left > 0:
             handling.left = 0
@@ -150,18 +151,18 @@ class ProcessSpans:
                 self._telemetry.trouble(error)
 
     def refused(self, chunk: Chunk, record: RawRecord) -> None:
-        """A record is about to be rejected before its handler: its value cannot be read."""
+        """Begin the span of a record that is rejected before its handler: its value cannot be read."""
         if record.offset not in chunk.spans:
             self.begin(chunk, record)
 
     def accepted(self, chunk: Chunk, offset: int) -> None:
-        """A handler has ended well and sends nothing."""
+        """Note that a handler has ended well and sends nothing."""
         handling = chunk.spans.get(offset)
         if handling is not None:
             self._outcome(handling, OutcomeKind.ACCEPT, None, "")
 
     def ended(self, chunk: Chunk, offset: int, outcome: Outcome) -> None:
-        """The outcome of a record is known."""
+        """Note a record's outcome."""
         handling = chunk.spans.get(offset)
         if handling is not None:
             self._outcome(handling, outcome.kind, outcome.error, outcome.reason)
@@ -214,7 +215,7 @@ def _close(span: Span, at_ns: int, outcome: str, kind: str, error: BaseException
 
 
 def fail(span: Span, at_ns: int, kind: str, error: BaseException | None, reason: str) -> None:
-    """Say of a span that it failed, within what flowshare tells of an exception elsewhere, too."""
+    """Mark a span as failed, with flowshare's usual bounds for texts of exceptions."""
     span.set_attribute(names.ERROR_TYPE, kind)
     span.set_status(Status(StatusCode.ERROR, clip(named(error) if error is not None else reason, 200)))
     if error is not None:
@@ -240,7 +241,7 @@ def _of_record(chunk: Chunk, record: RawRecord) -> dict[str, Any]:
 
 
 def key_text(key: bytes | None) -> str | None:
-    """A key as text, the beginning of a long one; None: there is none, or it is no text."""
+    """Return a key as text, of a long one the beginning; None: no key, or no text."""
     if key is None:
         return None
     try:

@@ -1,13 +1,13 @@
-"""An SDK by the `OTEL_*` variables, for `flowshare worker`: with the extra installed, one variable is all it takes.
+"""An SDK by the `OTEL_*` variables, for `flowshare worker`: with the extra installed, one variable is enough.
 
     OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 flowshare worker app:app
 
-Why flowshare does this, and does not leave it to `opentelemetry-instrument`: what people try first is the variable, and
-an API without an SDK heeds none of them. It is done only where nobody else has: an application that sets providers of
-its own, or runs under `opentelemetry-instrument`, keeps them. Endpoint, headers, protocol, sampler, limits, intervals
-and resource are read by the SDK and its exporters themselves; what is decided here is only which exporters there are
-(`otlp` over HTTP, or what `OTEL_TRACES_EXPORTER` and `OTEL_METRICS_EXPORTER` name), and two defaults of the resource:
-`service.name` is the app's id, and `service.instance.id` tells processes apart, whose metrics would else be one series.
+flowshare does not leave this to `opentelemetry-instrument`, because people try the variable first, and an API without
+an SDK ignores all variables. An application that sets providers of its own, or runs under `opentelemetry-instrument`,
+keeps them. The SDK and its exporters read endpoint, headers, protocol, sampler, limits, intervals and resource
+themselves. This module only chooses the exporters (`otlp` over HTTP, or those that `OTEL_TRACES_EXPORTER` and
+`OTEL_METRICS_EXPORTER` name) and two defaults of the resource: `service.name` is the app's id, and
+`service.instance.id` tells processes apart, whose metrics would otherwise be one series.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flowshare.agents.telemetry.active import asked, installed, providers
 logger = logging.getLogger("flowshare.telemetry")
 
 SHUTDOWN_S: Final = 2.0
-"""How long the end of a worker waits for what is not exported yet."""
+"""Seconds that the end of a worker waits for the last exports."""
 MISSING: Final = (
     "OTEL_* variables ask for telemetry, and OpenTelemetry's SDK is not installed: pip install flowshare[otel]"
 )
@@ -34,10 +34,10 @@ PROTOCOLS: Final = {"": "otlp_proto_http", "http/protobuf": "otlp_proto_http", "
 
 
 def set_up(service: str, environment: Mapping[str, str] = os.environ) -> Callable[[], None] | None:
-    """Set providers if the environment asks for them and nobody has set some; what ends them, for a limited time.
+    """Set providers if the environment asks for them and nobody has set some; return the function that ends them, in a
+    limited time.
 
-    service: the service's name where the environment says none. None: nothing was set; a warning says why if it was
-    asked for.
+    service: default of the service's name. None: nothing was set; a warning says why if it was asked for.
     """
     if not asked(environment):
         return None
@@ -72,7 +72,7 @@ def set_up(service: str, environment: Mapping[str, str] = os.environ) -> Callabl
 
 
 def _own_attributes(service: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What of the resource the environment leaves open."""
+    """Return the resource attributes that the environment leaves open."""
     said = environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
     found: dict[str, str] = {}
     if not environment.get("OTEL_SERVICE_NAME") and "service.name=" not in said:
@@ -83,7 +83,7 @@ def _own_attributes(service: str, environment: Mapping[str, str]) -> dict[str, s
 
 
 def _exporters(signal: str, environment: Mapping[str, str]) -> list[Any]:
-    """Those that are wanted and can be made; a warning says what cannot."""
+    """Return the wanted exporters that can be made; a warning names the others."""
     found: list[Any] = []
     for name in _wanted(signal, environment):
         try:
@@ -97,7 +97,7 @@ def _exporters(signal: str, environment: Mapping[str, str]) -> list[Any]:
 
 
 def _wanted(signal: str, environment: Mapping[str, str]) -> Iterable[str]:
-    """Names of exporters; `otlp` is the one for its protocol."""
+    """Return the names of exporters; `otlp` becomes the one for its protocol."""
     upper = signal.upper()
     said = environment.get(f"OTEL_{upper}_EXPORTER", "").strip()
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{upper}_ENDPOINT")
@@ -112,7 +112,7 @@ def _wanted(signal: str, environment: Mapping[str, str]) -> Iterable[str]:
 
 
 def _end(ends: Iterable[Callable[[], Any]]) -> None:
-    """Export what is left, all at once; an endpoint that does not answer costs SHUTDOWN_S."""
+    """Export the rest, all exporters at once; an endpoint that does not answer costs SHUTDOWN_S."""
     threads = [
         threading.Thread(target=_quietly, args=(end,), name="flowshare-telemetry-end", daemon=True) for end in ends
     ]

@@ -1,4 +1,4 @@
-"""*send* spans: a record on its way from the application, or from flowshare in its place, until it is confirmed.
+"""*send* spans: a record from its sending, by the application or by flowshare, until its confirmation.
 
 | headers of the record | the span's parent | what the record carries |
 |---|---|---|
@@ -6,7 +6,7 @@
 | the application put one there, or said `fs.tracing.use` | that, and a link to it | what the application said |
 | none | none | the span |
 
-So a dead letter, and a retry that waits in a topic, are children of the handling that they come from.
+So a dead letter, and a retry that waits in a topic, are children of their record's handling.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TracedProducer:
         }
 
     async def send(self, topic: str, value: bytes | None, *, headers: Headers = (), **about: Any) -> RecordMetadata:
-        """As `Producer.send`."""
+        """Send as `Producer.send`."""
         sending = self._begin(topic, value, headers, about.get("key"))
         if sending is None:
             return await self._producer.send(topic, value, headers=headers, **about)
@@ -73,13 +73,13 @@ class TracedProducer:
     def send_nowait(
         self, topic: str, value: bytes | None, *, headers: Headers = (), **about: Any
     ) -> asyncio.Future[RecordMetadata]:
-        """As `Producer.send_nowait`."""
+        """Send as `Producer.send_nowait`."""
         sending = self._begin(topic, value, headers, about.get("key"))
         if sending is None:
             return self._producer.send_nowait(topic, value, headers=headers, **about)
         try:
             future = self._producer.send_nowait(topic, value, headers=sending.headers, **about)
-        except BufferFull:  # it is sent again, and that is the span
+        except BufferFull:  # the record is sent again, with a span of that try
             raise
         except BaseException as error:
             self._end(sending, None, error)
@@ -147,5 +147,5 @@ def _close(span: Span, at_ns: int, sent: RecordMetadata | None, error: BaseExcep
 
 
 def error_type(error: BaseException) -> str:
-    """The broker's error code, else the exception's class."""
+    """Return the broker's error code, else the exception's class."""
     return error.code.name if isinstance(error, ServerError) else kind_of(error)

@@ -1,10 +1,10 @@
-"""*settle* spans: an acknowledgement on its way to whoever leads the partition, until it is answered.
+"""*settle* spans: an acknowledgement on its way to the partition's leader, until it is answered.
 
-One span for each request and partition that says something of a record which ran here in a span that is kept: what is
-given back unrun has none. Of a single record the span is a child of its *process* span, of several it links to these.
-At most once records are accepted before they run: then it is what their headers tell.
+Each request and partition has one span if it settles a record which ran here in a span that is kept: records released
+unrun have none. With a single record the span is a child of the record's *process* span, with several it links to
+theirs. With at_most_once, records are accepted before they run: then the contexts of their headers are used.
 
-With `exactly_once` the outputs are written in the same step, and the span is theirs, too: they carry the context of
+With `exactly_once` the outputs are written in the same step, and the span covers them, too: they carry the context of
 their *process* span.
 """
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import TopicPartition
 
 NOTED_MAX: Final = 100_000
-"""Records of one partition that wait for their acknowledgement."""
+"""Most records of one partition that wait for their acknowledgement."""
 Counts = dict[str, int]
-"""Records by the attribute that counts them."""
+"""Number of records by the attribute that counts them."""
 
 
 class Settling:
@@ -49,7 +49,7 @@ class Settling:
 
 
 class SettleSpans:
-    """Of one agent; on the service loop. None of its methods raises."""
+    """Settle spans of one agent; on the service loop. No method raises."""
 
     def __init__(self, telemetry: Telemetry, agent: ShareAgent, retry_topic: str) -> None:
         self._telemetry = telemetry
@@ -70,7 +70,7 @@ class SettleSpans:
     # --- what is settled ----------------------------------------------------------------------------------------
 
     def note(self, chunk: Chunk, offsets: Iterable[int]) -> None:
-        """These are about to be acknowledged."""
+        """Note records that are about to be acknowledged."""
         for offset in offsets:
             self._know(chunk, offset)
             handling = chunk.spans.pop(offset, None)
@@ -78,7 +78,7 @@ class SettleSpans:
                 self._note(chunk, offset, handling.context)
 
     def note_created(self, chunk: Chunk, records: Iterable[RawRecord]) -> None:
-        """These are about to be accepted, before they run."""
+        """Note records that are about to be accepted, before they run."""
         try:
             for record in records:
                 self._know(chunk, record.offset)
@@ -90,17 +90,17 @@ class SettleSpans:
 
     def _note(self, chunk: Chunk, offset: int, span: SpanContext) -> None:
         found = self._noted.setdefault(chunk.tp, {})
-        if len(found) >= NOTED_MAX:  # nobody said what became of them
+        if len(found) >= NOTED_MAX:  # their outcomes were never noted
             found.clear()
         found[offset] = span
 
     def _know(self, chunk: Chunk, offset: int) -> None:
-        """Of which topic the partition is: metrics say so of what no span is kept of, too."""
+        """Remember the partition's topic: metrics name it also for records without a span."""
         if chunk.tp not in self._topics:
             self._topics[chunk.tp] = chunk.topic if chunk.origin(offset) is None else self._retry_topic
 
     def noted(self, tp: TopicPartition, offsets: Iterable[int]) -> list[SpanContext]:
-        """Spans of those that were noted, as many as a span links to."""
+        """Return the noted spans of these offsets, as many as a span links to."""
         found = self._noted.get(tp)
         if not found:
             return []
@@ -108,7 +108,7 @@ class SettleSpans:
         return list(islice(kept.values(), LINKS_MAX))
 
     def handled(self, records: Iterable[tuple[Chunk, Any]]) -> list[SpanContext]:
-        """Spans of handlings that are kept, of a batch once, as many as a span links to."""
+        """Return the kept spans of handlings, a batch's once, as many as a span links to."""
         found: dict[int, SpanContext] = {}
         for chunk, record in records:
             handling = chunk.spans.get(record.offset)
@@ -119,7 +119,7 @@ class SettleSpans:
         return list(found.values())
 
     def forget(self, tp: TopicPartition, first: int, last: int) -> None:
-        """What was said of these has its answer, or never will."""
+        """Forget the spans of these records: their acknowledgement is answered, or never will be."""
         noted = self._noted.get(tp)
         if noted is None:
             return
@@ -129,7 +129,7 @@ class SettleSpans:
             del self._noted[tp]
 
     def caused_by(self, chunk: Chunk, offset: int, record: ProducerRecord) -> ProducerRecord:
-        """A dead letter, or a retry, of a record, as something that its handling sends."""
+        """Return a dead letter, or a retry, of a record, as sent by the record's handling."""
         handling = chunk.spans.get(offset)
         try:
             return caused_by(record, None if handling is None else handling.context)
@@ -142,7 +142,7 @@ class SettleSpans:
     def begin(
         self, tp: TopicPartition, spans: Sequence[SpanContext], counts: Counts, *, topic: str = "", outputs: int = 0
     ) -> Settling:
-        """A request leaves. spans: of what it settles. counts: records, by what is said of them."""
+        """Begin the span of a request. spans: of its records. counts: records by outcome."""
         topic = topic or self._topics.get(tp, "")
         span = None
         if spans:
@@ -175,7 +175,7 @@ class SettleSpans:
         )
 
     def end(self, settling: Settling, error: str, message: str = "") -> None:
-        """It was answered. error: its code or class; empty: all is well."""
+        """End the span at the answer. error: its code or class; empty: no error."""
         took_s = (time.perf_counter_ns() - settling.began_ns) / 1e9
         try:
             measured = {

@@ -1,4 +1,4 @@
-"""`Telemetry`: a process's tracer and instruments, and what pools, feeders and producers get of them."""
+"""`Telemetry`: a process's tracer and instruments, and the objects that pools, feeders and producers get."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ logger = logging.getLogger("flowshare.telemetry")
 
 
 class Telemetry:
-    """Of one host, from its start to its end.
+    """Telemetry of one host, from its start to its end.
 
-    client_id: the app's id. backend: where its groups live. From `open` on, what is produced carries the current span.
+    client_id: the app's id. backend: of its groups. From `open` on, produced records carry the current span.
     """
 
     def __init__(self, tracers: TracerProvider, meters: MeterProvider, *, client_id: str, backend: str) -> None:
@@ -46,28 +46,28 @@ class Telemetry:
         tracing.ambient.append(context.AMBIENT)
 
     def close(self) -> None:
-        """End what is to be ended, for a limited time."""
+        """End, and flush the spans for a limited time."""
         tracing.ambient.remove(context.AMBIENT)
         self.ender.close()
 
     def process(self, agent: ShareAgent) -> ProcessSpans:
-        """For the pool of an agent."""
+        """Make the spans for an agent's pool."""
         return ProcessSpans(self, agent)
 
     def settle(self, agent: ShareAgent) -> SettleSpans:
-        """For the feeder of an agent."""
+        """Make the spans for an agent's feeder."""
         return SettleSpans(self, agent, retry_topic(agent.group))
 
     def breaker(self, agent: ShareAgent) -> BreakerMetrics:
-        """For what hears of the breaker of an agent's group."""
+        """Make the metrics for a breaker's listener."""
         return BreakerMetrics(self, agent)
 
     def sends(self, producer: Producer) -> TracedProducer:
-        """For all that is sent."""
+        """Wrap the producer."""
         return TracedProducer(self, producer)
 
     def trouble(self, error: Exception) -> None:
-        """What the application's SDK, samplers or processors raised: nothing of it may touch a record."""
+        """Log the first error of the application's SDK, samplers or processors; no such error may affect a record."""
         if not self._troubled:
             self._troubled = True
             logger.error("telemetry failed, records are handled without it: %s (this is said once)", named(error))

@@ -1,4 +1,4 @@
-"""Keeps a number of workers running, wherever they run: which numbers there are, that each comes back, how all end.
+"""`Keeper` keeps a number of workers running, wherever they run: it numbers them, starts each again, and ends all.
 
 A place is a worker's number with the task that keeps a worker there:
 
@@ -29,16 +29,16 @@ logger = logging.getLogger("flowshare.supervisor")
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
 SETTLED_S: Final = 10.0
-"""A worker that ran this long was started well: its next pause is the first one again."""
+"""Seconds after which a worker counts as started well: its next pause is the first one again."""
 KILL_AFTER_S: Final = 10.0
-"""How long after its drain time a worker is killed; by itself it ends 9 s after it at the latest."""
+"""Seconds after its drain time when a worker is killed; by itself it ends within 9 s."""
 EXIT_CUT_OFF: Final = 3
-"""At least one worker did not drain."""
+"""Exit code: at least one worker did not drain."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Place:
-    """A worker's number and what keeps it. leaving: set when it is to be given up. keeper: starts it again."""
+    """A worker's number and its keeper. leaving: set when the place is given up. keeper: task that starts it again."""
 
     number: int
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
@@ -49,34 +49,34 @@ P = TypeVar("P", bound=Place)
 
 
 class Keeper(ABC, Generic[P]):
-    """Keeps workers running until it is told to stop: as many as `resize` said last. All on one loop."""
+    """Keeps workers running until it is stopped: as many as the last `resize` asked for. All on one loop."""
 
     def __init__(self, make_place: Callable[..., P]) -> None:
-        """make_place: what a subclass keeps of a worker, by its `number`."""
+        """make_place: makes a subclass's record of a worker, by its `number`."""
         self._make_place = make_place
         self._places: dict[int, P] = {}
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._codes: dict[int, int] = {}
-        """How workers ended that were to leave, by number."""
+        """Exit codes of workers that left, by number."""
         self._failed: int | None = None
         self._group: asyncio.TaskGroup | None = None
         self._scaling: asyncio.Task[None] | None = None
 
     @property
     def size(self) -> int:
-        """How many workers are kept; those that drain do not count."""
+        """Number of workers kept; those that drain do not count."""
         return len(self._kept)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Drain all workers and end; told so twice by Ctrl-C: end them at once."""
+        """Drain all workers and end; a second Ctrl-C ends them at once."""
         if self._stop.is_set() and number == signal.SIGINT:
             self._hurry.set()
         self._stop.set()
         self._leave_all()
 
     def resize(self, count: int) -> None:
-        """Keep `count` workers (at least 1): start some, or have those with the highest numbers drain."""
+        """Keep `count` workers (at least 1): start some, or drain those with the highest numbers."""
         assert count >= 1
         if self._group is None or self._closed:
             return
@@ -91,7 +91,7 @@ class Keeper(ABC, Generic[P]):
             place.keeper = self._group.create_task(self._keep(place), name=f"worker {number}")
 
     async def _run(self, count: int, beside: Callable[[Self], Awaitable[None]] | None) -> int:
-        """Keep workers until `stop`; the exit code. beside: runs as long, and may resize."""
+        """Keep workers until `stop`; return the exit code. beside: runs meanwhile, and may resize."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             self.resize(count)
@@ -106,10 +106,10 @@ class Keeper(ABC, Generic[P]):
 
     @abstractmethod
     async def _run_again(self, place: P) -> None:
-        """Run one worker, again and again, until it is to leave."""
+        """Run one worker, again and again, until it must leave."""
 
     def fail(self, code: int, why: str) -> None:
-        """There is nothing to look after any more: drain all workers and end with this code."""
+        """Drain all workers and end with this code: there is nothing to look after any more."""
         if self._failed is None:
             self._failed = code
             logger.error("%s; stopping", why)
@@ -119,7 +119,7 @@ class Keeper(ABC, Generic[P]):
 
     @property
     def _closed(self) -> bool:
-        """Whether no worker is started any more."""
+        """True if no worker is started any more."""
         return self._stop.is_set()
 
     @property
@@ -135,7 +135,7 @@ class Keeper(ABC, Generic[P]):
             await asyncio.wait(tasks)
 
     async def _late(self, ended: asyncio.Future[Any], limit_s: float) -> str | None:
-        """Wait for the end of a worker that drains; why it is to be ended by force, None: it has ended."""
+        """Wait for the end of a draining worker; return the reason to end it by force, None: it has ended."""
         await either(ended, self._hurry, limit_s)
         if ended.done():
             return None
@@ -163,7 +163,7 @@ class Keeper(ABC, Generic[P]):
 
 
 async def either(ended: asyncio.Future[Any], event: asyncio.Event, limit_s: float | None = None) -> None:
-    """Wait for one of them, for so long at most; `ended` goes on."""
+    """Wait for the future or the event, `limit_s` seconds at most; `ended` goes on."""
     told: asyncio.Future[Any] = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait({ended, told}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -172,13 +172,13 @@ async def either(ended: asyncio.Future[Any], event: asyncio.Event, limit_s: floa
 
 
 async def pause(event: asyncio.Event, limit_s: float) -> None:
-    """Wait for so long, or until an event comes."""
+    """Wait for `limit_s` seconds, or until an event comes."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), limit_s)
 
 
 async def logged(work: Callable[[], Awaitable[None]], name: str) -> None:
-    """What goes wrong beside the workers does not end them."""
+    """Run some work beside the workers; log its error, so that the error does not end the workers."""
     try:
         await work()
     except Exception:

@@ -17,6 +17,7 @@ from typing import Final
 
 from flowshare.agents.worker.keeper import KILL_AFTER_S, pause
 from flowshare.agents.worker.signals import stop_signals
+from flowshare.printable import printable
 
 SCAN_INTERVAL_S: Final = 0.5
 _SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"})
@@ -26,7 +27,7 @@ Stamp = dict[str, tuple[int, int]]
 
 
 def scan(root: Path) -> Stamp:
-    """Modification time and size of each .py file below `root`; hidden and installed folders are left out."""
+    """Return modification time and size of each .py file below `root`, without hidden and installed folders."""
     found: Stamp = {}
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED]
@@ -40,14 +41,14 @@ def scan(root: Path) -> Stamp:
 
 
 def changed(before: Stamp, after: Stamp) -> list[str]:
-    """Files that are new, gone or different, sorted."""
+    """Return files that are new, gone or different, sorted."""
     return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
 
 
 def run_reloading(command: Sequence[str], *, root: Path, drain_timeout_s: float) -> int:
-    """Run `command` and restart it at each change below `root`, until it is told to stop; returns the exit code.
+    """Run `command` and restart it at each change below `root`, until it is told to stop; return the exit code.
 
-    drain_timeout_s: what the child has been given to drain; it is killed some seconds after that.
+    drain_timeout_s: seconds that the child has to drain; it is killed some seconds after that.
     """
     return asyncio.run(_run(command, root, drain_timeout_s + KILL_AFTER_S))
 
@@ -76,10 +77,10 @@ async def _run(command: Sequence[str], root: Path, limit_s: float) -> int:
 
 
 async def _end(child: asyncio.subprocess.Process | None, limit_s: float) -> int:
-    """Let the child drain; its exit code."""
+    """Let the child drain; return its exit code."""
     if child is None:
         return 0
-    with contextlib.suppress(ProcessLookupError):  # it has ended
+    with contextlib.suppress(ProcessLookupError):  # the child has ended
         child.terminate()
     ended = asyncio.ensure_future(child.wait())
     await asyncio.wait({ended}, timeout=limit_s)
@@ -87,11 +88,11 @@ async def _end(child: asyncio.subprocess.Process | None, limit_s: float) -> int:
         _say("the worker did not end in time; killing it")
         child.kill()
     code = await ended
-    if code == -signal.SIGTERM:  # it had not begun yet
+    if code == -signal.SIGTERM:  # the child had not begun yet
         return 0
     return code if code >= 0 else 128 - code
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"reload: {text}\n")
+    sys.stderr.write(f"reload: {printable(text, lines=True)}\n")
     sys.stderr.flush()

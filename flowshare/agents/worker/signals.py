@@ -1,12 +1,12 @@
 """Signals that reach the worker whatever its handlers do.
 
 A signal's number is written to a socket by the interpreter's C code (`signal.set_wakeup_fd`) and read by a thread of
-its own, so that neither a blocked handler loop nor a busy service loop keeps a Ctrl-C waiting. Only code that holds
-the GIL delays it. The numbers are passed on to whoever had the wakeup descriptor before (uvloop's main loop does), so
+its own, so that neither a blocked handler loop nor a busy service loop keeps a Ctrl-C waiting. Only code that holds the
+GIL delays it. The numbers are passed on to the earlier owner of the wakeup descriptor (uvloop's main loop, say), so
 that handlers which an application adds to its loop go on working.
 
-First SIGTERM, SIGINT or SIGHUP (a terminal that is closed): `on_stop`. A Ctrl-C after that: `on_second`, which ends
-the process; further SIGTERMs change nothing (supervisors repeat them). SIGUSR1: `on_show`.
+First SIGTERM, SIGINT or SIGHUP (a terminal that is closed): `on_stop`. A Ctrl-C after that: `on_second`, which ends the
+process; further SIGTERMs change nothing (supervisors repeat them). SIGUSR1: `on_show`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ SHOW_SIGNAL: Final = getattr(signal, "SIGUSR1", None)
 EXIT_INTERRUPTED: Final = 130
 """Exit code of a process ended by the second Ctrl-C (shell convention: 128 + SIGINT)."""
 _SAME_EVENT_S: Final = 0.5
-"""A parent that passes on SIGTERM and a terminal that sends SIGINT to all may mean one Ctrl-C."""
+"""Seconds within which two signals count as one: a parent may pass on SIGTERM while the terminal sends SIGINT to
+all."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """The signals by which this process is told to stop in order: without SIGHUP where whoever started it had that
-    ignored (nohup)."""
+    """Return the signals that stop this process in order: without SIGHUP if the starter had it ignored (nohup)."""
     return tuple(one for one in STOP_SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def on_loop(stop: Callable[[signal.Signals], object], show: Callable[[], object]) -> Generator[None]:
-    """Have the running loop call these at the stop signals and at SIGUSR1: for processes that run no handlers."""
+    """Have the running loop call these at the stop signals and at SIGUSR1, in processes that run no handlers."""
     loop, stops = asyncio.get_running_loop(), stop_signals()
     for number in stops:
         loop.add_signal_handler(number, stop, number)
@@ -53,7 +53,7 @@ def on_loop(stop: Callable[[signal.Signals], object], show: Callable[[], object]
 
 
 class Signals:
-    """Watches the worker's signals from `install` to `restore`; both on the main thread."""
+    """Watch over the worker's signals from `install` to `restore`; both are called on the main thread."""
 
     def __init__(
         self,
@@ -64,9 +64,8 @@ class Signals:
         clock: Clock,
         on_main: Callable[[signal.Signals], object] | None = None,
     ) -> None:
-        """The first three are called on the thread; `on_main` on the main thread for a stop signal, where C code that
-        looks at signals without letting the GIL go (`re`) still calls it.
-        """
+        """on_stop, on_second and on_show are called on the signals thread; `on_main` on the main thread for a stop
+        signal, which C code (`re`) that handles signals without releasing the GIL still calls."""
         self._on_main = on_main
         self._clock = clock
         self._on_stop = on_stop
@@ -99,21 +98,21 @@ class Signals:
         self._outlived = False
 
     def outlive_loop(self) -> None:
-        """The loop on the main thread has ended, and goes on: until `take`, which it is to call, signals come by their
-        Python handler."""
+        """Take signals by their Python handler until `take`: the loop on the main thread has ended, and will go on and
+        call that."""
         self.let_go()
         self._outlived = True
 
     def let_go(self) -> None:
-        """Stop passing signals on: the loop whose descriptor that is is about to end, and its number to be reused."""
+        """Stop passing signals on: the loop that owns the descriptor is about to end, and its number may be reused."""
         self._forward = -1
 
     def restore(self) -> None:
-        """Give the signals back and end the thread."""
+        """Restore the signals and end the thread."""
         self.let_go()
         current = signal.set_wakeup_fd(-1)
         if current not in (self._writer.fileno(), -1):
-            signal.set_wakeup_fd(current)  # somebody else's by now
+            signal.set_wakeup_fd(current)  # another owner's by now
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal returned
         self._previous.clear()
@@ -124,8 +123,9 @@ class Signals:
         self._reader.close()
 
     def _in_main(self, number: int, _frame: FrameType | None) -> None:
-        """The Python handler: there has to be one, else the C handler that writes to the descriptor is not there."""
-        if os.getpid() != self._pid:  # a forked child, in which nobody listens: as if it had not been taken
+        """Handle a signal in Python: without such a handler the C handler that writes to the descriptor is not
+        there."""
+        if os.getpid() != self._pid:  # a forked child has no listener: take the default action
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -156,7 +156,7 @@ class Signals:
         try:
             os.write(self._forward, data)
         except OSError:
-            self._forward = -1  # that loop is gone
+            self._forward = -1  # the loop is gone
 
     def _stop(self, number: signal.Signals) -> None:
         now = self._clock.monotonic()

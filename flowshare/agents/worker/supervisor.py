@@ -2,13 +2,14 @@
 
 The supervisor holds the embedded path and leads its share-partitions, so that no handler, whatever it does to its own
 process, can stall the others; on other brokers it only supervises. A worker that ends is started again, after a pause
-that doubles while it keeps ending. On SIGTERM, SIGHUP or Ctrl-C all workers drain; one that does not is killed. One
-whose supervisor is gone drains and ends by itself (`orphaned`), so that a restarted supervisor finds no strangers.
+that doubles while it keeps ending. On SIGTERM, SIGHUP or Ctrl-C all workers drain; one that does not is killed. A
+worker whose supervisor is gone drains and ends by itself (`orphaned`), so that a restarted supervisor finds no
+strangers.
 
-Which numbers are kept is `keeper`'s business.
+`keeper` decides which numbers are kept.
 
-A worker that ends never ends another one. Only where no worker has ever said that it runs, and each has said that it
-cannot (its module is not imported, the app is refused), is there nothing to look after, and the supervisor ends, too.
+A worker that ends never ends another one. The supervisor ends only if no worker has ever reported that it runs, and
+each has reported that it cannot (its module is not imported, the app is refused).
 """
 
 from __future__ import annotations
@@ -42,30 +43,31 @@ from flowshare.clock import Clock, LoopClock, new_loop
 logger = logging.getLogger("flowshare.supervisor")
 
 SUPERVISOR_PID: Final = "FLOWSHARE_SUPERVISOR_PID"
-"""Environment variable that tells a worker whose it is."""
+"""Environment variable with the process id of a worker's supervisor."""
 WORKER_NUMBER: Final = "FLOWSHARE_WORKER_NUMBER"
 """Environment variable with the worker's number, 1 to N; it is the same after a restart."""
+SUPERVISOR_PAGES: Final = "FLOWSHARE_SUPERVISOR_PAGES"
+"""Environment variable with `host:port` of the supervisor's pages, by which `flowshare resize` finds them."""
 READY_FD: Final = "FLOWSHARE_READY_FD"
-"""Environment variable with the descriptor on which a worker tells, once, where its health pages are."""
+"""Environment variable with the descriptor on which a worker reports, once, the address of its health pages."""
 EXIT_LOST: Final = 1
 REFUSED: Final = "refused: "
-"""How the word begins that a worker gives its supervisor instead of an address when it cannot start."""
+"""Prefix of the text that a worker reports instead of an address when it cannot start."""
 WHY_MAX: Final = 500
-"""Characters of why."""
+"""Most characters of the reason."""
 OF_SUPERVISOR: Final = ("--procs", "--web-port", "--web-bind")
 """Options, each with a value, that workers do not get: their own pages are on free ports of this machine."""
 PATIENCE_S: Final = 0.75
-"""How long a worker leaves an embedded path that nobody leads to its supervisor, which runs no handlers."""
+"""Seconds that a worker leaves an embedded path that nobody leads to its supervisor, which runs no handlers."""
 SAID_MAX: Final = 4 * (WHY_MAX + len(REFUSED))
-"""Bytes of a worker's word."""
+"""Most bytes of a worker's report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorOptions:
-    """How to run several workers on one machine.
+    """Options for several workers on one machine.
 
-    command: a worker's command line. procs: how many at the start. drain_timeout_s: what each has been told to drain
-    within.
+    command: a worker's command line. procs: number at the start. drain_timeout_s: seconds that each has to drain.
     """
 
     command: Sequence[str]
@@ -81,10 +83,10 @@ def run_supervisor(
 ) -> int:
     """Lead `backend` (None: nothing to lead) and run the workers until SIGTERM, SIGHUP, SIGINT or a start that fails.
 
-    beside: what runs as long as the supervisor does, and may resize it. pages: makes what is served about all workers.
-    Returns the exit code: 0 when all workers drained, 3 when one was cut off or killed, 130 after a second Ctrl-C, the
-    worker's own code when no worker ever got going, and 1 when what `backend` leads is gone. Raises: what the backend
-    refuses to start with.
+    beside: runs as long as the supervisor does, and may resize it. pages: makes the pages about all workers. Returns
+    the exit code: 0 when all workers drained, 3 when one was cut off or killed, 130 after a second Ctrl-C, the worker's
+    own code when no worker ever got going, and 1 when the place that `backend` leads is gone. Raises: the backend's
+    errors at its start.
     """
     supervisor = Supervisor(options, LoopClock())
 
@@ -92,7 +94,8 @@ def run_supervisor(
         async with contextlib.AsyncExitStack() as stack:
             if pages is not None:
                 served = pages(supervisor)
-                address = await served.start()
+                address = await served.start() or ""
+                supervisor.pages_at = address
                 stack.push_async_callback(served.close)
                 logger.info("health and metrics of all workers at http://%s", address)
             if backend is not None:
@@ -106,40 +109,42 @@ def run_supervisor(
 
 
 class Supervisor(Keeper[Place]):
-    """Keeps worker processes running until it is told to stop: `procs`, or as many as `resize` said last."""
+    """Keeps worker processes running until it is stopped: `procs`, or as many as the last `resize` asked for."""
 
     def __init__(self, options: SupervisorOptions, clock: Clock) -> None:
         super().__init__(Place)
         self._options = options
         self._clock = clock
         self._going = False
-        """Whether any worker ever said that it runs."""
+        """True if any worker ever reported that it runs."""
         self._refused: dict[int, str] = {}
-        """Why workers could not start when they tried last, by number."""
+        """Reasons why workers could not start at their last try, by number."""
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self.ready: dict[int, str] = {}
-        """Health pages (`host:port`) of the workers that have said that they run, by number."""
+        """Health pages (`host:port`) of the workers that have reported that they run, by number."""
+        self.pages_at = ""
+        """Address of this supervisor's own pages (`host:port`); empty: it has none."""
         self._down: dict[int, str] = {}
-        """Why a worker does not run, in words."""
+        """Reasons why workers do not run, in words."""
 
     @property
     def running(self) -> Mapping[int, int]:
-        """Process ids of the workers that run, by number."""
+        """Process ids of the running workers, by number."""
         return {number: process.pid for number, process in self._running.items()}
 
     @property
     def down(self) -> Mapping[int, str]:
-        """Why workers that are to run do not, by number."""
+        """Reasons why kept workers do not run, by number."""
         return {number: self._down[number] for number in self._kept if number in self._down}
 
     async def run(self, beside: Callable[[Supervisor], Awaitable[None]] | None = None) -> int:
-        """Run to the end; returns the exit code (see `run_supervisor`)."""
+        """Run to the end; return the exit code (see `run_supervisor`)."""
         with on_loop(self.stop, self._on_show):
             logger.info("supervising %d workers (process %d)", self._options.procs, os.getpid())
             return await self._run(self._options.procs, beside)
 
     def _on_show(self) -> None:
-        for worker in self.ready:  # before that it would end by the signal
+        for worker in self.ready:  # before it is ready, the signal would end the worker
             _signal(self._running[worker], signal.SIGUSR1)
 
     async def _run_again(self, place: Place) -> None:
@@ -151,7 +156,7 @@ class Supervisor(Keeper[Place]):
             lived_s = self._clock.monotonic() - begun
             if leaving.is_set():
                 logger.info("worker %d has left after %.1f s (%s)", number, lived_s, _how(code))
-                self._codes[number] = 0 if code == -signal.SIGTERM else code  # that one had not begun yet
+                self._codes[number] = 0 if code == -signal.SIGTERM else code  # the worker had not begun yet
                 return
             if lived_s >= SETTLED_S:
                 pause_s = PAUSE_FIRST_S
@@ -173,17 +178,18 @@ class Supervisor(Keeper[Place]):
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def problems(self) -> tuple[str, ...]:
-        """Why not all workers that are to run do, one line each."""
+        """Return the reasons why kept workers do not run, one line each."""
         waited_for = [number for number in self._kept if number not in self.ready]
         return tuple(self._down.get(number, f"worker {number} starts") for number in waited_for)
 
     async def _run_once(self, number: int, leaving: asyncio.Event) -> int:
-        """Start one worker and wait for its end, which `leaving` brings about; its exit code."""
+        """Start one worker and wait for its end, which `leaving` brings about; return its exit code."""
         reader, writer = os.pipe()
         environment = {
             **os.environ,
             SUPERVISOR_PID: str(os.getpid()),
             WORKER_NUMBER: str(number),
+            SUPERVISOR_PAGES: self.pages_at,
             READY_FD: str(writer),
         }
         command = self._options.command
@@ -206,17 +212,17 @@ class Supervisor(Keeper[Place]):
                 await self._drain(number, process, ended)
             return await ended
         finally:
-            if not ended.done():  # the supervisor itself was given up: nobody would be there to end the worker
+            if not ended.done():  # the supervisor was cancelled: nobody else would end the worker
                 _signal(process, signal.SIGKILL)
                 await asyncio.shield(ended)
             if loop.remove_reader(reader):
-                self._hear(number, reader)  # a word that it said just before its end
+                self._hear(number, reader)  # a report sent just before the worker's end
             del self._running[number]
             self.ready.pop(number, None)
             os.close(reader)
 
     def _hear(self, number: int, reader: int) -> None:
-        """A worker says where its health pages are, or closes its end."""
+        """Read a worker's report: the address of its health pages, or its closed end."""
         asyncio.get_running_loop().remove_reader(reader)
         readable, _, _ = select.select([reader], [], [], 0)  # a worker's word, or its end
         raw = os.read(reader, SAID_MAX) if readable else b""
@@ -234,7 +240,7 @@ class Supervisor(Keeper[Place]):
             logger.info("all %d workers are ready; health and metrics: %s", self.size, pages or "none")
 
     async def _drain(self, number: int, process: asyncio.subprocess.Process, ended: asyncio.Future[int]) -> None:
-        """Let a worker drain; kill it when it does not."""
+        """Let a worker drain; kill one that does not."""
         _signal(process, signal.SIGTERM)
         why = await self._late(ended, self._options.drain_timeout_s + KILL_AFTER_S)
         if why is not None:
@@ -247,7 +253,7 @@ def _how(code: int) -> str:
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+    with contextlib.suppress(ProcessLookupError):  # the process ended meanwhile
         process.send_signal(number)
 
 
@@ -255,18 +261,23 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 
 
 def supervised() -> bool:
-    """Whether this process is a supervisor's worker."""
+    """Tell if this process is a supervisor's worker."""
     return SUPERVISOR_PID in os.environ
 
 
 def orphaned() -> bool:
-    """Whether this process is a supervisor's worker and the supervisor is gone."""
+    """Tell if this process is a supervisor's worker and the supervisor is gone."""
     supervisor = os.environ.get(SUPERVISOR_PID)
     return supervisor is not None and supervisor != str(os.getppid())
 
 
+def supervisor_pages() -> str:
+    """Return the address of the supervisor's pages (`host:port`); empty: no supervisor, or no pages."""
+    return os.environ.get(SUPERVISOR_PAGES, "") if supervised() else ""
+
+
 def worker_number() -> int | None:
-    """Which of the supervisor's workers this process is; None when it is nobody's."""
+    """Return this process's number among the supervisor's workers; None without a supervisor."""
     number = os.environ.get(WORKER_NUMBER, "")
     return int(number) if supervised() and number.isdecimal() else None
 
@@ -289,7 +300,7 @@ def report_refused(why: str) -> None:
 
 
 def worker_command(arguments: Sequence[str]) -> list[str]:
-    """A worker's command line from the supervisor's arguments: the same without what is the supervisor's own."""
+    """Return a worker's command line: the supervisor's arguments without its own options."""
     kept: list[str] = []
     skip = False
     for argument in arguments:

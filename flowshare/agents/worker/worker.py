@@ -17,13 +17,19 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from flowshare.agents.app.app import App
-from flowshare.agents.handler.texts import named
 from flowshare.agents.host import inflight
 from flowshare.agents.host.host import Host, HostSettings, PartFactory
 from flowshare.agents.host.service import run_through
 from flowshare.agents.worker.keeper import either
 from flowshare.agents.worker.signals import EXIT_INTERRUPTED, Signals
-from flowshare.agents.worker.supervisor import PATIENCE_S, orphaned, report_ready, supervised, worker_number
+from flowshare.agents.worker.supervisor import (
+    PATIENCE_S,
+    orphaned,
+    report_ready,
+    supervised,
+    supervisor_pages,
+    worker_number,
+)
 from flowshare.clock import Clock, LoopClock, new_loop
 
 logger = logging.getLogger("flowshare.worker")
@@ -31,34 +37,35 @@ logger = logging.getLogger("flowshare.worker")
 EXIT_CLEAN: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_UNFINISHED: Final = 3
-"""Handlers had to be left behind at the drain deadline; their records run again."""
+"""Exit code: handlers had to be left behind at the drain deadline; their records run again."""
 
 _BLOCKED_S: Final = 0.5
-"""A handler loop that is late by more when the drain has ended is blocked, and the end does not wait for it; by less
-any loop is, at times."""
+"""Seconds of lateness from which on a handler loop counts as blocked when the drain has ended: the end does not wait
+for it then. Any loop is late by less at times."""
 _BLOCKED_GRACE_S: Final = 0.25
-"""How long the end waits for a handler loop that is blocked."""
+"""Seconds that the end waits for a blocked handler loop."""
 _STOP_GRACE_S: Final = 8.0
-"""How long the end waits for the app's own stop (its `on_drain` functions, timers, web), for its members to leave and
-for a fleet's slots to find others."""
+"""Seconds that the end waits for the app's own stop (its `on_drain` functions, timers, web), for its members to leave
+and for a fleet's slots to find others."""
 _OVER_S: Final = 1.0
-"""How long after that the process ends even when no Python code can run by then."""
+"""Seconds after that until the process ends even when no Python code can run by then."""
 _EXIT_GRACE_S: Final = 0.2
-"""How long the interpreter may take to end (threads that never return, atexit functions)."""
+"""Seconds for the interpreter to end (threads that never return, atexit functions)."""
 _ORPHAN_LOOK_S: Final = 0.5
-"""How often a worker looks whether its supervisor still runs."""
+"""Seconds between two looks of a worker for its supervisor."""
 _LAST_CALL_S: Final = 4.0
-"""How long after the drain deadline the process ends when no Python code can run."""
+"""Seconds after the drain deadline until the process ends when no Python code can run."""
 
 
 class AppRun:
-    """An app in this process, on the loop of its handlers: started, drained, stopped. Who runs it says when."""
+    """An app in this process, on the loop of its handlers: its owner has it started, drained and stopped."""
 
     def __init__(self, app: App, settings: HostSettings, clock: Clock, parts: Sequence[PartFactory] = ()) -> None:
         self.host = Host(app, clock=clock, settings=settings, parts=parts)
         self.host.on_lost = self.stop
+        self.host.on_failed = self.stop
         self.loop: asyncio.AbstractEventLoop
-        """The handlers'; its owner sets it."""
+        """Loop of the handlers; its owner sets it."""
         self.ended = threading.Event()
         """Set by its owner when that loop has ended."""
         self._clock = clock
@@ -67,10 +74,10 @@ class AppRun:
 
     # --- handler loop ------------------------------------------------------------------------------------------------
 
-    async def until_stopped(self, on_ready: Callable[[float], object]) -> BaseException | None:
-        """Start the app, and wait for the order to stop or for its crash; the crash, if any.
+    async def until_stopped(self, on_ready: Callable[[float], object]) -> None:
+        """Start the app, and wait for the order to stop, for its crash or for the end of a task by an error.
 
-        on_ready: told the seconds that the start took. Raises: what refused to start.
+        on_ready: called with the seconds that the start took. Raises: the errors of the start.
         """
         begun_s = self._clock.monotonic()
         starting = asyncio.ensure_future(self.host.start())
@@ -83,20 +90,19 @@ class AppRun:
             on_ready(self._clock.monotonic() - begun_s)
         app = asyncio.ensure_future(self.host.app.wait_until_stopped())
         await either(app, self._stop)
-        reason = self.host.app.crash_reason if app.done() else None
         app.cancel()
-        return reason
 
     async def finish(self, timeout_s: float | None) -> None:
-        """Drain if nobody has, and stop the app."""
+        """Drain, if nobody has drained, and stop the app."""
         if self.host.service.running:
             self._clean = await self.host.drain(timeout_s)
         await self.host.stop()
 
-    def verdict(self, crash: BaseException | None) -> int:
-        """The exit code, which is logged with its reason."""
-        if crash is not None:
-            logger.error("the app crashed: %s", named(crash), exc_info=crash)
+    def verdict(self) -> int:
+        """Return the exit code and log its reason."""
+        if (failed := self.host.failure()) is not None:
+            told = failed is self.host.app.jobs.failure
+            logger.error("stopped: %s", failed, exc_info=None if told else failed.__cause__)
             return EXIT_FAILED
         if self.host.lost is not None:
             logger.error("stopped: there is nothing left to work on")
@@ -122,7 +128,10 @@ class AppRun:
         self.stop()
 
     async def ends(self, otherwise: str) -> bool:
-        """Whether the handler loop ends in time; if not, its stack is logged with what happens `otherwise`."""
+        """Wait for the handler loop to end; True if it ends in time.
+
+        If the loop does not end, log its stack. otherwise: the consequence, for the log.
+        """
         watchdog = self.host.watchdog
         late_s = 0.0 if watchdog is None else watchdog.stalled_s()
         if await ends(self.ended, _BLOCKED_GRACE_S if late_s > _BLOCKED_S else _STOP_GRACE_S, self._clock):
@@ -140,13 +149,13 @@ def run_worker(
     parts: Sequence[PartFactory] = (),
     prepare: Callable[[], object] | None = None,
 ) -> int:
-    """Run the app on the calling (main) thread until SIGTERM, SIGINT or a crash; returns the exit code.
+    """Run the app on the calling (main) thread until SIGTERM, SIGINT or a crash; return the exit code.
 
     drain_timeout_s: overrides the agents' own. parts: started on the service loop (the health pages). prepare: as in
     `HostSettings`.
-    0: drained and left in order. 3: handlers were left behind at the drain deadline. 1: the app crashed, or the place
-    of its groups is gone (`Backend.on_lost`).
-    Raises: what refused to start (see `Host.start`).
+    0: drained and left in order. 3: handlers were left behind at the drain deadline. 1: the app crashed, a task of it
+    (`@app.task`) ended by an error, or the place of its groups is gone (`Backend.on_lost`).
+    Raises: the errors of the start (see `Host.start`).
     """
     return _Worker(app, drain_timeout_s, parts, prepare, LoopClock()).run()
 
@@ -167,6 +176,7 @@ class _Worker:
             watchdog=True,
             patience_s=PATIENCE_S if supervisor else 0.0,
             lead=not supervisor,
+            supervisor=supervisor_pages(),
             prepare=prepare,
         )
         self._run = AppRun(app, settings, clock, parts)
@@ -194,7 +204,7 @@ class _Worker:
             self._signals.restore()
 
     def _on_again(self) -> None:
-        """The loop goes on after something that had ended it; it puts its own wakeup descriptor again as it begins."""
+        """Go on after the loop had been ended: it sets its own wakeup descriptor again as it begins."""
         self._signals.outlive_loop()
         self._run.loop.call_soon(self._signals.take)
 
@@ -204,11 +214,11 @@ class _Worker:
         self._run.loop = asyncio.get_running_loop()
         self._signals.take()
         try:
-            crash = await self._run.until_stopped(self._on_ready)
+            await self._run.until_stopped(self._on_ready)
         finally:
             self._signals.let_go()
         await self._run.finish(self._drain_timeout_s)
-        return self._run.verdict(crash)
+        return self._run.verdict()
 
     def _on_ready(self, took_s: float) -> None:
         at = f", health and metrics at http://{self._host.address}" if self._host.address else ""
@@ -220,12 +230,12 @@ class _Worker:
             self._host.service.submit(self._end_when_orphaned)
 
     def _on_lost(self) -> None:
-        """As with SIGTERM: what handlers have begun elsewhere they may end, though nothing of it is settled."""
+        """End as with SIGTERM: handlers may end their effects elsewhere, though their records are not settled."""
         self._last_call(signal.SIGTERM)
         self._host.service.submit(self._drain_and_end)
 
     async def _end_when_orphaned(self) -> None:
-        """Drain when the supervisor is gone: whoever starts it again would have this worker twice."""
+        """Drain when the supervisor is gone: a restarted supervisor would have this worker twice."""
         while not self._run.ended.is_set():
             if orphaned():
                 logger.warning("the supervisor is gone")
@@ -258,7 +268,7 @@ class _Worker:
     # --- service loop ------------------------------------------------------------------------------------------------
 
     async def _drain_and_end(self) -> None:
-        """Drain, then have the handler loop stop the app; end the process when it does not."""
+        """Drain, then have the handler loop stop the app; end the process if it does not."""
         await self._run.drain(self._drain_timeout_s)
         if self._host.watchdog is not None:
             self._host.watchdog.end_after(_STOP_GRACE_S + _OVER_S)  # Python runs, so the rest has its time
@@ -282,7 +292,7 @@ class _Worker:
 
 
 async def ends(ended: threading.Event, limit_s: float, clock: Clock) -> bool:
-    """Whether the handler loop ends within so many seconds."""
+    """Wait for the handler loop to end; True if it ends within `limit_s` seconds."""
     step_s = 0.05
     for _ in range(round(limit_s / step_s)):
         if ended.is_set():

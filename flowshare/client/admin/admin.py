@@ -1,7 +1,8 @@
-"""`ShareAdmin`: topics, share groups, their offsets and settings, and plain reading of records.
+"""`ShareAdmin`: manages topics and share groups, their offsets and settings, and reads records without a group.
 
-Each call raises `ServerError` when the server refuses (the text says what to do), `NotConnected` when there is no
-server in time, and `ConnectionLost` when a change may or may not have been made; what only reads is asked again.
+Each call raises `ServerError` when the server refuses (the text says what to do), `NotConnected` when no server can be
+reached in time, and `ConnectionLost` when a change may or may not have been made. Requests that only read are sent
+again instead.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 from flowshare.client.admin.browsing import ActName, BrowsePage, Intervened, RecordsPage
 from flowshare.client.admin.internal_topics import deletes_internal, what_is_lost
+from flowshare.client.admin.reading import read_within
 from flowshare.client.arguments import checked, settings_of
 from flowshare.client.errors import ConnectionLost, ServerError, check
+from flowshare.client.groups.reading import tell_damaged
 from flowshare.client.net.link import Connect, Link
 from flowshare.client.settings import MIB, LinkSettings
 from flowshare.protocol import messages
-from flowshare.protocol.batches import DecodedRecord, batch_headers, decode_all
+from flowshare.protocol.aborted import AbortedBatches
+from flowshare.protocol.batches import DecodedRecord, batch_headers
+from flowshare.protocol.each_record import Unreadable
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import frames
 
@@ -33,32 +38,34 @@ PAUSED: Final = "share.paused"
 MAX_IN_FLIGHT: Final = "share.max.in.flight"
 MAX_RATE: Final = "share.max.rate"
 BREAKER: Final = "share.breaker.failure.percent"
-"""Anything but 0: the group has a breaker."""
+"""The setting of a group's circuit breaker: any value but 0 gives the group a breaker."""
 KEY_ORDER: Final = "share.key.order"
 TAKEN_UP_S: Final = 10.0
-"""How long new settings of a group are waited for; where they are told in another form, that is how long it takes."""
+"""The longest wait, in seconds, for new settings of a group to take effect; always this long where the server reports a
+value in another form than it was set."""
 TAKEN_UP_LOOK_S: Final = 0.05
 
 ResetTarget = Literal["earliest", "latest"] | int | datetime
-"""Where to: the log's ends, an offset, or the first record at or after a moment (a datetime with a zone)."""
+"""The target of an offset reset: an end of the log, an offset, or the first record at or after a moment (with a
+zone)."""
 
 
 class PartitionBounds(NamedTuple):
-    """Offsets of one partition's log: the first there is, and the next one to be written."""
+    """Offsets of one partition's log: the first offset in the log, and the next offset to be written."""
 
     log_start: int
     high_watermark: int
 
 
 class BatchFacts(NamedTuple):
-    """A record's timestamp, −1 when it has none, and how many bytes a record of its batch takes in the log."""
+    """The timestamp of a record (−1: none), and the mean size in the log of a record of its batch, in bytes."""
 
     timestamp_ms: int
     record_bytes: float
 
 
 class OffsetReset(NamedTuple):
-    """One share-partition's move. `before` −1: it had no position. `lag`: records from `after` on."""
+    """The move of one share-partition. before: the old start offset, −1: none. lag: records from `after` on."""
 
     topic: str
     partition: int
@@ -69,9 +76,9 @@ class OffsetReset(NamedTuple):
 
 @checked
 class ShareAdmin:
-    """Looks after topics and share groups. All methods are called on one event loop.
+    """Manages topics and share groups. Call all methods on one event loop.
 
-    Each raises TypeError at once for an argument of another type than it says.
+    Each method raises TypeError at once if an argument does not have the declared type.
     """
 
     def __init__(
@@ -82,7 +89,7 @@ class ShareAdmin:
         settings: LinkSettings | None = None,
         client_id: str = "admin",
     ) -> None:
-        """Connects at the first call."""
+        """Store the settings; the connection is opened at the first call."""
         self._clock = clock
         self._link = Link(connect, clock=clock, settings=settings_of(settings, LinkSettings), name=client_id)
 
@@ -91,24 +98,24 @@ class ShareAdmin:
         await self._link.close()
 
     async def ping(self) -> None:
-        """Ask the server the least there is; once, however it ends. Raises: NotConnected, ConnectionLost."""
+        """Ask the server for a minimal answer, once and without a retry. Raises: NotConnected, ConnectionLost."""
         await self._link.send(messages.MetadataRequest(topics=()))
 
     # --- topics -------------------------------------------------------------------------------------------------
 
     async def list_topics(self) -> list[messages.TopicMetadata]:
-        """All topics, by name."""
+        """Return all topics, sorted by name."""
         answer = await self._ask(messages.MetadataRequest(topics=None))
         return sorted(answer.topics, key=lambda topic: topic.name)
 
     async def describe_topics(self, names: Collection[str]) -> list[messages.TopicMetadata]:
-        """Those of these topics that exist and may be seen, in one request."""
+        """Return those of the named topics that exist and may be seen, with one request."""
         asked = tuple(names)
         answer = await self._ask(messages.MetadataRequest(topics=asked)) if asked else None
         return [topic for topic in answer.topics if topic.error is ErrorCode.NONE] if answer else []
 
     async def describe_topic(self, name: str) -> messages.TopicMetadata:
-        """One topic. Raises: ServerError (UNKNOWN_TOPIC_OR_PARTITION)."""
+        """Return the metadata of one topic. Raises: ServerError (UNKNOWN_TOPIC_OR_PARTITION)."""
         answer = await self._ask(messages.MetadataRequest(topics=(name,)))
         for topic in answer.topics:
             if topic.name == name:
@@ -125,7 +132,7 @@ class ShareAdmin:
         exist_ok: bool = False,
         dry_run: bool = False,
     ) -> None:
-        """Make a topic; with `exist_ok` one that is there already is no error; with `dry_run` see if it could be."""
+        """Create a topic. exist_ok: an existing topic is no error. dry_run: only check if the topic can be created."""
         answer = await self._link.send(
             messages.CreateTopicRequest(
                 name=name, partitions=partitions, configs=dict(configs or {}), validate_only=dry_run
@@ -137,8 +144,8 @@ class ShareAdmin:
     async def delete_topic(self, name: str, *, internal: bool = False) -> None:
         """Remove a topic with its records.
 
-        internal: also one that holds what Kafka or flowshare know of others (its name begins with `__`).
-        Raises: ServerError (POLICY_VIOLATION: it is such a topic, and the text says what would be lost; …).
+        internal: remove also an internal topic of Kafka or flowshare (its name begins with `__`).
+        Raises: ServerError (POLICY_VIOLATION: the topic is internal, the text says what would be lost; …).
         """
         if not internal and (lost := what_is_lost(name)) is not None:
             check(ErrorCode.POLICY_VIOLATION, deletes_internal(name, lost), f"deleting topic {name}")
@@ -148,83 +155,96 @@ class ShareAdmin:
     async def create_partitions(self, name: str, total: int, *, breaks_order: bool = False) -> None:
         """Raise a topic's number of partitions to `total`.
 
-        breaks_order: also where a group reads the topic in the order of keys (`ordered_groups`), which does not hold
-        over the change: a key's next records may go to another partition. Kafka's brokers do not look at that.
-        Raises: ServerError (POLICY_VIOLATION: there is such a group; UNKNOWN_TOPIC_OR_PARTITION, …).
+        breaks_order: do so also where a group reads the topic in key order (`ordered_groups`). The order does not hold
+        over the change: a key's next records may go to another partition. Kafka's brokers do not check this.
+        Raises: ServerError (POLICY_VIOLATION: such a group exists; UNKNOWN_TOPIC_OR_PARTITION, …).
         """
         request = messages.CreatePartitionsRequest(name=name, total=total, breaks_order=breaks_order)
         answer = await self._link.send(request)
         check(answer.error, answer.message, f"adding partitions to topic {name}")
 
     async def topic_configs(self, name: str) -> list[messages.ConfigEntry]:
-        """A topic's settings, defaults included."""
+        """Return a topic's settings, defaults included."""
         return await self._configs("topic", name)
 
     async def alter_topic_configs(self, name: str, configs: Mapping[str, str | None], *, dry_run: bool = False) -> None:
-        """Set (None: unset) settings of a topic; with `dry_run` they are only checked."""
+        """Set (None: unset) settings of a topic. dry_run: only check them."""
         await self._alter_configs("topic", name, configs, dry_run)
 
     async def broker_configs(self) -> list[messages.ConfigEntry]:
-        """Settings of one broker of a cluster, defaults included. Raises: ServerError (no server of its own here)."""
+        """Return the settings of one broker of a cluster, defaults included. Raises: ServerError (the server is in this
+        process)."""
         nodes = (await self._ask(messages.MetadataRequest(topics=()))).nodes
         if not nodes:
             check(ErrorCode.INVALID_REQUEST, "there are no brokers: the server is in this process", "broker settings")
         return await self._configs("broker", str(min(nodes)))
 
     async def alter_broker_configs(self, configs: Mapping[str, str | None], *, dry_run: bool = False) -> None:
-        """Set (None: unset) settings of all brokers together, or of a fleet; with `dry_run` they are only checked."""
+        """Set (None: unset) settings of all brokers together, or of a fleet. dry_run: only check them."""
         await self._alter_configs("broker", "", configs, dry_run)
 
     async def group_kind(self, group_id: str) -> str | None:
-        """Which kind of group has this name (share, consumer, classic, …); None: there is none."""
+        """Return the kind of a group (share, consumer, classic, …) in lower case; None: the group does not exist."""
         answer = await self._ask(messages.ListGroupsRequest())
         check(answer.error, None, "listing groups")
         return next((group.type.lower() for group in answer.groups if group.group_id == group_id), None)
 
     async def offsets(self, topic: str, partition: int, *, committed: bool = False) -> PartitionBounds:
-        """First and next offset of a partition's log, which with `committed` ends at the first open transaction."""
+        """Return the first and the next offset of a partition's log. committed: the log ends at the first open
+        transaction."""
         start = await self._offset(topic, partition, messages.EARLIEST)
         return PartitionBounds(start, await self._offset(topic, partition, messages.LATEST, committed=committed))
 
     async def log_end(self, topic: str, partition: int) -> int:
-        """Next offset of a partition's log."""
+        """Return the next offset of a partition's log."""
         return await self._offset(topic, partition, messages.LATEST)
 
     async def peek(self, topic: str, partition: int, offset: int) -> BatchFacts | None:
-        """Facts on the first record from `offset` on, out of one batch; None when that holds none any more."""
+        """Return facts on the first record from `offset` on, read from one batch; None: the batch has no record there
+        any more."""
         answer = await self._fetch(topic, partition, offset, max_bytes=1)
         if answer.error is ErrorCode.OFFSET_OUT_OF_RANGE:
             return None
         check(answer.error, answer.message, f"reading {topic}-{partition}@{offset}")
         for header in batch_headers(answer.records):
             batch = answer.records[header.position : header.position + header.size]
-            for record in decode_all(batch):
-                if record.offset >= offset:
-                    return BatchFacts(record.timestamp_ms, header.size / max(1, header.record_count))
+            for record in await read_within(batch, offset, limit=1, damaged=[]):
+                return BatchFacts(record.timestamp_ms, header.size / max(1, header.record_count))
         return None
 
     async def offset_at(self, topic: str, partition: int, moment: datetime) -> int:
-        """First offset at or after `moment` (with a zone); the next one to be written when there is none."""
+        """Return the first offset at or after `moment` (with a zone); the log's next offset if no record is that
+        late."""
         found = await self._offset(topic, partition, _timestamp_ms(moment))
         return found if found >= 0 else await self._offset(topic, partition, messages.LATEST)
 
     async def delete_records(self, topic: str, partition: int, before: int) -> int:
-        """Drop records below offset `before` (−1: all); returns the new log start."""
+        """Delete the records below offset `before` (−1: all); return the new log start."""
         answer = await self._link.send(messages.DeleteRecordsRequest(topic=topic, partition=partition, before=before))
         check(answer.error, answer.message, f"deleting records of {topic}-{partition}")
         return answer.log_start
 
     async def read(
-        self, topic: str, partition: int, offset: int = 0, *, limit: int = 100, bytes_max: int | None = None
+        self,
+        topic: str,
+        partition: int,
+        offset: int = 0,
+        *,
+        limit: int = 100,
+        bytes_max: int | None = None,
+        committed: bool = True,
     ) -> list[DecodedRecord]:
-        """Up to `limit` records from `offset` on, without any group; what the log no longer has is skipped.
+        """Read up to `limit` records from `offset` on, without any group.
 
-        bytes_max: no more is fetched when so many bytes of the log were; then there may be fewer.
+        Offsets that the log no longer has are skipped, and so are records that cannot be read, with a warning.
+
+        bytes_max: stop fetching after so many bytes of the log; the result may then be shorter. committed: leave out
+        records of transactions that are open or were aborted.
         """
         found: list[DecodedRecord] = []
         taken = 0
         while len(found) < limit and (bytes_max is None or taken < bytes_max):
-            answer = await self._fetch(topic, partition, offset)
+            answer = await self._fetch(topic, partition, offset, committed=committed)
             if answer.error is ErrorCode.OFFSET_OUT_OF_RANGE:
                 log_start = await self._offset(topic, partition, messages.EARLIEST)
                 if offset >= log_start:
@@ -235,7 +255,9 @@ class ShareAdmin:
             headers = tuple(frames(answer.records, partial_tail=True))
             if not headers:
                 break
-            found += [record for record in decode_all(answer.records) if record.offset >= offset]
+            damaged: list[Unreadable] = []
+            found += await read_within(_counting(answer), offset, limit=limit - len(found), damaged=damaged)
+            tell_damaged(topic, partition, damaged)
             offset = headers[-1].last_offset + 1
             taken += len(answer.records)
         return found[:limit]
@@ -243,13 +265,14 @@ class ShareAdmin:
     # --- groups -------------------------------------------------------------------------------------------------
 
     async def list_groups(self, *, states: Sequence[str] = ()) -> list[messages.ListedGroup]:
-        """Share groups, by name; with `states` only those in one of them (Empty, Stable)."""
+        """Return the share groups, sorted by name. states: only groups in one of these states (Empty, Stable)."""
         answer = await self._ask(messages.ListGroupsRequest(states=tuple(states), types=("share",)))
         check(answer.error, None, "listing groups")
         return sorted(answer.groups, key=lambda group: group.group_id)
 
     async def describe_group(self, group_id: str) -> messages.GroupDescription:
-        """State, epochs and members (with what they are assigned). Raises: ServerError (GROUP_ID_NOT_FOUND)."""
+        """Return a group's state, epochs and members with their assignments. Raises: ServerError
+        (GROUP_ID_NOT_FOUND)."""
         group = await self._ask(messages.ShareGroupDescribeRequest(group_id=group_id))
         check(group.error, group.message, f"group {group_id}")
         return group
@@ -257,7 +280,7 @@ class ShareAdmin:
     async def group_offsets(
         self, group_id: str, topics: Sequence[str] | None = None
     ) -> list[messages.SharePartitionOffsets]:
-        """Start offset, lag and more of each share-partition: of `topics`, or of all that the group has."""
+        """Return start offset, lag and more of each share-partition of `topics`; None: of all that the group has."""
         wanted: dict[str, tuple[int, ...]] | None = None
         if topics is not None:
             wanted = {name: tuple(range((await self.describe_topic(name)).partitions)) for name in topics}
@@ -268,7 +291,7 @@ class ShareAdmin:
         return sorted(answer.partitions, key=lambda part: (part.topic, part.partition))
 
     async def parked_keys(self, group_id: str) -> messages.ParkedKeysResponse:
-        """The group's parked keys, and what orders it. Raises: ServerError (GROUP_ID_NOT_FOUND), Unsupported."""
+        """Return a group's parked keys and its order setting. Raises: ServerError (GROUP_ID_NOT_FOUND), Unsupported."""
         answer = await self._ask(messages.ParkedKeysRequest(group_id=group_id))
         check(answer.error, answer.message, f"parked keys of group {group_id}")
         return answer
@@ -276,22 +299,25 @@ class ShareAdmin:
     async def change_parked_key(
         self, group_id: str, act: Literal["replay", "unpark"], topic: str, partition: int, key: bytes
     ) -> messages.ParkedKeyTold | None:
-        """Begin a replay of a parked key, or let it go on; what is known of it. None: it is not parked.
+        """Begin a replay of a parked key, or unpark the key; return the facts on the key, None: the key is not parked.
 
-        Raises: ServerError, Unsupported.
+        Raises: ServerError, Unsupported, ConnectionLost (the key may or may not be changed).
         """
         request = messages.ParkedKeysRequest(group_id=group_id, act=act, topic=topic, partition=partition, key=key)
-        answer = await self._ask(request)
+        answer = await self._link.send(request)
         check(answer.error, answer.message, f"{act} of a parked key of group {group_id}")
         return answer.keys[0] if answer.keys else None
 
     async def breaker(self, group_id: str) -> messages.ShareBreakerResponse:
-        """State of a group's circuit breaker; closed, too, where it has none. Raises: ServerError, Unsupported."""
+        """Return the state of a group's circuit breaker; `closed` also if the group has none. Raises: ServerError,
+        Unsupported."""
         return await self._breaker(messages.ShareBreakerRequest(group_id=group_id))
 
     async def close_breaker(self, group_id: str) -> None:
-        """Close a group's circuit breaker by hand: it hands out again. Raises: ServerError, Unsupported."""
-        await self._breaker(messages.ShareBreakerRequest(group_id=group_id, act="close"))
+        """Close a group's circuit breaker by hand: the group hands out records again. Raises: ServerError, Unsupported,
+        ConnectionLost (the breaker may or may not be closed)."""
+        answer = await self._link.send(messages.ShareBreakerRequest(group_id=group_id, act="close"))
+        check(answer.error, answer.message, f"breaker of group {group_id}")
 
     async def report_outcomes(
         self,
@@ -300,10 +326,10 @@ class ShareAdmin:
         outcomes: tuple[int, int, int, int],
         known: tuple[str, int, int] = ("closed", 0, 0),
     ) -> messages.ShareBreakerResponse:
-        """Tell what a member counted since it began (`share.breaker.Outcomes`); the state of the group's breaker.
+        """Report a member's counts since its start (`share.breaker.Outcomes`); return the state of the group's breaker.
 
-        known: what it knows of it: the state, milliseconds until something is tried, and for how many it is open.
-
+        known: the breaker's state as the member knows it, milliseconds until the next trial, and for how many it is
+        open.
         Raises: ServerError (UNKNOWN_MEMBER_ID, …), Unsupported.
         """
         request = messages.ShareBreakerRequest(
@@ -312,6 +338,7 @@ class ShareAdmin:
         return await self._breaker(request)
 
     async def _breaker(self, request: messages.ShareBreakerRequest) -> messages.ShareBreakerResponse:
+        """Ask, or report, which may be repeated: a report has the counts since the member's start."""
         answer = await self._ask(request)
         check(answer.error, answer.message, f"breaker of group {request.group_id}")
         return answer
@@ -319,10 +346,10 @@ class ShareAdmin:
     async def reset_offsets(
         self, group_id: str, *, to: ResetTarget, topics: Sequence[str] | None = None, dry_run: bool = False
     ) -> list[OffsetReset]:
-        """Move a group's start offsets, of `topics` or of all it has; the group must have no members.
+        """Move the start offsets of a group without members, in `topics` (None: in all that the group has).
 
-        An offset outside the log is moved to its nearer end. With `dry_run` nothing is changed: the result says what
-        would be.
+        An offset outside the log is moved to its nearer end. dry_run: change nothing, return the moves that would be
+        made.
         Raises: ServerError (NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND, …).
         """
         moves: list[OffsetReset] = []
@@ -341,9 +368,10 @@ class ShareAdmin:
         offsets: Mapping[tuple[str, int], int],
         finished: Mapping[tuple[str, int], Sequence[tuple[int, int]]] | None = None,
     ) -> None:
-        """Let a group begin at these offsets, by topic and partition; it is made if need be and must have no members.
+        """Set the start offsets of a group without members, by topic and partition; the group is created if it does not
+        exist.
 
-        finished: ranges from there on that count as processed, which only flowshare's own servers can take.
+        finished: ranges behind the start that count as processed; only flowshare's own servers accept them.
         Raises: ServerError (NON_EMPTY_GROUP, UNKNOWN_TOPIC_OR_PARTITION, …), Unsupported (finished at a Kafka broker).
         """
         ranges = {at: tuple(sorted(known)) for at, known in (finished or {}).items() if known}
@@ -354,9 +382,10 @@ class ShareAdmin:
             check(part.error, part.message, f"moving group {group_id} in {part.topic}-{part.partition}")
 
     async def finished_ranges(self, group_id: str, part: messages.SharePartitionOffsets) -> list[tuple[int, int]]:
-        """What of a share-partition is finished from its start on, as its coordinator has it stored.
+        """Return the finished offset ranges of a share-partition from its start offset on, as its coordinator has
+        stored them.
 
-        Raises: ServerError (CLUSTER_AUTHORIZATION_FAILED: the right is the brokers' own), Unsupported.
+        Raises: ServerError (CLUSTER_AUTHORIZATION_FAILED: only brokers have this right), Unsupported.
         """
         if part.topic_id is None:
             return []
@@ -370,12 +399,13 @@ class ShareAdmin:
         return [(run.first, run.last) for run in runs if run.state.terminal]
 
     async def consumer_members(self, group_id: str) -> int:
-        """How many members a consumer group (of the classic protocol) has; 0 when there is none."""
+        """Return the number of members of a consumer group (classic protocol); 0: the group does not exist."""
         answer = await self._ask(messages.DescribeGroupRequest(group_id=group_id))
         return len(answer.members)
 
     async def committed_offsets(self, group_id: str) -> list[messages.FetchedOffset]:
-        """What a consumer group has committed, by topic and partition; empty when there is no such group."""
+        """Return the committed offsets of a consumer group, sorted by topic and partition; empty if the group does not
+        exist."""
         answer = await self._ask(messages.OffsetFetchRequest(group_id=group_id))
         if answer.error is ErrorCode.GROUP_ID_NOT_FOUND:
             return []
@@ -385,16 +415,16 @@ class ShareAdmin:
         return sorted(answer.partitions, key=lambda part: (part.topic, part.partition))
 
     async def commit_offsets(self, group_id: str, offsets: Sequence[messages.OffsetToCommit]) -> None:
-        """Set what a consumer group without members has committed, with a text for each partition (its metadata).
+        """Set the committed offsets of a consumer group without members, each with a text for its partition (metadata).
 
-        Brokers forget it some time after the last commit (offsets.retention.minutes, a week by default).
+        Brokers delete them some time after the last commit (offsets.retention.minutes, a week by default).
         """
         answer = await self._link.send(messages.OffsetCommitRequest(group_id=group_id, offsets=tuple(offsets)))
         for part in answer.partitions:
             check(part.error, answer.message, f"offset of consumer group {group_id} in {part.topic}-{part.partition}")
 
     async def delete_offsets(self, group_id: str, topics: Sequence[str]) -> None:
-        """Forget a group's positions in topics; the group must have no members."""
+        """Delete the positions of a group without members in these topics."""
         answer = await self._link.send(messages.DeleteShareGroupOffsetsRequest(group_id=group_id, topics=tuple(topics)))
         check(answer.error, answer.message, f"deleting offsets of group {group_id}")
         for topic in answer.topics:
@@ -407,16 +437,16 @@ class ShareAdmin:
             check(group.error, group.message, f"deleting group {group.group_id}")
 
     async def group_configs(self, group_id: str) -> list[messages.ConfigEntry]:
-        """A group's settings, defaults included."""
+        """Return a group's settings, defaults included."""
         return await self._configs("group", group_id)
 
     async def alter_group_configs(
         self, group_id: str, configs: Mapping[str, str | None], *, dry_run: bool = False
     ) -> None:
-        """Set (None: unset) settings of a group, which need not exist yet; with `dry_run` they are only checked.
+        """Set (None: unset) settings of a group, which need not exist yet. dry_run: only check them.
 
-        Brokers take settings up after they have said yes, and a share-partition begins at once where they say: so this
-        returns when they are told with the group, or after `TAKEN_UP_S`.
+        Brokers apply settings some time after their answer, and a share-partition starts with the settings of that
+        moment. So this call returns when the server reports the new settings, or after `TAKEN_UP_S`.
         """
         await self._alter_configs("group", group_id, configs, dry_run)
         if dry_run or not configs:
@@ -434,7 +464,8 @@ class ShareAdmin:
             await self._clock.sleep(TAKEN_UP_LOOK_S)
 
     async def ordered_groups(self, topic: str) -> list[str]:
-        """Groups that read a topic in the order of keys, as far as their offsets and settings may be seen; by name.
+        """Return the groups that read a topic in key order, sorted by name, as far as their offsets and settings may be
+        seen.
 
         Raises: ServerError.
         """
@@ -452,20 +483,21 @@ class ShareAdmin:
         return found
 
     async def pause_group(self, group_id: str) -> None:
-        """Let nobody acquire more of a group's records; what members hold they can settle and renew.
+        """Pause a group: no member acquires more of its records. Members can settle and renew the records that they
+        hold.
 
-        It holds until `resume_group`, restarts included. Raises: ServerError (Kafka's brokers cannot).
+        The pause lasts until `resume_group`, restarts included. Raises: ServerError (Kafka's brokers cannot).
         """
         await self.alter_group_configs(group_id, {PAUSED: "true"})
 
     async def resume_group(self, group_id: str) -> None:
-        """Undo `pause_group`: fetches that wait get records at once. Raises: ServerError (Kafka's brokers cannot)."""
+        """End a group's pause: waiting fetches get records at once. Raises: ServerError (Kafka's brokers cannot)."""
         await self.alter_group_configs(group_id, {PAUSED: None})
 
     # --- looking, and acting on what others hold (`browsing`) ------------------------------------------------------
 
     async def places(self, group_id: str) -> list[tuple[str, int]]:
-        """Topic and partition of all that a group, whatever kind it is, has begun with; nothing is loaded for it.
+        """Return topic and partition of all that a group of any kind has begun with; the server loads nothing for this.
 
         Raises: ServerError (GROUP_ID_NOT_FOUND, …).
         """
@@ -481,11 +513,12 @@ class ShareAdmin:
         limit: int = 1_000,
         states: Collection[str] = (),
     ) -> BrowsePage:
-        """What stands in a partition of a group, whatever kind it is, from `from_offset` on: at most `limit` runs and
-        holes (10,000 at most). Nothing is taken, counted, loaded or written for it.
+        """Show the records of one partition and their states for a group of any kind, from `from_offset` on.
 
-        states: only runs in one of these; none: all, and holes. Raises: ServerError (GROUP_ID_NOT_FOUND,
-        UNKNOWN_TOPIC_OR_PARTITION, …), ValueError (there is no such state).
+        Returns at most `limit` runs and holes (10,000 at most). Reading acquires, counts, loads and writes nothing.
+
+        states: return only runs in one of these states; empty: all runs, and holes. Raises: ServerError
+        (GROUP_ID_NOT_FOUND, UNKNOWN_TOPIC_OR_PARTITION, …), ValueError (there is no such state).
         """
         return await self._browser.page(group_id, topic, partition, from_offset, limit, states)
 
@@ -500,15 +533,17 @@ class ShareAdmin:
         states: Collection[str] = (),
         pages_max: int = 1_000,
     ) -> AsyncIterator[BrowsePage]:
-        """All pages, each of its own moment, at most `pages_max`: the last one says by `next` if there were more."""
+        """Yield all pages, each with the state of its own moment, at most `pages_max`. The last page's `next` tells if
+        more exist."""
         return self._browser.pages(group_id, topic, partition, from_offset, limit, states, pages_max)
 
     async def records(
         self, topic: str, partition: int, ranges: Sequence[tuple[int, int]], *, max_bytes: int = MIB
     ) -> RecordsPage:
-        """Records at these offsets (first and last of each range; ascending, disjoint), raw, whatever became of their
-        transactions; reading ends behind the batch with which there are `max_bytes`. Needs READ on the topic.
+        """Return the raw records at these offsets, of open and aborted transactions, too. Needs READ on the topic.
 
+        ranges: first and last offset of each, ascending and disjoint. max_bytes: reading ends behind the batch that
+        reaches it.
         Raises: ServerError, ValueError.
         """
         return await self._browser.records(topic, partition, ranges, max_bytes)
@@ -523,19 +558,21 @@ class ShareAdmin:
         *,
         dry_run: bool = False,
     ) -> list[Intervened]:
-        """Act on records of a share group that others hold, or that wait; what became of each range, durable.
+        """Act on records of a share group that members hold or that wait; return the durable outcome of each range.
 
-        release: what is held is available again, its member is told so when it acknowledges. reject: it is finished,
-        and nothing is kept of it. dead_letter: it becomes a dead letter in errors.deadletterqueue.topic.name. now: a
-        delayed record comes at once. ranges: as of `records`; at most 1,000, and 10,000 records.
+        release: held records are available again; the member is told so when it acknowledges. reject: the records are
+        finished, and no copy is kept. dead_letter: the records become dead letters in
+        errors.deadletterqueue.topic.name. now: a delayed record comes at once. ranges: as for `records`; at most 1,000
+        ranges and 10,000 records.
         Raises: ServerError, ValueError, Unsupported (Kafka's brokers cannot).
         """
         return await self._browser.intervene(group_id, topic, partition, ranges, act, dry_run=dry_run)
 
     async def end_delays(self, group_id: str, *, rate: float = 100.0, dry_run: bool = False) -> int:
-        """Let all records of a share group come that wait for the end of a delay, `rate` a second; how many it were.
+        """End the delays of all delayed records of a share group, `rate` records a second; return the number of
+        records.
 
-        What is delayed anew meanwhile stays so. Raises: as `browse` and `intervene`.
+        Records that are delayed anew meanwhile stay delayed. Raises: as `browse` and `intervene`.
         """
         return await self._browser.end_delays(group_id, rate, dry_run=dry_run)
 
@@ -546,14 +583,14 @@ class ShareAdmin:
         return Browser(self, ask=self._ask, send=self._link.send, clock=self._clock)
 
     def watch(self) -> ShareWatch:
-        """Where all share-partitions stand, for who asks again and again: of later looks only what changed is sent."""
+        """Return a watch over all share-partitions: after the first look the servers send only changes."""
         from flowshare.client.admin.watching import ShareWatch
 
         return ShareWatch(self._ask)
 
     @property
     def cooperative(self) -> CooperativeAdmin:
-        """The same for cooperative groups."""
+        """Return the same calls for cooperative groups."""
         from flowshare.client.admin.cooperative import CooperativeAdmin
 
         return CooperativeAdmin(self, ask=self._ask, send=self._link.send, target=self._target)
@@ -561,7 +598,8 @@ class ShareAdmin:
     # --- helpers ------------------------------------------------------------------------------------------------
 
     async def _ask(self, request: messages.Request[R]) -> R:
-        """Send what only reads: again when the connection is lost on the way."""
+        """Send a request that only reads; send it again, `TRIES_MAX` times in all, when the connection is lost on the
+        way."""
         for tries in range(1, TRIES_MAX):
             try:
                 return await self._link.send(request)
@@ -592,9 +630,12 @@ class ShareAdmin:
         check(answer.error, None, f"offsets of {topic}-{partition}")
         return answer.offset
 
-    async def _fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int = 4 * MIB) -> messages.FetchedLog:
+    async def _fetch(
+        self, topic: str, partition: int, offset: int, *, max_bytes: int = 4 * MIB, committed: bool = False
+    ) -> messages.FetchedLog:
         asked = messages.FetchPartition(topic, partition, offset, max_bytes)
-        answer = await self._ask(messages.FetchRequest(partitions=(asked,), max_bytes=max_bytes))
+        request = messages.FetchRequest(partitions=(asked,), max_bytes=max_bytes, committed=committed)
+        answer = await self._ask(request)
         check(answer.error, answer.message, f"records of {topic}-{partition}")
         (found,) = answer.partitions
         return found
@@ -611,6 +652,15 @@ class ShareAdmin:
                 return min(max(to, bounds.log_start), bounds.high_watermark)
 
 
+def _counting(log: messages.FetchedLog) -> bytes:
+    """Return the batches of a fetch; of a fetch of committed records without those of aborted transactions."""
+    if not log.aborted:
+        return log.records
+    transactions = AbortedBatches(log.aborted)
+    kept = [one for one in frames(log.records, partial_tail=True) if not transactions.skips(one)]
+    return b"".join([log.records[one.position : one.position + one.size] for one in kept])
+
+
 def _timestamp_ms(moment: datetime) -> int:
     if moment.tzinfo is None:
         raise ValueError(f"{moment.isoformat()} names no time zone; add one, for example tzinfo=UTC")
@@ -618,7 +668,7 @@ def _timestamp_ms(moment: datetime) -> int:
 
 
 def _is_told(entry: messages.ConfigEntry, wanted: str | None) -> bool:
-    """Whether a setting is told as it was set (None: unset)."""
+    """Tell if the server reports a setting with the wanted value (None: unset)."""
     if wanted is None:
         return entry.is_default
     told, asked = entry.value.strip().lower(), wanted.strip().lower()

@@ -1,7 +1,7 @@
-"""Asks for what `ShareAdmin.browse`, `records` and `intervene` give: whoever knows.
+"""`Browser` carries out `ShareAdmin.browse`, `records` and `intervene`: it asks the server that knows the group.
 
-Of a share group that flowshare leads its leader is asked; of a cooperative group who coordinates it; Kafka's brokers
-tell where a share group begins, and what of it is finished where their state may be read.
+For a share group led by flowshare this is the leader, for a cooperative group the coordinator. Kafka's brokers report
+where a share group begins, and its finished records where their state may be read.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowshare.client.admin.browsing import ActName, BrowsedClaim, BrowsedRecord, BrowsePage, RecordsPage
+from flowshare.client.admin.reading import read_within
 from flowshare.client.errors import ServerError, Unsupported, check
+from flowshare.client.groups.reading import tell_damaged
 from flowshare.protocol import messages
-from flowshare.protocol.batches import decode_all
+from flowshare.protocol.aborted import AbortedBatches
+from flowshare.protocol.each_record import Unreadable
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import frames
 from flowshare.protocol.messages.browse import RUNS_MAX, ShareBrowseRequest, ShareInterveneRequest, SharePlacesRequest
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 Ask = Callable[[Any], Awaitable[Any]]
 HURRIED_AT_ONCE: Final = 1_000
 STEPS_A_SECOND: Final = 10
-"""How finely records that are to come at a rate are divided."""
+"""Steps a second in which delayed records are released at a rate."""
 PAGES_MAX: Final = 1_000
 
 COOPERATIVE_STATES: Final = frozenset({"committed", "claimed", "free"})
@@ -51,10 +54,10 @@ STORED: Final = (
 
 
 class Browser:
-    """Asks whoever knows. Errors are those of `ShareAdmin`."""
+    """Asks the server that knows a group. Errors are those of `ShareAdmin`."""
 
     def __init__(self, admin: ShareAdmin, *, ask: Ask, send: Ask, clock: Clock) -> None:
-        """ask, send: the admin's ways for what only reads and for what changes something."""
+        """ask, send: the admin's functions for requests that only read, and for requests that change something."""
         self._admin = admin
         self._ask = ask
         self._send = send
@@ -171,7 +174,7 @@ class Browser:
         return total
 
     async def _delayed(self, group_id: str, topic: str, partition: int) -> list[Range]:
-        """The offsets that are delayed now."""
+        """Return the offset ranges that are delayed now."""
         found: list[Range] = []
         async for page in self.pages(group_id, topic, partition, None, RUNS_MAX, ("delayed",), PAGES_MAX):
             found += [(run.first, run.last) for run in page.runs]
@@ -211,7 +214,7 @@ class Browser:
         )
 
     async def _native(self, asked: _Asked) -> BrowsePage:
-        """Of one of Kafka's own share groups, as far as the brokers tell."""
+        """Return the page of one of Kafka's own share groups, as far as the brokers report its state."""
         topic = await self._admin.describe_topic(asked.topic)
         if not 0 <= asked.partition < topic.partitions:
             raise ServerError(
@@ -255,8 +258,10 @@ class Browser:
         )
 
     async def _native_state(self, asked: _Asked, part: messages.SharePartitionOffsets) -> tuple[PartitionState, str]:
-        """What the brokers' state says, where it may be read, and what is not told. Its start offset is newer than the
-        one that they tell with the lag."""
+        """Return the partition's state as the brokers store it, where it may be read, and a text on the missing facts.
+
+        The start offset in the stored state is newer than the one that the brokers report with the lag.
+        """
         nothing = PartitionState()
         if part.topic_id is None or part.start_offset < 0:
             return nothing, NATIVE
@@ -309,7 +314,7 @@ class Browser:
     async def _told(
         self, topic: str, partition: int, log: messages.FetchedLog, wanted: tuple[int, int]
     ) -> list[BrowsedRecord]:
-        """The records of whole batches that are wanted, each with what became of its transaction."""
+        """Return the wanted records of whole batches, each with the state of its transaction."""
         found: list[BrowsedRecord] = []
         aborted: frozenset[int] | None = None
         for header in frames(log.records, partial_tail=True):
@@ -322,17 +327,16 @@ class Browser:
                 state = "open" if header.base_offset >= log.last_stable else "committed"
                 state = "aborted" if header.base_offset in aborted else state
             batch = log.records[header.position : header.position + header.size]
+            damaged: list[Unreadable] = []
             found += [
                 BrowsedRecord(one.offset, one.timestamp_ms, one.key, one.value, one.headers, state)
-                for one in decode_all(batch)
-                if wanted[0] <= one.offset <= wanted[1]
+                for one in await read_within(batch, *wanted, damaged=damaged)
             ]
+            tell_damaged(topic, partition, damaged)
         return found
 
     async def _aborted(self, topic: str, partition: int, offset: int, size: int) -> frozenset[int]:
-        """Base offsets of batches of aborted transactions among those that begin there."""
-        from flowshare.client.cooperative.reading import AbortedBatches
-
+        """Return the base offsets of batches of aborted transactions, in a fetch of `size` bytes from `offset` on."""
         log = await self._fetch(topic, partition, offset, size, committed=True)
         batches = AbortedBatches(log.aborted)
         return frozenset(one.base_offset for one in frames(log.records, partial_tail=True) if batches.skips(one))
@@ -350,7 +354,7 @@ class Browser:
 
 
 class _Asked(NamedTuple):
-    """What is asked for."""
+    """The arguments of one `browse` call."""
 
     group_id: str
     topic: str
@@ -361,15 +365,15 @@ class _Asked(NamedTuple):
 
     @property
     def share_states(self) -> tuple[str, ...]:
-        """States of a share group among those; none: all of them."""
+        """The wanted states that share groups have; empty: all states."""
         return tuple(one for one in self.states if one not in COOPERATIVE_STATES)
 
     def page(self, kind: str, **facts: Any) -> BrowsePage:
-        """The page of it."""
+        """Return a page of the asked group and partition with these facts."""
         return BrowsePage(group_id=self.group_id, topic=self.topic, partition=self.partition, kind=kind, **facts)
 
     def cut(self, runs: Sequence[SeenRun], more: int | None) -> dict[str, Any]:
-        """The runs that are asked for, as many as that, and where to go on. more: where behind all of them."""
+        """Return the first `limit` wanted runs and the offset to go on at. more: the next offset behind all runs."""
         wanted = [one for one in runs if not self.states or one.state in self.states]
         rest = wanted[self.limit].first if len(wanted) > self.limit else more
         return {"runs": tuple(wanted[: self.limit]), "next": rest}
@@ -385,7 +389,7 @@ def _check_limit(limit: int) -> None:
 def _cooperative_runs(
     part: PartitionOffsets, ranges: Sequence[tuple[int, int]], first: int, end: int
 ) -> Iterator[SeenRun]:
-    """What of a partition stands from `first` to before `end`; ranges: what is committed there."""
+    """Yield the runs of a partition from `first` to before `end`. ranges: the committed offsets there."""
     starts = dict(part.starts)
     holders = {one.member_id for one in part.claims}
     by_key = "claimed" if holders else "free"
@@ -405,14 +409,14 @@ def _cooperative_runs(
 
 
 class _Within:
-    """In which of some half-open ranges, ascending and disjoint, offsets are that come in their order."""
+    """Finds the half-open range (ascending, disjoint) that contains an offset; ask for ascending offsets."""
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
         self._ranges = ranges
         self._at = 0
 
     def at(self, offset: int) -> int | None:
-        """The place of the range that holds it; None: none does."""
+        """Return the index of the range that contains the offset; None: no range does."""
         while self._at < len(self._ranges) and self._ranges[self._at][1] <= offset:
             self._at += 1
         there = self._at < len(self._ranges) and self._ranges[self._at][0] <= offset
@@ -430,13 +434,13 @@ def _records_page(
 
 
 def _check_ranges(ranges: Sequence[Range]) -> None:
-    """Raises: ValueError (not ascending, not disjoint, the wrong way round)."""
+    """Check that ranges are ascending, disjoint and not reversed. Raises: ValueError."""
     if any(not 0 <= first <= last for first, last in ranges) or any(b[0] <= a[1] for a, b in pairwise(ranges)):
         raise ValueError("ranges are to be ascending and disjoint, each from its first to its last offset")
 
 
 def _in_parts(ranges: Sequence[Range], most: int) -> Iterator[list[Range]]:
-    """The same offsets in lists of at most so many, in order."""
+    """Yield the same offsets, in order, in lists of at most `most` offsets."""
     part: list[Range] = []
     room = most
     for first, last in ranges:

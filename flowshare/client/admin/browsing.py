@@ -1,6 +1,7 @@
-"""What is seen of a partition of a group by `ShareAdmin.browse`, `records` and `intervene`.
+"""The result types of `ShareAdmin.browse`, `records` and `intervene`: the view of one partition of a group.
 
-One form for all groups: runs of offsets that are alike. What is not told stands in `BrowsePage.unknown`.
+All kinds of groups share one form: runs of neighbouring offsets in the same state. `BrowsePage.unknown` tells which
+facts are missing.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from flowshare.share.intervene import Intervened as Intervened
 BrowsedRun = SeenRun
 BrowsedHole = Hole
 ActName = Literal["release", "reject", "dead_letter", "now"]
-"""What an operator may do, see `share.intervene`."""
+"""The actions of an operator, see `share.intervene`."""
 
 
 class BrowsedClaim(NamedTuple):
-    """Hashes of keys, `first` to before `end`, that a member of a cooperative group has."""
+    """The key hashes that a member of a cooperative group has claimed, `first` to before `end`."""
 
     first: int
     end: int
@@ -27,7 +28,8 @@ class BrowsedClaim(NamedTuple):
 
 
 class BrowsedRecord(NamedTuple):
-    """A record as it is in the log. transaction: `committed`, `aborted`, `open`, or empty: it is in none."""
+    """A record as in the log. transaction: `committed`, `aborted`, `open`, or empty: the record is in no
+    transaction."""
 
     offset: int
     timestamp_ms: int
@@ -39,8 +41,8 @@ class BrowsedRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsPage:
-    """Records that were asked for. missing: ranges of offsets where the log has none (any more). next: where to go on
-    when there were too many bytes; None: that was all."""
+    """The records found. missing: offset ranges without a record in the log (any more). next: the offset to go on at
+    when `max_bytes` was reached; None: nothing is left."""
 
     records: tuple[BrowsedRecord, ...]
     missing: tuple[tuple[int, int], ...] = ()
@@ -49,15 +51,15 @@ class RecordsPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowsePage:
-    """What stands in a partition of a group at one moment, ascending.
+    """The state of one partition of a group at one moment, in ascending order of offsets.
 
-    kind: `share`, `cooperative`, or `native` (Kafka's brokers lead it). taken_ms: the moment, milliseconds since 1970.
-    loaded: it is what the leader decides by; False: what is stored. start_offset: all before it is finished; −1: the
-    group has begun nothing here. end_offset: the first offset that nobody was ever given. log_start, log_end,
-    last_stable: of the log. leader: node that leads it, −1: there is one server. next: where to go on, None: that was
-    all. holes: where no record stands, told when no states are asked for. order: what orders the group, as
-    `share.key.order`. claims: of a cooperative group by key. unknown: a sentence on what is not told, and why; empty:
-    nothing is missing.
+    kind: `share`, `cooperative`, or `native` (Kafka's brokers lead the group). taken_ms: the moment, milliseconds since
+    1970. loaded: True: the state that the leader decides by; False: the stored state. start_offset: all offsets before
+    it are finished; −1: the group has not begun with this partition. end_offset: the first offset that was never handed
+    out. log_start, log_end, last_stable: of the log. leader: node that leads the partition, −1: there is one server.
+    next: the offset of the next page, None: this page is the last. holes: offsets without a record, filled only when no
+    states are asked for. order: the order of the group, as `share.key.order`. claims: of a cooperative group by key.
+    unknown: a sentence on the missing facts and the reason; empty: nothing is missing.
     """
 
     group_id: str
@@ -82,5 +84,5 @@ class BrowsePage:
 
     @property
     def initialised(self) -> bool:
-        """Whether the group has begun with the partition."""
+        """True if the group has begun with the partition."""
         return self.start_offset >= 0

@@ -1,7 +1,7 @@
-"""`CooperativeAdmin`: looks after cooperative groups, `ShareAdmin.cooperative`.
+"""`CooperativeAdmin`: manages cooperative groups, see `ShareAdmin.cooperative`.
 
-A cooperative group is a consumer group to Kafka, and in a fleet one of Kafka's; what its members hold and have
-committed is told by flowshare's servers. Errors are those of `ShareAdmin`.
+To Kafka a cooperative group is a consumer group, and in a fleet its membership is Kafka's. Flowshare's servers report
+the claims and commits of its members. Errors are those of `ShareAdmin`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Ask = Callable[[Any], Awaitable[Any]]
 
 
 class CooperativeMemberFacts(NamedTuple):
-    """A member. assignment: partitions by topic that it is to have keys of."""
+    """A member. assignment: the partitions, by topic, whose keys the member shall have."""
 
     member_id: str
     client_id: str
@@ -37,7 +37,7 @@ class CooperativeMemberFacts(NamedTuple):
 
 
 class CooperativeGroup(NamedTuple):
-    """A group. state: of its membership, as Kafka calls it: Empty, Stable, …"""
+    """A group. state: of the membership, with Kafka's names: Empty, Stable, …"""
 
     group_id: str
     state: str
@@ -45,23 +45,24 @@ class CooperativeGroup(NamedTuple):
 
 
 class CooperativeAdmin:
-    """Looks after cooperative groups. Where the brokers are not flowshare's there are none: do not ask them."""
+    """Manages cooperative groups. Kafka's brokers have no such groups: do not ask them."""
 
     def __init__(self, admin: ShareAdmin, *, ask: Ask, send: Ask, target: Callable[..., Awaitable[int]]) -> None:
-        """ask, send: the admin's ways for what only reads and for what changes something. target: of a reset."""
+        """ask, send: the admin's functions for requests that only read, and for those that change something. target:
+        finds the target offset of a reset."""
         self._admin = admin
         self._ask = ask
         self._send = send
         self._target = target
 
     async def names(self) -> list[str]:
-        """All cooperative groups, by name."""
+        """Return all cooperative groups, sorted by name."""
         answer = await self._ask(messages.ListGroupsRequest(types=(COOPERATIVE,)))
         check(answer.error, None, "listing cooperative groups")
         return sorted(group.group_id for group in answer.groups)
 
     async def describe(self, group_id: str) -> CooperativeGroup:
-        """State and members. Raises: ServerError."""
+        """Return a group's state and members. Raises: ServerError."""
         answer = await self._ask(messages.DescribeGroupRequest(group_id=group_id))
         check(answer.error, answer.message, f"group {group_id}")
         members = tuple(
@@ -71,7 +72,7 @@ class CooperativeAdmin:
         return CooperativeGroup(group_id, "Empty" if answer.state in EMPTY else answer.state, members)
 
     async def offsets(self, group_id: str) -> list[messages.PartitionOffsets]:
-        """State of each partition that the group has begun with. Raises: ServerError."""
+        """Return the state of each partition that the group has begun with. Raises: ServerError."""
         answer = await self._ask(messages.CooperativeOffsetsRequest(group_id=group_id))
         check(answer.error, answer.message, f"offsets of cooperative group {group_id}")
         for part in answer.partitions:
@@ -83,10 +84,11 @@ class CooperativeAdmin:
     async def reset(
         self, group_id: str, *, to: ResetTarget, topics: Sequence[str] | None = None, dry_run: bool = False
     ) -> list[OffsetReset]:
-        """Begin anew, in `topics` or in all that the group has; nobody may hold anything there.
+        """Move the start offsets of a group, in `topics` (None: in all that the group has); no member may hold anything
+        there.
 
-        An offset outside the log is moved to its nearer end. With `dry_run` nothing is changed.
-        Raises: ServerError (NON_EMPTY_GROUP: the text says who is to be stopped).
+        An offset outside the log is moved to its nearer end. dry_run: change nothing.
+        Raises: ServerError (NON_EMPTY_GROUP: the text says which members to stop).
         """
         moves: list[OffsetReset] = []
         ids: list[uuid.UUID] = []
@@ -116,7 +118,7 @@ class CooperativeAdmin:
             messages.OffsetFetchRequest(group_id=group_id, partitions=((move.topic, move.partition),))
         )
         if any((one.offset, one.metadata) != (move.after, metadata) for one in told.partitions):
-            # In a fleet the offset that other tools show is Kafka's, and no member is there to commit it.
+            # In a fleet other tools show Kafka's offset, and the group has no member to commit it.
             await self._admin.commit_offsets(
                 group_id, [messages.OffsetToCommit(move.topic, move.partition, move.after, -1, metadata)]
             )
@@ -126,7 +128,7 @@ class CooperativeAdmin:
         await self._delete(group_id, None)
 
     async def delete_offsets(self, group_id: str, topics: Sequence[str]) -> None:
-        """Forget what the group has committed in topics; it must have no members. Raises: ServerError."""
+        """Delete the commits in these topics of a group without members. Raises: ServerError."""
         places = [(one.topic, one.partition) for one in await self.offsets(group_id) if one.topic in topics]
         missing = sorted(set(topics) - {topic for topic, _ in places})
         if missing:
@@ -151,12 +153,12 @@ class CooperativeAdmin:
 
 
 def held_share(part: messages.PartitionOffsets) -> float:
-    """How much of a partition's keys members hold, 0 to 1."""
+    """Return the share of a partition's key hashes that members hold, 0 to 1."""
     return sum(one.end - one.first for one in part.claims) / HASHES
 
 
 def longest_wait_ms(part: messages.PartitionOffsets) -> int | None:
-    """For how long the longest wait for keys of another member goes on; None: nobody waits."""
+    """Return the longest wait for keys of another member, in milliseconds; None: no member waits."""
     return max((one.waited_ms for one in part.waits), default=None)
 
 

@@ -1,6 +1,6 @@
-"""Topics that hold what Kafka or flowshare know of others: what would be lost with each.
+"""Internal topics of Kafka and flowshare, and the data that is lost with each.
 
-Kafka's brokers delete most of them without a word, so it is asked here.
+Kafka's brokers delete most of these topics without a warning, so this module checks.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 INTERNAL: Final = "__"
-"""How the names of all of them begin."""
+"""The prefix of all names of internal topics."""
 FLEET_STATE: Final = "__flowshare_state."
-"""How the name of a fleet's state topic begins; the fleet's name follows."""
+"""The prefix of the name of a fleet's state topic; the fleet's name follows."""
 MOVES: Final = "__flowshare_moves"
 """The topic with the marks of groups that were moved (`flowshare groups move`)."""
 _LOST: Final = {
@@ -23,7 +23,8 @@ _LOST_OTHERWISE: Final = "whatever its owner keeps in it"
 
 
 def what_is_lost(topic: str) -> str | None:
-    """What is lost with an internal topic, to stand behind "with it goes"; None: it is no internal one."""
+    """Describe the data that is lost with an internal topic, as the end of "with it goes …"; None: the topic is not
+    internal."""
     if not topic.startswith(INTERNAL):
         return None
     if topic.startswith(FLEET_STATE):
@@ -35,7 +36,7 @@ def what_is_lost(topic: str) -> str | None:
 
 
 def deletes_internal(topic: str, lost: str) -> str:
-    """Why the topic is not deleted without being told to, and what to do. lost: what `what_is_lost` says."""
+    """Return why the topic is not deleted, and what to do. lost: the text of `what_is_lost`."""
     return (
         f"topic {topic} is an internal one, and with it goes {lost}; where that is wanted, stop all that works with it "
         f"and use `flowshare topics delete {topic} --internal`"

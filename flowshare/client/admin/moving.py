@@ -1,12 +1,12 @@
-"""A share group is carried from one place to another: from Kafka's brokers to workers, or back.
+"""`plan_move` and `carry` move a share group from one backend to another: from Kafka's brokers to workers, or back.
 
-What goes along: the start offset of each share-partition, what is finished behind it where the target can take that
-(workers can, brokers cannot), and the group's settings as far as the target knows them. What does not: attempts are
-counted anew, delays of released records end.
+Moved are the start offset of each share-partition, the finished ranges behind it where the target accepts them (workers
+do, brokers do not), and the group's settings as far as the target knows them. Not moved are attempts, which are counted
+anew, and delays of released records, which end.
 
-Order, so that at no moment the group is nowhere: settings and positions at the target, looked at again there, then the
-mark of the move, then the source's group is deleted. Whoever is interrupted before the mark has the group in both
-places, where it is not started any more, and deletes it in one.
+The order, so that the group is never nowhere: write settings and positions at the target, check them there, write the
+mark of the move, delete the source's group. After an interruption before the mark the group is in both places and
+starts in neither; delete it in one of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ NOT_TOLD: Final = frozenset({ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.G
 
 
 class Move(NamedTuple):
-    """One share-partition. finished: what is taken along from `start` on. again: finished records that are not."""
+    """The move of one share-partition. finished: ranges behind `start` that are moved. again: finished records that are
+    not."""
 
     topic: str
     partition: int
@@ -38,10 +39,11 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovePlan:
-    """What would be carried. unresolved: share-partitions whose start is not known yet, which begin anew.
+    """The plan of a move: all that would be carried to the target.
 
-    settings: what the target takes; left: names of what it does not. delayed: records whose delay ends. reason: why
-    finished records are not taken along.
+    unresolved: share-partitions whose start offset is not known yet; they begin anew. settings: settings that the
+    target accepts; left: names of those that it does not accept. delayed: records whose delay ends. reason: why
+    finished records are not carried.
     """
 
     group_id: str
@@ -54,14 +56,15 @@ class MovePlan:
 
     @property
     def again(self) -> int:
-        """Finished records that will run again."""
+        """The number of finished records that will run again."""
         return sum(move.again for move in self.moves)
 
 
 async def plan_move(source: ShareAdmin, target: ShareAdmin | None, group_id: str, *, ranges: bool) -> MovePlan:
-    """What carrying a group would take along. target: None while it is not there. ranges: it takes finished ranges.
+    """Plan the move of a group. target: None while the target does not exist. ranges: the target takes finished ranges.
 
-    Raises: ClientError (not empty, there already; ServerError: not there, not allowed), OSError.
+    Raises: ClientError (the group is not empty, or is at the target already; ServerError: not there, not allowed),
+    OSError.
     """
     await _check_empty(source, group_id)
     if target is not None:
@@ -90,7 +93,7 @@ async def plan_move(source: ShareAdmin, target: ShareAdmin | None, group_id: str
 async def carry(
     source: ShareAdmin, target: ShareAdmin, plan: MovePlan, *, keep: bool, mark: Callable[[], Awaitable[object]]
 ) -> None:
-    """Do what was planned. keep: leave the group at the source, too. mark: says where it is from now on.
+    """Carry out a move as planned. keep: leave the group at the source, too. mark: records the group's new place.
 
     Raises: as `plan_move`.
     """
@@ -110,7 +113,7 @@ async def carry(
 
 
 async def _check_empty(admin: ShareAdmin, group_id: str) -> None:
-    """Raises: ClientError with what to do first."""
+    """Check that a group has no members and no parked keys. Raises: ClientError with what to do first."""
     members = (await admin.describe_group(group_id)).members
     if members:
         raise ClientError(f"group {group_id} has {len(members)} members: stop its workers first, then move it")
@@ -126,7 +129,7 @@ async def _check_empty(admin: ShareAdmin, group_id: str) -> None:
 
 
 async def _check_free(target: ShareAdmin, group_id: str) -> None:
-    """What is there already would be overwritten in part."""
+    """Refuse a target that has the group already: parts of its state would be overwritten. Raises: ClientError."""
     if group_id not in {group.group_id for group in await target.list_groups()}:
         return
     if (await target.describe_group(group_id)).members or await target.group_offsets(group_id):
@@ -160,7 +163,8 @@ async def _move(source: ShareAdmin, group_id: str, part: SharePartitionOffsets, 
 
 
 async def _settings(source: ShareAdmin, target: ShareAdmin | None, group_id: str) -> tuple[dict[str, str], list[str]]:
-    """The group's own settings that the target takes, and the others; a target that is not there takes all."""
+    """Return the group's own settings that the target accepts, and the others; a target that does not exist accepts
+    all."""
     taken: dict[str, str] = {}
     left: list[str] = []
     for entry in await source.group_configs(group_id):

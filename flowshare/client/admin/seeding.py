@@ -1,8 +1,8 @@
-"""A share group's first offsets from what a consumer group has committed.
+"""Finds a share group's first offsets from the committed offsets of a consumer group.
 
-What is committed is the first record that the consumer group has not processed, so the share group begins there. An
-offset outside of the log is moved to its nearer end; a partition without one begins at the log's start, so that nothing
-is left out.
+A committed offset is the first record that the consumer group has not processed, so the share group begins there. An
+offset outside the log is moved to its nearer end. A partition without a commit begins at the log's start, so that no
+record is left out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class Seed(NamedTuple):
-    """Where a share group is to begin in one partition. committed: by a consumer group; −1: nothing. note: what
-    is to be said of it, else empty."""
+    """The start of a share group in one partition. committed: offset of the consumer group; −1: none. note: a remark
+    for the user, else empty."""
 
     topic: str
     partition: int
@@ -29,16 +29,17 @@ class Seed(NamedTuple):
 
 
 class SeedPlan(NamedTuple):
-    """seeds: where the group begins. gone: topics that have commits and are not there any more."""
+    """The starts of a share group. seeds: one for each partition. gone: topics with commits that do not exist any
+    more."""
 
     seeds: Sequence[Seed]
     gone: Sequence[str]
 
 
 async def plan_seeds(admin: ShareAdmin, consumer_group: str, topics: Collection[str] = ()) -> SeedPlan:
-    """Where a share group begins that goes on from a consumer group, in these topics or all it has committed in.
+    """Plan a share group's start from the commits of a consumer group, in `topics` (empty: in all that have commits).
 
-    Raises: ClientError (it has committed nothing in them), ServerError, OSError.
+    Raises: ClientError (the group has committed nothing in them), ServerError, OSError.
     """
     committed = {(part.topic, part.partition): part.offset for part in await admin.committed_offsets(consumer_group)}
     named = sorted(

@@ -1,4 +1,5 @@
-"""How large a record a topic takes, and one that is written from others has to take."""
+"""Size limits of topics: the largest record that a topic takes, and the limit that a topic of copies of records
+needs."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ if TYPE_CHECKING:
 
 MESSAGE_BYTES_MAX: Final = "max.message.bytes"
 MESSAGE_BYTES: Final = 1_048_588
-"""Kafka's default of it."""
+"""Kafka's default of `max.message.bytes`, in bytes."""
 HEADERS_BYTES: Final = 64 << 10
-"""Room for the headers of a dead letter or of a record that waits for its retry."""
+"""Room, in bytes, for the headers of a dead letter or of a record that waits for its retry."""
 
 logger = logging.getLogger(__name__)
 
 
 async def message_bytes(admin: ShareAdmin, topic: str) -> int | None:
-    """The largest batch that a topic takes; None where that may not be seen. Raises: ServerError (retriable)."""
+    """Return the largest batch that a topic takes, in bytes; None: the setting may not be seen. Raises: ServerError
+    (retriable)."""
     try:
         entries = await admin.topic_configs(topic)
     except ServerError as error:
@@ -33,22 +35,23 @@ async def message_bytes(admin: ShareAdmin, topic: str) -> int | None:
 
 
 async def letter_bytes(admin: ShareAdmin, topics: Iterable[str]) -> int:
-    """The largest dead letter of these topics' records, its headers included. Raises: ServerError (retriable)."""
+    """Return the size, in bytes, of the largest dead letter of these topics' records, headers included. Raises:
+    ServerError (retriable)."""
     largest = max([await message_bytes(admin, topic) or MESSAGE_BYTES for topic in topics])
     return min(largest + HEADERS_BYTES, 2**31 - 1)
 
 
 class TooSmall(NamedTuple):
-    """A topic takes no more than `takes` bytes at once, and is left so: why."""
+    """A topic's limit of `takes` bytes is too small and was not changed. why: the reason."""
 
     takes: int
     why: str
 
 
 async def widen(admin: ShareAdmin, topic: str, size: int, *, left: str | None = None) -> TooSmall | None:
-    """See that a topic that is there takes records of `size` bytes, and raise its limit if it does not.
+    """Raise the limit of an existing topic if the topic does not take records of `size` bytes.
 
-    left: why it is not to be changed. None is returned where it takes them, now or as it was, and where that may not be
+    left: a reason not to change the limit. Returns None where the limit is large enough (now or before) or may not be
     seen. Raises: ServerError (retriable).
     """
     takes = await message_bytes(admin, topic)

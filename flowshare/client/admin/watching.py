@@ -1,4 +1,5 @@
-"""Where all share-partitions stand, kept up to date by what servers say has changed: for who shows many of them."""
+"""`ShareWatch` keeps the state of all share-partitions up to date from the changes that servers report, for
+displays."""
 
 from __future__ import annotations
 
@@ -15,18 +16,18 @@ if TYPE_CHECKING:
     Ask = Callable[[messages.Request[ShareChangesResponse]], Awaitable[ShareChangesResponse]]
 
 Where = tuple[str, str, int]
-"""Group, topic, partition."""
+"""Group, topic and partition of a share-partition."""
 NODE_S: Final = 2.0
-"""How long a worker may take; all are asked at the same time."""
+"""The time limit for a worker's answer, in seconds; all workers are asked at the same time."""
 WHOLE_EVERY: Final = 60
-"""Of so many looks one asks for all: what may be described is asked about when a row is told, so that rights which were
-given or taken since would show with its next change only."""
+"""One of so many looks asks for all rows. The right to describe a row is checked when the row is sent: a right that was
+given or taken since would show with the row's next change only."""
 ANY = -1
-"""Whoever answers: a server that is by itself, or one of a fleet's workers."""
+"""The node id for any server: a server without a fleet, or one of a fleet's workers."""
 
 
 class ShareWatch:
-    """Made by `ShareAdmin.watch`. On one event loop."""
+    """Made by `ShareAdmin.watch`; use it on one event loop."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -36,11 +37,12 @@ class ShareWatch:
         self._looks = 0
 
     async def look(self) -> dict[Where, Standing]:
-        """Where each share-partition stands that may be described.
+        """Return the state of each share-partition that may be described.
 
-        Those of a worker that does not answer are told as they were, as long as it is one of the fleet's; who leads one
-        now tells the newest. Raises: ClientError, OSError, where nobody answers; Unsupported (Kafka's brokers have no
-        such call: ask for the offsets of each group).
+        A worker that does not answer keeps its last rows as long as it is in the fleet; a new leader's row replaces
+        them.
+        Raises: ClientError, OSError (no server answers); Unsupported (Kafka's brokers have no such call: ask for the
+        offsets of each group).
         """
         if self._looks % WHOLE_EVERY == 0:
             self._seen.clear()
@@ -67,11 +69,12 @@ class ShareWatch:
         return self._together()
 
     def led(self) -> dict[int, int]:
-        """How many share-partitions each node has told of; by node id, −1 for a server that is by itself."""
+        """Return the number of share-partitions that each node has reported, by node id (−1: a server without a
+        fleet)."""
         return {node: len(rows) for node, rows in self._by_node.items()}
 
     async def _asked(self, node: int) -> ShareChangesResponse | Exception:
-        """Its answer, or why it has none in time. Raises: Unsupported."""
+        """Return a node's answer, or the error instead of an answer in time. Raises: Unsupported."""
         try:
             async with asyncio.timeout(NODE_S):
                 return await self._of(node)
@@ -98,7 +101,8 @@ class ShareWatch:
         self._seen[answer.node] = answer.server, answer.version
 
     def _together(self) -> dict[Where, Standing]:
-        """Two name the same one while it moves between them: the one that has got on further is right."""
+        """Merge the rows of all nodes. Two nodes report a share-partition while it moves; the row that is further on
+        wins."""
         if len(self._by_node) == 1:
             return dict(next(iter(self._by_node.values())))
         found: dict[Where, Standing] = {}

@@ -1,5 +1,8 @@
-"""`Backlog`: what a consumer fetched and did not hand out yet, records and the errors between them, in order; and what
-is acknowledged without the application (SG-17.5): gaps, damaged batches, offsets that were acquired but not sent."""
+"""`Backlog`: records, and errors between them, that a consumer has fetched and not handed out yet, in order.
+
+It also finds the acknowledgements that need no application (SG-17.5): gaps, damaged batches, offsets that were acquired
+but not sent.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 Decoder = Callable[[bytes | None], K]
 _Plain = tuple[int, int, K, V, Headers, int]
-"""A decoded record of which the bytes are the key and the value."""
+"""A decoded record whose key and value are the bytes themselves."""
 Item = ShareRecord[K, V] | RecordError | CorruptRecords
 
 
@@ -39,10 +42,12 @@ class Unpacked(Generic[K, V]):
         self.generation = generation
         self.items: list[Item[K, V]] = []
         self.acks: tuple[AckBatch, ...] = ()
+        self.size = 0
+        """The bytes of keys and values."""
 
 
 class Backlog(Generic[K, V]):
-    """Records of one consumer that wait to be handed out; what is handed out is in hand, as its `Commits` know."""
+    """Records of one consumer that wait to be handed out. Records handed out are held in its `Commits`."""
 
     def __init__(
         self, commits: Commits[K, V], key_decoder: Decoder[K] | None, value_decoder: Decoder[V] | None
@@ -52,18 +57,24 @@ class Backlog(Generic[K, V]):
         self._value_decoder = value_decoder
         self._items: deque[tuple[Unpacked[K, V], Item[K, V]]] = deque()
 
+        self.records = 0
+        """The number of records handed out."""
+        self.bytes = 0
+        """The bytes of the keys and values of all received records."""
+
     def __len__(self) -> int:
         return len(self._items)
 
     def receive(self, fetched: Fetched) -> None:
-        """Take in what a fetch brought."""
+        """Add the records of a fetch, and send its own acknowledgements."""
         unpacked: Unpacked[K, V] = unpack(fetched, self._key_decoder, self._value_decoder)
+        self.bytes += unpacked.size
         self._items.extend((unpacked, item) for item in unpacked.items)
         if unpacked.acks:
             self._commits.send_own(unpacked.source, unpacked.generation, unpacked.acks)
 
     def hand_out(self) -> list[ShareRecord[K, V]]:
-        """What is there up to the first error; an error that comes first is raised."""
+        """Hand out the waiting records up to the first error. If an error comes first, raise it."""
         items = self._items
         if not items:
             return []
@@ -79,10 +90,11 @@ class Backlog(Generic[K, V]):
             held[item.offset] = item
             records.append(item)
             items.popleft()
+        self.records += len(records) - 1  # the first one is counted
         return records
 
     def hand_out_first(self) -> ShareRecord[K, V]:
-        """The first item: a record, or an error that is raised. Raises: CorruptRecords, RecordError."""
+        """Hand out the first item: a record, or an error that is raised. Raises: CorruptRecords, RecordError."""
         unpacked, item = self._items.popleft()
         if isinstance(item, CorruptRecords):
             raise item
@@ -91,11 +103,12 @@ class Backlog(Generic[K, V]):
             held.held[item.offset] = None
             held.types[item.offset] = AcknowledgeType.RELEASE
             raise item
+        self.records += 1
         held.held[item.offset] = item
         return item
 
     def unrun(self, holds: Callable[[TopicPartition, int], bool]) -> dict[TopicPartition, list[tuple[int, int]]]:
-        """Ranges that were never handed out, of partitions and generations that `holds` still has."""
+        """Return the ranges that were never handed out, of partitions and generations that `holds` confirms."""
         offsets = grouped(
             (unpacked.source.tp, (item.offset, item.offset))
             for unpacked, item in self._items
@@ -105,16 +118,17 @@ class Backlog(Generic[K, V]):
 
 
 def unpack(fetched: Fetched, key_decoder: Decoder[K] | None, value_decoder: Decoder[V] | None) -> Unpacked[K, V]:
-    """Decode everything of one partition; never raises for what is in the records."""
+    """Decode all records of one partition; never raises for the content of records."""
     source = TopicIdPartition(fetched.topic, fetched.partition, fetched.topic_id)
     unpacked = Unpacked[K, V](source, fetched.generation)
     try:
         decoded = decode(fetched.records, fetched.acquired)
     except DecodeError:
-        # The bytes as a whole make no sense: more likely this answer than the log is at fault, so others may try.
+        # The bytes as a whole make no sense: more likely this answer is damaged than the log, so other members may try.
         whole = [(run.first, run.last) for run in fetched.acquired]
         unpacked.acks = tuple(_acks(whole, AcknowledgeType.RELEASE))
         return unpacked
+    unpacked.size = sum(len(record[2] or b"") + len(record[3] or b"") for record in decoded.records)
     if key_decoder is None and value_decoder is None:
         unpacked.items = [ShareRecord(source, *record) for record in cast("list[_Plain[K, V]]", decoded.records)]
     else:

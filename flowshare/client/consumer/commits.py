@@ -1,6 +1,6 @@
-"""A consumer's acknowledgements: gathered, sent in the background, their outcomes told.
+"""`Commits`: a consumer's acknowledgements: gathered, sent in the background, their outcomes reported.
 
-What was acquired over a connection that is gone fails here without being sent (`ShareMember.acknowledge`).
+Acknowledgements of records acquired over a connection that ended fail without being sent (`ShareMember.acknowledge`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from flowshare.client.consumer.inflight import Held, ShareRecord, ack_batches
@@ -33,7 +34,8 @@ CommitCallback = Callable[[Mapping[TopicIdPartition, frozenset[int]], ClientErro
 """Called with one partition, the offsets that were acknowledged together, and the error or None."""
 
 ASK_AGAIN: Final = NO_COORDINATOR | {ErrorCode.LEADER_NOT_AVAILABLE}
-"""Answers that say: nothing was done and nothing was lost, ask again."""
+"""Errors with which nothing was done and nothing was lost: ask again."""
+UNKNOWN: Final = "the consumer was closed before the answer; whether the acknowledgements hold is not known"
 PAUSE_S: Final = 0.1
 COUNT_MAX: Final = 1 << 31
 
@@ -52,19 +54,25 @@ class Commits(Generic[K, V]):
         self._callback: CommitCallback | None = None
         self._completed: deque[tuple[TopicIdPartition, frozenset[int], ClientError | None]] = deque()
         self.renewals: set[asyncio.Task[Outcomes]] = set()
+        self._unanswered: dict[asyncio.Task[Outcomes], tuple[TopicIdPartition, ...]] = {}
+        """Running sends of acknowledgements whose outcome is not known yet, with their partitions."""
         self.in_callback = False
+        self.sent = 0
+        """The number of acknowledgements sent, with any outcome."""
+        self.failed = 0
+        """The number of those that do not hold, or may not hold."""
 
     # --- what is held -------------------------------------------------------------------------------------------
 
     def hold(self, source: TopicIdPartition, generation: int) -> Held[K, V]:
-        """Where the records of this partition and connection are kept."""
+        """Return the holder of the records of this partition and connection."""
         held = self._held.get((source, generation))
         if held is None:
             held = self._held[source, generation] = Held(source, generation)
         return held
 
     def acknowledge(self, topic: str, partition: int, offset: int, type_: AcknowledgeType) -> None:
-        """Say what became of a record that is in hand. Raises: IllegalState, ValueError (GAP)."""
+        """Set the acknowledge type of a record in hand. Raises: IllegalState, ValueError (GAP)."""
         if type_ is AcknowledgeType.GAP:
             raise ValueError("GAP is for offsets without a record; the consumer sends it by itself")
         for held in self._held.values():
@@ -77,16 +85,16 @@ class Commits(Generic[K, V]):
         )
 
     def unacknowledged(self) -> int:
-        """Records in hand of which nothing was said."""
+        """Return the number of records in hand that are not acknowledged."""
         return sum(held.unacknowledged() for held in self._held.values())
 
     @property
     def has_renewed(self) -> bool:
-        """Whether renewed records are to be handed out again."""
+        """True if renewed records wait to be handed out again."""
         return any(held.renewed for held in self._held.values())
 
     def hand_out_renewed(self, count_max: int = COUNT_MAX) -> list[ShareRecord[K, V]]:
-        """Renewed records, in hand again."""
+        """Return renewed records, which are in hand again, at most `count_max`."""
         records: list[ShareRecord[K, V]] = []
         for held in self._held.values():
             records += held.hand_out_renewed(count_max - len(records))
@@ -94,8 +102,8 @@ class Commits(Generic[K, V]):
 
     # --- sending ------------------------------------------------------------------------------------------------
 
-    def send(self, *, accept_rest: bool) -> asyncio.Task[Outcomes] | None:
-        """Start sending what was said, with `accept_rest` accepting what nothing was said of; None: nothing to send."""
+    def send(self, *, accept_rest: bool) -> None:
+        """Begin to send the acknowledgements made. accept_rest: accept all other records in hand."""
         said: list[tuple[Held[K, V], dict[int, AcknowledgeType]]] = []
         for held in self._held.values():
             if accept_rest:
@@ -105,37 +113,46 @@ class Commits(Generic[K, V]):
                 said.append((held, types))
         self._held = {key: held for key, held in self._held.items() if not held.idle}
         if not said:
-            return None
+            return
         renews = any(held.renewing for held, _ in said)
-        return self._start(self._commit(said), self.renewals if renews else self._sending)
+        sending = self._start(self._commit(said), self.renewals if renews else self._sending)
+        self._unanswered[sending] = tuple(held.source for held, _ in said)
+        sending.add_done_callback(self._unanswered.pop)
 
     async def send_and_wait(self, *, accept_rest: bool, timeout_s: float) -> Outcomes:
-        """As `send`, with the outcome; what has no answer in time is an error."""
-        sources = [held.source for held in self._held.values() if held.held]
-        sending = self.send(accept_rest=accept_rest)
-        if sending is None:
-            return {}
-        try:
-            return await self._clock.wait_for(asyncio.shield(sending), timeout_s)
-        except TimeoutError:
-            error = ClientError(f"no answer within {timeout_s:g} s; whether the acknowledgements hold is not known")
-            return dict.fromkeys(sources, error)
+        """Send as `send`, and wait for the outcomes of all sends under way; a missing answer after `timeout_s` is an
+        error."""
+        self.send(accept_rest=accept_rest)
+        under_way = dict(self._unanswered)
+        await self._done(under_way, timeout_s)
+        error = ClientError(f"no answer within {timeout_s:g} s; whether the acknowledgements hold is not known")
+        outcomes: Outcomes = {}
+        for task, sources in under_way.items():
+            told = task.result() if task.done() else dict.fromkeys(sources, error)
+            for source, problem in told.items():
+                outcomes[source] = outcomes.get(source) or problem
+        return outcomes
 
     def send_own(self, source: TopicIdPartition, generation: int, acks: Sequence[AckBatch]) -> None:
-        """Send what the consumer itself says (gaps, damaged batches); nobody is told of the outcome."""
+        """Send the consumer's own acknowledgements (gaps, damaged batches); their outcomes are only logged."""
         self._start(self._commit_own(source, generation, acks), self._sending)
 
-    async def finish(self, timeout_s: float) -> None:
-        """Send what was said and wait for all outcomes, for `timeout_s` at most."""
-        self.send(accept_rest=False)
+    async def finish(self, timeout_s: float) -> Outcomes:
+        """Send the acknowledgements made and wait for all outcomes, at most `timeout_s` seconds: as `send_and_wait`."""
+        until_s = self._clock.monotonic() + timeout_s
+        outcomes = await self.send_and_wait(accept_rest=False, timeout_s=timeout_s)
+        await self._done(self._sending, max(0.0, until_s - self._clock.monotonic()))
         pending = self._sending | self.renewals
-        if not pending:
-            return
-        try:
-            await self._clock.wait_for(asyncio.wait(pending), timeout_s)
-        except TimeoutError:
+        if pending:
             logger.warning("closing without the answers to %d acknowledgement requests", len(pending))
-            await cancelled(*pending)
+        await cancelled(*pending)
+        return outcomes
+
+    async def _done(self, tasks: Collection[asyncio.Task[Outcomes]], timeout_s: float) -> None:
+        """Wait until all tasks are done, at most `timeout_s` seconds."""
+        if tasks:
+            with suppress(TimeoutError):
+                await self._clock.wait_for(asyncio.wait(set(tasks)), timeout_s)
 
     def _start(self, work: Awaitable[Outcomes], among: set[asyncio.Task[Outcomes]]) -> asyncio.Task[Outcomes]:
         task = asyncio.ensure_future(work)
@@ -149,7 +166,13 @@ class Commits(Generic[K, V]):
         for generation in sorted({held.generation for held, _ in said}):
             part = [(held, types) for held, types in said if held.generation == generation]
             acks = {held.source.tp: ack_batches(types) for held, types in part}
-            results = await self._ask(acks, generation)
+            self.sent += sum(len(types) for _, types in part)
+            try:
+                results = await self._ask(acks, generation)
+            except asyncio.CancelledError:
+                for held, types in part:
+                    self._settle(held, types, ClientError(f"acknowledging {held.source}: {UNKNOWN}"))
+                raise
             for held, types in part:
                 error = _error(results[held.source.tp])
                 self._settle(held, types, error)
@@ -162,6 +185,7 @@ class Commits(Generic[K, V]):
         if held.renewed:
             self._held.setdefault((held.source, held.generation), held)
         if error is not None:
+            self.failed += len(types)
             logger.warning("%s", error)
         if self._callback is not None:
             self._completed.append((held.source, frozenset(types), error))
@@ -176,7 +200,8 @@ class Commits(Generic[K, V]):
     async def _ask(
         self, acks: Mapping[TopicPartition, tuple[AckBatch, ...]], generation: int
     ) -> dict[TopicPartition, AckResult]:
-        """Send, and again what the server asks to send again, until it has said what holds or the time is over."""
+        """Send acknowledgements, and again those with an error in `ASK_AGAIN`, until all have another result or the
+        time is over."""
         deadline_s = self._clock.monotonic() + self._timeout_s
         settled: dict[TopicPartition, AckResult] = {}
         open_acks = dict(acks)
@@ -191,13 +216,13 @@ class Commits(Generic[K, V]):
     # --- telling ------------------------------------------------------------------------------------------------
 
     def set_callback(self, callback: CommitCallback | None) -> None:
-        """Whom to tell of outcomes; None: nobody."""
+        """Set the receiver of outcomes; None: no receiver."""
         self._callback = callback
         if callback is None:
             self._completed.clear()
 
     async def call_back(self) -> None:
-        """Tell of the outcomes that are known by now. Raises: what the callback raises."""
+        """Report the outcomes known by now to the callback. Raises: any error of the callback."""
         while self._completed and self._callback is not None:
             source, offsets, error = self._completed.popleft()
             self.in_callback = True

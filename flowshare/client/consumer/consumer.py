@@ -21,6 +21,8 @@ from flowshare.client.arguments import check_argument, settings_of
 from flowshare.client.consumer.backlog import Backlog, Decoder
 from flowshare.client.consumer.commits import CommitCallback, Commits, Outcomes
 from flowshare.client.consumer.inflight import ShareRecord
+from flowshare.client.consumer.isolation import set_isolation
+from flowshare.client.consumer.partitions import PartitionInfo, partitions_of
 from flowshare.client.errors import Closed, IllegalState, Wakeup
 from flowshare.client.session.member import ShareMember
 from flowshare.client.settings import ConsumerSettings
@@ -37,14 +39,14 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 FOREVER_S: Final = 3600.0
-"""How long one round of an iteration waits; then comes the next one."""
+"""The longest wait of one round of an iteration, in seconds; then the next round begins."""
 CLOSE_LEFT_MIN_S: Final = 0.1
 
 logger = logging.getLogger(__name__)
 
 
 class ShareConsumer(Generic[K, V]):
-    """A member of a share group that hands out records. Made for one task."""
+    """A member of a share group that hands out records; for one task."""
 
     @overload
     def __init__(
@@ -79,11 +81,13 @@ class ShareConsumer(Generic[K, V]):
         key_decoder: Decoder[K] | None = None,
         value_decoder: Decoder[V] | None = None,
     ) -> None:
-        """A consumer that joins at its first poll. Decoders turn bytes (or None) into keys and values."""
+        """Create a consumer that joins at its first poll. Decoders turn bytes (or None) into keys and values."""
         if not group_id:
             raise ValueError("a share consumer needs a group_id")
         check_argument("group_id", group_id, str)
         self._clock = clock
+        self._connect = connect
+        self._group_id = group_id
         self._settings = settings_of(settings, ConsumerSettings)
         self._explicit = self._settings.acknowledgement_mode == "explicit"
         self._member = ShareMember(
@@ -97,6 +101,7 @@ class ShareConsumer(Generic[K, V]):
         self._leaving: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waker = Waker(clock)
+        self._polled_s: float | None = None
         self._busy = False
         self._closed = False
         self._overdue: TimerHandle | None = None
@@ -122,12 +127,12 @@ class ShareConsumer(Generic[K, V]):
             await self._leave()
 
     def subscription(self) -> frozenset[str]:
-        """The subscribed topics."""
+        """Return the subscribed topics."""
         return self._topics
 
     @property
     def member(self) -> ShareMember:
-        """The member underneath: assignment, `trouble` (why nothing arrives)."""
+        """The share member of this consumer: assignment, `trouble` (why no records arrive)."""
         return self._member
 
     @property
@@ -135,15 +140,45 @@ class ShareConsumer(Generic[K, V]):
         """Seconds for which records are locked, as of the last fetch or renewal; None before the first."""
         return self._member.lock_timeout_ms / 1000 if self._member.lock_timeout_ms else None
 
+    async def partitions_for(self, topic: str, timeout: float | None = None) -> list[PartitionInfo]:
+        """Return the partitions of a topic with their leaders and replicas, as far as brokers report them.
+
+        timeout: seconds (default: default_api_timeout). Raises: ServerError (there is no such topic, or it may not be
+        seen), NotConnected, ClientError (not in time), Closed.
+        """
+        self._check_usable()
+        return await partitions_of(
+            self._connect,
+            topic,
+            clock=self._clock,
+            settings=self._settings.member.link,
+            timeout_s=self._settings.default_api_timeout if timeout is None else timeout,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return the counters of this consumer, by the names of Kafka's share consumer; docs/clients.md explains each
+        one.
+
+        May be called at any time, also when the consumer is closed.
+        """
+        return {
+            "records_consumed_total": self._backlog.records,
+            "bytes_consumed_total": self._backlog.bytes,
+            "acknowledgements_send_total": self._commits.sent,
+            "acknowledgements_error_total": self._commits.failed,
+            "last_poll_seconds_ago": -1.0 if self._polled_s is None else self._clock.monotonic() - self._polled_s,
+            **self._member.counts(),
+        }
+
     # --- polling ------------------------------------------------------------------------------------------------
 
     async def poll(self, timeout: float) -> list[ShareRecord[K, V]]:
-        """Records, or an empty list when none came within `timeout`.
+        """Return records, or an empty list when none came within `timeout` seconds.
 
-        Implicit mode: accepts what earlier polls returned. Explicit mode: everything must have been acknowledged.
+        Implicit mode: accepts the records of earlier polls. Explicit mode: all records must have been acknowledged.
         After renewals only the renewed records are returned, so that they can be acknowledged again.
-        Raises: IllegalState, Wakeup, RecordError and CorruptRecords (the records around them come with the next
-        polls), ServerError, Closed.
+        Raises: IllegalState, Wakeup, RecordError and CorruptRecords (the records around them come with the next polls),
+        ServerError, Closed.
         """
         check_argument("poll: timeout", timeout, float)
         with self._turn():
@@ -162,7 +197,8 @@ class ShareConsumer(Generic[K, V]):
         return self
 
     async def __anext__(self) -> ShareRecord[K, V]:
-        """The next record, however long it takes; ends when the consumer is closed. Raises: as `poll`."""
+        """Return the next record, without a time limit; the iteration ends when the consumer is closed. Raises: as
+        `poll`."""
         if self._closed:
             raise StopAsyncIteration
         with self._turn():
@@ -183,7 +219,7 @@ class ShareConsumer(Generic[K, V]):
                 raise StopAsyncIteration from None
 
     def wakeup(self) -> None:
-        """Make the poll that waits, or else the next one, raise `Wakeup`. May be called from any thread."""
+        """Make the waiting poll, or else the next one, raise `Wakeup`. May be called from any thread."""
         loop = self._loop
         if loop is None or loop is _running_loop():
             self._wake()
@@ -204,10 +240,10 @@ class ShareConsumer(Generic[K, V]):
         type_: AcknowledgeType = AcknowledgeType.ACCEPT,
         /,
     ) -> None:
-        """Say what became of a record; sent with the next poll or commit.
+        """Acknowledge a record; the acknowledgement is sent with the next poll or commit.
 
-        `acknowledge(record)` accepts it, `acknowledge(record, type)` says what you will, and
-        `acknowledge(topic, partition, offset, type)` does so for a record that raised `RecordError`.
+        `acknowledge(record)` accepts the record, `acknowledge(record, type)` sets the type, and `acknowledge(topic,
+        partition, offset, type)` does so for a record that raised `RecordError`.
         Raises: IllegalState (implicit mode; not in hand; acknowledged and sent already; renewed since the last poll).
         """
         self._check_usable()
@@ -220,10 +256,11 @@ class ShareConsumer(Generic[K, V]):
             self._commits.acknowledge(record, int(type_or_partition), offset, type_)
 
     async def commit_sync(self, timeout: float | None = None) -> Outcomes:
-        """Send what was acknowledged (implicit mode: accept what is in hand) and wait for the outcome.
+        """Send the acknowledgements made (implicit mode: accept all records in hand) and wait for the outcomes.
 
-        One entry a partition: None, or why its acknowledgements do not hold (the records may run again). Within
-        `timeout` (default: default_api_timeout); after it the outcome of what has no answer is an error too.
+        Returns one entry a partition, also for sends of polls and `commit_async` that are not answered yet: None, or
+        the error for which its acknowledgements do not hold (the records may run again). timeout: seconds (default:
+        default_api_timeout); a missing answer is an error then.
         """
         with self._turn():
             await self._commits.call_back()
@@ -233,15 +270,16 @@ class ShareConsumer(Generic[K, V]):
             )
 
     def commit_async(self) -> None:
-        """As `commit_sync` without waiting; the callback, if there is one, is told with a later call."""
+        """Send as `commit_sync`, without waiting; the callback, if set, gets the outcomes within a later call."""
         self._check_usable()
         self._commits.send(accept_rest=not self._explicit)
 
     def set_acknowledgement_commit_callback(self, callback: CommitCallback | None) -> None:
-        """Be told of every acknowledgement's outcome: called within poll, commit_sync and close, once a partition.
+        """Set a callback for the outcomes of all acknowledgements: called within poll, commit_sync and close, once a
+        partition.
 
         The callback (a function or a coroutine function) gets the partition with the offsets that were acknowledged
-        together, and the error or None. It must not call the consumer. What it raises comes out of the call within
+        together, and the error or None. It must not call the consumer. Its exceptions are raised by the call within
         which it was called.
         """
         self._check_usable()
@@ -249,14 +287,16 @@ class ShareConsumer(Generic[K, V]):
 
     # --- closing ------------------------------------------------------------------------------------------------
 
-    async def close(self, timeout: float = 30.0) -> None:
-        """Send what was acknowledged, give the rest back, leave the group, disconnect: within `timeout`.
+    async def close(self, timeout: float = 30.0) -> Outcomes:
+        """Send the acknowledgements made, give back all other records, leave the group, disconnect: within `timeout`
+        seconds.
 
-        Records in hand that were not acknowledged are released (implicit mode: those since the last poll or commit);
-        records never handed out go back without costing an attempt. Calling it again does nothing.
+        Returns the outcomes of acknowledgements, as `commit_sync`. Records in hand that were not acknowledged are
+        released (implicit mode: those since the last poll or commit); records never handed out go back without costing
+        an attempt. Calling it again does nothing.
         """
         if self._closed:
-            return
+            return {}
         self._check_usable()
         self._closed = True
         self._waker.close()
@@ -264,11 +304,12 @@ class ShareConsumer(Generic[K, V]):
         if self._overdue is not None:
             self._overdue.cancel()
         started_s = self._clock.monotonic()
-        await self._commits.finish(timeout)
+        outcomes = await self._commits.finish(timeout)
         await cancelled(self._joining, self._leaving)
         left_s = max(CLOSE_LEFT_MIN_S, timeout - (self._clock.monotonic() - started_s))
         await self._member.close(unrun=self._backlog.unrun(self._member.holds), timeout_s=left_s)
         await self._commits.call_back()
+        return outcomes
 
     async def __aenter__(self) -> Self:
         return self
@@ -281,7 +322,8 @@ class ShareConsumer(Generic[K, V]):
     # --- a poll's parts -----------------------------------------------------------------------------------------
 
     async def _begin_poll(self) -> None:
-        """What every poll does first. Raises: Wakeup, IllegalState, what the callback raises."""
+        """Do the common first steps of every poll. Raises: Wakeup, IllegalState, any error of the callback."""
+        self._polled_s = self._clock.monotonic()
         if self._overdue is not None:
             self._overdue.cancel()
         self._waker.raise_if_woken()
@@ -301,7 +343,7 @@ class ShareConsumer(Generic[K, V]):
             await self._waker.wait(asyncio.gather(*renewals, return_exceptions=True), timeout)
 
     async def _fill(self, timeout: float) -> None:
-        """Fetch until there is something to hand out or the time is over. Raises: Wakeup, ServerError."""
+        """Fetch until there are records to hand out or the time is over. Raises: Wakeup, ServerError."""
         deadline_s = self._clock.monotonic() + timeout
         if not self._joined and not await self._join(timeout):
             return
@@ -323,12 +365,12 @@ class ShareConsumer(Generic[K, V]):
     # --- joining, leaving, being late ---------------------------------------------------------------------------
 
     async def _join(self, timeout: float) -> bool:
-        """Join the group; False when that takes longer than this call may. Raises: ServerError, NotConnected."""
+        """Join the group; False if that takes longer than `timeout` seconds. Raises: ServerError, NotConnected."""
         if self._leaving is not None:
             await asyncio.gather(self._leaving, return_exceptions=True)
             self._leaving = None
         if self._joining is None:
-            self._joining = asyncio.create_task(self._member.start(), name="join")
+            self._joining = asyncio.create_task(self._start(), name="join")
         joining = self._joining
         if not await self._waker.wait(joining, timeout):
             return False
@@ -337,6 +379,13 @@ class ShareConsumer(Generic[K, V]):
         self._joined = True
         return True
 
+    async def _start(self) -> None:
+        """Set the group's isolation, then join. Raises: ServerError, NotConnected."""
+        level = self._settings.isolation_level
+        if level is not None:
+            await set_isolation(self._connect, self._group_id, level, clock=self._clock)
+        await self._member.start()
+
     async def _leave(self) -> None:
         self._joined = False
         joining, self._joining = self._joining, None
@@ -344,7 +393,7 @@ class ShareConsumer(Generic[K, V]):
         await self._member.leave()
 
     def _arm(self) -> None:
-        """From now on the application has max_poll_interval seconds until the next poll."""
+        """Start the timer of `max_poll_interval` seconds until the next poll."""
         if self._overdue is not None:
             self._overdue.cancel()
         self._overdue = self._clock.call_later(self._settings.max_poll_interval, self._late)
@@ -388,7 +437,7 @@ class ShareConsumer(Generic[K, V]):
 
 
 class Waker:
-    """Waits for a future, for a time, or for `wake`; one that comes while nothing waits counts for the next call."""
+    """Waits for a future, for a time, or for `wake`; a wake-up without a wait counts for the next wait."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -403,11 +452,11 @@ class Waker:
             self._waiting.set_result(None)
 
     def close(self) -> None:
-        """From now on `raise_if_woken` raises Closed."""
+        """Make `raise_if_woken` raise Closed from now on."""
         self._closed = True
 
     def raise_if_woken(self) -> None:
-        """Raises: Closed, Wakeup (once for all wake-ups so far)."""
+        """Raise an error after a wake-up. Raises: Closed, Wakeup (once for all wake-ups so far)."""
         if self._closed:
             raise Closed("the consumer was closed")
         if self._woken:
@@ -415,7 +464,7 @@ class Waker:
             raise Wakeup("wakeup() was called")
 
     async def wait(self, awaited: asyncio.Future[Any], timeout_s: float) -> bool:
-        """Wait for it, for the time, or for a wake-up; whether it is done. Raises: Wakeup, Closed."""
+        """Wait for a future, for the time, or for a wake-up; True: the future is done. Raises: Wakeup, Closed."""
         self._waiting = asyncio.get_running_loop().create_future()
         both: set[asyncio.Future[Any]] = {awaited, self._waiting}
         try:

@@ -1,7 +1,7 @@
-"""What a consumer holds of each partition: records handed out, what was said of them, what is being renewed.
+"""The records that a consumer holds of each partition: handed out, acknowledged, or being renewed.
 
-A record is in one place at a time: `held` (handed out, not acknowledged or acknowledged but not sent), `renewing`
-(its renewal is on the way), `renewed` (to be handed out again by the next poll), or gone. Pure: no I/O, no clock.
+A record is in one place at a time: `held` (handed out, not acknowledged or acknowledged but not sent), `renewing` (its
+renewal is on the way), `renewed` (to be handed out again by the next poll), or gone. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 class ShareRecord(Generic[K, V]):
     """One record as a consumer hands it out.
 
-    timestamp: seconds since 1970. attempt: how often it was delivered, 1 the first time (KIP-932: delivery count).
+    timestamp: seconds since 1970. attempt: the number of deliveries, 1 the first time (KIP-932: delivery count).
     """
 
     __slots__ = (
@@ -72,18 +72,18 @@ class Held(Generic[K, V]):
         self.source = source
         self.generation = generation
         self.held: dict[int, ShareRecord[K, V] | None] = {}
-        """By offset; None: a record that could not be decoded."""
+        """Records by offset; None: a record that could not be decoded."""
         self.types: dict[int, AcknowledgeType] = {}
         self.renewing: dict[int, ShareRecord[K, V] | None] = {}
         self.renewed: dict[int, ShareRecord[K, V] | None] = {}
 
     def unacknowledged(self) -> int:
-        """How many handed-out records nothing was said of."""
+        """Return the number of records in hand that are not acknowledged."""
         return len(self.held) - len(self.types)
 
     def acknowledge(self, offset: int, type_: AcknowledgeType) -> None:
-        """Note the acknowledge type of a record that was handed out, for the next commit; until then the last one
-        counts, except after a renewal. Raises: IllegalState."""
+        """Set the acknowledge type of a record in hand, for the next commit. A later call replaces the type, except
+        after a renewal. Raises: IllegalState."""
         if offset not in self.held or self.types.get(offset) is AcknowledgeType.RENEW:
             where = f"{self.source.topic}-{self.source.partition}@{offset}"
             raise IllegalState(
@@ -93,11 +93,12 @@ class Held(Generic[K, V]):
         self.types[offset] = type_
 
     def acknowledge_rest(self, type_: AcknowledgeType) -> None:
-        """The same of every record that nothing was said of."""
+        """Set the acknowledge type of all records that have none."""
         self.types = {**dict.fromkeys(self.held, type_), **self.types}
 
     def take(self) -> dict[int, AcknowledgeType]:
-        """What was said since the last time; those records are no longer held, renewed ones come back."""
+        """Take the acknowledgements made since the last call. Their records are no longer held; renewed ones come back
+        later."""
         taken, self.types = self.types, {}
         if len(taken) == len(self.held) and AcknowledgeType.RENEW not in taken.values():
             self.held.clear()
@@ -109,14 +110,15 @@ class Held(Generic[K, V]):
         return taken
 
     def settle_renewals(self, offsets: Iterable[int], *, renewed: bool) -> None:
-        """The answer to a renewal: the record comes back, or is lost."""
+        """Take in the answer to renewals: the records come back, or are lost."""
         for offset in offsets:
             record = self.renewing.pop(offset)
             if renewed:
                 self.renewed[offset] = record
 
     def hand_out_renewed(self, count_max: int) -> list[ShareRecord[K, V]]:
-        """Renewed records, handed out again in offset order; one that cannot be decoded is released instead."""
+        """Hand out renewed records again in offset order, at most `count_max`; a record that cannot be decoded is
+        released."""
         records: list[ShareRecord[K, V]] = []
         for offset in sorted(self.renewed):
             if len(records) == count_max:
@@ -130,12 +132,12 @@ class Held(Generic[K, V]):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left here."""
+        """True if no record is held, being renewed or renewed."""
         return not (self.held or self.renewing or self.renewed)
 
 
 def ack_batches(types: Mapping[int, AcknowledgeType]) -> tuple[AckBatch, ...]:
-    """Contiguous offsets as one batch: one type for all if they agree, else one an offset."""
+    """Join contiguous offsets into batches: one type for a whole batch if all agree, else one an offset."""
     if types:  # the usual case: everything there was, all of it accepted
         low, high, kinds = min(types), max(types), set(types.values())
         if high - low + 1 == len(types) and len(kinds) == 1:

@@ -1,10 +1,10 @@
-"""What members of a cooperative group tell each other in their rounds: JSON in the user data of Kafka's messages.
+"""The data that members of a cooperative group exchange in a rebalance: JSON in the user data of Kafka's messages.
 
     a member to the leader   {"v": 1, "shares": bool, "unshared": [topic], "owned": {topic: {partition: ranges}}}
     the leader to a member   {"v": 1, "ranges": {topic: {partition: [[first, end], …]}}}
 
-A partition that is assigned and has no ranges, or none in the JSON, is the member's as a whole. An assignment is only
-what its member is to hold: who holds what is between the members and the server (`flowshare.cooperative.claims`).
+An assigned partition with no ranges, or not in the JSON, is the member's as a whole. An assignment is only a
+target for the member: the claims that members hold are settled with the server (`flowshare.cooperative.claims`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Place = tuple[str, int]
 
 
 def encode_user_data(*, shares: bool, unshared: Sequence[str], owned: Mapping[Place, KeyRanges]) -> bytes:
-    """What a member tells with each join."""
+    """Encode the user data that a member sends with each join."""
     said = {"v": VERSION, "shares": shares, "unshared": list(unshared), "owned": _by_topic(owned)}
     return json.dumps(said, separators=(",", ":")).encode()
 
@@ -50,7 +50,7 @@ def assign(members: Sequence[Subscriber], topics: Mapping[str, int]) -> dict[str
 
 
 def target_of(partitions: Partitions, user_data: bytes) -> dict[Place, KeyRanges]:
-    """What a member was assigned. Raises: InvalidRequest (the leader gives ranges that overlap)."""
+    """Decode a member's assignment: the key ranges of each partition. Raises: InvalidRequest (the ranges overlap)."""
     ranges = _parsed(user_data).get("ranges")
     told = cast("dict[str, Any]", ranges) if isinstance(ranges, dict) else {}
     return {
@@ -86,7 +86,7 @@ def _parsed(user_data: bytes) -> dict[str, Any]:
 
 
 def _owned(said: object) -> dict[core.TopicPartition, KeyRanges]:
-    """What a member says that it had; what of it makes no sense is left out."""
+    """Parse the key ranges that a member says it owned; invalid entries are skipped."""
     found: dict[core.TopicPartition, KeyRanges] = {}
     topics = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
     for topic, partitions in topics.items():

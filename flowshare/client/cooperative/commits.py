@@ -67,7 +67,7 @@ class Commits:
                 await self._clock.sleep(self._link.pause_s(failures))
 
     def _batches(self) -> list[tuple[Partition, AnyBatch]]:
-        """What goes with one commit."""
+        """Collect the batches of the next commit request."""
         left, batches = COMMIT_RANGES_MAX, list[tuple[Partition, AnyBatch]]()
         for partition in list(self._partitions):
             batch = partition.scan.commit(min(COMMIT_MAX, left // 2)) if left > 1 else None
@@ -92,9 +92,9 @@ class Commits:
         return good
 
     async def _ask(self, what: str, asked: Sequence[PartitionCommit]) -> Sequence[CommittedPartition | None]:
-        """What is answered to each of these, in one request; None: it was not taken. A partition may be there twice.
+        """Send one request and return the answer for each entry; None: it was refused. A partition may be there twice.
 
-        what: so the member says it when some, or all, are refused.
+        what: names the request in the member's error messages.
         """
         request = CooperativeCommitRequest(group_id=self._group_id, member_id=self._member_id, partitions=tuple(asked))
         try:

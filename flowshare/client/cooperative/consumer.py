@@ -21,13 +21,25 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast, over
 
 from flowshare.client.arguments import check_argument, settings_of
 from flowshare.client.consumer.inflight import ShareRecord
+from flowshare.client.consumer.partitions import PartitionInfo, partitions_of
 from flowshare.client.cooperative.free import FreeMember
 from flowshare.client.cooperative.member import CooperativeMember
 from flowshare.client.cooperative.outputs import Outputs, messages_of, packed
-from flowshare.client.errors import ClientError, Closed, IllegalState, RecordError, ServerError, Unsupported
+from flowshare.client.cooperative.settles import UNKNOWN
+from flowshare.client.errors import (
+    ClientError,
+    Closed,
+    IllegalState,
+    NotCommitted,
+    RecordError,
+    ServerError,
+    Unsupported,
+)
 from flowshare.client.session.ranges import TopicIdPartition
 from flowshare.client.settings import CooperativeSettings
+from flowshare.protocol.each_record import UnreadableRecord
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.headers import DecodeError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -47,6 +59,10 @@ V = TypeVar("V")
 FOREVER_S: Final = 3600.0
 """How long one round of an iteration waits; then comes the next one."""
 WAIT_MIN_S: Final = 0.001
+OPEN_MAX: Final = 10_000
+"""Records of which it is kept that they were lost, the newest; an application that never asks does not care."""
+NO_ANSWER: Final = "the server has not answered, or topics are not there"
+LEASE_ENDED: Final = "the lease ended, or keys went to another member, before the commit was answered"
 Named = tuple[str, int, int]
 """Topic, partition and offset."""
 
@@ -112,13 +128,24 @@ class CooperativeConsumer(Generic[K, V]):
         self._member: CooperativeMember | FreeMember | None = None
         self._ready = asyncio.Event()
         self._hand: dict[Named, tuple[Partition, Record]] = {}
+        self._gone: dict[Named, bool] = {}
+        """Records that were in hand and were lost. True: it is in doubt if a settle of the record was written."""
+        self._open: dict[Named, None] = {}
+        """Finished records whose commit will never be answered any more."""
+        self._in_order = False
+        """True if the caller settles records in partition order: then they are also handed out in that order."""
         self._broken: list[RecordError] = []
         self._busy = False
         self._closed = False
         self._overdue: TimerHandle | None = None
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], CooperativeMember | FreeMember] = {}
         self._lives = 0
         self._settles = 0
+        self._records = 0
+        """How many records were handed out."""
+        self._bytes = 0
+        """Bytes of their keys and values."""
+        self._polled_s: float | None = None
 
     # --- what it reads ------------------------------------------------------------------------------------------
 
@@ -155,12 +182,40 @@ class CooperativeConsumer(Generic[K, V]):
         self._manual = dict(partitions)
 
     def assignment(self) -> dict[Place, KeyRanges]:
-        """What this consumer is to have of which partitions, in half-open ranges of hashes."""
+        """The target of this consumer: of each partition the half-open ranges of key hashes that it is assigned."""
         return {} if self._member is None else self._member.target
 
     def held(self) -> dict[Place, KeyRanges]:
-        """What it has now: others may not have finished with the rest."""
+        """The key ranges that this consumer holds now: other members may not have finished with the rest of the
+        assignment."""
         return {} if self._member is None else self._member.held
+
+    async def partitions_for(self, topic: str, timeout: float | None = None) -> list[PartitionInfo]:
+        """The partitions of a topic with their leaders and replicas, as far as brokers tell.
+
+        timeout: seconds (default_api_timeout). Raises: ServerError (there is no such topic, or it may not be seen),
+        NotConnected, ClientError (not in time), Closed.
+        """
+        self._check_usable()
+        return await partitions_of(
+            self._connect,
+            topic,
+            clock=self._clock,
+            settings=self._settings.link,
+            timeout_s=self._settings.default_api_timeout if timeout is None else timeout,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return the counters of this consumer, by the names of Kafka's consumers; docs/clients.md explains each one.
+
+        May be called at any time, also when the consumer is closed.
+        """
+        return {
+            "records_consumed_total": self._records,
+            "bytes_consumed_total": self._bytes,
+            "last_poll_seconds_ago": -1.0 if self._polled_s is None else self._clock.monotonic() - self._polled_s,
+            "assigned_partitions": 0 if self._closed else len(self.assignment()),
+        }
 
     @property
     def trouble(self) -> str | None:
@@ -180,6 +235,7 @@ class CooperativeConsumer(Generic[K, V]):
             return await self._poll(timeout, self._settings.max_poll_records)
 
     async def _poll(self, timeout: float, count: int) -> list[CooperativeRecord[K, V]]:
+        self._polled_s = self._clock.monotonic()
         member = self._joined()
         if self._settings.enable_auto_commit:
             for named in list(self._hand):
@@ -187,7 +243,7 @@ class CooperativeConsumer(Generic[K, V]):
         deadline_s = self._clock.monotonic() + timeout
         while True:
             self._ready.clear()
-            records = self._decoded(member.take(count))
+            records = self._decoded(member.take(count, in_order=self._in_order))
             if records:
                 return records
             if self._broken:
@@ -223,12 +279,16 @@ class CooperativeConsumer(Generic[K, V]):
     # --- what became of records ---------------------------------------------------------------------------------
 
     def commit(self, record: CooperativeRecord[K, V] | RecordError) -> bool:
-        """The record is finished: it is committed soon, by itself, and the next one of its key may come.
+        """The record is finished: it is committed soon, by itself, and then the next one of its key may come.
 
-        False: the record is not in hand any more; its keys went to another member, which handles it again.
+        False: the record is not in hand any more; its keys went to another member, which handles it again. The next
+        `commit_sync` tells of it, too.
         """
         self._check_usable()
-        return self._end(_named("commit", record))
+        named = _named("commit", record)
+        if self._gone.pop(named, None) is not None:
+            _keep(self._open, named, None)
+        return self._end(named)
 
     def release(self, record: CooperativeRecord[K, V] | RecordError, *, delay: float = 0.0) -> bool:
         """The record is to be handed out again, not before `delay` seconds; its key waits. False: as `commit`."""
@@ -241,17 +301,31 @@ class CooperativeConsumer(Generic[K, V]):
         return given
 
     async def commit_sync(self, timeout: float | None = None) -> None:
-        """Wait until all that is finished is committed. Raises: ClientError: it is not within `timeout` seconds
-        (default_api_timeout)."""
+        """Wait until all that is finished is committed.
+
+        Raises: NotCommitted: that is not known of its `records`, within `timeout` seconds (default_api_timeout) or at
+        all, as the lease ended, or their keys went to another member, before it was answered. All others are.
+        """
         self._check_usable()
-        if self._member is None:
-            return
         limit_s = self._settings.default_api_timeout if timeout is None else timeout
+        why, pending = LEASE_ENDED, list[Named]()
         try:
-            await self._clock.wait_for(self._member.flush(), limit_s)
+            await self._clock.wait_for(self._flushed(), limit_s)
         except TimeoutError:
-            trouble = self._member.trouble or "the server has not answered"
-            raise ClientError(f"not all is committed within {limit_s:g} s: {trouble}") from None
+            trouble = "the server has not answered" if self._member is None else self._member.trouble
+            why = f"not all is committed within {limit_s:g} s: {trouble or 'the server has not answered'}"
+            members = [*self._leaving.values(), *([] if self._member is None else [self._member])]
+            pending = [(*place, offset) for one in members for place, offset in one.partitions.uncommitted()]
+        told, self._open = {*self._open, *pending}, {}
+        if told:
+            raise NotCommitted(told, why)
+
+    async def _flushed(self) -> None:
+        """All that is finished is answered, or open: what a member is about that leaves, too."""
+        if self._leaving:
+            await asyncio.wait(set(self._leaving))
+        if self._member is not None:
+            await self._member.flush()
 
     async def settle(
         self,
@@ -266,9 +340,13 @@ class CooperativeConsumer(Generic[K, V]):
 
         outputs: records by topic, values or `Message`s as of `Producer.send_many`. ordered: they become visible in the
         order of the partition's offsets: not before all offsets before these are committed, so the records are
-        neighbours then. timeout: seconds (default_api_timeout).
+        neighbours then. From the first such settle on polls hand out the records of a partition in the order of the
+        log, so that a loop that settles one by one never waits for a record that it has not polled yet; of what it
+        polled it settles the lower offset first. timeout: seconds (default_api_timeout).
 
-        False: nothing is written, as some of the records are not in hand any more. Those that are may be settled again.
+        False: nothing is written, as some of the records are not in hand any more, or (ordered) were given back: they
+        come again behind a record of this consumer's that was not handed out yet. Those that are in hand may be
+        settled again.
         Raises: ValueError, TypeError (no such settle can be), ServerError, RecordTooLarge (an output cannot be written,
         nothing is, the records stay in hand), Unsupported (the server cannot do it), ClientError (it is not known
         whether it is written: settle the same records again, the outputs are written once at most).
@@ -278,15 +356,39 @@ class CooperativeConsumer(Generic[K, V]):
         named = _neighbours(records, ordered=ordered)
         found = [self._hand.get(one) for one in named]
         hand = [one for one in found if one is not None]
+        if any(self._gone.get(one) for one in named):
+            raise ClientError(f"{UNKNOWN}; the records come again where they are not committed")
         if len(hand) < len(found):
+            return False
+        if ordered and self._give_back_early(hand):
             return False
         limit_s = self._settings.default_api_timeout if timeout is None else timeout
         try:
             settled = await self._clock.wait_for(self._settled(hand, messages, ordered=ordered), limit_s)
         except TimeoutError:
-            trouble = self._joined().trouble or "the server has not answered, or topics are not there"
+            trouble = self._joined().trouble or self._first_in_hand(named[0], ordered=ordered) or NO_ANSWER
             raise ClientError(f"not settled within {limit_s:g} s: {trouble}; settle the same records again") from None
         return self._is_settled(named, settled)
+
+    def _give_back_early(self, hand: Sequence[tuple[Partition, Record]]) -> bool:
+        """Give back what would wait for a record of this consumer's that is not handed out: nobody polls meanwhile.
+        In doubt nothing is: it may be written."""
+        self._in_order = True
+        partition, first = hand[0]
+        if any(one.doubted for _, one in hand) or not partition.scan.begins_before(first.offset):
+            return False
+        for at, one in hand:
+            self._hand.pop((*at.place, one.offset), None)
+            self._joined().give_back(at, one, unrun=True)
+        self._ready.set()
+        return True
+
+    def _first_in_hand(self, named: Named, *, ordered: bool) -> str | None:
+        """Name this consumer's own earlier record that an ordered settle waits for; None: there is none."""
+        before = min((one for one in self._hand if one[:2] == named[:2] and one[2] < named[2]), default=None)
+        if before is None or not ordered:
+            return None
+        return f"{before[0]}-{before[1]}@{before[2]} is in hand and comes first"
 
     async def _settled(
         self, hand: Sequence[tuple[Partition, Record]], messages: Mapping[str, Sequence[Message]], *, ordered: bool
@@ -298,7 +400,8 @@ class CooperativeConsumer(Generic[K, V]):
         return await member.settle(hand[0][0], [one for _, one in hand], made, ordered=ordered)
 
     def _is_settled(self, named: Sequence[Named], settled: Settled) -> bool:
-        """What became of it. Raises: ServerError, Unsupported, ClientError."""
+        """Tell if a settle was written, and drop its settled or lost records. Raises: ServerError, Unsupported,
+        ClientError."""
         gone = {offset for first, end in settled.refused for offset in range(first, end)}
         for one in named:
             if settled.error is ErrorCode.NONE or one[2] in gone:
@@ -320,7 +423,10 @@ class CooperativeConsumer(Generic[K, V]):
     # --- closing ------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Commit what is finished, give everything back, leave the group. Calling it again does nothing."""
+        """Commit what is finished, give everything back, leave the group. Calling it again does nothing.
+
+        Raises: NotCommitted, when all is closed: of these of its `records` nobody has said so in time.
+        """
         if self._closed:
             return
         self._closed = True
@@ -328,8 +434,12 @@ class CooperativeConsumer(Generic[K, V]):
         if self._overdue is not None:
             self._overdue.cancel()
         await asyncio.gather(*self._leaving, return_exceptions=True)
+        before = set(self._open)
         if self._member is not None:
             await self._member.close()
+        left = self._open.keys() - before
+        if left:
+            raise NotCommitted(left, "the consumer was closed before all was answered")
 
     async def __aenter__(self) -> Self:
         return self
@@ -337,7 +447,8 @@ class CooperativeConsumer(Generic[K, V]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        with behind(error):
+            await self.close()
 
     # --- inside -------------------------------------------------------------------------------------------------
 
@@ -361,24 +472,35 @@ class CooperativeConsumer(Generic[K, V]):
             "on_ready": self._ready.set,
             "on_lost": self._lost,
         }
+        member: CooperativeMember | FreeMember
         if self._free:
-            return FreeMember(self._connect, **common)
-        return CooperativeMember(self._connect, manual=self._manual, **common)
+            member = FreeMember(self._connect, **common)
+        else:
+            member = CooperativeMember(self._connect, manual=self._manual, **common)
+        member.partitions.on_unanswered = self._unanswered
+        return member
 
     def _decoded(self, taken: list[tuple[Partition, list[Record]]]) -> list[CooperativeRecord[K, V]]:
         records: list[CooperativeRecord[K, V]] = []
         for partition, found in taken:
             source = TopicIdPartition(*partition.place, partition.topic_id)
             for one in found:
-                self._hand[*partition.place, one.offset] = (partition, one)
+                named = (*partition.place, one.offset)
+                self._hand[named] = (partition, one)
+                self._gone.pop(named, None)  # it came again: so it was not committed
+                self._open.pop(named, None)
                 record = self._record(source, one)
                 if record is not None:
+                    self._bytes += len(one.record.key or b"") + len(one.record.value or b"")
                     records.append(record)
+        self._records += len(records)
         return records
 
     def _record(self, source: TopicIdPartition, found: Record) -> CooperativeRecord[K, V] | None:
         raw = found.record
         try:
+            if isinstance(raw, UnreadableRecord):
+                raise DecodeError(raw.reason)
             return CooperativeRecord(
                 source,
                 raw.offset,
@@ -396,11 +518,22 @@ class CooperativeConsumer(Generic[K, V]):
 
     def _end(self, named: Named) -> bool:
         found = self._hand.pop(named, None)
-        return found is not None and self._joined().finish(*found)
+        if found is None:
+            return False
+        finished = self._joined().finish(*found)
+        if not finished:
+            _keep(self._open, named, None)
+        return finished
 
     def _lost(self, partition: Partition, lost: list[Record]) -> None:
         for one in lost:
-            self._hand.pop((*partition.place, one.offset), None)
+            named = (*partition.place, one.offset)
+            if self._hand.pop(named, None) is not None:
+                _keep(self._gone, named, one.doubted)
+
+    def _unanswered(self, partition: Partition, offsets: Sequence[int]) -> None:
+        for offset in offsets:
+            _keep(self._open, (*partition.place, offset), None)
 
     def _check_unset(self) -> None:
         self._check_usable()
@@ -437,10 +570,31 @@ class CooperativeConsumer(Generic[K, V]):
             self._settings.max_poll_interval,
             self._group_id,
         )
+        for named, (_, one) in self._hand.items():
+            _keep(self._gone, named, one.doubted)
         self._hand.clear()
         leaving = asyncio.get_running_loop().create_task(member.close(), name="leave")
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
+        self._leaving[leaving] = member
+        leaving.add_done_callback(self._leaving.pop)
+
+
+@contextmanager
+def behind(error: BaseException | None) -> Generator[None]:
+    """A close at the end of a block. What is not known to be committed is only logged where `error` ends the block."""
+    try:
+        yield
+    except NotCommitted as left:
+        if error is None:
+            raise
+        logger.warning("%s", left)
+
+
+def _keep(kept: dict[Named, Any], named: Named, what: object) -> None:
+    """Keep it, and of too many the newest."""
+    kept.pop(named, None)
+    kept[named] = what
+    if len(kept) > OPEN_MAX:
+        del kept[next(iter(kept))]
 
 
 def _named(what: str, record: Any) -> Named:

@@ -1,13 +1,17 @@
 """Which record of one partition a member begins next: of each key one after the other, in the order of the log.
 
 A record that was found waits in the queue of its key. Invariant: the first of a queue may be begun only while nothing
-of its key is in flight, so the handlers of one key run one at a time and in order; what is given back stands where it
-stood.
+of its key is in flight, or has ended and is not settled, so the handlers of one key run one at a time and in order;
+what is given back stands where it stood.
 
     found ──▶ waiting ──take──▶ in flight ──finish──▶ out of here
-                 ▲                  │
+                 ▲                  │ │
+                 │                  │ └──end──▶ ended ──settled──▶ out of here
                  └──── give_back ───┘    not before a time, if it is to be tried again later
-    waiting or in flight ──drop──▶ out of here: its key is another member's now
+    waiting, in flight or ended ──drop──▶ out of here: its key is another member's now
+
+Between `end` and `settled` nobody knows whether the record comes again. A record that was begun behind it in that time
+would have been begun before it, should it come; so a key waits, but within a chain, whose records were taken in a row.
 
 Keys are known by their hashes: two keys with one hash wait for each other, which costs time and nothing else. No I/O
 and no clock: times are seconds that the caller gives.
@@ -16,8 +20,8 @@ and no clock: times are seconds that the caller gives.
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Final, Generic, TypeVar
@@ -48,11 +52,25 @@ class Found(Generic[R]):
 
     @property
     def owed(self) -> bool:
-        """Whether the server does not know how often it was begun."""
+        """True if the server does not know the newest count of this record's starts."""
         return self.attempt != self.told
 
     def __repr__(self) -> str:
         return f"<{self.offset} of key {self.hash}, attempt {self.attempt}>"
+
+
+class Turns:
+    """Offsets of what waits, for a member that begins records in the order of the log."""
+
+    def __init__(self, offsets: Iterable[int]) -> None:
+        self._offsets = deque(sorted(offsets))
+
+    def comes(self, offset: int) -> bool:
+        """Tell if `offset` is the next one in turn; if so, move on to the one after it."""
+        if not self._offsets or self._offsets[0] != offset:
+            return False
+        self._offsets.popleft()
+        return True
 
 
 class Dispatcher(Generic[R]):
@@ -63,7 +81,10 @@ class Dispatcher(Generic[R]):
         self._flights: dict[int, Found[R]] = {}
         self._handled: set[int] = set()
         """Offsets of those whose handlers have ended, and that wait for others before they can be finished."""
+        self._ended: dict[int, int] = {}
+        """Hashes by offset of what has ended and is not settled."""
         self._busy: Counter[int] = Counter()
+        """How many of each hash are in flight, or have ended and are not settled."""
         self._heads: list[tuple[int, int]] = []
         """(offset, hash) of records that may be begun; those that may not any more are passed over."""
         self._later: list[tuple[float, int, int]] = []
@@ -87,7 +108,7 @@ class Dispatcher(Generic[R]):
             self._handled.add(found.offset)
 
     def may_be_at_work(self, found: Found[R]) -> bool:
-        """Whether its handler may be."""
+        """Tell if the record's handler may still be running."""
         return self.holds(found) and found.offset not in self._handled
 
     @property
@@ -96,11 +117,11 @@ class Dispatcher(Generic[R]):
         return len(self._heads) + len(self._later)
 
     def holds(self, found: Found[R]) -> bool:
-        """Whether this very delivery is in flight still."""
+        """Tell if this very delivery is still in flight."""
         return self._flights.get(found.offset) is found
 
     def flights(self) -> Iterator[Found[R]]:
-        """What is in flight."""
+        """Iterate over the records in flight."""
         return iter(self._flights.values())
 
     def waiting_offsets(self) -> list[int]:
@@ -113,7 +134,7 @@ class Dispatcher(Generic[R]):
         return retried | set(self._busy)
 
     def waiting(self) -> Iterator[Found[R]]:
-        """What waits, in no order."""
+        """Iterate over the waiting records, in no order."""
         return (found for queue in self._queues.values() for found in queue)
 
     def add(self, found: Found[R]) -> None:
@@ -191,6 +212,21 @@ class Dispatcher(Generic[R]):
         self._land(found)
         return True
 
+    def end(self, found: Found[R]) -> bool:
+        """As `finish`, but that the record keeps its key until it is settled."""
+        if not self.holds(found):
+            return False
+        del self._flights[found.offset]
+        self._handled.discard(found.offset)
+        self._ended[found.offset] = found.hash
+        return True
+
+    def settled(self, offset: int) -> None:
+        """A record that has ended comes again no more, or is another member's to begin."""
+        hash_ = self._ended.pop(offset, None)
+        if hash_ is not None:
+            self._leave(hash_)
+
     def give_back(self, found: Found[R], *, not_before_s: float = 0.0, unrun: bool = False) -> bool:
         """The record is to be begun again, not before a time; unrun: it was not begun at all. False: as `finish`."""
         if not self.holds(found):
@@ -228,10 +264,14 @@ class Dispatcher(Generic[R]):
     def _land(self, found: Found[R]) -> None:
         del self._flights[found.offset]
         self._handled.discard(found.offset)
-        self._busy[found.hash] -= 1
-        if not self._busy[found.hash]:
-            del self._busy[found.hash]
-            queue = self._queues.get(found.hash)
+        self._leave(found.hash)
+
+    def _leave(self, hash_: int) -> None:
+        """One fewer keeps its key."""
+        self._busy[hash_] -= 1
+        if not self._busy[hash_]:
+            del self._busy[hash_]
+            queue = self._queues.get(hash_)
             if queue is not None:
                 self._offer(queue[0])
 

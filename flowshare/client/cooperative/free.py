@@ -87,9 +87,11 @@ class FreeMember(CooperativeShell):
     def _assigned(self, generation: Generation) -> None:
         self._generation = generation.number
 
-    def take(self, count: int, *, keys: int = 0, chain: int = 1) -> list[tuple[Partition, list[Record]]]:
+    def take(
+        self, count: int, *, keys: int = 0, chain: int = 1, in_order: bool = False
+    ) -> list[tuple[Partition, list[Record]]]:
         """Begin up to `count` records."""
-        taken = super().take(count, keys=keys, chain=chain)
+        taken = super().take(count, keys=keys, chain=chain, in_order=in_order)
         if taken:
             self.partitions.to_hold.set()
         return taken
@@ -193,7 +195,8 @@ class FreeMember(CooperativeShell):
         return tuple(SpanEpochs(*one.key, tuple(epochs)) for one, epochs in found if epochs)
 
     def _in_hand(self) -> bool:
-        """Whether somebody waits for commits or for what was taken: then no call is left parked at the server."""
+        """Tell if the member holds any span: then somebody waits for commits or for records, and no call may stay
+        parked at the server."""
         return any(one.scan.pieces for one in self.partitions)
 
     async def _look(self) -> None:

@@ -81,7 +81,7 @@ class CooperativeMember(CooperativeShell):
 
     @property
     def held(self) -> dict[Place, KeyRanges]:
-        """What it holds."""
+        """The key ranges that the member holds, by partition."""
         found = {one.place: _joined(one) for one in self.partitions if self.partitions.live(one)}
         return {place: keys for place, keys in found.items() if keys}
 
@@ -252,7 +252,7 @@ class CooperativeMember(CooperativeShell):
         self._heard()
 
     async def _held(self, partition: Partition, part: HeldPartition, lease_end_s: float) -> None:
-        """What became of a hold in one partition. With an error nothing was done there: its lease goes on."""
+        """Take in the answer to a hold for one partition. After an error nothing was done there: its lease goes on."""
         if part.error is not ErrorCode.NONE:
             if part.error is ErrorCode.UNKNOWN_TOPIC_ID:
                 self._doubted[partition] = None

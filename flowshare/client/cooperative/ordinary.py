@@ -41,8 +41,11 @@ logger = logging.getLogger(__name__)
 
 
 class OrdinaryOffsets:
-    """What a member sees and does of them. mine: whether this member sees to a partition's. commit: in the name of the
-    group's member. ages: whether they expire though the member lives, as it is in no round of the group."""
+    """One member's reads and commits of the group's ordinary offsets.
+
+    mine: tells if this member keeps a partition's ordinary offset. commit: commits in the name of the group's member.
+    ages: True if the offsets expire while the member lives, because it takes part in no rebalance of the group.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class OrdinaryOffsets:
         self._refresh_at_s = clock.monotonic() + REFRESH_S if ages else math.inf
 
     async def committed(self, places: Iterable[Place]) -> dict[Place, GroupOffset]:
-        """What is committed. Raises: ServerError, OSError, ClientError."""
+        """Return the partitions' committed offsets; −1: none. Raises: ServerError, OSError, ClientError."""
         asked = tuple(places)
         answer = await self._link.send(OffsetFetchRequest(group_id=self._group_id, partitions=asked))
         check(answer.error, answer.message, f"group {self._group_id}: committed offsets")
@@ -99,7 +102,7 @@ class OrdinaryOffsets:
 
     @property
     def _server_writes(self) -> bool:
-        """Whether the server writes them itself."""
+        """True if the server writes the ordinary offsets itself."""
         return self._exact >= EXACT_AFTER and not self._written
 
     async def _follow(self, partitions: Sequence[Partition], *, again: bool) -> None:

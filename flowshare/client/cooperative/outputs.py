@@ -1,4 +1,4 @@
-"""What a consumer writes in one step with its commits: records by topic, packed as a producer packs them."""
+"""The outputs that a consumer writes in one step with its commits: records by topic, packed as by a producer."""
 
 from __future__ import annotations
 

@@ -36,9 +36,10 @@ class Partition:
         self.scan = scan
         self.lease_end_s = 0.0
         self.begun = False
-        """Whether the server has answered for it; before, it is told what is committed the ordinary way."""
+        """True once the server has answered for the partition. Before that, the server is told the ordinary committed
+        offset."""
         self.shown = False
-        """Whether this member has written its ordinary offset; then the server is told once more."""
+        """True once this member has written the partition's ordinary offset; then the server is told once more."""
         self.mirrored = -1
         """The stable offset when it was looked at last whether tools see it."""
         self.stands: tuple[int, int] = (-1, 0)
@@ -82,6 +83,8 @@ class Partitions:
         """Called when records may be begun, or something that was waited for has happened."""
         self.on_lost: Callable[[Partition, list[Record]], object] = lambda partition, lost: None
         """Told of records in flight that are not the member's any more."""
+        self.on_unanswered: Callable[[Partition, list[int]], object] = lambda partition, offsets: None
+        """Told of finished records whose commit nobody will answer: it is not known whether it counts."""
         self.on_damaged: Callable[[Partition, int, int, str], object] = lambda partition, first, last, why: None
         """Told of stored bytes (first, last, why) that are no records, by the one member that commits them as void."""
         self._settled: set[asyncio.Future[None]] = set()
@@ -122,8 +125,12 @@ class Partitions:
         finally:
             self._changes.discard(future)
 
+    def uncommitted(self) -> list[tuple[Place, int]]:
+        """Places and offsets of what is finished and not known as committed."""
+        return [(one.place, offset) for one in self for offset in one.scan.uncommitted_offsets()]
+
     async def flush(self) -> None:
-        """Wait until all that is finished is committed, or lost."""
+        """Wait until all that is finished is committed, or lost: of that `on_unanswered` is told."""
         while any(one.scan.uncommitted for one in self):
             future = asyncio.get_running_loop().create_future()
             self._settled.add(future)
@@ -132,6 +139,10 @@ class Partitions:
 
     def changed(self) -> None:
         """Something was held, lost, read or committed: see what can go on."""
+        for one in self:
+            if one.scan.unanswered:
+                offsets, one.scan.unanswered = one.scan.unanswered, []
+                self.on_unanswered(one, offsets)
         self.to_read.set()
         self.on_ready()
         for future in self._changes:
@@ -144,7 +155,7 @@ class Partitions:
                     future.set_result(None)
 
     def live(self, partition: Partition) -> bool:
-        """Whether its lease counts."""
+        """Tell if the partition's lease is still valid."""
         return self._clock.monotonic() < partition.lease_end_s
 
     # --- what is begun ------------------------------------------------------------------------------------------
@@ -157,17 +168,19 @@ class Partitions:
         due = (one.scan.dispatcher.next_s() for one in self if self.live(one))
         return min((one for one in due if one is not None), default=None)
 
-    def take(self, count: int, *, keys: int = 0, chain: int = 1) -> list[tuple[Partition, list[Record]]]:
+    def take(
+        self, count: int, *, keys: int = 0, chain: int = 1, in_order: bool = False
+    ) -> list[tuple[Partition, list[Record]]]:
         """Begin up to `count` records, in the order of each key: `Dispatcher.take`. Those that were begun and not
-        finished keep their keys."""
-        taken = [] if self._apart() else self._take_more(count, keys, chain)
+        finished keep their keys. in_order: as of `KeyScan.take`."""
+        taken = [] if self._apart() else self._take_more(count, keys, chain, in_order=in_order)
         taken = taken or self._take_suspect()
         if any(one.scan.starts.tells for one in self):
             self.to_tell.set()
         return taken
 
     def _apart(self) -> bool:
-        """Whether a suspect is in flight, or is begun next."""
+        """Tell if a suspect is in flight, or is begun next."""
         return any(one.scan.starts.suspect_in_flight or one.scan.starts.suspects_wait for one in self)
 
     def _take_suspect(self) -> list[tuple[Partition, list[Record]]]:
@@ -181,13 +194,13 @@ class Partitions:
                     return [(partition, found)]
         return []
 
-    def _take_more(self, count: int, keys: int, chain: int) -> list[tuple[Partition, list[Record]]]:
+    def _take_more(self, count: int, keys: int, chain: int, *, in_order: bool) -> list[tuple[Partition, list[Record]]]:
         taken: list[tuple[Partition, list[Record]]] = []
         now_s = self._clock.monotonic()
         for partition in list(self):
             if count <= 0 or not self.live(partition):
                 continue
-            found = partition.scan.take(count, now_s, keys=keys, chain=chain)
+            found = partition.scan.take(count, now_s, keys=keys, chain=chain, in_order=in_order)
             if not found:
                 continue
             taken.append((partition, found))
@@ -210,7 +223,7 @@ class Partitions:
 
     @property
     def trouble(self) -> str | None:
-        """What fails, of it all the first one, in words."""
+        """The first current failure, in words; None: nothing fails."""
         told = [*self._troubles.values(), *(one.trouble for one in self if one.trouble)]
         return told[0] if told else None
 

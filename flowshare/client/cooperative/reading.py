@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from flowshare.client.cooperative.scan import KeyScan
 from flowshare.client.errors import ClientError, ServerError, check
 from flowshare.cooperative.ranges import Pair, holes
-from flowshare.protocol.decoding import PADDING, SIZE_MAX, LastBatch, RawRecord
+from flowshare.protocol.aborted import AbortedBatches
+from flowshare.protocol.decoding import NOTHING, PADDING, SIZE_MAX, LastBatch, RawRecord, with_unreadable
+from flowshare.protocol.each_record import Unreadable
 from flowshare.protocol.errors import ErrorCode
-from flowshare.protocol.headers import OFFSET_MAX, BatchHeader, DecodeError, frames
+from flowshare.protocol.headers import OFFSET_MAX, DecodeError, frames
 from flowshare.protocol.key_hash import slot_hash_of
 from flowshare.protocol.messages import EARLIEST, FetchPartition, FetchRequest, ListOffsetsRequest
 
@@ -137,7 +139,7 @@ class LogReader:
             await self._clock.sleep(CUT_S)
 
     def begins_at(self, partition: Partition, log_start: int) -> None:
-        """What lies before the log's start was never seen by anybody and counts as void."""
+        """Treat all unread offsets before the log's start as void: nobody ever saw their records."""
         position = partition.scan.position()
         if position is not None and position < log_start:
             logger.warning("%s begins at %d now: what was not read before it is gone", partition.text, log_start)
@@ -164,7 +166,7 @@ def take_in(partitions: Partitions, partition: Partition, asked: FetchPartition,
 
 class Scanned(NamedTuple):
     """records: (offset, hash, record), ascending, from the asked offset on. end: all before it was looked at. damaged:
-    (first, last, why) of batches that cannot be read."""
+    (first, last, why) of what cannot be read and has no records that stand for it."""
 
     records: list[tuple[int, int, RawRecord]]
     end: int
@@ -198,11 +200,14 @@ def scan_log(
             continue
         try:
             final = header is headers[-1]
-            batch = [] if skipped else last.read(padded, header, SIZE_MAX, WANTED, final=final).records
+            read = NOTHING if skipped else last.read(padded, header, SIZE_MAX, WANTED, final=final)
         except DecodeError as error:
-            damaged.append((max(end, header.base_offset), header.last_offset, str(error)))
-        else:
-            records += [(one.offset, slot_hash_of(one), one) for one in batch if end <= one.offset < until]
+            read = NOTHING._replace(damaged=(Unreadable(header.base_offset, header.last_offset, str(error)),))
+        damaged += [
+            one._replace(first=max(end, one.first)) for one in read.damaged if one.first <= one.last and not one.records
+        ]
+        batch = with_unreadable(read.records, read.damaged)
+        records += [(one.offset, slot_hash_of(one), one) for one in batch if end <= one.offset < until]
         end = header.last_offset + 1
     return found._replace(end=end)
 
@@ -221,20 +226,3 @@ def voids_of(filtered: Filtered, records: Sequence[tuple[int, int, RawRecord]]) 
         inside = offsets[bisect_left(offsets, first) : bisect_left(offsets, end)]
         voids += holes(first, end, inside)
     return sorted(voids)
-
-
-class AbortedBatches:
-    """Which batches belong to aborted transactions: from where each begins up to the marker that ends it."""
-
-    def __init__(self, aborted: Sequence[AbortedTransaction]) -> None:
-        self._coming = sorted(aborted, key=lambda one: one.first_offset, reverse=True)
-        self._open: set[int] = set()
-
-    def skips(self, header: BatchHeader) -> bool:
-        """Whether no record of this batch counts; batches come in their order."""
-        while self._coming and self._coming[-1].first_offset <= header.last_offset:
-            self._open.add(self._coming.pop().producer_id)
-        if header.is_control:
-            self._open.discard(header.producer_id)
-            return True
-        return header.is_transactional and header.producer_id in self._open

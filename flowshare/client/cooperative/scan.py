@@ -12,6 +12,7 @@ committed yet; nothing is begun outside of the pieces, nor, outside of wanted on
     the target takes it in          wanted                             may be begun
     the target leaves it out        not wanted: its slots drain,       what was begun goes on, with its retries;
                                     `next` stands still                the rest waits: it may come back (39)
+    S passes `next`                 `next` is S                        all before S is committed
     a hold without it is asked for  gone at once, whatever is said     none was begun; what waits is dropped
     an answer says it is not held   gone                               in flight: lost, their ends do not count (38)
     the member's lease is over      all gone                           all lost
@@ -37,7 +38,7 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from flowshare.client.cooperative.dispatch import Dispatcher, Found
+from flowshare.client.cooperative.dispatch import Dispatcher, Found, Turns
 from flowshare.client.cooperative.starts import StartPart, Starts, Telling
 from flowshare.cooperative.offsets import RANGES_MAX, SPAN_MAX, CommittedOffsets
 from flowshare.cooperative.ranges import KEY_RANGES_MAX, Pair, holes, merged, minus, overlaps, total
@@ -49,7 +50,7 @@ R = TypeVar("R")
 SLOT_BITS: Final = 15
 SLOT: Final = 1 << SLOT_BITS
 BUFFER_MAX: Final = 2_000
-"""Records that wait; with so many nothing more is read."""
+"""Records that wait; with so many before a position nothing more is read there."""
 COMMIT_MAX: Final = 2_000
 """Offsets of one commit."""
 NO_BOUND: Final = 1 << 62
@@ -66,7 +67,8 @@ class Piece(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What a server tells of the partition with each answer: S, E, how many ranges are behind S, and M."""
+    """The partition's progress, sent by the server with each answer: S (`stable`), E (`reset_epoch`), the number of
+    ranges behind S, and M (`furthest`)."""
 
     stable: int
     reset_epoch: int
@@ -113,27 +115,30 @@ class KeyScan(Generic[R]):
         """How often all that was held was lost."""
         self.lost_records = 0
         """A counter: records in flight whose keys were lost."""
+        self.unanswered: list[int] = []
+        """Offsets of finished records that were lost before their commit was answered: nobody here knows whether it
+        counts. Whoever tells of them empties it."""
 
     # -- what is known
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """What is held, ascending."""
+        """The pieces that the member holds, ascending."""
         return tuple(self._pieces)
 
     @property
     def target(self) -> KeyRanges:
-        """What the member is meant to have."""
+        """The key ranges that the member is assigned."""
         return self._target
 
     @property
     def dispatcher(self) -> Dispatcher[R]:
-        """What waits and what is in flight, for reading."""
+        """The waiting records and those in flight, for reading only."""
         return self._dispatcher
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight, and nothing that is finished is to be committed."""
+        """True if no record is in flight and no finished record or hole waits for its commit."""
         return not (self._dispatcher.in_flight or self._done or self._sent or self._voids or self._sent_voids)
 
     @property
@@ -141,24 +146,28 @@ class KeyScan(Generic[R]):
         """Records that are finished and not known as committed."""
         return len(self._done) + len(self._sent)
 
+    def uncommitted_offsets(self) -> list[int]:
+        """Their offsets, in no order."""
+        return [*self._sent, *self._done]
+
     def is_settled(self, offset: int) -> bool:
-        """Whether a record that was finished is committed, or not this member's any more."""
+        """Tell if a finished record is committed, or is not this member's any more."""
         return offset not in self._done and offset not in self._sent
 
     @property
     def has_voids(self) -> bool:
-        """Whether holes were seen that are to be committed."""
+        """True if holes were found that must be committed."""
         return bool(self._voids)
 
     @property
     def at_bound(self) -> bool:
-        """Whether the scan waits for S to come forward, or for gaps to be filled."""
+        """True if the scan waits for S to advance, or for gaps to be filled."""
         position = self._position()
         return position is not None and position >= self._limit()
 
     @property
     def missing(self) -> bool:
-        """Whether something that is wanted is not held."""
+        """True if some of the target is not held."""
         return bool(minus(self._target, [piece[:2] for piece in self._pieces]))
 
     # -- what is held
@@ -169,7 +178,7 @@ class KeyScan(Generic[R]):
         self._cut([piece._replace(wanted=False) for piece in self._pieces])
 
     def asked(self) -> KeyRanges:
-        """What to say in the next hold: the target, and what is held beyond it and drains."""
+        """Return the key ranges for the next hold: the target, and the held ranges beyond it that drain."""
         draining = self._draining()
         asked = merged([*self._target, *draining])
         if len(asked) > KEY_RANGES_MAX:  # who has more keeps what lies between, too
@@ -189,12 +198,12 @@ class KeyScan(Generic[R]):
 
     @property
     def releases(self) -> bool:
-        """Whether the next hold gives something back."""
+        """True if the next hold gives back some of the held ranges."""
         return bool(minus([piece[:2] for piece in self._pieces], self.asked()))
 
     def lacks_ranges(self, claims: Iterable[tuple[int, int, int]], reset_epoch: int) -> bool:
-        """Whether R is to be read before an answer without it is taken in: something of it is new here, be it that the
-        answer that granted it was lost, or that there was no room for R in it."""
+        """Tell if R must be read before an answer without R is taken in: some of the claims are new here. Then the
+        answer that granted them was lost, or had no room for R."""
         if reset_epoch != self._committed.reset_epoch:
             return True
         known: dict[int, list[Pair]] = {}
@@ -226,6 +235,7 @@ class KeyScan(Generic[R]):
     def lose(self) -> list[Found[R]]:
         """The lease is over, or the partition is gone: nothing is held; what was in flight."""
         self.lives += 1
+        self._forget((*self._sent, *self._done))
         self._sent, self._sent_voids, self._done, self._voids = {}, (), {}, []
         self.starts.lose()
         return self._keep([])
@@ -234,16 +244,31 @@ class KeyScan(Generic[R]):
         """S, R's size and M, as the newest answer says."""
         if progress.reset_epoch == self._committed.reset_epoch and progress.stable >= self.progress.stable:
             self._committed.sequential(progress.stable)
+            self._pass_over(progress.stable)
         if progress.reset_epoch != self.progress.reset_epoch or progress.stable >= self.progress.stable:
             self.progress = progress
+
+    def _pass_over(self, stable: int) -> None:
+        """Read nothing before S: all of that is committed."""
+        if any(piece.next < stable for piece in self._pieces):
+            self._pieces = [piece._replace(next=max(piece.next, stable)) for piece in self._pieces]
+            self._merge()
 
     # -- scanning
 
     def position(self) -> int | None:
         """Where to read on; None: nothing is to be read now."""
         position = self._position()
-        full = self._dispatcher.buffered >= self._buffer_max
-        return None if position is None or full or position >= self._limit() else position
+        return None if position is None or self._is_full(position) or position >= self._limit() else position
+
+    def _is_full(self, position: int) -> bool:
+        """Tell if as much waits before this position as may. What waits behind it does not count: who begins records in
+        the order of the log begins none of that before it has read on from here."""
+        if self._dispatcher.buffered < self._buffer_max:
+            return False
+        if all(piece.next <= position for piece in self._pieces):
+            return True
+        return sum(found.offset < position for found in self._dispatcher.waiting()) >= self._buffer_max
 
     def look_back(self) -> bool:
         """Have what lies between S and the scan be looked at once more, for holes. False: S waits for a record of this
@@ -329,26 +354,48 @@ class KeyScan(Generic[R]):
 
     # -- beginning and ending
 
-    def take(self, count: int, now_s: float, *, keys: int = 0, chain: int = 1, alone: bool = False) -> list[Found[R]]:
-        """Begin records: `Dispatcher.take`. alone: a suspect, where nothing is in flight, and nothing else."""
+    def take(
+        self,
+        count: int,
+        now_s: float,
+        *,
+        keys: int = 0,
+        chain: int = 1,
+        alone: bool = False,
+        in_order: bool = False,
+    ) -> list[Found[R]]:
+        """Begin records: `Dispatcher.take`. alone: a suspect, where nothing is in flight, and nothing else. in_order:
+        none before all of this member's that stand before it in the log are begun."""
+        turns = Turns(self._unbegun()) if in_order else None
 
         def allows(found: Found[R]) -> bool:
-            return self._allows(found) and self.starts.allows(found, alone=alone)
+            mine = self._allows(found) and self.starts.allows(found, alone=alone)
+            return mine and (turns is None or turns.comes(found.offset))
 
         self.starts.look(count)
-        if alone:
+        if alone or in_order:
             self._dispatcher.offer(self._allows)
         taken = self._dispatcher.take(count, now_s, keys=keys, chain=chain, allows=allows)
-        if alone:
+        if alone or in_order:
             self._dispatcher.offer(self._allows)
         for found in taken:
             found.epoch = self._pieces[self._place(found.hash)].epoch
             self.starts.took(found)
         return taken
 
+    def _unbegun(self) -> list[int]:
+        """Offsets of records that this member may begin, and up to where it has read for all its keys."""
+        end = self._position()
+        offsets = [found.offset for found in self._dispatcher.waiting() if self._allows(found)]
+        return offsets if end is None else [*offsets, end]
+
+    def begins_before(self, offset: int) -> bool:
+        """Tell if this member has, or may have, a record to begin that comes before `offset` in the log."""
+        return min(self._unbegun(), default=offset) < offset
+
     def finish(self, found: Found[R]) -> bool:
-        """The record is finished and to be committed; False: it is not this member's any more."""
-        if not self._dispatcher.finish(found):
+        """The record is finished and to be committed; its key waits for that. False: it is another member's now."""
+        if not self._dispatcher.end(found):
             return False
         self._done[found.offset] = found.hash
         return True
@@ -371,7 +418,8 @@ class KeyScan(Generic[R]):
     # -- telling of starts
 
     def telling(self, *, owed: bool = False) -> Telling | None:
-        """What is to be told now; None: nothing. owed: how often what is given back was begun (`Starts.tell`)."""
+        """Make the next message about starts for the server; None: nothing to tell. owed: tell how often records that
+        are given back were begun (`Starts.tell`)."""
         if not self._pieces or not (self.starts.counted if owed else self.starts.tells):
             return None
         parts = self.starts.tell(self._held_keys, owed=owed)
@@ -400,8 +448,8 @@ class KeyScan(Generic[R]):
     # -- settling
 
     def parts_of(self, records: Iterable[Found[R]]) -> tuple[CommitPart, ...]:
-        """What to say of records in flight to commit them with outputs. It names no keys but theirs, so that what else
-        is given back meanwhile does not matter."""
+        """Build the parts of a request that commits records in flight with outputs. They name only the keys of these
+        records, so that other keys may be given back at the same time."""
         by_key: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for found in records:
             by_key.setdefault((found.hash, found.epoch), []).append((found.offset, found.offset + 1))
@@ -411,8 +459,8 @@ class KeyScan(Generic[R]):
         )
 
     def waits(self, records: Iterable[Found[R]]) -> bool:
-        """Whether something of the same keys is finished and not committed: that comes first, or a death between could
-        bring it again behind these."""
+        """Tell if records of the same keys are finished and not committed. They must be committed first: if the member
+        died in between, they could come again behind these records."""
         if not (self._done or self._sent):
             return False
         return not {found.hash for found in records}.isdisjoint([*self._done.values(), *self._sent.values()])
@@ -427,7 +475,7 @@ class KeyScan(Generic[R]):
     # -- committing
 
     def commit(self, count: int = COMMIT_MAX) -> Batch | None:
-        """What is to be committed now, up to so many offsets; None: nothing, or a commit is under way."""
+        """Make the next commit, of up to `count` offsets; None: nothing to commit, or a commit is under way."""
         if self._sent or self._sent_voids or not (self._done or self._voids):
             return None
         if len(self._done) <= count:
@@ -467,9 +515,13 @@ class KeyScan(Generic[R]):
 
     def _settle(self, batch: Batch, again: Collection[KeyRange]) -> None:
         """The commit is not under way any more; what of it lies in `again` and is held is to be committed again."""
-        for offset, hash_ in batch.offsets.items() if again else ():
-            if self._holds(hash_) and any(first <= hash_ < end for first, end in again):
+        for offset, hash_ in batch.offsets.items():
+            if not again or not any(first <= hash_ < end for first, end in again):
+                self._dispatcher.settled(offset)
+            elif self._holds(hash_):
                 self._done[offset] = hash_
+            else:
+                self._forget([offset])
         if any(not first for first, _ in again) and self._holds(0):
             self._voids = merged([*self._voids, *batch.voids])
         self._sent, self._sent_voids = {}, ()
@@ -492,7 +544,7 @@ class KeyScan(Generic[R]):
         return at >= 0 and hash_ < self._pieces[at].end
 
     def _allows(self, found: Found[R]) -> bool:
-        """Whether a record may be begun: its key is wanted, or it was begun before and waits for its retry."""
+        """Tell if a record may be begun: its key is wanted, or the record was begun before and waits for its retry."""
         at = self._place(found.hash)
         if at < 0 or found.hash >= self._pieces[at].end:
             return False
@@ -503,7 +555,7 @@ class KeyScan(Generic[R]):
             self._voids += self._committed.uncommitted(first, end)
 
     def _draining(self) -> list[tuple[int, int]]:
-        """What is held beyond the target and is not done with."""
+        """Return the held key ranges beyond the target that still have unfinished work."""
         beyond = [piece[:2] for piece in self._pieces if not piece.wanted]
         if not beyond:
             return []
@@ -532,11 +584,18 @@ class KeyScan(Generic[R]):
         lost = self._dispatcher.drop(keeps)
         self.starts.keep(keeps)
         self.lost_records += len(lost)
+        self._forget([offset for offset, hash_ in self._done.items() if not self._holds(hash_)])
         self._done = {offset: hash_ for offset, hash_ in self._done.items() if self._holds(hash_)}
         if not self._holds(0):
             self._voids = []
         self._cut([piece._replace(wanted=False) for piece in self._pieces])
         return lost
+
+    def _forget(self, offsets: Collection[int]) -> None:
+        """These were finished, nobody knows whether they are committed, and their keys are lost."""
+        self.unanswered += offsets
+        for offset in offsets:
+            self._dispatcher.settled(offset)
 
     def _cut(self, pieces: list[Piece]) -> None:
         """Cut pieces where the target begins and ends, and see what may be begun."""

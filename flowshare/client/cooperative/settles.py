@@ -61,9 +61,12 @@ UNKNOWN: Final = "outcome unknown: the lease ended, or the keys were lost, befor
 
 
 class Settled(NamedTuple):
-    """What became of a settle. error: with one nothing was written, but for UNKNOWN. refused: what of it is not the
-    member's any more, or was committed before, half-open. fenced: records that the server says are not the member's.
-    outputs: those that cannot be written."""
+    """The result of a settle.
+
+    error: if set, nothing was written, except with UNKNOWN. refused: half-open ranges of records that are not the
+    member's any more, or were committed before. fenced: records that the server says are not the member's. outputs:
+    those that cannot be written.
+    """
 
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
@@ -134,7 +137,7 @@ class Settles:
     async def _until_told(
         self, partition: Partition, records: Sequence[Record], request: CooperativeSettleRequest
     ) -> Settled | None:
-        """What the server says, asked until it is the last word; None: they are not the member's any more."""
+        """Ask the server until its answer is final; None: the records are not the member's any more."""
         scan, lives, tries = partition.scan, partition.scan.lives, 0
         while scan.lives == lives and all(map(scan.dispatcher.holds, records)):
             if scan.waits(records):
@@ -167,7 +170,7 @@ class Settles:
         return await self._clock.wait_for(sending, max(LOOK_S, left_s))
 
     def _told(self, partition: Partition, records: Sequence[Record], answer: CooperativeSettleResponse) -> Settled:
-        """What an answer says that is the last word."""
+        """Turn a final answer into the settle's result, and mark committed records as settled."""
         doubted = all(one.doubted for one in records)
         scan, offsets = partition.scan, _ranges(one.offset for one in records)
         fenced, committed = _pairs(answer.fenced), _pairs(answer.committed)
@@ -194,7 +197,7 @@ def _doubt(records: Sequence[Record]) -> None:
 
 
 def _again(answer: CooperativeSettleResponse, records: Sequence[Record]) -> bool:
-    """Whether the same is to be asked again."""
+    """Tell if the same request must be sent again."""
     if answer.error in IN_DOUBT or answer.error in NOT_NOW or answer.error is ErrorCode.REQUEST_TIMED_OUT:
         return True
     in_doubt = any(one.doubted for one in records)
@@ -202,7 +205,7 @@ def _again(answer: CooperativeSettleResponse, records: Sequence[Record]) -> bool
 
 
 def _is_there(answer: CooperativeSettleResponse, offsets: Sequence[Pair]) -> bool:
-    """Whether the log still has the records: what its start has passed counts as committed, too."""
+    """Tell if the log still has the records: offsets before the log's start also count as committed."""
     return offsets[0][0] >= answer.log_start
 
 

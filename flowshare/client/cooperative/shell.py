@@ -152,7 +152,7 @@ class CooperativeShell(abc.ABC):
 
     @property
     def target(self) -> dict[Place, KeyRanges]:
-        """What the member is to have, as the newest round says."""
+        """The member's target key ranges by partition, from the newest rebalance."""
         return dict(self._targets)
 
     @property
@@ -164,7 +164,7 @@ class CooperativeShell(abc.ABC):
 
     @abc.abstractmethod
     def _waits_for(self) -> str | None:
-        """What the member waits for, where nothing fails."""
+        """Describe the cause of the member's waiting, where nothing fails."""
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class CooperativeShell(abc.ABC):
             await self._reader_link.close()
 
     async def _give_up(self, *, release: bool) -> None:
-        """What a member tells before it leaves, as far as there is an answer in time."""
+        """Commit and release everything before the member leaves, as far as answers come in time."""
         try:
             await self._clock.wait_for(self._all_answered(), self._settings.close_timeout)
         except TimeoutError:
@@ -336,9 +336,11 @@ class CooperativeShell(abc.ABC):
         """When the next record may be begun, 0: at once; None: none is there."""
         return self.partitions.next_s()
 
-    def take(self, count: int, *, keys: int = 0, chain: int = 1) -> list[tuple[Partition, list[Record]]]:
+    def take(
+        self, count: int, *, keys: int = 0, chain: int = 1, in_order: bool = False
+    ) -> list[tuple[Partition, list[Record]]]:
         """Begin up to `count` records, in the order of each key: `Partitions.take`."""
-        return self.partitions.take(count, keys=keys, chain=chain)
+        return self.partitions.take(count, keys=keys, chain=chain, in_order=in_order)
 
     def finish(self, partition: Partition, found: Record) -> bool:
         """The record is finished: it is committed soon. False: it is not the member's any more."""
@@ -421,7 +423,7 @@ class CooperativeShell(abc.ABC):
             await self._told.wait()
 
     async def flush(self) -> None:
-        """Wait until all that is finished is committed, or lost."""
+        """Wait until all that is finished is committed, or lost: `Partitions.flush`."""
         await self.partitions.flush()
 
     # --- what its parts ask of it -------------------------------------------------------------------------------
@@ -433,7 +435,7 @@ class CooperativeShell(abc.ABC):
 
     @abc.abstractmethod
     def _mirrors(self, partition: Partition) -> bool:
-        """Whether this member sees to a partition's ordinary offset."""
+        """Tell if this member keeps a partition's ordinary offset."""
 
     async def _commit_ordinary(self, offsets: Sequence[OffsetToCommit]) -> None:
         if self._group is not None and self._group.generation is not None:
@@ -513,7 +515,7 @@ class CooperativeShell(abc.ABC):
 
 
 def _is_gone(partition: Partition, topic: TopicMetadata | None) -> bool:
-    """Whether its topic is not there any more. topic: what there is of that name; None: nobody says."""
+    """Tell if the partition's topic is gone. topic: the topic that has the name now; None: not known."""
     if topic is None:
         return False
     return topic.error is not ErrorCode.NONE or topic.topic_id not in (None, partition.topic_id)

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
-from flowshare.client.cooperative.dispatch import Dispatcher, Found
+from flowshare.client.cooperative.dispatch import Dispatcher, Found, Turns
 from flowshare.client.cooperative.scan import COMMIT_MAX, Progress
 from flowshare.client.cooperative.starts import Starts, Telling
 from flowshare.cooperative.attempts import Begun
@@ -72,6 +72,8 @@ class SpanScan(Generic[R]):
         self.progress = Progress(0, -1, 0, 0)
         self.lives = 0
         self.lost_records = 0
+        self.unanswered: list[int] = []
+        """As `KeyScan.unanswered`."""
 
     # -- what is known
 
@@ -82,7 +84,7 @@ class SpanScan(Generic[R]):
 
     @property
     def dispatcher(self) -> Dispatcher[R]:
-        """What waits and what is in flight, for reading."""
+        """The waiting records and those in flight, for reading only."""
         return self._dispatcher
 
     @property
@@ -100,9 +102,13 @@ class SpanScan(Generic[R]):
         """Records that are finished and not known as committed."""
         return len(self._done) + len(self._sent)
 
+    def uncommitted_offsets(self) -> list[int]:
+        """Their offsets, in no order."""
+        return [*self._sent, *self._done]
+
     @property
     def has_voids(self) -> bool:
-        """Whether holes were seen that are to be committed."""
+        """True if holes were found that must be committed."""
         return bool(self._voids)
 
     @property
@@ -111,7 +117,7 @@ class SpanScan(Generic[R]):
         return False
 
     def is_settled(self, offset: int) -> bool:
-        """Whether a record that was finished is committed, or not this member's any more."""
+        """Tell if a finished record is committed, or is not this member's any more."""
         return offset not in self._done and offset not in self._sent
 
     # -- what is held
@@ -132,6 +138,7 @@ class SpanScan(Generic[R]):
         """These are not the member's any more; what of them was in flight."""
         gone = set(epochs)
         self._spans = [span for span in self._spans if span.epoch not in gone]
+        self.unanswered += [offset for offset, epoch in self._done.items() if epoch in gone]
         self._done = {offset: epoch for offset, epoch in self._done.items() if epoch not in gone}
         self._voids = [one for one in self._voids if one[2] not in gone]
         lost = self._dispatcher.drop(self._keeps)
@@ -143,6 +150,7 @@ class SpanScan(Generic[R]):
         """The lease is over: nothing is held; what was in flight."""
         self.lives += 1
         self.starts.lose()
+        self.unanswered += self._sent
         self._sent, self._sent_voids = {}, []
         return self.lose_spans(self.epochs)
 
@@ -205,15 +213,27 @@ class SpanScan(Generic[R]):
 
     # -- beginning and ending
 
-    def take(self, count: int, now_s: float, *, keys: int = 0, chain: int = 1, alone: bool = False) -> list[Found[R]]:
-        """Begin records: `Dispatcher.take`. alone: as of `KeyScan.take`."""
+    def take(
+        self,
+        count: int,
+        now_s: float,
+        *,
+        keys: int = 0,
+        chain: int = 1,
+        alone: bool = False,
+        in_order: bool = False,
+    ) -> list[Found[R]]:
+        """Begin records: `Dispatcher.take`. alone, in_order: as of `KeyScan.take`."""
+        turns = Turns(self._waiting()) if in_order else None
+
+        def allows(found: Found[R]) -> bool:
+            return self.starts.allows(found, alone=alone) and (turns is None or turns.comes(found.offset))
+
         self.starts.look(count)
-        if alone:
+        if alone or in_order:
             self._dispatcher.offer(_any)
-        taken = self._dispatcher.take(
-            count, now_s, keys=keys, chain=chain, allows=lambda found: self.starts.allows(found, alone=alone)
-        )
-        if alone:
+        taken = self._dispatcher.take(count, now_s, keys=keys, chain=chain, allows=allows)
+        if alone or in_order:
             self._dispatcher.offer(_any)
         for found in taken:
             span = self._at(found.offset)
@@ -221,6 +241,15 @@ class SpanScan(Generic[R]):
             found.epoch = span.epoch
             self.starts.took(found)
         return taken
+
+    def _waiting(self) -> list[int]:
+        """Offsets of records that are to be begun, and where reading goes on."""
+        unread = [span.next for span in self._spans if span.next < span.end]
+        return [*self._dispatcher.waiting_offsets(), *unread]
+
+    def begins_before(self, offset: int) -> bool:
+        """As `KeyScan.begins_before`."""
+        return min(self._waiting(), default=offset) < offset
 
     def finish(self, found: Found[R]) -> bool:
         """The record is finished and to be committed; False: it is not this member's any more."""
@@ -261,14 +290,14 @@ class SpanScan(Generic[R]):
     # -- settling
 
     def parts_of(self, records: Iterable[Found[R]]) -> tuple[SpanPart, ...]:
-        """What to say of records in flight to commit them with outputs."""
+        """Build the parts of a request that commits records in flight with outputs."""
         by_epoch: dict[int, list[tuple[int, int]]] = {}
         for found in records:
             by_epoch.setdefault(found.epoch, []).append((found.offset, found.offset + 1))
         return tuple(SpanPart(epoch, merged(ranges)) for epoch, ranges in sorted(by_epoch.items()))
 
     def waits(self, records: Iterable[Found[R]]) -> bool:
-        """Whether others come first: no key is known here."""
+        """Return False: no record waits for others of its key, because keys are not known here."""
         return False
 
     def settled(self, records: Iterable[Found[R]], progress: Progress) -> None:
@@ -281,7 +310,7 @@ class SpanScan(Generic[R]):
     # -- committing
 
     def commit(self, count: int = COMMIT_MAX) -> SpanBatch | None:
-        """What is to be committed now; None: nothing, or a commit is under way."""
+        """Make the next commit; None: there is nothing to commit, or a commit is under way."""
         if self._sent or self._sent_voids or not (self._done or self._voids):
             return None
         offsets = sorted(self._done)[:count]
@@ -300,8 +329,10 @@ class SpanScan(Generic[R]):
         """The answer to a commit. fenced: places of parts whose spans are lost. Whether nothing was refused."""
         if batch.lives != self.lives:
             return False
+        refused = {batch.parts[place].epoch for place in fenced}
+        self.unanswered += [offset for offset, epoch in self._sent.items() if epoch in refused]
         self._sent, self._sent_voids = {}, []
-        self.lose_spans([batch.parts[place].epoch for place in fenced])
+        self.lose_spans(refused)
         self.follow(progress)
         self._close()
         return not fenced

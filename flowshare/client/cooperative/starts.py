@@ -1,16 +1,16 @@
-"""What a member may begin of one partition with what the server knows of its starts, and what it tells.
+"""Decide which records of one partition a member may begin, and collect the starts that it must tell the server.
 
-The server tells with each grant how often records were begun by members that are gone (`cooperative.attempts`). A first
-start needs no word below the *horizon*, or within a span in free mode (but of a member with exact starts); each other
-one is told before it is made, with how often the record was begun then. So is how often what is given back unfinished
-was begun (`owed`).
+With each grant the server tells how often records were begun by members that are gone (`cooperative.attempts`). A first
+start need not be told below the *horizon*, or within a span in free mode (except by a member with exact starts). Every
+other start is told to the server before it is made, with the number of starts of the record so far. Records that are
+given back unfinished are told with their number of starts, too (`owed`).
 
     found ──▶ its start is known ──▶ begun
       │            ▲
       └─▶ to tell ─┘ the answer is there
 
-A record that members died with again and again is a *suspect*: it is begun when nothing else of this member's is in
-flight, and nothing else is while it is, so that it ends nobody but itself. No I/O and no clock.
+A record with which members died again and again is a *suspect*. It runs alone: nothing else of this member is in flight
+meanwhile, so that it ends no other work. No I/O and no clock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StartPart(NamedTuple):
 
 
 class Telling(NamedTuple):
-    """What is told at once. lives: `KeyScan.lives` when it was made."""
+    """One message about starts for the server. lives: `KeyScan.lives` when it was made."""
 
     reset_epoch: int
     parts: tuple[StartPart, ...]
@@ -77,21 +77,21 @@ class Starts(Generic[R]):
         """The one that was begun last."""
         self.counted = False
         self.telling = False
-        """Whether something is told at the moment."""
+        """True while a message about starts is on its way."""
 
     @property
     def suspect_in_flight(self) -> bool:
-        """Whether something is in flight that is to be so alone."""
+        """True if a suspect, which must run alone, is in flight."""
         return self._suspect is not None and self._dispatcher.may_be_at_work(self._suspect)
 
     @property
     def suspects_wait(self) -> bool:
-        """Whether a suspect waits until nothing else is in flight."""
+        """True if a suspect waits until nothing else is in flight."""
         return bool(self._apart)
 
     @property
     def tells(self) -> bool:
-        """Whether there is something to tell, and nothing is on its way."""
+        """True if there is something to tell the server, and no message is on its way."""
         return self.counted and not self.telling and (bool(self._to_tell) or self._wanted > self._horizon)
 
     def hold(self, horizon: int, begun: Begun | None) -> None:
@@ -128,7 +128,7 @@ class Starts(Generic[R]):
         self._room = 0 if self.telling else min(count, STARTS_AT_ONCE) - len(self._to_tell)
 
     def allows(self, found: Found[R], *, alone: bool) -> bool:
-        """Whether a record may be begun now. alone: nothing else is in flight, or will be with it."""
+        """Tell if a record may be begun now. alone: nothing else is in flight, or will be together with the record."""
         if alone:  # one is told of when it is its turn, as what is told counts as begun
             return found is self._apart.get(min(self._apart, default=-1)) and self._is_known(found)
         if found.suspect:
@@ -158,7 +158,8 @@ class Starts(Generic[R]):
             self._wanted = max(self._wanted, found.offset + HORIZON_STEP)
 
     def tell(self, held: Held, *, owed: bool = False) -> tuple[StartPart, ...]:
-        """What is to be told now. owed: how often what waits was begun, for who gives it back."""
+        """Collect the starts to tell the server now. owed: how often waiting records were begun, for a member that
+        gives them back."""
         if owed:
             left = (*self._dispatcher.waiting(), *self._dispatcher.flights())
             starts = [(found, found.attempt) for found in left if found.owed]

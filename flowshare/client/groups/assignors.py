@@ -1,4 +1,4 @@
-"""Which member of a consumer group reads which partitions: what the group's leader decides for all."""
+"""Assignors: functions by which a group's leader assigns partitions to the members of a consumer group."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 from flowshare.slots.consumer_protocol import Assignment, Subscription
 
 RANGE: Final = "range"
-"""The protocol's name, as Kafka's own consumers offer it by default: they can be in one group with ours."""
+"""The protocol's name, which Kafka's own consumers offer by default: they can be in one group with ours."""
 
 
 class Subscriber(NamedTuple):
-    """A member as the leader sees it."""
+    """A member as the group's leader sees it."""
 
     member_id: str
     instance_id: str | None
@@ -20,16 +20,17 @@ class Subscriber(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool, str]:
-        """By what Kafka's assignors sort members: static ones first, by their lasting name."""
+        """The sort key of Kafka's assignors: static members first, by instance id."""
         return self.instance_id is None, self.instance_id or self.member_id
 
 
 Assignor = Callable[[Sequence[Subscriber], Mapping[str, int]], Mapping[str, Assignment]]
-"""(members, partitions of each topic that there is) -> assignment by member id."""
+"""Assigns (members, number of partitions of each topic) -> assignment by member id."""
 
 
 def range_assignor(members: Sequence[Subscriber], topics: Mapping[str, int]) -> dict[str, Assignment]:
-    """As Kafka's RangeAssignor: of each topic each member gets neighbours, the first ones one more if need be."""
+    """Assign as Kafka's RangeAssignor: of each topic, neighbours to each member; the first members get one more if
+    needed."""
     given: dict[str, dict[str, tuple[int, ...]]] = {member.member_id: {} for member in members}
     ranked = sorted(members, key=lambda member: member.rank)
     for topic, partitions in sorted(topics.items()):

@@ -1,8 +1,11 @@
 """`GroupConsumer`: reads the partitions that its member of a consumer group is assigned, and commits for it.
 
-Positions begin at what the group has committed, else where `reset` says; an offset that is not in the log any more is
-moved to its nearer end, and that is told. Reading and membership have connections of their own: a broker answers one
-request after the other, and both are parked there.
+Positions begin at the group's commits, else at `reset`; an offset that is not in the log any more is moved to its
+nearer end, with a warning. With `latest` a beginning is committed at once, and a partition added to a topic begins at
+its first record: records sent before the group heard of it belong to the group, too. The metadata of the group's
+offsets keeps the number of partitions at its beginning, for members that come later.
+
+Reading and membership have separate connections: a broker answers one request after the other, and parks both.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from flowshare.protocol.messages import (
     FetchPartition,
     FetchRequest,
     ListOffsetsRequest,
+    MetadataRequest,
     OffsetFetchRequest,
     OffsetToCommit,
 )
@@ -39,29 +43,52 @@ R = TypeVar("R")
 Place = tuple[str, int]
 """Topic and partition."""
 Reset = Literal["earliest", "latest"] | int
-"""Where a group begins that has committed nothing: or at the first record from a time on, milliseconds since 1970."""
+"""The start of a group without commits: an end of the log, or the first record from a time on (milliseconds since
+1970)."""
 PARTITION_BYTES: Final = 1 << 20
 FETCH_BYTES: Final = 8 << 20
 TRIES: Final = 5
+SIZE_DIGITS_MAX: Final = 10
 PROBE_S: Final = 0.5
-"""Between two questions for a partition that cannot be read."""
+"""The pause, in seconds, between two requests for a partition that cannot be read."""
 
 logger = logging.getLogger(__name__)
 
 
+_BEGUN: Final = "flowshare: begun with "
+_PARTITIONS: Final = " partitions"
+
+
+def begun_with(size: int | None) -> str | None:
+    """Return the offset metadata of a group that began when its topic had `size` partitions; None: `size` is not
+    known."""
+    return None if size is None else f"{_BEGUN}{size}{_PARTITIONS}"
+
+
+def size_in(metadata: str) -> int | None:
+    """Return the number in a text of `begun_with`; None: another text."""
+    number = metadata.removeprefix(_BEGUN).removesuffix(_PARTITIONS)
+    made = (
+        number.isascii() and number.isdigit() and len(number) < SIZE_DIGITS_MAX and metadata == begun_with(int(number))
+    )
+    return int(number) if made else None
+
+
 class Bounds(NamedTuple):
-    """position: the next offset to read. end: of the log, when the partition was assigned."""
+    """Offsets of an assigned partition. position: the next to read. end: of the log, at the assignment. begun: True:
+    the group had no commit."""
 
     position: int
     end: int
+    begun: bool = False
 
 
 class GroupConsumer:
-    """One consumer. All methods are called on one event loop; so are the callbacks.
+    """One consumer. All methods and callbacks are called on one event loop.
 
-    reset: see `Reset` (auto.offset.reset). on_assigned: told, with where to begin, when a generation's positions are
-    known. on_revoked: awaited before the next generation, see `GroupMember`. `generation` None means that there is
-    nothing to read now.
+    reset: see `Reset` (auto.offset.reset). committed: read no open transactions; the caller of `fetch` leaves out
+    aborted ones (`FetchedLog.aborted`). on_assigned: called with the start positions when those of a generation are
+    known. on_revoked: awaited before the next generation, see `GroupMember`. generation: None: nothing can be read now.
     """
 
     def __init__(
@@ -72,6 +99,7 @@ class GroupConsumer:
         topics: Sequence[str],
         clock: Clock,
         reset: Reset = "earliest",
+        committed: bool = True,
         protocol: str = RANGE,
         assignor: Assignor = range_assignor,
         user_data: Callable[[], bytes] = lambda: b"",
@@ -81,6 +109,7 @@ class GroupConsumer:
     ) -> None:
         self._clock = clock
         self._reset = reset
+        self._committed = committed
         self._told = on_assigned
         self._revoked = on_revoked
         self._link = Link(connect, clock=clock, settings=LinkSettings(), name=f"{group_id}: reader")
@@ -98,13 +127,16 @@ class GroupConsumer:
         )
         self._finding: asyncio.Task[None] | None = None
         self._probes: dict[Place, asyncio.Task[None]] = {}
+        self._topics = tuple(topics)
+        self._sizes: dict[str, int] = {}
+        """The number of partitions of each topic when the group began; known for `latest` only."""
         self._refusal = ""
-        """Why a partition could not be read last."""
+        """The last reason why a partition could not be read."""
         self._ready = asyncio.Event()
         self.generation: Generation | None = None
-        """By which it reads; None: by none."""
+        """The generation by which the consumer reads; None: none."""
         self.positions: dict[Place, int] = {}
-        """The next offset of each partition to read: whoever takes what was fetched moves it on (`move`)."""
+        """The next offset of each partition to read; the caller of `fetch` moves it on (`move`)."""
 
     def start(self) -> None:
         """Begin to join."""
@@ -120,7 +152,7 @@ class GroupConsumer:
     # --- reading ------------------------------------------------------------------------------------------------
 
     async def ready(self) -> Generation:
-        """Wait until there is something to read."""
+        """Wait until a partition can be read, and return the generation."""
         while (generation := self.generation) is None or not self.positions:
             self._ready.clear()
             await self._ready.wait()
@@ -129,10 +161,10 @@ class GroupConsumer:
     async def fetch(
         self, places: Collection[Place] | None = None, *, wait_ms: int, max_bytes: int = PARTITION_BYTES
     ) -> list[FetchedLog]:
-        """What there is at the positions, of these partitions or all; empty when another generation began meanwhile.
+        """Fetch from the positions of these partitions (None: of all). Empty if a new generation began meanwhile.
 
-        max_bytes: of each partition. An offset out of the log is moved, and read by a later call. A partition that
-        cannot be read now is left out until it can be.
+        max_bytes: of each partition. An offset outside the log is moved, and a later call reads there. A partition that
+        cannot be read now is left out until it can be read.
         Raises: ServerError, OSError, ClientError.
         """
         generation = self.generation
@@ -148,7 +180,8 @@ class GroupConsumer:
             return []
         try:
             answer = await self._link.send(
-                FetchRequest(partitions=asked, max_wait_ms=wait_ms, max_bytes=FETCH_BYTES), wait_s=wait_ms / 1000
+                FetchRequest(partitions=asked, max_wait_ms=wait_ms, max_bytes=FETCH_BYTES, committed=self._committed),
+                wait_s=wait_ms / 1000,
             )
         except NotConnected as error:
             for part in asked:
@@ -158,7 +191,8 @@ class GroupConsumer:
         return await self._good(answer.partitions) if self.generation is generation else []
 
     async def _good(self, logs: Sequence[FetchedLog]) -> list[FetchedLog]:
-        """Those that are answered; of the others each is asked for alone until it is. Raises: ServerError."""
+        """Return the logs without an error; ask for each other partition alone until it answers. Raises:
+        ServerError."""
         good: list[FetchedLog] = []
         for log in logs:
             if log.error is ErrorCode.NONE:
@@ -173,7 +207,7 @@ class GroupConsumer:
         return good
 
     def _probe(self, place: Place, why: str) -> None:
-        """Leave a partition out until it answers: one that nobody leads would hold up all others."""
+        """Leave a partition out until it answers: a partition without a leader would hold up all others."""
         self._refusal = why
         if place not in self._probes and place in self.positions:
             logger.debug("group=%s: %s-%d is asked for alone: %s", self.member.group_id, *place, why)
@@ -201,12 +235,12 @@ class GroupConsumer:
         await cancelled(*probes.values())
 
     def move(self, generation: Generation, place: Place, offset: int) -> None:
-        """Read on from there, if the generation is still the same."""
+        """Set a partition's position, if the generation is still the same."""
         if self.generation is generation and place in self.positions:
             self.positions[place] = offset
 
     def give_up(self, generation: Generation) -> None:
-        """Read nothing more by this generation, and ask for a new one: it is over, whatever this member has heard."""
+        """Stop reading by this generation, which is over for others already, and ask for a new one."""
         if self.generation is generation:
             self.generation = None
             self.positions = {}
@@ -214,16 +248,23 @@ class GroupConsumer:
 
     async def commit(self, generation: Generation, offsets: Mapping[Place, int]) -> None:
         """Commit these offsets. Raises: as `GroupMember.commit`."""
-        await self.member.commit(generation, [OffsetToCommit(*place, offset) for place, offset in offsets.items()])
+        await self.member.commit(
+            generation,
+            [
+                OffsetToCommit(*place, offset, metadata=begun_with(self._sizes.get(place[0])))
+                for place, offset in offsets.items()
+            ],
+        )
 
     async def log_start(self, place: Place) -> int:
-        """Where a partition's log begins. Raises: ServerError, OSError, ClientError."""
+        """Return the first offset of a partition's log. Raises: ServerError, OSError, ClientError."""
         return await self._offset(place, EARLIEST)
 
     async def read_at(self, place: Place, offset: int, *, max_bytes: int = PARTITION_BYTES) -> FetchedLog:
-        """What lies at any offset of any partition, beside the positions. Raises: ServerError, OSError, ClientError."""
+        """Read at any offset of any partition, without a change of positions. Raises: ServerError, OSError,
+        ClientError."""
         part = FetchPartition(*place, offset, max_bytes)
-        answer = await self._ask(FetchRequest(partitions=(part,), max_bytes=max_bytes))
+        answer = await self._ask(FetchRequest(partitions=(part,), max_bytes=max_bytes, committed=self._committed))
         check(answer.error, answer.message, f"reading {place[0]}-{place[1]}")
         (log,) = answer.partitions
         return log
@@ -239,7 +280,11 @@ class GroupConsumer:
         failures = 0
         while True:
             try:
+                if self._reset == "latest":
+                    await self._learn_sizes()
                 bounds = await self._bounds(generation.places)
+                if self.member.generation is generation and self._reset == "latest":
+                    await self.commit(generation, {place: one.position for place, one in bounds.items() if one.begun})
                 break
             except (OSError, ClientError) as error:
                 failures += 1
@@ -272,18 +317,40 @@ class GroupConsumer:
         for part in answer.partitions:
             place = part.topic, part.partition
             check(part.error, None, f"group {self.member.group_id}: committed offset of {place[0]}-{place[1]}")
-            end = await self._offset(place, LATEST)
-            found[place] = Bounds(part.offset if part.offset >= 0 else await self._begin(place, end), end)
+            end = await self._offset(place, LATEST, committed=self._committed)
+            begun = part.offset < 0
+            found[place] = Bounds(await self._begin(place, end) if begun else part.offset, end, begun)
         return found
+
+    async def _learn_sizes(self) -> None:
+        """Find the number of partitions of the topics when the group began: from its offsets' metadata, else from the
+        topics."""
+        if self._sizes.keys() >= set(self._topics):
+            return
+        answer = await self._ask(MetadataRequest(topics=self._topics))
+        sizes = {topic.name: topic.partitions for topic in answer.topics if topic.error is ErrorCode.NONE}
+        places = tuple((topic, partition) for topic, size in sizes.items() for partition in range(size))
+        if not places:
+            return
+        known = await self._ask(OffsetFetchRequest(group_id=self.member.group_id, partitions=places))
+        check(known.error, known.message, f"group {self.member.group_id}: committed offsets")
+        for part in known.partitions:
+            size = size_in(part.metadata) if part.offset >= 0 else None
+            if size is not None:
+                sizes[part.topic] = min(size, sizes[part.topic])
+        for topic, size in sizes.items():
+            self._sizes.setdefault(topic, size)
 
     async def _begin(self, place: Place, end: int) -> int:
         if isinstance(self._reset, int):
             found = await self._offset(place, self._reset)
             return found if found >= 0 else end
-        return end if self._reset == "latest" else await self._offset(place, EARLIEST)
+        topic, partition = place
+        was_there = partition < self._sizes.get(topic, partition + 1)
+        return end if self._reset == "latest" and was_there else await self._offset(place, EARLIEST)
 
     async def _move_into(self, place: Place) -> None:
-        """The position is not in the log (any more)."""
+        """Move a position that is not in the log (any more) to the log's nearer end."""
         before = self.positions.get(place)
         if before is None:
             return
@@ -297,13 +364,14 @@ class GroupConsumer:
         if self.positions.get(place) == before:
             self.positions[place] = after
 
-    async def _offset(self, place: Place, timestamp_ms: int) -> int:
-        answer = await self._ask(ListOffsetsRequest(topic=place[0], partition=place[1], timestamp_ms=timestamp_ms))
+    async def _offset(self, place: Place, timestamp_ms: int, *, committed: bool = False) -> int:
+        asked = ListOffsetsRequest(topic=place[0], partition=place[1], timestamp_ms=timestamp_ms, committed=committed)
+        answer = await self._ask(asked)
         check(answer.error, answer.message, f"offsets of {place[0]}-{place[1]}")
         return answer.offset
 
     async def _ask(self, request: Request[R]) -> R:
-        """Send what only reads: again when the connection is lost on the way."""
+        """Send a request that only reads; send it again, `TRIES` times in all, when the connection is lost."""
         for tried in range(1, TRIES):
             try:
                 return await self._link.send(request)

@@ -1,8 +1,8 @@
-"""`GroupMember`: keeps one membership of a consumer group over a connection of its own.
+"""`GroupMember`: keeps one membership of a consumer group over a separate connection.
 
-The connection is its own because a broker parks JoinGroup, and answers nothing else on it meanwhile. What is assigned
-is told by `on_assigned`; before the member joins the next round it awaits `on_revoked`, which may take `REVOKE_PART` of
-the round's time.
+The connection is separate because a broker parks JoinGroup, and answers no other request on it meanwhile. Assignments
+are reported to `on_assigned`. Before the member joins the next round it awaits `on_revoked`, which may take
+`REVOKE_PART` of the round's time.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import JoinGroupResponse, OffsetToCommit
 
 DELAY_S: Final = 5.0
-"""How long a broker may wait for more members of an empty group (group.initial.rebalance.delay.ms is 3 s)."""
+"""The longest wait, in seconds, of a broker for more members of an empty group (group.initial.rebalance.delay.ms is 3
+s)."""
 LEAVE_S: Final = 2.0
 REFUSED_S: Final = 10.0
-"""After a refusal that somebody has to mend."""
+"""The pause, in seconds, after a refusal that an operator has to mend."""
 LOOK_S: Final = 10.0
-"""How often a round's leader looks whether topics have more partitions now."""
+"""The seconds between two checks of a round's leader for new partitions of the topics."""
 REVOKE_PART: Final = 0.5
 PAUSE_MIN_S: Final = 0.1
 PAUSE_MAX_S: Final = 1.0
@@ -52,11 +53,11 @@ logger = logging.getLogger(__name__)
 
 
 class GroupMember:
-    """One member. All methods are called on one event loop; the callbacks are, too.
+    """One member. All methods and callbacks are called on one event loop.
 
-    topics: that it wants to read. protocol: the assignor's name, `assignor` what it does. user_data: told to the
-    round's leader with each join. on_assigned: gets each new generation, and must not raise. on_revoked: awaited with
-    the old one before the next; what it raises is told in the log.
+    topics: the topics to read. protocol: the name of the `assignor`. user_data: sent to the round's leader with each
+    join. on_assigned: gets each new generation, and must not raise. on_revoked: awaited with the old generation before
+    the next; its errors are logged.
     """
 
     def __init__(
@@ -91,9 +92,9 @@ class GroupMember:
         self._task: asyncio.Task[None] | None = None
         self._again = asyncio.Event()
         self._sizes: Mapping[str, int] | None = None
-        """Partitions of the topics as they were dealt out, where this member leads the round."""
+        """The topics' numbers of partitions as last assigned, if this member leads the round."""
         self.trouble: str | None = None
-        """Why it is no member now; None while it is one, or nothing is known against it."""
+        """The reason why the member is out of the group; None: it is in, or no reason is known."""
 
     @property
     def group_id(self) -> str:
@@ -102,25 +103,25 @@ class GroupMember:
 
     @property
     def generation(self) -> Generation | None:
-        """The round that it is in; None: in none."""
+        """The round that the member is in; None: in none."""
         return self._state.generation
 
     @property
     def sure(self) -> bool:
-        """Whether nobody else can have been assigned what this member was."""
+        """True if no other member can have got this member's assignment."""
         return self._state.generation is not None and self._state.sure(self._clock.monotonic())
 
     def start(self) -> None:
-        """Begin to join; harmless when that was done."""
+        """Begin to join; calling it twice does no harm."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"{self.group_id}: member")
 
     def rejoin(self) -> None:
-        """Ask for a new round: what this member tells has changed."""
+        """Ask for a new round: the member's data has changed."""
         self._again.set()
 
     async def commit(self, generation: Generation, offsets: Sequence[OffsetToCommit]) -> None:
-        """Commit offsets of a generation, again while it is not known whether they are.
+        """Commit offsets of a generation, with retries while the outcome is unknown.
 
         Raises: GenerationOver (the generation is over), ClientError, OSError (after some tries).
         """
@@ -141,7 +142,7 @@ class GroupMember:
                 return
 
     def _check_commit(self, error: ErrorCode) -> None:
-        """Raises: GenerationOver, ClientError, NotConnected (not now)."""
+        """Check the error of a commit. Raises: GenerationOver, ClientError, NotConnected (not now)."""
         if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID, ErrorCode.ILLEGAL_GENERATION):
             self._again.set()
             raise GenerationOver(f"group {self.group_id}: {error.name}")
@@ -152,7 +153,7 @@ class GroupMember:
             self._state.verdict(error)
 
     async def close(self) -> None:
-        """Leave; never raises what the group or the connection says."""
+        """Leave; errors of the group or the connection are not raised."""
         await cancelled(self._task)
         await self._revoke()
         leave = self._state.leave()
@@ -190,7 +191,7 @@ class GroupMember:
             await self._clock.sleep(pause_s or (0.0 if failures == 1 else self._link.pause_s(failures)))
 
     async def _revoke(self) -> None:
-        """The generation is over, or is about to be; whoever works by it has a moment to end."""
+        """End the generation, which is over or about to be; `on_revoked` gets a moment to finish its work."""
         generation = self._state.generation
         if generation is None:
             return
@@ -206,7 +207,7 @@ class GroupMember:
             self._state.over()
 
     async def _round(self) -> bool:
-        """Join and sync; False: it has to be done again. Raises: GroupRefused, OSError, ClientError."""
+        """Join and sync; False: join again. Raises: GroupRefused, OSError, ClientError."""
         self._again.clear()
         subscription = encode_subscription(Subscription(self._topics, self._user_data()))
         wait_s = self._settings.session_timeout + self._settings.rebalance_timeout + DELAY_S
@@ -229,7 +230,7 @@ class GroupMember:
         return True
 
     def _given(self, joined: JoinGroupResponse, sizes: Mapping[str, int]) -> list[tuple[str, bytes]]:
-        """What this member gives to all, as the round's leader. Raises: MembershipError."""
+        """Compute the assignment of each member, as the leader of the rebalance. Raises: MembershipError."""
         members = [
             Subscriber(one.member_id, one.instance_id, decode_subscription(one.metadata)) for one in joined.members
         ]
@@ -241,7 +242,7 @@ class GroupMember:
         return {topic.name: topic.partitions for topic in answer.topics if topic.error is ErrorCode.NONE}
 
     async def _beats(self) -> None:
-        """Heartbeats until there is a new round. Raises: GroupRefused, ClientError."""
+        """Send heartbeats until there is a new round. Raises: GroupRefused, ClientError."""
         failures, looked_s = 0, self._clock.monotonic()
         while not self._again.is_set():
             pause_s = self._link.pause_s(failures) if failures else self._settings.heartbeat_interval

@@ -2,10 +2,10 @@
 
     OUT ──joined──▶ JOINED ──synced──▶ IN ──a heartbeat says that there is a new round──▶ OUT, as a known member
      ▲                │                │
-     └── unknown, or of an old round ──┘        a refusal that somebody has to mend: `GroupRefused`
+     └── unknown, or of an old round ──┘        a refusal that an operator has to mend: `GroupRefused`
 
-The member may count on what it was assigned from the answer to SyncGroup on, for `session_s` from when its last good
-heartbeat was *sent* (`sure`): the coordinator reckons from when it got it.
+The member may rely on its assignment from the answer to SyncGroup on, for `session_timeout` after its last good
+heartbeat was *sent* (`sure`): the coordinator counts from the arrival of the heartbeat.
 """
 
 from __future__ import annotations
@@ -45,20 +45,22 @@ ADVICE: Final = {
 
 
 class GroupRefused(ClientError):
-    """A consumer group takes no such member, until somebody mends what the text says."""
+    """A consumer group refuses the member, until an operator mends the named cause."""
 
 
 class GenerationOver(ClientError):
-    """The member is no member any more, or its generation is over: what it wanted to commit others may read again."""
+    """The member is out of the group, or its generation is over: other members may read the uncommitted records
+    again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettings:
-    """Seconds, under the names of Kafka's consumers.
+    """Settings in seconds, under the names of Kafka's consumers.
 
-    session_timeout: a member that dies is noticed after that. heartbeat_interval: between two heartbeats.
-    rebalance_timeout: how long a new round waits for members (max.poll.interval.ms, as far as that is about rounds).
-    instance_id: a lasting name (group.instance.id): who joins under it takes over at once from who had it.
+    session_timeout: time after which a dead member is noticed. heartbeat_interval: between two heartbeats.
+    rebalance_timeout: the longest wait of a new round for members (max.poll.interval.ms, as far as that is about
+    rounds). instance_id: a lasting name (group.instance.id): a member that joins under it takes over from its last
+    holder at once.
     """
 
     session_timeout: float = 10.0
@@ -68,7 +70,7 @@ class GroupSettings:
 
 
 class Generation(NamedTuple):
-    """A round of the group, and what this member is assigned in it."""
+    """A round of the group, and this member's assignment in it."""
 
     number: int
     member_id: str
@@ -77,19 +79,19 @@ class Generation(NamedTuple):
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Topics and partitions, in order."""
+        """Return topics and partitions, in order."""
         return [(topic, one) for topic, ones in sorted(self.partitions.items()) for one in sorted(ones)]
 
 
 class Verdict(enum.Enum):
-    """What an error of a group's coordinator asks for."""
+    """The reaction to an error of a group's coordinator."""
 
     GOOD = enum.auto()
     JOIN_AGAIN = enum.auto()
 
 
 class Membership:
-    """What one member knows of itself; protocol: the name of its assignor."""
+    """The state of one member of a group, as the member knows it. protocol: the name of its assignor."""
 
     def __init__(self, group_id: str, *, protocol: str, settings: GroupSettings) -> None:
         self.group_id = group_id
@@ -103,7 +105,7 @@ class Membership:
     # --- what is asked ------------------------------------------------------------------------------------------
 
     def join(self, subscription: bytes) -> JoinGroupRequest:
-        """Ask for a new round, or for the one that is under way."""
+        """Return the request for a new round, or for the one under way."""
         return JoinGroupRequest(
             group_id=self.group_id,
             member_id=self.member_id,
@@ -115,7 +117,7 @@ class Membership:
         )
 
     def sync(self, joined: JoinGroupResponse, assignments: Sequence[tuple[str, bytes]] = ()) -> SyncGroupRequest:
-        """Ask for the assignment; assignments: of all members, if this one leads the round."""
+        """Return the request for the assignment. assignments: of all members, if this one leads the round."""
         return SyncGroupRequest(
             group_id=self.group_id,
             member_id=self.member_id,
@@ -127,7 +129,7 @@ class Membership:
         )
 
     def beat(self) -> HeartbeatRequest:
-        """A heartbeat."""
+        """Return a heartbeat."""
         return HeartbeatRequest(
             group_id=self.group_id,
             member_id=self.member_id,
@@ -136,13 +138,13 @@ class Membership:
         )
 
     def leave(self) -> LeaveGroupRequest | None:
-        """Tell the group that the member goes; None: it is none, or one that keeps its place by its instance id."""
+        """Return the request to leave; None: the member is in no group, or keeps its place by its instance id."""
         if not self.member_id or self.settings.instance_id is not None:
             return None
         return LeaveGroupRequest(group_id=self.group_id, members=(LeavingMember(self.member_id),))
 
     def commit(self, generation: Generation, offsets: Sequence[OffsetToCommit]) -> OffsetCommitRequest:
-        """Commit what was read in a generation."""
+        """Return the request to commit offsets that were read in a generation."""
         return OffsetCommitRequest(
             group_id=self.group_id,
             member_id=generation.member_id,
@@ -154,7 +156,7 @@ class Membership:
     # --- what is answered ---------------------------------------------------------------------------------------
 
     def joined(self, answer: JoinGroupResponse) -> Verdict:
-        """The answer to `join`. Raises: GroupRefused, NotConnected."""
+        """Take in the answer to `join`. Raises: GroupRefused, NotConnected."""
         if answer.error is ErrorCode.MEMBER_ID_REQUIRED:
             self.member_id = answer.member_id
             return Verdict.JOIN_AGAIN
@@ -164,9 +166,9 @@ class Membership:
         return verdict
 
     def synced(self, answer: SyncGroupResponse, sent_s: float) -> Generation | None:
-        """The answer to `sync`, which was sent then; None: join again.
+        """Take in the answer to `sync`, which was sent at `sent_s`; None: join again.
 
-        Raises: GroupRefused, NotConnected, MembershipError (the leader gives what nobody can read).
+        Raises: GroupRefused, NotConnected, MembershipError (the leader's assignment cannot be read).
         """
         if self.verdict(answer.error) is not Verdict.GOOD:
             return None
@@ -176,7 +178,7 @@ class Membership:
         return self.generation
 
     def verdict(self, error: ErrorCode) -> Verdict:
-        """What an error means. Raises: GroupRefused, NotConnected (not now)."""
+        """Judge an error of the coordinator. Raises: GroupRefused, NotConnected (not now)."""
         if error is ErrorCode.NONE:
             return Verdict.GOOD
         if error in AGAIN:
@@ -193,13 +195,13 @@ class Membership:
     # --- what is known ------------------------------------------------------------------------------------------
 
     def proved(self, sent_s: float) -> None:
-        """A heartbeat, sent then, was answered well."""
+        """Take in that a heartbeat, sent at `sent_s`, was answered well."""
         self._proved_s = sent_s if self._proved_s is None else max(self._proved_s, sent_s)
 
     def sure(self, now_s: float) -> bool:
-        """Whether nobody else can have been assigned what this member was."""
+        """Tell if no other member can have got this member's assignment."""
         return self._proved_s is not None and now_s < self._proved_s + self.settings.session_timeout
 
     def over(self) -> None:
-        """The generation is over."""
+        """End the generation."""
         self.generation = None

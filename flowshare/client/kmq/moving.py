@@ -1,7 +1,7 @@
-"""A KMQ queue is carried over to a share group.
+"""Moves a KMQ queue to a share group.
 
-What the consumer group has committed is begun: of it all is done with but the messages that are open by the markers.
-So the share group begins at the first open message, or at what is committed, and what lies between is finished.
+All messages below the consumer group's commit have begun, and all but those open by the markers are finished. So the
+share group begins at the first open message, or at the commit, and the messages between are finished ranges.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from flowshare.protocol.decoding import DecodedRecord
 
 STEP: Final = 10_000
-"""Markers that are read at once."""
+"""The number of markers that are read at once."""
 Ranges = tuple[tuple[int, int], ...]
 
 
 class QueueMove(NamedTuple):
-    """One partition. committed: by the consumers, −1: nothing. open: messages that were begun and not ended. start:
-    where the share group begins. finished: first and last offsets from there on that are done with."""
+    """The move of one partition. committed: offset of the consumers, −1: none. open: messages that were begun and not
+    ended. start: the share group's first offset. finished: first and last offsets of finished ranges from there on."""
 
     topic: str
     partition: int
@@ -38,12 +38,12 @@ class QueueMove(NamedTuple):
 
     @property
     def finished_count(self) -> int:
-        """How many offsets are done with behind the start."""
+        """The number of finished offsets behind the start."""
         return sum(last - first + 1 for first, last in self.finished)
 
 
 class _MarkerView(NamedTuple):
-    """A decoded record as the tracker's core takes it."""
+    """A decoded record in the form that the tracker's core takes."""
 
     offset: int
     timestamp: int
@@ -52,12 +52,12 @@ class _MarkerView(NamedTuple):
 
 
 def view(record: DecodedRecord) -> _MarkerView:
-    """A record of the markers topic for the core."""
+    """Return a record of the markers topic in the form for the core."""
     return _MarkerView(record.offset, record.timestamp_ms, record.key, record.value)
 
 
 async def plan_queue(admin: ShareAdmin, rules: QueueRules, consumer_group: str) -> list[QueueMove]:
-    """Where a share group begins that goes on from a queue's consumers. All retained markers are read.
+    """Plan the start of a share group from a queue's consumers. All retained markers are read.
 
     Raises: PartitionMismatch, ClientError (the group has committed nothing), ServerError, OSError.
     """
@@ -70,10 +70,10 @@ async def plan_queue(admin: ShareAdmin, rules: QueueRules, consumer_group: str) 
 
 
 async def carry_queue(admin: ShareAdmin, group_id: str, plan: Sequence[QueueMove]) -> None:
-    """Let the share group begin there. Raises: ServerError (it has members), ClientError, OSError.
+    """Set the share group's start as planned. Raises: ServerError (it has members), ClientError, OSError.
 
-    A Kafka broker takes no finished ranges: there the group begins at the first open message, and all behind it runs
-    again. Raises: Unsupported when that would be so.
+    Kafka's brokers accept no finished ranges: there all messages behind the first open one would run again.
+    Raises: Unsupported when that would be so.
     """
     offsets = {(one.topic, one.partition): one.start for one in plan}
     finished = {(one.topic, one.partition): one.finished for one in plan if one.finished}
@@ -88,7 +88,7 @@ async def carry_queue(admin: ShareAdmin, group_id: str, plan: Sequence[QueueMove
 
 
 async def _open(admin: ShareAdmin, rules: QueueRules, partition: int, committed: int) -> list[int]:
-    """Messages below `committed` that are in the queue's log, begun and not ended."""
+    """Return the open messages (begun, not ended) below `committed` that are in the queue's log."""
     bounds = await admin.offsets(rules.markers, partition)
     tracker = PartitionTracker(partition, bounds.log_start, bounds.high_watermark)
     while tracker.position < bounds.high_watermark:

@@ -1,4 +1,4 @@
-"""The topics of a queue: that they fit each other, and that the one for undelivered messages is there."""
+"""Checks the topics of a queue: that they fit each other, and that the topic for undelivered messages exists."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
 APPEND_TIME: Final = "LogAppendTime"
-"""Of a topic of markers: their timestamps rise then, which the tracker's clock goes by."""
+"""The timestamp type that a topic of markers needs: its timestamps rise, and the tracker's clock follows them."""
 
 logger = logging.getLogger(__name__)
 
 
 class PartitionMismatch(ClientError):
-    """A queue and its markers have not the same number of partitions."""
+    """A queue and its markers have different numbers of partitions."""
 
 
 async def partitions_of(admin: ShareAdmin, rules: QueueRules) -> int:
-    """How many partitions queue and markers have, each.
+    """Return the number of partitions of the queue, which is also that of its markers.
 
     Raises: PartitionMismatch, ServerError (UNKNOWN_TOPIC_OR_PARTITION: one is missing), OSError, ClientError.
     """
@@ -42,9 +42,9 @@ async def partitions_of(admin: ShareAdmin, rules: QueueRules) -> int:
 
 
 async def need_undelivered(admin: ShareAdmin, rules: QueueRules, partitions: int, *, widens: bool = True) -> None:
-    """Make the topic for undelivered messages if it is missing, and see that it takes what the queue takes.
+    """Create the topic for undelivered messages if it is missing, and check that it takes the queue's largest messages.
 
-    widens: one that is there and takes less is raised to that; else a warning says so.
+    widens: raise the limit of an existing topic if it is too small; else log a warning.
     Raises: ServerError, OSError, ClientError.
     """
     name, size = rules.undelivered_topic, await message_bytes(admin, rules.queue)
@@ -84,7 +84,7 @@ async def _widen(admin: ShareAdmin, name: str, size: int, *, widens: bool) -> No
 
 
 async def warn_of_times(admin: ShareAdmin, rules: QueueRules) -> None:
-    """Say so if the markers' timestamps are their senders': the clock of one that is wrong is everybody's then."""
+    """Warn if the markers' timestamps are set by their senders: then a sender's wrong clock moves the tracker's."""
     try:
         entries = await admin.topic_configs(rules.markers)
     except ServerError as error:

@@ -1,14 +1,14 @@
-"""`QueueTracker`: reads a queue's markers, and sends again what was begun and not ended in time.
+"""`QueueTracker`: reads a queue's markers, and sends again the messages that were begun and not ended in time.
 
-Several trackers are members of one consumer group over the markers topic and share its partitions. The group has
-committed the oldest marker that is still needed, so whoever takes a partition over reads little again.
+Several trackers are members of one consumer group over the markers topic and share its partitions. The group commits
+the oldest marker that is still needed, so a tracker that takes over a partition reads little again.
 
-    due ──▶ the original is read ──▶ its copy, confirmed ──▶ the end marker, confirmed ──▶ done with
-              │ it is not in the log any more ─────────────────▲
-              └ not now, as each step that fails: again after a pause, which doubles
+    due ──▶ the original is read ──▶ its copy, confirmed ──▶ the end marker, confirmed ──▶ done
+     │             │ the log has it no more ─────────────────────────▲
+     └ failed, at any step: again after a pause, which doubles
 
 A tracker that dies between copy and end marker leaves a message that its successor sends again: a duplicate. Messages
-are sent on independently of each other: one that cannot be holds up nothing but the group's committed offset.
+are sent independently of each other: one that cannot be sent holds up only the group's committed offset.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import FetchedLog
 
 WAIT_MS: Final = 250
-"""How long a read of the markers waits for the next one."""
+"""The longest wait, in milliseconds, of a read for the next marker."""
 WAIT_MS_MIN: Final = 10
 COMMIT_S: Final = 1.0
 BATCH: Final = 500
-"""Messages of one partition whose originals are read at once."""
+"""The most messages of one partition whose originals are read at once."""
 SENDING_MAX: Final = 2_000
-"""Messages of one partition on their way."""
+"""The most messages of one partition on their way."""
 UNDELIVERING_MAX: Final = 500
-"""Messages on their way to the undelivered topic; more are due again after a pause, so that they hold up no others."""
+"""The most messages on their way to the undelivered topic; others are due again after a pause, so that they hold up
+none."""
 ORIGINAL_BYTES: Final = 1 << 20
 BEYOND_TRIES: Final = 5
-"""So often an original that would lie behind the log's end is looked for: its leader may have changed."""
+"""The number of tries for an original that seems to lie behind the log's end: its leader may have changed."""
 PAUSE_MIN_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0
 
@@ -63,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Partition:
-    """A partition at work, in one generation."""
+    """A partition that the tracker works on, in one generation."""
 
     __slots__ = ("committed", "reading", "sending", "tracker")
 
@@ -71,14 +72,14 @@ class _Partition:
         self.tracker = tracker
         self.committed = -1
         self.reading: asyncio.Task[None] | None = None
-        """Reads originals, for as long as it does."""
+        """The task that reads originals; None: no task runs."""
         self.sending: set[asyncio.Task[None]] = set()
 
 
 class QueueTracker:
-    """One tracker of one queue. All methods are called on one event loop.
+    """One tracker of one queue. Call all methods on one event loop.
 
-    group_id: of all trackers of the queue, and of nothing else. quiet_ms: as in `PartitionTracker`. widens: as of
+    group_id: of all trackers of the queue, used for nothing else. quiet_ms: as in `PartitionTracker`. widens: as of
     `need_undelivered`.
     """
 
@@ -115,16 +116,16 @@ class QueueTracker:
         self._undelivering = 0
         self._committed_s = clock.monotonic()
         self._past = TrackerCounts()
-        """Of partitions that are not this tracker's any more."""
+        """The counts of partitions that are not this tracker's any more."""
         self._task: asyncio.Task[None] | None = None
         self._beyond: dict[tuple[int, int], int] = {}
         self.trouble: str | None = None
-        """Why markers cannot be read now."""
+        """The reason why markers cannot be read now."""
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """See that the topics fit, and begin. Raises: PartitionMismatch, ServerError, OSError, ClientError."""
+        """Check the topics, and begin. Raises: PartitionMismatch, ServerError, OSError, ClientError."""
         partitions = await partitions_of(self._admin, self._rules)
         await need_undelivered(self._admin, self._rules, partitions, widens=self._widens)
         self._producer.allow(await letter_bytes(self._admin, (self._rules.queue,)))
@@ -133,7 +134,7 @@ class QueueTracker:
         self._task = asyncio.create_task(self._run(), name=f"tracker of {self._rules.queue}")
 
     async def close(self) -> None:
-        """Finish what is on its way, for a moment; commit, leave the group."""
+        """Wait briefly for messages on their way, commit, leave the group."""
         await cancelled(self._task)
         await self._consumer.close()
         await self._originals.close()
@@ -142,12 +143,12 @@ class QueueTracker:
 
     @property
     def caught_up(self) -> bool:
-        """Whether it has partitions, and has read all markers that there were when it got them."""
+        """True if the tracker has partitions, and has read all markers that existed when it got them."""
         return bool(self._partitions) and all(one.tracker.caught_up for one in self._partitions.values())
 
     @property
     def counts(self) -> TrackerCounts:
-        """What was read and done since the start."""
+        """The counts of everything read and done since the start."""
         total = TrackerCounts()
         for counts in (self._past, *(one.tracker.counts for one in self._partitions.values())):
             total.add(counts)
@@ -155,21 +156,21 @@ class QueueTracker:
 
     @property
     def open(self) -> int:
-        """Messages that are open in its partitions."""
+        """The number of open messages in the tracker's partitions."""
         return sum(one.tracker.open for one in self._partitions.values())
 
     def has_read(self, ends: Mapping[int, int]) -> bool:
-        """Whether it has these partitions, and has read each to that offset."""
+        """Tell if the tracker has these partitions, and has read each one up to the given offset."""
         parts = self._partitions
         return all(number in parts and parts[number].tracker.position >= end for number, end in ends.items())
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """Those that are its own now."""
+        """The tracker's current partitions."""
         return tuple(sorted(self._partitions))
 
     def problems(self) -> list[str]:
-        """Why it does not work as it should, one sentence each."""
+        """Return the tracker's problems, one sentence each."""
         full = [
             f"{self._rules.queue}-{number} has {one.tracker.open} open messages: more are read when half have ended"
             for number, one in sorted(self._partitions.items())
@@ -188,7 +189,8 @@ class QueueTracker:
         logger.info("queue=%s: tracks partitions %s", self._rules.queue, list(self.partitions))
 
     async def _let_go(self, generation: Generation) -> None:
-        """What is on its way gets a moment to end, so that it is not sent twice; then all is committed."""
+        """Give up the partitions. Messages being sent get a moment to finish, so that none is sent twice; then all is
+        committed."""
         parts = self._partitions
         try:
             for one in parts.values():
@@ -238,7 +240,7 @@ class QueueTracker:
             failures, self.trouble = 0, None
 
     async def _step(self) -> None:
-        """Read markers, send what is due, commit now and then. Raises: OSError, ClientError."""
+        """Read markers, send due messages, commit every `COMMIT_S`. Raises: OSError, ClientError."""
         generation = await self._consumer.ready()
         for log in await self._consumer.fetch(wait_ms=self._wait_ms()):
             self._read(generation, log)
@@ -248,7 +250,7 @@ class QueueTracker:
             await self._commit(generation, self._partitions)
 
     def _wait_ms(self) -> int:
-        """How long to wait for the next marker: until something may be due."""
+        """Return the wait for the next marker, in milliseconds: until a message may be due."""
         wait_ms = WAIT_MS
         for one in self._partitions.values():
             now_ms, due_ms = one.tracker.clock_ms, one.tracker.next_due_ms()
@@ -264,7 +266,7 @@ class QueueTracker:
         place = log.topic, log.partition
         tracker.position = min(tracker.position, self._consumer.positions[place])  # what was cut off is written anew
         try:
-            read = read_log(log.records, tracker.position)
+            read = read_log(log.records, tracker.position, log.aborted)
         except DecodeError as error:
             logger.error("%s-%d: an answer cannot be read, asked again: %s", *place, error)  # noqa: TRY400 - no trace is of use
             return
@@ -292,7 +294,7 @@ class QueueTracker:
                 one.reading = asyncio.create_task(reading, name=f"{self._rules.queue}-{one.tracker.partition}: again")
 
     async def _redeliver(self, one: _Partition, messages: Sequence[int]) -> None:
-        """Read the originals of messages, and have each sent on."""
+        """Read the originals of messages, and begin to send each one."""
         rest = list(messages)
         try:
             while rest:
@@ -307,7 +309,7 @@ class QueueTracker:
             one.reading = None
 
     async def _read_originals(self, one: _Partition, rest: list[int]) -> list[int]:
-        """Those that lie in one answer; the rest. Raises: OSError, ClientError, DecodeError."""
+        """Begin to send the messages in one answer; return the others. Raises: OSError, ClientError, DecodeError."""
         number = one.tracker.partition
         log = await self._original(number, rest[0])
         if log.error is ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -317,8 +319,12 @@ class QueueTracker:
                 self._begin(one, message, partial(self._lost, one, message, f"the log begins at {start}"))
             return rest[len(gone) :] if gone else self._behind_end(one, rest)
         check(log.error, log.message, f"reading {self._rules.queue}-{number}@{rest[0]}")
-        read = read_log(log.records, rest[0])
+        read = read_log(log.records, rest[0], log.aborted)
         if read.next == rest[0]:
+            if rest[0] < log.high_watermark:  # of a transaction that is open: it is tried again when that has ended
+                for message in rest:
+                    one.tracker.failed(message)
+                return []
             return self._behind_end(one, rest)
         found = {record.offset: record for record in read.records}
         for message in rest:
@@ -332,7 +338,7 @@ class QueueTracker:
         return [message for message in rest if message >= read.next]
 
     def _behind_end(self, one: _Partition, rest: Sequence[int]) -> list[int]:
-        """Originals that would lie behind the log's end."""
+        """Count originals that seem to lie behind the log's end as failed, after `BEYOND_TRIES` as lost."""
         for message in rest:
             key = one.tracker.partition, message
             self._beyond[key] = self._beyond.get(key, 0) + 1
@@ -345,7 +351,8 @@ class QueueTracker:
 
     async def _original(self, partition: int, offset: int) -> FetchedLog:
         part = FetchPartition(self._rules.queue, partition, offset, ORIGINAL_BYTES)
-        answer = await self._originals.send(FetchRequest(partitions=(part,), max_bytes=ORIGINAL_BYTES))
+        request = FetchRequest(partitions=(part,), max_bytes=ORIGINAL_BYTES, committed=True)
+        answer = await self._originals.send(request)
         check(answer.error, answer.message, f"reading {self._rules.queue}-{partition}")
         (log,) = answer.partitions
         return log
@@ -379,14 +386,14 @@ class QueueTracker:
             )
 
     async def _lost(self, one: _Partition, message: int, why: str) -> None:
-        """There is nothing to send on: never another record in its stead."""
+        """End a message whose original is lost; no other record is sent in its place."""
         await self._end(one, message)
         one.tracker.counts.lost += 1
         one.tracker.ended(message)
         logger.error("record=%s-%d@%d: original lost: %s", self._rules.queue, one.tracker.partition, message, why)
 
     async def _send_on(self, one: _Partition, message: int, record: RawRecord) -> None:
-        """Raises: OSError, ClientError."""
+        """Send a message again, or to the undelivered topic, and end it. Raises: OSError, ClientError."""
         if not one.tracker.wanted(message) or not self._consumer.member.sure:
             one.tracker.failed(message)  # harmless when it has ended
             return
@@ -413,7 +420,7 @@ class QueueTracker:
         await self._ended(one, message)
 
     async def _undeliver(self, copy: Copy, record: RawRecord) -> None:
-        """Raises: OSError, ClientError."""
+        """Send a message to the undelivered topic. Raises: OSError, ClientError."""
         if self._undelivering >= UNDELIVERING_MAX:
             raise BufferFull(f"{self._undelivering} messages are on their way to {copy.topic}")
         self._undelivering += 1
@@ -423,17 +430,28 @@ class QueueTracker:
             self._undelivering -= 1
 
     async def _produce(self, copy: Copy, record: RawRecord, partition: int | None) -> None:
-        await self._producer.send_nowait(
+        """Send a copy with the original's time if the queue accepts it (message.timestamp.before.max.ms). An
+        undelivered message gets the present time: its topic should keep it as long as others, however old it is."""
+        send = partial(
+            self._producer.send_nowait,
             copy.topic,
             record.value,
             key=record.key,
             headers=copy.headers,
             partition=partition,
-            timestamp=record.timestamp / 1000 if record.timestamp >= 0 else None,
         )
+        if not copy.again or record.timestamp < 0:
+            await send()
+            return
+        try:
+            await send(timestamp=record.timestamp / 1000)
+        except ServerError as error:
+            if error.code is not ErrorCode.INVALID_TIMESTAMP:
+                raise
+            await send()
 
     async def _ended(self, one: _Partition, message: int) -> None:
-        """Write the end marker of a message that was sent on, and nothing else again while that fails."""
+        """Write the end marker of a sent message; a retry writes the marker only, not the message."""
         failures = 0
         while True:
             try:

@@ -1,6 +1,6 @@
-"""`Cluster`: several brokers as one thing to talk to: who leads, who coordinates, how each is reached.
+"""`Cluster`: several brokers as one: finds leaders and coordinators, and opens connections to brokers.
 
-What one client learns of the cluster all others of the process know. Sockets are not shared: a broker answers the
+All clients of the process share what one of them learns of the cluster. Sockets are not shared: a broker answers the
 requests of one connection strictly one after another, so each `ClusterConnection` and each share session has its own.
 """
 
@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from flowshare.client.errors import ClientError, NotConnected, ServerError
+from flowshare.client.errors import AnotherBroker, ClientError, NotConnected, ServerError
 from flowshare.client.net.connections import LocalConnection
 from flowshare.client.net.routing import ClusterConnection
 from flowshare.client.net.topology import NOBODY, Address, Topology
 from flowshare.client.settings import LinkSettings
 from flowshare.clock import backoff_s
+from flowshare.protocol.client_software import MEANT_FROM
 from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import FindCoordinatorRequest, MetadataRequest
 from flowshare.tasks import cancelled
 
@@ -27,26 +29,26 @@ if TYPE_CHECKING:
     from flowshare.client.net.security import Security
     from flowshare.clock import Clock
     from flowshare.protocol.declaration import CoordinatorKind
-    from flowshare.protocol.messages import Request
+    from flowshare.protocol.messages import MetadataResponse, Request
 
 R = TypeVar("R")
 
 REFRESH_PAUSE_S: Final = 0.1
-"""Least time between two looks at the same topics: many partitions may find out at once that they moved."""
+"""The shortest time, in seconds, between two look-ups of the same topics: many partitions may move at once."""
 
 TRY_S: Final = 1.0
-"""How long one worker of a fleet may take to be connected to when any will do, and there are others to try."""
+"""The time limit, in seconds, to connect to a worker of a fleet when any will do and others can be tried."""
 OPEN_S: Final = 5.0
-"""How long a certain worker may take to be connected to."""
+"""The time limit, in seconds, to connect to a certain worker."""
 LOOK_S: Final = 2.0
-"""How long one may take to say who leads what."""
+"""The time limit, in seconds, for a worker's answer about leaders."""
 FAILED_MAX: Final = 100
 
 logger = logging.getLogger(__name__)
 
 
 class Cluster:
-    """What is known of a cluster and how its brokers are reached; on one event loop."""
+    """A client's view of a cluster, and its connections to the brokers. Call all methods on one event loop."""
 
     def __init__(
         self,
@@ -66,11 +68,11 @@ class Cluster:
     ) -> None:
         """bootstrap: `host:port` of brokers to ask first. open_node: opens connections; None: TCP.
 
-        For fleets: local: servers of this process by their node ids, reached without sockets and asked first; looked
-        at with each opening, so it may change. fresh_addresses: where to bootstrap when nobody known answers. worker:
-        node id of this process's own worker, told to the others. own_address: where others reach it. who: asks a server
-        for its node id. outdated: whether this process's own worker has lost touch, so that others know better who
-        leads and coordinates.
+        For fleets: local: servers of this process by their node ids, reached without sockets and asked first; read at
+        each opening, so it may change. fresh_addresses: finds addresses when no known one answers. worker: node id of
+        this process's own worker, sent to the others. own_address: the address of that worker. who: asks a server for
+        its node id. outdated: tells if this process's own worker has lost touch, so that others know leaders and
+        coordinators better.
         """
         self.set_bootstrap(bootstrap)
         self._local: Mapping[int, Local] = {} if local is None else local
@@ -92,19 +94,20 @@ class Cluster:
         self._own: ClusterConnection | None = None
         self._others: ClusterConnection | None = None
         self._alone_until_s = 0.0
-        """No other worker was reached lately: until then this process's own is asked, outdated as it may be."""
+        """The time until which this process's own worker is asked, even if outdated, as no other was reached; monotonic
+        seconds."""
         self.clock = clock
         self.settings = settings or LinkSettings()
         self.topology = Topology()
         self.api_versions: Mapping[int, tuple[int, int]] = {}
-        """APIs of the first broker that answered, with their lowest and highest version."""
+        """The APIs of the first broker that answered, with their lowest and highest version."""
         self.is_flowshare = False
-        """Whether that broker is one of flowshare's own servers."""
+        """True if that broker is one of flowshare's own servers."""
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find the brokers, within connect_timeout. Raises: NotConnected, ClientError (trying again is no use)."""
+        """Find the brokers, within connect_timeout. Raises: NotConnected, ClientError (a retry does not help)."""
         deadline_s = self.clock.monotonic() + self.settings.connect_timeout
         tries = 0
         while True:
@@ -120,7 +123,7 @@ class Cluster:
                 await self.clock.sleep(pause_s)
 
     async def close(self) -> None:
-        """Close the cluster's own connections; those of others are theirs."""
+        """Close the cluster's own connections, but not those that clients have opened."""
         own = [one for one in (self._own, self._others) if one is not None]
         self._own = self._others = None
         await cancelled(*self._looking.values())
@@ -128,17 +131,17 @@ class Cluster:
             await one.close()
 
     def set_bootstrap(self, bootstrap: Sequence[str]) -> None:
-        """Replace the brokers to ask first, as `host:port`; connections that are open stay so."""
+        """Replace the brokers to ask first, as `host:port`; open connections stay open."""
         self._bootstrap = [_address(text) for text in bootstrap]
 
     def connect(self, client_id: str) -> ClusterConnection:
-        """A connection to the cluster as a whole; its sockets are opened as they are needed."""
+        """Return a connection to the cluster as a whole; its sockets are opened as they are needed."""
         return ClusterConnection(self, client_id)
 
     def apart(self, settings: LinkSettings, *, turn: int = 0) -> Cluster:
-        """The same brokers over connections of its own, for one that cannot wait as long as others do.
+        """Return the same brokers over separate connections, for a client that cannot wait as long as others do.
 
-        turn: which of them is asked first.
+        turn: selects the broker that is asked first.
         """
         found = Cluster(
             (),
@@ -156,7 +159,7 @@ class Cluster:
     # --- reaching nodes -----------------------------------------------------------------------------------------
 
     async def open_node(self, node_id: int, client_id: str) -> NodeConnection:
-        """A new connection to one broker. Raises: NotConnected (not known, not reachable), ClientError."""
+        """Open a connection to one broker. Raises: NotConnected (not known, not reachable), ClientError."""
         if node_id in self._local:
             return await self._open_local(node_id, client_id)
         address = self.topology.nodes.get(node_id)
@@ -166,15 +169,16 @@ class Cluster:
         if address is None:
             raise NotConnected(f"broker {node_id} is not among the cluster's brokers now")
         if not self.in_fleet:
-            return await self._open_at(address, client_id)
+            return await self._open_at(address, client_id, node_id)
         try:
             return await self.clock.wait_for(self._open_worker(node_id, address, client_id), OPEN_S)
         except TimeoutError:
             raise NotConnected(f"worker {node_id} cannot be connected to within {OPEN_S:g} s") from None
 
     async def _open_worker(self, node_id: int, address: Address, client_id: str) -> NodeConnection:
-        """Another worker may be at the address by now, with which the client may have a session already."""
-        connection = await self._open_at(address, client_id)
+        """Open a connection to a worker, and check its node id: another worker may be at the address by now, with which
+        the client may have a session already."""
+        connection = await self._open_at(address, client_id, node_id)
         if self._who is None:
             return connection
         try:
@@ -188,18 +192,18 @@ class Cluster:
         raise NotConnected(f"worker {node_id} is gone: worker {found} is at {address[0]}:{address[1]}")
 
     async def open_any(self, client_id: str) -> NodeConnection:
-        """A new connection to whichever broker can be reached. Raises: NotConnected, ClientError."""
+        """Open a connection to any broker that can be reached. Raises: NotConnected, ClientError."""
         return await self._open_own(client_id) or await self._open_other(client_id, set())
 
     async def open_other(self, client_id: str) -> NodeConnection:
-        """A new connection to a worker that is not this process's. Raises: NotConnected, ClientError."""
+        """Open a connection to a worker of another process. Raises: NotConnected, ClientError."""
         tried = {address for node_id, address in self.topology.nodes.items() if node_id in self._local}
         if self._own_address is not None:
             tried.add(self._own_address)
         return await self._open_other(client_id, tried)
 
     async def _open_own(self, client_id: str) -> NodeConnection | None:
-        """To a server of this process, if there is one to be had. Raises: ClientError."""
+        """Open a connection to a server of this process; None: none is available. Raises: ClientError."""
         for node_id in tuple(self._local):
             try:
                 return await self._open_local(node_id, client_id)
@@ -208,7 +212,7 @@ class Cluster:
         return None
 
     async def _open_other(self, client_id: str, tried: set[Address]) -> NodeConnection:
-        """To whichever can be reached of those not tried yet. Raises: NotConnected, ClientError."""
+        """Open a connection to any broker not tried yet. Raises: NotConnected, ClientError."""
         try:
             return await self._open_first(tried, client_id, last_resort=self._fresh_addresses is None)
         except NotConnected:
@@ -220,19 +224,24 @@ class Cluster:
         return await self._open_first(tried, client_id, last_resort=True)
 
     async def _open_first(self, tried: set[Address], client_id: str, *, last_resort: bool) -> NodeConnection:
-        """To the first address that answers, of those not tried yet. Raises: NotConnected, ClientError.
+        """Open a connection to the first address that answers, of those not tried yet.
 
-        last_resort: nobody else can be tried, so that the last one may take its time.
+        last_resort: there are no other addresses, so the last one may take its full time.
+        Raises: NotConnected, ClientError.
         """
         known = dict.fromkeys([*self.topology.nodes.values(), *self._bootstrap])
         untried = sorted((one for one in known if one not in tried), key=lambda one: self._failed.get(one, 0))
         problem: OSError | None = None
         for address in untried:
             tried.add(address)
-            opening = self._open_at(address, client_id)
+            opening = self._open_at(address, client_id, self.topology.node_at(address))
             try:
                 others = address != untried[-1] or not last_resort
                 return await (self.clock.wait_for(opening, TRY_S) if others and self.in_fleet else opening)
+            except AnotherBroker as error:
+                problem = error
+                if address in self._bootstrap:
+                    untried.append(address)  # where to look for the brokers anew, last and whoever is there
             except OSError as error:  # TimeoutError is one
                 self._did_not_answer(address)
                 problem = error
@@ -242,7 +251,7 @@ class Cluster:
 
     @property
     def in_fleet(self) -> bool:
-        """Whether the servers are workers, which come and go, so that none of them is waited for for long."""
+        """True if the servers are workers. Workers come and go, so the client waits only briefly for each."""
         return self.is_flowshare or self._fresh_addresses is not None
 
     def _did_not_answer(self, address: Address) -> None:
@@ -251,11 +260,30 @@ class Cluster:
             if len(self._failed) > FAILED_MAX:
                 del self._failed[min(self._failed, key=self._failed.__getitem__)]
 
-    async def _open_at(self, address: Address, client_id: str) -> NodeConnection:
-        connection = await self._open(address[0], address[1], client_id)
+    async def _open_at(self, address: Address, client_id: str, node_id: int) -> NodeConnection:
+        """Open a connection to an address. node_id: the broker that is meant; NOBODY: any. Raises: AnotherBroker."""
+        meant = self._meant(node_id)
+        try:
+            opening = self._open(*address, client_id) if meant is None else self._open_tcp(*address, client_id, meant)
+            connection = await opening
+        except AnotherBroker as error:
+            logger.warning("%s; looking for the brokers anew", error)
+            if self.topology.nodes.get(node_id) == address:
+                del self.topology.nodes[node_id]
+            raise
         self._reached[connection] = address
         self._look_at(connection)
         return connection
+
+    def _meant(self, node_id: int) -> tuple[str, int] | None:
+        """The cluster and node that a connection is meant for, sent so that a broker of another cluster says so
+        (KIP-1242). None: send nothing.
+
+        Connections other than TCP have their own check: a fleet's workers are asked who they are, a path has its login.
+        """
+        cluster_id = self.topology.cluster_id
+        knows = self.api_versions.get(ApiKey.API_VERSIONS, (0, 0))[1] >= MEANT_FROM
+        return (cluster_id, node_id) if cluster_id and node_id != NOBODY and knows and not self._open_given else None
 
     async def _open_local(self, node_id: int, client_id: str) -> NodeConnection:
         connection = LocalConnection(await self._local[node_id](client_id))
@@ -267,7 +295,9 @@ class Cluster:
             self.api_versions = connection.api_versions
             self.is_flowshare = connection.is_flowshare
 
-    async def _open_tcp(self, host: str, port: int, client_id: str) -> NodeConnection:
+    async def _open_tcp(
+        self, host: str, port: int, client_id: str, meant: tuple[str, int] | None = None
+    ) -> NodeConnection:
         from flowshare.client.net.tcp import open_tcp
 
         return await open_tcp(
@@ -278,7 +308,16 @@ class Cluster:
             settings=self.settings,
             security=self._security,
             worker=self._worker,
+            meant=meant,
         )
+
+    def learn(self, answer: MetadataResponse) -> None:
+        """Take in a broker's facts on the cluster."""
+        before = self.topology.cluster_id
+        self.topology.apply(answer)
+        if before is not None and self.topology.cluster_id != before:
+            logger.warning("the brokers are of cluster %s now, not %s", self.topology.cluster_id, before)
+            self._coordinators.clear()
 
     def _ours(self) -> ClusterConnection:
         if self._own is None:
@@ -293,7 +332,7 @@ class Cluster:
     # --- who leads ----------------------------------------------------------------------------------------------
 
     async def look(self, topics: tuple[str, ...] | None) -> None:
-        """Ask for brokers and the leaders of these topics (None: of all); who asks meanwhile gets the same answer.
+        """Look up brokers and the leaders of these topics (None: of all); concurrent callers share the request.
 
         Raises: NotConnected, ConnectionLost.
         """
@@ -301,7 +340,13 @@ class Cluster:
         if task is None:
             task = self._looking[topics] = asyncio.create_task(self._look(topics), name="cluster metadata")
             task.add_done_callback(lambda _: self._looking.pop(topics, None))
-        await asyncio.shield(task)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            waiting = asyncio.current_task()
+            if task.cancelled() and waiting is not None and not waiting.cancelling():  # nobody cancelled the caller
+                raise NotConnected("the connection to the cluster is closed") from None
+            raise
 
     async def _look(self, topics: tuple[str, ...] | None) -> None:
         since_s = self.clock.monotonic() - self._looked.get(topics, -REFRESH_PAUSE_S)
@@ -313,7 +358,9 @@ class Cluster:
             self._looked[topics] = self.clock.monotonic()
 
     async def _ask(self, request: Request[R]) -> R:
-        """What any broker answers. A worker of a fleet that takes long is not asked again. Raises: NotConnected, …"""
+        """Send a request that any broker can answer. A worker of a fleet that is too slow is not asked again.
+        Raises: NotConnected, …
+        """
         if not self.in_fleet:
             return await self._ours().send(request)
         if self._outdated() and self.clock.monotonic() >= self._alone_until_s:
@@ -344,13 +391,13 @@ class Cluster:
         return answer
 
     async def leader(self, topic: str, partition: int) -> int:
-        """Node that leads a partition, NOBODY when it has none now. Raises: as `look`."""
+        """Return the node that leads a partition; NOBODY: it has no leader now. Raises: as `look`."""
         if self.topology.leader(topic, partition) == NOBODY:
             await self.look((topic,))
         return self.topology.leader(topic, partition)
 
     async def look_for(self, topics: Sequence[str]) -> None:
-        """Find out again who leads the partitions of these topics; what cannot be found out stays as it was."""
+        """Look up the leaders of these topics again; if that fails, the known leaders stay."""
         try:
             await self.look(tuple(sorted(topics)))
         except (OSError, ClientError) as error:
@@ -359,7 +406,7 @@ class Cluster:
     # --- who coordinates ----------------------------------------------------------------------------------------
 
     async def coordinator(self, key: str, kind: CoordinatorKind = "group") -> int:
-        """Node that coordinates a group, or a transactional id; NOBODY: there is none at the moment.
+        """Return the node that coordinates a group or a transactional id; NOBODY: there is none at the moment.
 
         Raises: ServerError (not allowed), NotConnected, ConnectionLost.
         """
@@ -378,7 +425,7 @@ class Cluster:
         return NOBODY
 
     def forget_coordinator(self, key: str, kind: CoordinatorKind = "group") -> None:
-        """It turned out to be another one."""
+        """Forget a coordinator that turned out to be wrong."""
         self._coordinators.pop((kind, key), None)
 
 

@@ -1,4 +1,4 @@
-"""What a connection to one node is to a client, within the process or over a socket, and how one is come by."""
+"""A client's connection to one node, in the same process or over a socket, and how to open one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class InProcessConnection(Connection, Protocol):
 
 
 class NodeConnection(InProcessConnection, Protocol):
-    """A connection to one broker that says what it is."""
+    """A connection to one broker, with its APIs and versions."""
 
     api_versions: Mapping[int, tuple[int, int]]
 
 
 class LocalConnection:
-    """A connection to a server of this process, which is one of flowshare's own and has all that it has."""
+    """A connection to a server of this process, which is one of flowshare's own and offers all of its APIs."""
 
     def __init__(self, connection: InProcessConnection) -> None:
         self.api_versions: Mapping[int, tuple[int, int]] = LOCAL_VERSIONS
@@ -38,10 +38,10 @@ class LocalConnection:
 
 
 OpenNode = Callable[[str, int, str], Awaitable[NodeConnection]]
-"""(host, port, client id) -> a new connection. Raises OSError when trying again may help, else ClientError."""
+"""Opens a connection to (host, port) for a client id. Raises OSError when a retry may help, else ClientError."""
 Local = Callable[[str], Awaitable[InProcessConnection]]
-"""Client id -> a new connection to a server of this process. Raises OSError while there is none to be had."""
+"""Opens a connection to a server of this process for a client id. Raises OSError while there is no server."""
 Who = Callable[[NodeConnection], Awaitable[int]]
 """Asks a server of a fleet for its node id. Raises: OSError, ClientError."""
 FreshAddresses = Callable[[], Awaitable[Sequence[str]]]
-"""Gives `host:port` of brokers that are there now. Raises OSError, ClientError."""
+"""Returns `host:port` of brokers that are reachable now. Raises OSError, ClientError."""

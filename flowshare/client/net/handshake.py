@@ -1,4 +1,5 @@
-"""The first words on a connection: which APIs the broker has (ApiVersions, KIP-511), and who we are (SASL, KIP-152)."""
+"""The first requests on a connection: the broker's APIs (ApiVersions, KIP-511), the check that the broker is the one
+that is meant (KIP-1242), and the login (SASL, KIP-152)."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-import flowshare
-from flowshare.client.errors import ClientError, ServerError
+from flowshare.client.errors import AnotherBroker, ClientError, ServerError
 from flowshare.client.wire import codec_of
+from flowshare.protocol.client_software import MEANT_FROM, OWN_SOFTWARE, version
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, entity, read_response, write_request
 from flowshare.protocol.messages.security import SaslAuthenticateRequest, SaslHandshakeRequest
-from flowshare.protocol.software import OWN_SOFTWARE, version
 from flowshare.protocol.translation import known_error
+from flowshare.version import __version__
 
 if TYPE_CHECKING:
     from flowshare.client.net.requests import Pipeline
@@ -28,27 +29,31 @@ Versions = Mapping[int, tuple[int, int]]
 """API key -> lowest and highest version."""
 API_VERSIONS_HIGHEST: Final = 4
 NAMED_FROM: Final = 3
-"""The version from which ApiVersions says who asks."""
+"""The version from which ApiVersions names the client."""
 AGAIN_FROM: Final = 0.85
 AGAIN_UNTIL: Final = 0.95
-"""Parts of a login's time between which it is made again, as Java's clients do."""
+"""The parts of a login's lifetime between which it is renewed, as in Java's clients."""
 AGAIN_S_MIN: Final = 1.0
 AGAIN_S_MAX: Final = 86_400.0
-"""However short or long a broker says that a login holds."""
+"""The shortest and longest time, in seconds, to the next login, whatever lifetime a broker reports."""
 _ERROR: Final = struct.Struct(">ih")
 
 
 class Names(NamedTuple):
-    """Who asks. worker: node id of the fleet's worker whose process this is; None: none's."""
+    """The client's identity. worker: node id of the fleet's worker in this process; None: no worker. process: the
+    process itself, sent to a server of this machine. meant: cluster id and node id of the broker that should be at the
+    other end; None: any."""
 
     client_id: str
     worker: int | None = None
+    process: tuple[int, int] | None = None
+    meant: tuple[str, int] | None = None
 
 
 class SaslExchange:
-    """SASL's frames of one login on a connection: SaslHandshake once, then SaslAuthenticate as the mechanism needs.
+    """The SASL messages of one login on a connection: SaslHandshake once, then SaslAuthenticate as the mechanism needs.
 
-    lifetime_s: how long the login holds, as the broker said last (KIP-368); 0: as long as the connection.
+    lifetime_s: seconds that the login holds, as the broker last said (KIP-368); 0: as long as the connection.
     """
 
     def __init__(self, pipeline: Pipeline, client_id: str, versions: Versions) -> None:
@@ -58,7 +63,7 @@ class SaslExchange:
         self.lifetime_s = 0.0
 
     async def handshake(self, mechanism: str) -> None:
-        """Choose a mechanism. Raises: ClientError naming those that the broker has, ConnectionError."""
+        """Choose a mechanism. Raises: ClientError naming the broker's mechanisms, ConnectionError."""
         answer = await self._call(SaslHandshakeRequest(mechanism=mechanism))
         if answer.error is not ErrorCode.NONE:
             offered = ", ".join(answer.mechanisms) or "none"
@@ -67,7 +72,7 @@ class SaslExchange:
             )
 
     async def send(self, token: bytes) -> bytes:
-        """One step of the mechanism: our bytes, the broker's bytes. Raises: ServerError, ConnectionError."""
+        """Send one message of the mechanism, return the broker's. Raises: ServerError, ConnectionError."""
         answer = await self._call(SaslAuthenticateRequest(auth_bytes=token))
         if answer.error is not ErrorCode.NONE:
             about = f"{self._pipeline.about}: authentication failed; check user name and password"
@@ -92,11 +97,11 @@ class SaslExchange:
 
 
 class Logins:
-    """The logins of one connection: the first one, and further ones before the last is over (KIP-368).
+    """The logins of one connection: the first, and further ones before the last expires (KIP-368).
 
-    They begin when 85 to 95 % of their time is over, drawn anew each time, so that the connections of a process do not
-    log in all at once. Other requests wait meanwhile; one that fails ends the connection, and whoever opens the next
-    one learns why.
+    They begin when 85 to 95 % of the lifetime is over, drawn at random each time, so that the connections of a process
+    do not log in all at once. Other requests wait meanwhile. A failed login ends the connection, and the next opening
+    reports the reason.
     """
 
     def __init__(
@@ -107,7 +112,7 @@ class Logins:
         clock: Clock,
         random: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """exchange: SASL's frames of a new login. random: so many fresh bytes."""
+        """exchange: makes the SASL messages of a new login. random: returns so many random bytes."""
         self._pipeline = pipeline
         self._security = security
         self._exchange = exchange
@@ -125,7 +130,7 @@ class Logins:
         self._lifetime_s = exchange.lifetime_s
 
     def keep_up(self) -> None:
-        """Log in again whenever it is time, until the connection ends."""
+        """Log in again before each expiry, until the connection ends."""
         self._pipeline.on_ended(lambda _: self._stop())
         self._wait()
 
@@ -155,22 +160,31 @@ class Logins:
 
 
 async def api_versions(pipeline: Pipeline, names: Names) -> Versions:
-    """What the broker offers. Raises: ClientError, ConnectionError."""
-    error, versions = await _ask_versions(pipeline, names, API_VERSIONS_HIGHEST)
+    """Ask the broker for its APIs and their versions. Raises: ClientError, ConnectionError, AnotherBroker (another
+    broker answers at the address)."""
+    highest = API_VERSIONS_HIGHEST if names.meant is None else MEANT_FROM
+    error, versions = await _ask_versions(pipeline, names, highest)
     if error is ErrorCode.UNSUPPORTED_VERSION:
-        # A broker that does not know our version answers in version 0 and says which versions it does know.
+        # A broker that does not know our version answers in version 0 and names the versions that it knows.
         known = versions.get(ApiKey.API_VERSIONS, (0, 0))[1]
-        error, versions = await _ask_versions(pipeline, names, max(0, min(known, API_VERSIONS_HIGHEST)))
+        error, versions = await _ask_versions(pipeline, names, max(0, min(known, highest)))
+    if error is ErrorCode.REBOOTSTRAP_REQUIRED and names.meant is not None:
+        cluster, node = names.meant
+        raise AnotherBroker(
+            f"broker {node} of cluster {cluster} is no longer at {pipeline.about}: another one is there"
+        )
     if error is not ErrorCode.NONE:
         raise ClientError(f"{pipeline.about} does not say which APIs it has: {error.name}; is it a Kafka broker?")
     return versions
 
 
 async def _ask_versions(pipeline: Pipeline, names: Names, asked: int) -> tuple[ErrorCode, Versions]:
-    named = {
+    named: dict[str, object] = {
         "client_software_name": OWN_SOFTWARE,
-        "client_software_version": version(flowshare.__version__, names.worker),
+        "client_software_version": version(__version__, names.worker, names.process),
     }
+    if names.meant is not None and asked >= MEANT_FROM:
+        named["cluster_id"], named["node_id"] = names.meant
     request = entity("api_versions", asked, "request")(**(named if asked >= NAMED_FROM else {}))
 
     def read(frame: bytes) -> tuple[ErrorCode, Versions]:

@@ -1,8 +1,8 @@
-"""One connection that is opened again when it ends: under the member, the producer and the admin client.
+"""`Link`: one connection that is opened again when it ends, used by the member, the producer and the admin client.
 
-Nothing is sent twice here: what may have reached the server comes back as `ConnectionLost`, what never left as
-`NotConnected`, and the caller decides. Opening is tried for as long as somebody may want it, with a pause between
-tries that doubles up to a bound and is spread between clients by their names.
+A link never sends a request twice: one that may have reached the server fails with `ConnectionLost`, one that never
+left with `NotConnected`, and the caller decides. Opening is tried for as long as a caller may want it, with a pause
+between tries that doubles up to a bound and is spread between clients by their names.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Connect = Callable[[], Awaitable["Connection"]]
-"""Opens a new connection, in process or a socket. Raises OSError (ConnectionError is one) when it cannot."""
+"""Opens a new connection, in process or a socket. Raises OSError (such as ConnectionError) on failure."""
 REMINDER: Final = 16
-"""Failures in a row after which an outage is told of again."""
+"""The number of failures in a row after which an outage is logged again."""
 
 logger = logging.getLogger(__name__)
 
 
 class Link:
-    """Keeps one connection; `generation` counts how many were lost."""
+    """Keeps one connection; `generation` counts the lost ones."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Link:
         on_lost: Callable[[], object] | None = None,
         on_open: Callable[[Connection], object] | None = None,
     ) -> None:
-        """on_open: called with each new connection before anybody else uses it."""
+        """on_open: called with each new connection before any other use."""
         self._connect = connect
         self._clock = clock
         self._settings = settings
@@ -60,14 +60,15 @@ class Link:
         self.trouble: str | None = None
 
     def pause_s(self, failures: int) -> float:
-        """The pause after so many failures in a row: doubled each time, bounded, spread by ±20 % between clients."""
+        """Return the pause, in seconds, after so many failures in a row: doubled each time, bounded, spread by ±20 %
+        between clients."""
         doubled_s = backoff_s(failures, self._settings.retry_backoff, self._settings.retry_backoff_max)
         return doubled_s * (0.8 + 0.4 * self._spread)
 
     async def connection(self, timeout_s: float | None = None) -> Connection:
-        """The connection, opened if need be, within `timeout_s` (default: the settings').
+        """Return the connection, opened if needed, within `timeout_s` (default: the settings' connect_timeout).
 
-        Raises: NotConnected, Closed; what `connect` raises when it is no OSError.
+        Raises: NotConnected, Closed; errors of `connect` that are no OSError.
         """
         if self._closed:
             raise Closed(f"{self._name} is closed")
@@ -90,7 +91,7 @@ class Link:
             raise
 
     def open(self) -> asyncio.Task[Connection] | None:
-        """Have a connection opened, for who does not wait for it: its task; None when that is under way or done."""
+        """Begin to open a connection, without waiting: return the task; None: it is under way or done."""
         if self._closed or self.current is not None or self._opening is not None:
             return None
         return self._open_soon()
@@ -101,7 +102,7 @@ class Link:
         return self._opening
 
     async def send(self, request: Request[R], *, wait_s: float = 0.0, connect_timeout: float | None = None) -> R:
-        """Answer of the server; `wait_s` is how long the request itself may wait there.
+        """Send a request and return the server's answer. wait_s: seconds that the request itself may wait there.
 
         Raises: NotConnected, ConnectionLost, Closed.
         """
@@ -109,7 +110,7 @@ class Link:
         return await self.send_on(connection, request, wait_s=wait_s)
 
     async def send_on(self, connection: Connection, request: Request[R], *, wait_s: float = 0.0) -> R:
-        """As `send`, over this very connection; handed to it before anything is awaited. Raises: ConnectionLost."""
+        """Send as `send`, over this connection, at once, before the first await. Raises: ConnectionLost."""
         limit_s = self._settings.request_timeout + wait_s
         sending = connection.send(request)
         try:
@@ -124,18 +125,18 @@ class Link:
         return answer
 
     def heard(self) -> None:
-        """An answer came over the connection: failures are counted anew."""
+        """Reset the count of failures: an answer came over the connection."""
         self._failures = 0
 
     def rest(self) -> None:
-        """Nobody needs the connection for now: stop trying to open it, until somebody does."""
+        """Stop trying to open the connection, until a caller needs it again."""
         opening, self._opening = self._opening, None
         self._failures = 0
         if opening is not None:
             opening.cancel()
 
     def lost(self, connection: Connection, reason: str) -> None:
-        """A connection has ended by itself; harmless when it is not this link's any more."""
+        """Take in that a connection has ended by itself; ignored if it is not this link's any more."""
         if self.current is not connection:
             return
         self.current = None
@@ -175,14 +176,15 @@ class Link:
                 self._opening = None
 
     def _level(self) -> int:
-        """How loud a failure is told: an outage once, and again each time that it has lasted twice as many tries."""
+        """Return the log level of a failure: WARNING for the first, and again each time the number of tries has
+        doubled."""
         failures = self._failures
         again = failures >= REMINDER and failures.bit_count() == 1
         return logging.WARNING if failures == 1 or again else logging.DEBUG
 
     async def _drop(self, connection: Connection, reason: str) -> None:
-        """Forget a connection that is of no use any more, once, and close it; who waits for an answer over it gets
-        ConnectionLost."""
+        """Forget a connection that cannot be used any more, once, and close it; requests that wait for an answer over
+        it get ConnectionLost."""
         if self.current is not connection:
             return
         self.lost(connection, reason)

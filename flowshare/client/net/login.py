@@ -23,11 +23,11 @@ from flowshare.protocol.scram import (
 )
 
 ITERATIONS_MAX: Final = 1_000_000
-"""Most rounds of hashing that a server may ask for: under a second."""
+"""The most iterations of hashing that a server may ask for: under a second."""
 
 
 class LoginError(ClientError):
-    """The other end's words are no login, or it could not prove that it knows the user."""
+    """The server's message is no login, or the server could not prove that it knows the user."""
 
 
 class PlainClient:
@@ -37,19 +37,19 @@ class PlainClient:
         self._message = f"\0{username}\0{password}".encode()
 
     def first(self) -> bytes:
-        """The first message: name and password."""
+        """Return the first message: name and password."""
         return self._message
 
     def next(self, message: bytes) -> bytes | None:
-        """What answers the server's message; None: the login is complete."""
+        """Return the answer to the server's message; None: the login is complete."""
         del message
         return None
 
 
 class ScramClient:
-    """SCRAM (RFC 5802, RFC 7677). `nonce`: fresh and random, printable ASCII without a comma.
+    """SCRAM (RFC 5802, RFC 7677). nonce: fresh and random, printable ASCII without a comma.
 
-    The password is hashed as it is written, not in its normal form: so do Kafka's own tools and clients.
+    The password is hashed as written, not normalised, as in Kafka's own tools and clients.
     """
 
     def __init__(self, mechanism: str, username: str, password: str, *, nonce: str) -> None:
@@ -58,14 +58,14 @@ class ScramClient:
         self._nonce = nonce
         self._bare = f"n={escaped(username)},r={nonce}"
         self._signature: bytes | None = None
-        """What the server's last message has to prove; None before ours is sent."""
+        """The signature that the server's last message must prove; None before the client's own proof is sent."""
 
     def first(self) -> bytes:
-        """Name and nonce."""
+        """Return the first message: name and nonce."""
         return NO_BINDING + self._bare.encode()
 
     def next(self, message: bytes) -> bytes | None:
-        """The proof for the server's first message; None for its last. Computes for milliseconds.
+        """Return the proof for the server's first message; None for its last. Computes for milliseconds.
 
         Raises: LoginError
         """

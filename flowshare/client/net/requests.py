@@ -1,9 +1,8 @@
-"""Requests and answers of one socket: correlation ids, bounds, deadlines. What they mean is the callers' business.
+"""`Pipeline`: requests and answers of one socket: correlation ids, bounds, deadlines. Callers know their meaning.
 
-Requests go out in the order of the calls, up to two bounds (requests and their bytes that have no answer yet); the
-rest waits its turn. Answers are matched by correlation id, in whatever order they come. The connection ends, once and
-with one reason that every caller gets, when the peer closes it, when an answer cannot be read, belongs to nothing or
-does not come in time, and by `close`.
+Requests leave in the order of the calls, up to two bounds (unanswered requests, and their bytes); all others wait.
+Answers are matched by correlation id, in any order. The connection ends, once and with one reason that every caller
+gets, when the peer closes it, when an answer cannot be read, has no request or is late, and by `close`.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WAITING_MAX: Final = 10_000
-"""Requests that may wait for their turn; each belongs to a task that waits for its answer."""
+"""The most requests that may wait for their turn; each belongs to a task that waits for its answer."""
 BUFFER_BYTES: Final = 1 << 20
-"""Bytes that may wait in the socket's own buffer before the next request is held back."""
+"""The most bytes that may wait in the socket's own buffer before the next request is held back."""
 ID_MAX: Final = 0x7FFFFFFF
 logger = logging.getLogger(__name__)
 _ID: Final = struct.Struct(">i")
 _LENGTH: Final = struct.Struct(">i")
 _SHORTEST: Final = 4
-"""Every answer begins with its correlation id."""
+"""The shortest answer, in bytes: every answer begins with its correlation id."""
 
 
 class AnswerFrameError(ValueError):
@@ -43,20 +42,20 @@ class AnswerFrameError(ValueError):
 
 
 class AnswerFrames:
-    """Cuts what a server sends into answers: an int32 length and that many bytes (Kafka protocol guide).
+    """Cuts a server's bytes into answers: an int32 length and that many bytes (Kafka protocol guide).
 
-    An answer that lies in one piece is sliced; one that comes in many pieces is joined once, when it is complete.
+    An answer in one piece is sliced; an answer in many pieces is joined once, when it is complete.
     """
 
     def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: the longest answer that is taken; a longer one is refused as soon as its length is known."""
+        """bytes_max: the longest answer accepted; a longer one is refused as soon as its length is known."""
         self._bytes_max = bytes_max
         self._pieces: list[bytes] = []
         self._have = 0
         self._need = _LENGTH.size
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The answers that are complete with `data`, without their lengths. Raises: AnswerFrameError."""
+        """Yield the answers that are complete with `data`, without their lengths. Raises: AnswerFrameError."""
         self._have += len(data)
         self._pieces.append(data)
         if self._have < self._need:
@@ -81,8 +80,8 @@ class AnswerFrames:
 
 
 class AwaitedAnswer:
-    """Waits for an answer and calls `told` with itself as soon as it is read: a future's waiter runs a turn of the loop
-    later."""
+    """Waits for an answer and calls `told` with itself as soon as it is read; a future's waiter runs one turn of the
+    loop later."""
 
     __slots__ = ("_done", "_error", "_result", "_told")
 
@@ -93,26 +92,26 @@ class AwaitedAnswer:
         self._error: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether it was told."""
+        """True if the answer was passed to `told`."""
         return self._done
 
     def result(self) -> Any:
-        """The answer. Raises: why there is none."""
+        """Return the answer. Raises: the error for which there is none."""
         if self._error is not None:
             raise self._error
         return self._result
 
     def exception(self) -> BaseException | None:
-        """Why there is no answer."""
+        """Return the error for which there is no answer."""
         return self._error
 
     def set_result(self, result: Any) -> None:
-        """The answer came."""
+        """Set the answer."""
         self._result = result
         self._tell()
 
     def set_exception(self, error: BaseException) -> None:
-        """There is none."""
+        """Set the error for which there is no answer."""
         self._error = error
         self._tell()
 
@@ -125,12 +124,12 @@ class AwaitedAnswer:
 
 
 Waits = asyncio.Future[Any] | AwaitedAnswer
-"""Who waits for an answer."""
+"""The receiver of an answer."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Call:
-    """One request: how to write it, how to read its answer, who waits for it."""
+    """One request: functions that write it and read its answer, and the receiver of the answer."""
 
     write: Callable[[int], bytes]
     read: Callable[[bytes], Any]
@@ -142,7 +141,7 @@ class _Call:
 
 
 class Pipeline(asyncio.Protocol):
-    """One connection. `about` names the broker in every message."""
+    """One connection. about: the broker's name in every message."""
 
     def __init__(self, *, about: str, clock: Clock, settings: LinkSettings) -> None:
         self.about = about
@@ -161,7 +160,7 @@ class Pipeline(asyncio.Protocol):
         self._gone = asyncio.get_running_loop().create_future()
         self._heard: list[Callable[[str], object]] = []
         self.ended: str | None = None
-        """Why the connection is over; None while it is not."""
+        """The reason why the connection is over; None while it is open."""
 
     def call(
         self,
@@ -172,13 +171,13 @@ class Pipeline(asyncio.Protocol):
         wait_s: float = 0.0,
         at_once: bool = False,
     ) -> asyncio.Future[T]:
-        """The answer to come. `write` makes the frame for a correlation id, `read` takes the answer's frame.
+        """Send a request; return its answer as a future. write: makes the frame for a correlation id. read: reads the
+        answer.
 
-        The request takes its place in the order of the requests before this returns; at_once: before all others, also
-        while they are held. The connection is given up when there is no answer within request_timeout + `wait_s`
-        after the request left.
-        Raises (at once or through the future): NotConnected (never sent), ConnectionLost, ClientError (cannot be
-        written; too many requests wait).
+        The request takes its place in the order of requests before this returns; at_once: before all others, also while
+        they are held. The connection is ended without an answer within request_timeout + `wait_s` seconds after the
+        request left. Raises (at once or through the future): NotConnected (never sent), ConnectionLost, ClientError
+        (cannot be written; too many requests wait).
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.begin(future, write, read, name=name, wait_s=wait_s, at_once=at_once)
@@ -194,7 +193,7 @@ class Pipeline(asyncio.Protocol):
         wait_s: float = 0.0,
         at_once: bool = False,
     ) -> None:
-        """As `call`, for who waits in another way than with a future."""
+        """Send a request as `call`, with another receiver than a future."""
         if self.ended is not None:
             raise NotConnected(f"{self.about}: {self.ended}")
         if len(self._waiting) >= WAITING_MAX:
@@ -209,7 +208,8 @@ class Pipeline(asyncio.Protocol):
 
     @contextlib.contextmanager
     def held(self) -> Generator[None]:
-        """Meanwhile no request leaves but those `at_once`: Kafka's brokers take none between a login's messages."""
+        """Hold back all requests but those `at_once` within the context: Kafka's brokers take no others during a
+        login."""
         self._held = True
         try:
             yield
@@ -218,7 +218,8 @@ class Pipeline(asyncio.Protocol):
             self._go_on()
 
     async def close(self) -> None:
-        """End the connection; who waits for an answer gets ConnectionLost at once. Harmless when it is over."""
+        """End the connection; requests that wait for an answer get ConnectionLost at once. Closing twice does no
+        harm."""
         self.end("the connection was closed")
         await self._gone
 
@@ -231,7 +232,7 @@ class Pipeline(asyncio.Protocol):
         self._heard.append(listener)
 
     def end(self, reason: str) -> None:
-        """End the connection for a reason that all callers are told."""
+        """End the connection for a reason that all callers get."""
         if self.ended is not None:
             return
         self.ended = reason
@@ -254,7 +255,7 @@ class Pipeline(asyncio.Protocol):
     # --- asyncio.Protocol ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open."""
+        """Take in that the socket is open."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
         socket = transport.get_extra_info("socket")
@@ -262,13 +263,13 @@ class Pipeline(asyncio.Protocol):
             hold_alone(socket.fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed, by whomever."""
+        """Take in that the socket was closed, from either end."""
         self.end("the broker closed the connection" if exc is None else f"the connection broke: {exc}")
         if not self._gone.done():
             self._gone.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        """Some of an answer, or several."""
+        """Take in bytes: part of an answer, or several answers."""
         try:
             for frame in self._frames.feed(data):
                 self._answered(frame)
@@ -279,18 +280,18 @@ class Pipeline(asyncio.Protocol):
         self._go_on()
 
     def pause_writing(self) -> None:
-        """The peer reads slower than we write."""
+        """Pause sending: the peer reads slower than this end writes."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """The peer took what was there."""
+        """Resume sending: the peer has read the buffered bytes."""
         self._paused = False
         self._go_on()
 
     # --- parts --------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Send what may go."""
+        """Send the requests that may leave."""
         while (
             self._waiting
             and not self._paused
@@ -344,7 +345,7 @@ class Pipeline(asyncio.Protocol):
         self._watch = self._clock.call_later(when_s - self._clock.monotonic(), self._late)
 
     def _late(self) -> None:
-        """Time to look for requests whose answer is overdue."""
+        """End the connection if an answer is overdue."""
         self._watch = None
         if not self._under_way:
             return

@@ -1,8 +1,8 @@
-"""`ClusterConnection`: a `Connection` to a whole cluster. Each request goes where it belongs.
+"""`ClusterConnection`: a `Connection` to a whole cluster, which sends each request to the right broker.
 
-To the coordinator of the group or of the transactional id, the partition's leader, the controller, a certain broker,
-all of them, or any. A broker that says it is the wrong one (NOT_COORDINATOR, NOT_LEADER_OR_FOLLOWER, …) did nothing,
-so the request goes to the right one; what may have been carried out is never sent twice. ShareFetch and
+That is the coordinator of the group or the transactional id, the partition's leader, the controller, a certain broker,
+all of them, or any. A broker that says it is the wrong one (NOT_COORDINATOR, NOT_LEADER_OR_FOLLOWER, …) did nothing, so
+the request goes to the right one; a request that may have been carried out is never sent twice. ShareFetch and
 ShareAcknowledge belong to a session with one broker and do not come this way (`client.session`).
 """
 
@@ -32,25 +32,26 @@ R = TypeVar("R")
 Find = Callable[[], Awaitable[int]]
 
 NOT_YET: Final = NO_COORDINATOR | {ErrorCode.CONCURRENT_TRANSACTIONS}
-"""A coordinator of transactions that did nothing: it is another one, or still writes what was asked before."""
+"""Errors of a coordinator of transactions that did nothing: another one coordinates, or an earlier request is still
+being written."""
 WRONG_LEADER: Final = frozenset(
     {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.LEADER_NOT_AVAILABLE}
 )
 WRONG_CONTROLLER: Final = frozenset({ErrorCode.NOT_CONTROLLER})
 CREATED_S_MAX: Final = 5.0
-"""How long a new topic is waited for."""
+"""The longest wait, in seconds, for a new topic."""
 JOIN_S: Final = 10.0
-"""How long the worker of a fleet that coordinates a group may take to answer a member that joins."""
+"""The time limit, in seconds, for the answer of a fleet's worker that coordinates a group to a member that joins."""
 BEAT_S: Final = 2.0
-"""The same for a heartbeat that says nothing new: a worker that stands still keeps its connections, and its successor
-expects its members for seconds only."""
+"""The time limit, in seconds, for a heartbeat without news: a worker that stands still keeps its connections, and its
+successor waits only seconds for its members."""
 FLEET_PAUSE_S: Final = 0.5
-"""Longest pause between two looks for the next coordinator in a fleet, which expects its members for seconds only."""
+"""The longest pause, in seconds, between two look-ups of the next coordinator in a fleet, which waits only seconds for
+its members."""
 BUSY_PAUSE_S: Final = 0.001
-"""First pause before a coordinator of transactions is asked again that still carries out what was asked before: that
-takes a broker milliseconds."""
+"""The first pause, in seconds, before a busy coordinator of transactions is asked again: it needs milliseconds."""
 RETRY_S_MAX: Final = 10.0
-"""How long the right broker is looked for; within the time that the caller gives the request."""
+"""The longest search, in seconds, for the right broker, within the request's own time limit."""
 
 
 class ClusterConnection:
@@ -63,7 +64,8 @@ class ClusterConnection:
         *,
         open_any: Callable[[str], Awaitable[NodeConnection]] | None = None,
     ) -> None:
-        """open_any: opens, for a client id, the connection for what any broker answers; None: the cluster's own way."""
+        """open_any: opens, for a client id, the connection for requests that any broker answers; None: the cluster's
+        own way."""
         self.cluster = cluster
         self.client_id = client_id
         self.keeps_time = False
@@ -76,11 +78,11 @@ class ClusterConnection:
 
     @property
     def is_flowshare(self) -> bool:
-        """Whether the brokers are flowshare's own servers."""
+        """True if the brokers are flowshare's own servers."""
         return self.cluster.is_flowshare
 
     def on_lost(self, listener: Callable[[], object]) -> None:
-        """Call `listener` when a broker ends a connection that was open to it; not when this end does."""
+        """Set a callback for the case that a broker, not this end, ends an open connection."""
         self._on_lost = listener
         for node, connection in self._nodes.items():
             self._listen(node, connection, listener)
@@ -94,14 +96,15 @@ class ClusterConnection:
         connection.on_closed(ended)
 
     async def send(self, request: Request[R]) -> R:
-        """Answer of the broker that this request belongs to.
+        """Send a request to its broker, and return the answer.
 
         Raises: NotConnected (never sent), ConnectionError, ServerError, ClientError.
         """
         return cast("R", await self._send(request))
 
     def begin(self, request: Request[Any], told: Callable[[FinishedRequest], object]) -> None:
-        """As `Connection.begin`; a record batch goes straight to its partition's leader where that is connected."""
+        """Begin a request as `Connection.begin`; a record batch goes straight to its partition's leader if that is
+        connected."""
         if isinstance(request, messages.ProduceRequest):
             node = self.cluster.topology.leader(request.topic, request.partition)
             connection = self._nodes.get(node)
@@ -118,7 +121,8 @@ class ClusterConnection:
         told: Callable[[FinishedRequest], object],
         finished: FinishedRequest,
     ) -> None:
-        """What a leader said that was not looked for; when it is another one by now, that is looked for."""
+        """Take in the answer of a leader that was known without a search. If another node leads by now, search for it
+        and ask again."""
         try:
             moved = not WRONG_LEADER.isdisjoint(_errors(finished.result()))
         except OSError:
@@ -136,7 +140,7 @@ class ClusterConnection:
             told(finished)
 
     async def to_coordinator(self, request: Any, key: str, kind: CoordinatorKind = "group") -> Any:
-        """Answer of the broker that coordinates a group or a transactional id, whatever is asked. Raises: as `send`."""
+        """Send any request to the broker that coordinates a group or a transactional id. Raises: as `send`."""
 
         async def wrong() -> None:
             self.cluster.forget_coordinator(key, kind)
@@ -149,11 +153,11 @@ class ClusterConnection:
             raise
 
     async def reach(self) -> NodeConnection:
-        """The connection to a broker that any will do for, opened if need be. Raises: NotConnected, ClientError."""
+        """Return a connection to any broker, opened if needed. Raises: NotConnected, ClientError."""
         return await self._node(next(iter(self._nodes), NOBODY))
 
     async def close(self) -> None:
-        """Close all of them."""
+        """Close all connections."""
         self._closed = True
         nodes, self._nodes = self._nodes, {}
         for connection in nodes.values():
@@ -189,11 +193,12 @@ class ClusterConnection:
             case _:
                 answer = await self._to_any(request)
                 if isinstance(answer, messages.MetadataResponse):
-                    self.cluster.topology.apply(answer)
+                    self.cluster.learn(answer)
                 return answer
 
     async def _told_by(self, request: ShareChangesRequest, node: int) -> ShareChangesResponse:
-        """What one of many says of itself. That it is not reached is no loss of this connection, nor of the others'."""
+        """Ask one of several nodes for its own share changes. If the node is not reached, the answer says so: neither
+        this connection nor those to other nodes count as lost."""
         try:
             return cast("ShareChangesResponse", await self._to_node(request, node))
         except Unsupported:
@@ -208,7 +213,7 @@ class ClusterConnection:
         return await self._until_right(request, find, wrong, WRONG_LEADER, f"leader of {topic}-{partition}")
 
     async def _to_controller(self, request: Any) -> Any:
-        """Brokers of a cluster with ZooKeeper refuse what only their controller may do; others pass it on."""
+        """Send to the controller: in a cluster with ZooKeeper, others refuse the request; later brokers pass it on."""
         cluster = self.cluster
 
         async def find() -> int:
@@ -226,7 +231,8 @@ class ClusterConnection:
         signs: frozenset[ErrorCode],
         what: str,
     ) -> Any:
-        """Send to the node that `find` names, until one of them does not say that it is the wrong one, or busy."""
+        """Send to the node that `find` names, until a node does not answer with one of `signs` (wrong node, or
+        busy)."""
         clock, settings = self.cluster.clock, self.cluster.settings
         deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout / 2)
         busy_s = BUSY_PAUSE_S
@@ -261,7 +267,7 @@ class ClusterConnection:
         raise NotConnected(f"{what}: {problem}")
 
     async def _create(self, request: messages.CreateTopicRequest) -> Any:
-        """Answered when the topic can be used: brokers learn of it a moment after it was made."""
+        """Create a topic, and wait until it can be used: brokers learn of it a moment after it was created."""
         clock = self.cluster.clock
         answer = await self._to_controller(request)
         if request.validate_only:
@@ -282,10 +288,10 @@ class ClusterConnection:
         return messages.DeleteGroupsResponse(groups=tuple(found))
 
     async def _to_leaders(self, request: messages.FetchRequest) -> messages.FetchResponse:
-        """One request a leader, at the same time; the answers in the order of the question.
+        """Send one request to each leader, all at the same time; return the answers in the order of the question.
 
-        Partitions whose leader is another one, is not reached or is not known are asked for again, by themselves; so
-        are those that a quota held back, when its time is over.
+        Partitions whose leader has changed, is not reached or is not known are asked for again, alone; so are
+        partitions that a quota held back, when its time is over.
         """
         clock, settings = self.cluster.clock, self.cluster.settings
         deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout / 2)
@@ -319,7 +325,8 @@ class ClusterConnection:
     async def _ask_leaders(
         self, request: messages.FetchRequest
     ) -> tuple[list[messages.FetchResponse], NotConnected | None]:
-        """One try: what was answered, and why not all was, if nobody is to be asked for the rest at the moment."""
+        """Try once: return the answers, and the reason if some are missing because no broker can be asked for them
+        now."""
         problem: NotConnected | None = None
         by_leader: dict[int, list[messages.FetchPartition]] = {}
         for part in request.partitions:
@@ -348,9 +355,12 @@ class ClusterConnection:
         return answers, problem
 
     async def _to_all(self, request: messages.ListGroupsRequest) -> messages.ListGroupsResponse:
-        """What all brokers say together. One that takes over another one's groups says so until it has them: then all
-        are asked anew, since the other one may have gone meanwhile, too. Raises: NotConnected, where one is not reached
-        whose groups nobody has yet."""
+        """Ask all brokers and merge their answers.
+
+        A broker that takes over another broker's groups reports so until it has them. Then all brokers are asked again,
+        because the other broker may be gone by now. Raises: NotConnected: a broker is not reached and nobody has its
+        groups yet.
+        """
         clock, settings = self.cluster.clock, self.cluster.settings
         deadline_s = clock.monotonic() + min(RETRY_S_MAX, settings.request_timeout / 2)
         pause_s = settings.retry_backoff
@@ -363,7 +373,7 @@ class ClusterConnection:
             pause_s = min(2 * pause_s, settings.retry_backoff_max)
 
     async def _ask_all(self, request: messages.ListGroupsRequest) -> messages.ListGroupsResponse:
-        """The groups of all, or the first error."""
+        """Return the groups of all brokers, or the first error."""
         groups: dict[str, Any] = {}
         for node in sorted(self.cluster.topology.nodes):
             answer = await self._to_node(request, node)
@@ -376,14 +386,14 @@ class ClusterConnection:
         return await self._over(node, await self._node(node), request)
 
     async def _to_any(self, request: Any) -> Any:
-        """To a broker that a connection is open to, else to the first that can be reached."""
+        """Send to a broker with an open connection, else to the first that can be reached."""
         node = next(iter(self._nodes), NOBODY)
         return await self._over(node, await self._node(node), request)
 
     # --- connections --------------------------------------------------------------------------------------------
 
     async def _node(self, node: int) -> NodeConnection:
-        """The connection to a broker (NOBODY: to any), opened if need be. Raises: NotConnected, ClientError."""
+        """Return the connection to a broker (NOBODY: to any), opened if needed. Raises: NotConnected, ClientError."""
         known = self._nodes.get(node)
         if known is not None:
             return known
@@ -414,7 +424,8 @@ class ClusterConnection:
             raise
 
     async def _beat(self, connection: NodeConnection, request: Any) -> Any:
-        """A heartbeat may be sent again, and has to be answered well within the session. Raises: ConnectionLost."""
+        """Send a heartbeat, which may be repeated and must be answered well within the session. Raises:
+        ConnectionLost."""
         limit_s = BEAT_S if request.subscribed_topics is None else JOIN_S
         try:
             return await self.cluster.clock.wait_for(connection.send(request), limit_s)
@@ -423,7 +434,8 @@ class ClusterConnection:
 
 
 def _errors(answer: Any) -> set[ErrorCode]:
-    """Errors of an answer, its own and those of its first parts (a request for one group or partition has one)."""
+    """Return the errors of an answer, its own and those of its first parts (a request for one group or partition has
+    one)."""
     found = {getattr(answer, "error", ErrorCode.NONE)}
     for parts in (getattr(answer, "groups", ()), getattr(answer, "partitions", ())):
         found.update(getattr(part, "error", ErrorCode.NONE) for part in parts[:1])
@@ -431,5 +443,5 @@ def _errors(answer: Any) -> set[ErrorCode]:
 
 
 def _error_of(log: messages.FetchedLog | None) -> ErrorCode:
-    """What is wrong with what was read of a partition; where nobody answered, it is led by somebody else."""
+    """Return the error of a partition's fetch; without an answer: another broker leads the partition."""
     return ErrorCode.NOT_LEADER_OR_FOLLOWER if log is None else log.error

@@ -1,4 +1,4 @@
-"""How the client's connections are secured: TLS, SASL, both or neither."""
+"""`Security`: the security settings of a client's connections: TLS, SASL, both or neither."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
 PASSWORD_VARIABLE: Final = "FLOWSHARE_SASL_PASSWORD"  # noqa: S105 - the variable's name
 ROUNDS_MAX: Final = 4
-"""Most messages of one login."""
+"""The most messages of one login."""
 
 
 class BadSecurity(ClientError, ValueError):
@@ -32,13 +32,13 @@ class BadSecurity(ClientError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """What secures a connection, under the names of Kafka's settings where they have one.
+    """The security settings of a connection, named as Kafka's settings where Kafka has them.
 
     protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL (security.protocol).
     mechanism, username, password: the login of the SASL_ protocols (sasl.mechanism).
     ca_file: PEM of the CAs whose brokers are trusted; None: those that the machine trusts.
     certificate_file, key_file: the client's own certificate, PEM; the key may stand in the certificate's file.
-    check_hostname: whether the broker's certificate has to name the host (ssl.endpoint.identification.algorithm).
+    check_hostname: True: the broker's certificate must name the host (ssl.endpoint.identification.algorithm).
 
     Raises: BadSecurity
     """
@@ -74,16 +74,17 @@ class Security:
 
     @property
     def tls(self) -> bool:
-        """Whether bytes are encrypted."""
+        """True if the connection is encrypted (TLS)."""
         return self.protocol in ("SSL", "SASL_SSL")
 
     @property
     def sasl(self) -> bool:
-        """Whether there is a login."""
+        """True if the client logs in with SASL."""
         return self.protocol in ("SASL_PLAINTEXT", "SASL_SSL")
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """TLS with these files, 1.2 or later; None without TLS. Raises: BadSecurity naming the file that is wrong."""
+        """Return a TLS context with these files, 1.2 or later; None without TLS. Raises: BadSecurity naming the wrong
+        file."""
         if not self.tls:
             return None
         import ssl
@@ -104,9 +105,9 @@ class Security:
     async def authenticate(
         self, exchange: SaslExchange, *, random: Callable[[int], bytes] = secrets.token_bytes
     ) -> None:
-        """Log in on a connection; nothing without SASL. `random(n)`: n fresh bytes.
+        """Log in on a connection; without SASL do nothing. `random(n)`: n random bytes.
 
-        Raises: ClientError (what the broker said; LoginError when it is not the broker that knows the user).
+        Raises: ClientError (the broker's answer; LoginError: the other end does not know the user).
         """
         if not self.sasl:
             return
@@ -122,7 +123,7 @@ class Security:
         raise LoginError(f"the broker did not end the login within {ROUNDS_MAX} messages")
 
     def for_aiokafka(self) -> dict[str, Any]:
-        """Keyword arguments for aiokafka's clients. Raises: BadSecurity."""
+        """Return keyword arguments for aiokafka's clients. Raises: BadSecurity."""
         arguments: dict[str, Any] = {"security_protocol": self.protocol}
         if self.tls:
             arguments["ssl_context"] = self.ssl_context()
@@ -139,7 +140,7 @@ class Security:
 
 
 def find_password(given: str, file: Path | None, environment: Mapping[str, str]) -> str:
-    """The password: given, or the first line of a file, or `FLOWSHARE_SASL_PASSWORD`; empty when there is none.
+    """Return the password: `given`, or the first line of a file, or `FLOWSHARE_SASL_PASSWORD`; empty: there is none.
 
     Raises: BadSecurity (the file cannot be read or is empty).
     """
@@ -157,7 +158,7 @@ def find_password(given: str, file: Path | None, environment: Mapping[str, str])
 
 
 def _load(what: str, path: Path, load: Callable[[Path], None] | None = None) -> str:
-    """Let `load` have the file; its text. Raises: BadSecurity."""
+    """Call `load` with the file, and return its text. Raises: BadSecurity."""
     import ssl
 
     try:

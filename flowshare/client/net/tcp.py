@@ -1,4 +1,4 @@
-"""A connection over TCP: the same `Connection` as in process, to Kafka's brokers and flowshare's servers."""
+"""`TcpConnection`: a `Connection` over TCP, to Kafka's brokers and flowshare's servers."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Waits)
 
 SHARE_KEYS: Final = frozenset({76, 77, 78, 79, 90, 91, 92})
-"""APIs that a broker has only when its share groups are on."""
+"""APIs that a broker offers only when its share groups are on."""
 WRITTEN_AT_ONCE: Final = (ShareFetchRequest, ShareAcknowledgeRequest, ShareSettleRequest, ProduceRequest)
-"""Requests whose order counts."""
+"""Requests whose order matters."""
 
 
 class TcpConnection:
-    """One connection to one broker; made by `open_tcp`. `protocol.messages.Connection` says what it promises.
+    """One connection to one broker; made by `open_tcp`, with the contract of `protocol.messages.Connection`.
 
-    api_versions: what the broker offers, key -> lowest and highest version. is_flowshare: whether it is one of
-    flowshare's own servers, which take flowshare's own fields and answer out of order. asks_for_login: whether it takes
-    SASL (Kafka's brokers tell so of all their ports).
+    api_versions: the broker's APIs: key -> lowest and highest version. is_flowshare: True: the broker is one of
+    flowshare's own servers, which accept flowshare's own fields and answer out of order. asks_for_login: True: the
+    broker accepts SASL (Kafka's brokers report this of all their ports).
     """
 
     def __init__(self, pipeline: Pipeline, versions: Versions, client_id: str, login: Logins | None = None) -> None:
-        """login: kept up for as long as the connection lasts; None: there was none."""
+        """login: kept up for as long as the connection lasts; None: no login."""
         self._pipeline = pipeline
         self._client_id = client_id
         if login is not None:
@@ -91,14 +91,14 @@ class TcpConnection:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is over, from whichever end."""
+        """True if the connection has ended, from either side."""
         return self._pipeline.ended is not None
 
     async def send(self, request: Request[R]) -> R:
-        """Answer of the broker, asked in the highest version that both ends know.
+        """Send a request in the highest version that both ends know, and return the broker's answer.
 
-        Raises: Unsupported (the broker does not have the API, or not in a version that can say this), ClientError
-        (the request cannot be written), NotConnected and ConnectionLost (ConnectionErrors both).
+        Raises: Unsupported (the broker does not have the API, or not in a version with these fields), ClientError (the
+        request cannot be written), NotConnected and ConnectionLost (both are ConnectionErrors).
         """
         if isinstance(request, ShareResumeRequest):
             return cast("R", await self._resume(request))
@@ -118,8 +118,8 @@ class TcpConnection:
         return cast("R", answer)
 
     def begin(self, request: Request[Any], told: Callable[[FinishedRequest], object]) -> None:
-        """As `Connection.begin`: record batches and what belongs to a share session are written before this returns,
-        and the answer is told as soon as it is read."""
+        """Begin a request as `Connection.begin`: record batches and requests of a share session are written before this
+        returns, and the answer is reported as soon as it is read."""
         if isinstance(request, WRITTEN_AT_ONCE):
             waiting = AwaitedAnswer(told)
             try:
@@ -145,9 +145,9 @@ class TcpConnection:
         return waits
 
     async def call(self, name: str, **fields: Any) -> dict[str, Any]:
-        """One of flowshare's own calls (`protocol.private`).
+        """Send one of flowshare's own calls (`protocol.private`), and return the answer's fields.
 
-        Raises: Unsupported (a broker of somebody else's), ServerError, NotConnected, ConnectionLost.
+        Raises: Unsupported (the broker is not flowshare's), ServerError, NotConnected, ConnectionLost.
         """
         if not self.is_flowshare:
             raise Unsupported(f"{self._pipeline.about} is no flowshare server, which {name} needs")
@@ -162,7 +162,7 @@ class TcpConnection:
         return answer
 
     async def close(self) -> None:
-        """Close; requests under way fail at once, and the server releases what this connection's sessions hold."""
+        """Close; requests under way fail at once, and the server releases the records of this connection's sessions."""
         await self._pipeline.close()
 
     def on_closed(self, listener: Callable[[str], object]) -> None:
@@ -170,13 +170,13 @@ class TcpConnection:
         self._pipeline.on_ended(listener)
 
     async def wait_closed(self) -> None:
-        """Wait until the connection is over, from whichever end."""
+        """Wait until the connection is over, from either end."""
         await self._pipeline.wait_ended()
 
     async def _with_own_fields(
         self, request: Any, answer: DescribeShareGroupOffsetsResponse
     ) -> DescribeShareGroupOffsetsResponse:
-        """The answer with what only flowshare's servers know."""
+        """Return the answer with the fields that only flowshare's servers know."""
         topics = None if request.topics is None else dict(request.topics)
         own = await self.call(SHARE_OFFSETS, group_id=request.group_id, topics=topics)
         known = {(topic, partition): fields for topic, partition, *fields in own["partitions"]}
@@ -261,7 +261,7 @@ class TcpConnection:
             return call.refused(error=error.code, message=error.message)
 
     def _version(self, codec: Codec, request: Any) -> int:
-        """The highest common version. Raises: Unsupported."""
+        """Return the highest common version. Raises: Unsupported."""
         kind: type[Any] = request.__class__
         common = self._chosen.get(kind)
         if common is None:
@@ -300,15 +300,18 @@ async def open_tcp(
     settings: LinkSettings,
     security: Security | None = None,
     worker: int | None = None,
+    process: tuple[int, int] | None = None,
+    meant: tuple[str, int] | None = None,
 ) -> TcpConnection:
     """Connect, agree on versions, authenticate; all within connect_timeout.
 
-    worker: node id of the fleet's worker whose process this is, told to the other end.
-    Raises: NotConnected (an OSError: trying again may help), ClientError (it will not: the wrong password, something
-    that is no Kafka broker).
+    worker: node id of the fleet's worker in this process, sent to the other end. process: the id of this process, sent
+    to the leader of a path of this machine. meant: cluster id and node id of the broker that should be there; None:
+    any.
+    Raises: NotConnected (an OSError: a retry may help), ClientError (it will not: a wrong password, no Kafka broker).
     """
     about = f"{host}:{port}"
-    opening = _open(host, port, about, clock, settings, security, Names(client_id, worker))
+    opening = _open(host, port, about, clock, settings, security, Names(client_id, worker, process, meant))
     try:
         return await clock.wait_for(opening, settings.connect_timeout)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""What is known of a cluster: addresses of its nodes, who leads which partition, topic names by id. No I/O."""
+"""A client's knowledge of a cluster: addresses of nodes, leaders of partitions, topic names by id. No I/O."""
 
 from __future__ import annotations
 
@@ -14,27 +14,33 @@ if TYPE_CHECKING:
 
 Address = tuple[str, int]
 NOBODY: Final = -1
-"""Leader of a partition that has none, or of which none is known."""
+"""The leader of a partition without a leader, or without a known one."""
 
 
 class Topology:
-    """Filled from metadata, corrected by what brokers say when they are asked for a partition they do not lead.
+    """Filled from metadata, corrected by brokers that are asked for a partition they do not lead.
 
-    Leaders come with leader epochs, which never fall: of two answers the one with the lower epoch is older news, from
-    whatever broker and in whatever order they come. An answer without epochs is newer than everything before it.
+    Leaders come with leader epochs, which never fall: of two answers, the one with the lower epoch is older, from any
+    broker and in any order. An answer without epochs is newer than everything before it.
     """
 
     def __init__(self) -> None:
+        self.cluster_id: str | None = None
+        """The cluster's id; None while no broker has reported it."""
         self.nodes: dict[int, Address] = {}
         self.controller = NOBODY
-        """Node that topics are made and deleted by; NOBODY: any."""
+        """The node that creates and deletes topics; NOBODY: any."""
         self._ids: dict[uuid.UUID, str] = {}
         self._leaders: dict[str, list[int]] = {}
         self._epochs: dict[str, list[int]] = {}
-        """Leader epoch of each partition, −1 when it is not known."""
+        """The leader epoch of each partition, −1: not known."""
 
     def apply(self, answer: MetadataResponse) -> None:
-        """Take over what a broker knows, but for what is known better."""
+        """Take in a broker's facts, but for partitions with newer known facts."""
+        if answer.cluster_id is not None and answer.cluster_id != self.cluster_id:
+            if self.cluster_id is not None:  # what is known is of another one, and its epochs are nothing to this one
+                self._forget_all()
+            self.cluster_id = answer.cluster_id
         before = self.nodes
         if answer.nodes:
             self.nodes = dict(answer.nodes)
@@ -48,6 +54,16 @@ class Topology:
             self._ids[topic.topic_id] = topic.name
             self._take(topic, before)
 
+    def node_at(self, address: Address) -> int:
+        """Return the node at this address; NOBODY: none is known."""
+        return next((node for node, there in self.nodes.items() if there == address), NOBODY)
+
+    def _forget_all(self) -> None:
+        self.nodes = {}
+        self.controller = NOBODY
+        for known in (self._ids, self._leaders, self._epochs):
+            known.clear()
+
     def _take(self, topic: TopicMetadata, before: Mapping[int, Address]) -> None:
         leaders = list(topic.leaders)
         epochs = [*topic.leader_epochs, *[-1] * (len(leaders) - len(topic.leader_epochs))]
@@ -60,21 +76,21 @@ class Topology:
         self._leaders[topic.name], self._epochs[topic.name] = leaders, epochs
 
     def knows(self, topic: str) -> bool:
-        """Whether the topic's leaders are known."""
+        """Tell if the leaders of the topic are known."""
         return topic in self._leaders
 
     def leader(self, topic: str, partition: int) -> int:
-        """Node that leads a partition, NOBODY when that is not known."""
+        """Return the node that leads a partition; NOBODY: not known."""
         leaders = self._leaders.get(topic, ())
         return leaders[partition] if 0 <= partition < len(leaders) else NOBODY
 
     def leader_of(self, tp: TopicPartition) -> int:
-        """As `leader`, by the topic's id."""
+        """Return the node that leads a partition, by the topic's id; NOBODY: not known."""
         name = self._ids.get(tp.topic_id)
         return NOBODY if name is None else self.leader(name, tp.partition)
 
     def hint(self, tp: TopicPartition, leader: tuple[int, int], endpoints: Mapping[int, Address]) -> bool:
-        """A broker named a partition's (node, leader epoch); returns whether it is news that can be used."""
+        """Take in a partition's (node, leader epoch) as a broker named them; True: the leader is a new one."""
         node, epoch = leader
         name = self._ids.get(tp.topic_id)
         self.nodes.update(endpoints)

@@ -1,4 +1,4 @@
-"""Records that wait for a producer to send them: batches, who is told what became of them, and the bounded buffer."""
+"""Batches of records that wait to be sent, the receivers of their outcomes, and the bounded buffer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from flowshare.client.settings import ProducerSettings
 
 RECORD_OVERHEAD: Final = 24
-"""Bytes that a record takes beside its key, value and headers, about, and from above."""
+"""An upper estimate of the bytes that a record takes besides its key, value and headers."""
 
 
 class RecordMetadata(NamedTuple):
-    """Where a confirmed record is."""
+    """The place of a confirmed record in the log."""
 
     topic: str
     partition: int
@@ -26,7 +26,7 @@ class RecordMetadata(NamedTuple):
 
 
 class Bulk:
-    """Outcomes of the records of one `send_many`, by their position in it."""
+    """Outcomes of the records of one `send_many`, by their position in the call."""
 
     __slots__ = ("_open", "done", "results")
 
@@ -36,14 +36,14 @@ class Bulk:
         self._open = 1
 
     def expect(self, count: int) -> int:
-        """Room for more records; returns the first one's position."""
+        """Add room for `count` more records; return the position of the first."""
         position = len(self.results)
         self.results.extend([None] * count)
         self._open += count
         return position
 
     def confirm(self, run: BulkRun, topic: str, partition: int, offset: int) -> None:
-        """The records of a run are in the log from `offset` on."""
+        """Set the outcome of a run of records that are in the log from `offset` on (−1: the offset is not known)."""
         if run.length == 1:
             self.results[run.position] = RecordMetadata(topic, partition, offset)
             self.finish()
@@ -55,19 +55,19 @@ class Bulk:
         self.finish(run.length)
 
     def fail(self, position: int, count: int, error: ClientError) -> None:
-        """Records that failed."""
+        """Set the outcome of records that failed."""
         self.results[position : position + count] = [error] * count
         self.finish(count)
 
     def finish(self, count: int = 1) -> None:
-        """So many records less to wait for; called once more when no record will be added."""
+        """Count `count` records as done; called once more when no record will be added."""
         self._open -= count
         if not self._open and not self.done.done():
             self.done.set_result(None)
 
 
 class Whole(Bulk):
-    """The outcome of many records as one: `done` when all are confirmed, with the first error otherwise."""
+    """One outcome for many records: `done` when all are confirmed, or with the first error."""
 
     __slots__ = ("_error",)
 
@@ -77,16 +77,16 @@ class Whole(Bulk):
         self._error: ClientError | None = None
 
     def confirm(self, run: BulkRun, topic: str, partition: int, offset: int) -> None:
-        """The records of a run are in the log."""
+        """Count the records of a run as confirmed."""
         self.finish(run.length)
 
     def fail(self, position: int, count: int, error: ClientError) -> None:
-        """Records that failed."""
+        """Count records as failed, and keep the first error."""
         self._error = self._error or error
         self.finish(count)
 
     def finish(self, count: int = 1) -> None:
-        """So many records less to wait for."""
+        """Count `count` records as done."""
         self._open -= count
         if not self._open and not self.done.done():
             if self._error is None:
@@ -96,7 +96,7 @@ class Whole(Bulk):
 
 
 class BulkRun(NamedTuple):
-    """Neighbours in a `Bulk` that are neighbours in a batch too."""
+    """Records that are neighbours in a `Bulk` and in a batch."""
 
     bulk: Bulk
     position: int
@@ -104,11 +104,11 @@ class BulkRun(NamedTuple):
 
 
 Receipt = asyncio.Future[RecordMetadata] | BulkRun
-"""Who is told of a record's outcome, or of the outcomes of a run of records."""
+"""The receiver of the outcome of a record, or of a run of records."""
 
 
 def fail(receipt: Receipt, error: ClientError) -> None:
-    """Tell of a failure."""
+    """Report a failure to the receiver."""
     if isinstance(receipt, BulkRun):
         receipt.bulk.fail(receipt.position, receipt.length, error)
     elif not receipt.done():
@@ -130,7 +130,7 @@ class PendingBatch:
         self._numbers: tuple[int, int, int] | None = None
 
     def expect(self, receipt: Receipt) -> None:
-        """Whom to tell of the record that was added last; neighbours of one bulk become one run."""
+        """Add the receiver of the record that was added last; neighbours of one bulk become one run."""
         receipts = self.receipts
         if receipts and isinstance(receipt, BulkRun) and isinstance(last := receipts[-1], BulkRun):
             bulk, position, length = last
@@ -140,7 +140,7 @@ class PendingBatch:
         receipts.append(receipt)
 
     def build(self, numbers: tuple[int, int, int]) -> bytes:
-        """The record batch with its producer id, epoch and first sequence; made anew only when they change."""
+        """Return the record batch with its producer id, epoch and first sequence; built anew only when they change."""
         if self._built is None:
             self._built = self.builder.build(numbers)
         elif numbers != self._numbers:
@@ -149,7 +149,7 @@ class PendingBatch:
         return self._built
 
     def settle(self, topic: str, partition: int, base_offset: int) -> None:
-        """Confirmed: tell everybody. base_offset −1: the log has them, and did not say where."""
+        """Report all records as confirmed. base_offset −1: the log has the records, but their offsets are not known."""
         offset, step = base_offset, base_offset >= 0
         for receipt in self.receipts:
             if isinstance(receipt, BulkRun):
@@ -162,15 +162,16 @@ class PendingBatch:
         self.done.set_result(None)
 
     def fail(self, error: ClientError) -> None:
-        """Not confirmed: tell everybody."""
+        """Report all records as failed."""
         for receipt in self.receipts:
             fail(receipt, error)
         self.done.set_result(None)
 
     def halves(self, settings: ProducerSettings, *, transactional: bool) -> tuple[PendingBatch, PendingBatch]:
-        """The same records in two batches, for a topic that takes smaller ones only; they tell everybody then.
+        """Return the same records in two batches, which report the outcomes then, for a topic that takes smaller
+        batches only.
 
-        Of the room in the buffer each takes a part.
+        The two batches share the room that is reserved in the buffer.
         """
         assert self._built is not None, "it was sent"
         records = decode_all(self._built)
@@ -207,7 +208,7 @@ def _singles(receipt: Receipt) -> list[Receipt]:
 
 
 class Buffer:
-    """A bound on bytes; those who wait for room are served in order."""
+    """A bound on bytes; waiting callers are served in order."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -215,14 +216,15 @@ class Buffer:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def take(self, size: int) -> bool:
-        """Take room if there is some now and nobody waits. Alone, even too large a size is let in."""
+        """Reserve without waiting; False if there is no room or others wait. An oversized request is admitted when the
+        buffer is empty."""
         if self._waiting or (self.used and self.used + size > self.limit):
             return False
         self.used += size
         return True
 
     async def wait(self, size: int) -> None:
-        """Take room as soon as there is. Raises: Closed."""
+        """Wait for room and reserve it. Raises: Closed."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (size, ready)
         self._waiting.append(entry)
@@ -236,7 +238,7 @@ class Buffer:
             raise
 
     def give(self, size: int) -> None:
-        """Give room back and let in who waits."""
+        """Release room, and admit waiting callers."""
         self.used -= size
         while self._waiting:
             wanted, ready = self._waiting[0]
@@ -248,7 +250,7 @@ class Buffer:
                 ready.set_result(None)
 
     def close(self) -> None:
-        """Refuse all who wait."""
+        """Refuse all waiting callers."""
         while self._waiting:
             _, ready = self._waiting.popleft()
             if not ready.done():

@@ -1,6 +1,6 @@
-"""`Channel`: what all partitions of a producer share: its connection, its producer id, the sizes of topics, the buffer.
+"""`Channel`: shared by all partitions of a producer: its connection, its producer id, the sizes of topics, the buffer.
 
-What is asked here is asked until there is an answer, for a time that the caller says.
+Requests that fail are repeated until there is an answer, for a time that the caller gives.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from flowshare.client.errors import ConnectionLost, NotConnected, ServerError, check
+from flowshare.client.errors import ClientError, ConnectionLost, DeliveryTimeout, NotConnected, ServerError, check
 from flowshare.client.net.link import Connect, Link
 from flowshare.client.net.routing import ClusterConnection
 from flowshare.client.producer.batching import Buffer
@@ -27,21 +27,28 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import Request
 
     Declared = Callable[[str], tuple[int, Mapping[str, str]] | None]
-    """Partitions and settings of a topic that is to be made; None: nothing is known of it."""
+    """Finds partitions and settings of a topic that is to be created; None: nothing is known of the topic."""
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 
 def may_pass(error: ServerError) -> bool:
-    """Whether the same question may be answered in a moment. A topic that is not there will not come by itself."""
+    """Tell if the same request may succeed in a moment. A missing topic will not appear by itself."""
     return error.code is ErrorCode.CONCURRENT_TRANSACTIONS or (
         error.retriable and error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     )
 
 
+def out_of_time(error: ClientError) -> bool:
+    """Tell if requests were repeated until their time was over: who has time left may go on."""
+    if isinstance(error, ServerError):
+        return may_pass(error)
+    return isinstance(error, NotConnected | ConnectionLost | DeliveryTimeout)
+
+
 class TopicPlace(NamedTuple):
-    """How many partitions a topic has, and its id (None: brokers of long ago tell none)."""
+    """A topic's number of partitions, and its id (None: very old brokers report no id)."""
 
     partitions: int
     topic_id: uuid.UUID | None
@@ -74,16 +81,17 @@ class Channel:
         await self._link.close()
 
     def pause_s(self, tries: int) -> float:
-        """The pause after so many failures in a row."""
+        """Return the pause, in seconds, after so many failures in a row."""
         return self._link.pause_s(tries)
 
     @property
     def to_cluster(self) -> bool:
-        """Whether there are several brokers, so that another one may have what this one's disk refuses."""
+        """True if there are several brokers: another one may accept a batch that one broker's disk refuses."""
         return isinstance(self._link.current, ClusterConnection)
 
     async def ask(self, request: Request[R], limit_s: float) -> R:
-        """The answer; limit_s: how long a connection may take. Raises: NotConnected, ConnectionLost, Closed."""
+        """Send a request and return its answer. limit_s: the longest time to connect, in seconds. Raises: NotConnected,
+        ConnectionLost, Closed."""
         connection = await self._link.connection(min(limit_s, self.settings.link.connect_timeout))
         if isinstance(connection, ClusterConnection):  # it goes on without the broker whose connection ended
             try:
@@ -94,13 +102,17 @@ class Channel:
                 raise ConnectionLost(f"the connection ended: {error}") from error
         return await self._link.send_on(connection, request)
 
+    def is_near(self, deadline_s: float) -> bool:
+        """Tell if no time is left for another try before the deadline (monotonic, in seconds)."""
+        return self.clock.monotonic() + self.pause_s(1) >= deadline_s
+
     async def until_answered(
         self,
         ask: Callable[[float], Awaitable[R]],
         timeout_s: float,
         passing: Callable[[ServerError], bool] = may_pass,
     ) -> R:
-        """What `ask`(seconds left) gives, tried until it gives something, or a refusal that is not `passing`.
+        """Call `ask`(seconds left) until it returns, or raises an error that is not `passing`; return its result.
 
         Raises: ServerError, NotConnected, ConnectionLost (not in time).
         """
@@ -119,15 +131,25 @@ class Channel:
     # --- producer id --------------------------------------------------------------------------------------------
 
     async def identity(self, timeout_s: float) -> Identity:
-        """The producer id; asked for once. Raises: as `until_answered`."""
-        if self._identity is not None:
-            return self._identity
-        if self._naming is None or self._naming.done():
-            self._naming = asyncio.create_task(self._name(timeout_s), name="producer id")
-        return await asyncio.shield(self._naming)
+        """Return the producer id; concurrent callers share the request. Raises: as `until_answered`, when the caller's
+        own `timeout_s` is over."""
+        deadline_s = self.clock.monotonic() + timeout_s
+        while self._identity is None:
+            if self._naming is None or self._naming.done():
+                left_s = max(0.0, deadline_s - self.clock.monotonic())
+                self._naming = asyncio.create_task(self._name(left_s), name="producer id")
+                return await asyncio.shield(self._naming)
+            try:
+                return await self.clock.wait_for(asyncio.shield(self._naming), deadline_s - self.clock.monotonic())
+            except TimeoutError:
+                raise NotConnected(f"no producer id in time: {self._link.trouble}") from None
+            except ClientError as error:  # perhaps only the time of the caller that began is over
+                if not out_of_time(error) or self.is_near(deadline_s):
+                    raise
+        return self._identity
 
     def forget(self, identity: Identity) -> None:
-        """The producer id is of no use any more."""
+        """Forget the producer id, which cannot be used any more."""
         if self._identity is not None and self._identity[0] == identity[0]:
             self._identity = None
 
@@ -138,7 +160,7 @@ class Channel:
         return identity
 
     async def init(self, request: messages.InitProducerIdRequest, limit_s: float) -> Identity:
-        """A producer id and epoch. Raises: ServerError, NotConnected, ConnectionLost."""
+        """Return a new producer id and epoch. Raises: ServerError, NotConnected, ConnectionLost."""
         answer = await self.ask(request, limit_s)
         check(answer.error, answer.message, "producer id")
         return answer.producer.producer_id, answer.producer.epoch
@@ -146,28 +168,28 @@ class Channel:
     # --- sizes of topics ----------------------------------------------------------------------------------------
 
     def known_size(self, topic: str) -> int | None:
-        """Partitions of the topic; None when not known or known too long ago."""
+        """Return the topic's number of partitions; None: not known, or known too long ago."""
         known = self.known_topic(topic)
         return None if known is None else known.partitions
 
     def known_topic(self, topic: str) -> TopicPlace | None:
-        """As `known_size`, with the topic's id."""
+        """Return the topic's number of partitions and its id; None: as `known_size`."""
         known = self._topics.get(topic)
         return None if known is None or known[1] < self.clock.monotonic() else known[0]
 
     def forget_size(self, topic: str) -> None:
-        """What was known turned out wrong."""
+        """Forget the topic's size: it turned out to be wrong."""
         self._topics.pop(topic, None)
 
     async def size(self, topic: str, timeout_s: float) -> int:
-        """Partitions of the topic, which is made if that is wanted.
+        """Return the topic's number of partitions; a missing topic is created with `auto_create_topics`.
 
         Raises: as `until_answered` (no such topic, a bad name, …).
         """
         return (await self.topic(topic, timeout_s)).partitions
 
     async def topic(self, topic: str, timeout_s: float) -> TopicPlace:
-        """As `size`, with the topic's id."""
+        """Return the topic's number of partitions and its id, as `size`."""
         return await self.until_answered(lambda left_s: self._look_up(topic, left_s), timeout_s)
 
     async def _look_up(self, topic: str, limit_s: float) -> TopicPlace:

@@ -1,8 +1,8 @@
-"""`Message`: one record as it is sent, the bytes that it takes, and which partition a keyed one goes to.
+"""`Message`: one record to send, its size in bytes, and the partition of a keyed record.
 
-That is the partition that every other Kafka client would choose: murmur2 over the key's bytes, as in Kafka's own
-`Utils.murmur2` and built-in partitioner, so that producers in any language agree. Records without a key are spread by
-the producer, a batch at a time (KIP-794).
+The partition is the one that every other Kafka client would choose: murmur2 over the key's bytes, as in Kafka's own
+`Utils.murmur2` and built-in partitioner, so that producers in any language agree. The producer spreads records without
+a key, a batch at a time (KIP-794).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from flowshare.protocol.key_hash import murmur2
 Headers = Sequence[tuple[str, bytes | None]]
 BATCH_OVERHEAD: Final = 61
 TIMESTAMP_MAX: Final = 253_402_300_800
-"""Seconds from 1970 to the year 10000. What lies behind it was meant in milliseconds."""
+"""Seconds from 1970 to the year 10000. A later timestamp was meant in milliseconds."""
 KEYS_KEPT: Final = 16_384
 
 
 class Message(NamedTuple):
-    """One record for `send_many`. `timestamp`: seconds since 1970, None: now; `partition` None: by key, or spread."""
+    """One record for `send_many`. timestamp: seconds since 1970, None: now. partition: None: by key, or spread."""
 
     value: bytes | None
     key: bytes | None = None
@@ -35,7 +35,7 @@ class Message(NamedTuple):
 
 
 def items_of(items: Any, topic: Any) -> Iterator[Message | bytes | None]:
-    """What `send_many` was given, one after the other. Raises: TypeError."""
+    """Iterate over the items given to `send_many`. Raises: TypeError."""
     check_argument("the topic", topic, str)
     if isinstance(items, str | bytes | Message) or not isinstance(items, Iterable):
         raise TypeError(
@@ -45,9 +45,9 @@ def items_of(items: Any, topic: Any) -> Iterator[Message | bytes | None]:
 
 
 def size_of(message: Any, topic: Any, max_request_size: int) -> int:
-    """Bytes that a `Message` takes, about, and from above; its fields are checked here, whatever users put there.
+    """Check the fields of a user's `Message`, and return an upper estimate of its bytes.
 
-    Raises: RecordTooLarge; TypeError: it is no record.
+    Raises: RecordTooLarge; TypeError: the message is no record.
     """
     value, key, headers, timestamp, partition = message
     if type(topic) is not str:
@@ -72,7 +72,7 @@ def size_of(message: Any, topic: Any, max_request_size: int) -> int:
 
 
 def _headers_size(headers: Any, topic: str) -> int:
-    """Raises: TypeError."""
+    """Return an upper estimate of the headers' bytes. Raises: TypeError."""
     if not isinstance(headers, (list, tuple)):
         raise TypeError(
             f"headers of a record for {topic} are a list of (name, bytes) pairs, not {type(headers).__name__}"
@@ -91,7 +91,7 @@ def _headers_size(headers: Any, topic: str) -> int:
 
 
 def _wrong(message: Any, topic: str) -> str:
-    """What is no field of a record, and what to give instead."""
+    """Describe the message's invalid field and the value to give instead."""
     for field in ("value", "key"):
         given: object = getattr(message, field)
         if given is not None and not isinstance(given, bytes):
@@ -105,12 +105,12 @@ def _wrong(message: Any, topic: str) -> str:
 
 
 def is_timestamp(given: Any) -> bool:
-    """Whether it is a moment in seconds since 1970, before the year 10000."""
+    """Tell if a value is a moment in seconds since 1970, before the year 10000."""
     return fits(given, float) and abs(given) < TIMESTAMP_MAX
 
 
 def no_timestamp(given: Any, topic: str) -> str:
-    """Why it is none, and what to give instead."""
+    """Return why a value is no timestamp, and the value to give instead."""
     text = f"the timestamp of a record for {topic} is {given!r:.40}, and must be seconds since 1970, or None"
     if fits(given, float):
         return f"{text}; so many are behind the year 9999: divide milliseconds by 1000"
@@ -123,5 +123,5 @@ def _positive(key: bytes) -> int:
 
 
 def partition_for(key: bytes, partitions: int) -> int:
-    """The partition of a keyed record among `partitions`; keys seen lately are remembered."""
+    """Return the partition of a keyed record among `partitions`; hashes of recent keys are cached."""
     return 0 if partitions == 1 else _positive(key) % partitions

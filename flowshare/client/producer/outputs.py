@@ -1,6 +1,6 @@
-"""The outputs of one settle as record batches: records of many owners, packed by partition. No I/O.
+"""Packs the outputs of one settle into record batches, by partition, for records of many owners. No I/O.
 
-Each output knows whose records it has, so that whoever is to blame when it is refused can be found.
+Each output names the owners of its records, so that the cause can be found when it is refused.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BATCH_BYTES: Final = 1_000_000
-"""Of a batch before compression, where topics take that much."""
+"""The largest batch, in bytes before compression, where topics take that much."""
 
 
 class OutputFor(NamedTuple, Generic[T]):
-    """One output, and whose records are in it."""
+    """One output, and the owners of its records."""
 
     output: SettleOutput
     owners: Sequence[T]
@@ -43,10 +43,10 @@ class _Open(Generic[T]):
 
 
 class OutputBatches(Generic[T]):
-    """Packs records into outputs. Owners are told apart by their hashes.
+    """Packs records into outputs. Owners are distinguished by their hashes.
 
-    topics: places of all topics that will be named. batch_bytes: how large batches for a topic may be, where that was
-    found to be less than BATCH_BYTES. spread: the partition of records without a key or a partition, another one with
+    topics: places of all topics that will be named. batch_bytes: the largest batch of a topic, where that was found to
+    be less than BATCH_BYTES. spread: selects the partition of records without a key or a partition, another one with
     each settle.
     """
 
@@ -67,15 +67,15 @@ class OutputBatches(Generic[T]):
         self._open: dict[tuple[str, int], _Open[T]] = {}
         self._built: list[OutputFor[T]] = []
         self.bytes = 0
-        """Of all records so far, about, and from above."""
+        """An upper estimate of the bytes of all records so far."""
 
     @property
     def count(self) -> int:
-        """How many outputs there are."""
+        """The number of outputs."""
         return len(self._open) + len(self._built)
 
     def check(self, topic: str, message: Message) -> int:
-        """The bytes that a record takes. Raises: RecordTooLarge, TypeError; ServerError: no such partition."""
+        """Return the bytes that a record takes. Raises: RecordTooLarge, TypeError; ServerError: no such partition."""
         size = size_of(message, topic, self._settings.max_request_size)
         place = self._topics[topic]
         if message.partition is not None and not 0 <= message.partition < place.partitions:
@@ -84,7 +84,7 @@ class OutputBatches(Generic[T]):
         return size
 
     def add(self, owner: T, topic: str, message: Message, size: int) -> None:
-        """Take in a record of which `check` said the size. Raises: RecordTooLarge."""
+        """Add a record; size: the result of `check`. Raises: RecordTooLarge."""
         value, key, headers, timestamp, partition = message
         place = self._topics[topic]
         if partition is None:
@@ -101,7 +101,7 @@ class OutputBatches(Generic[T]):
         self.bytes += size
 
     def build(self) -> list[OutputFor[T]]:
-        """All of them, in order of their partitions' batches; nothing can be added any more."""
+        """Finish and return all outputs, each partition's in order; nothing can be added any more."""
         for at in list(self._open):
             self._finish(at)
         return self._built

@@ -1,9 +1,9 @@
-"""`Producer`: one per process, behind `topic.send`, sinks and dead letters.
+"""`Producer`: sends records, one per process, for `topic.send`, sinks and dead letters.
 
-Idempotent: a record is in the log at most once, whatever answers are lost, and confirmed when the server has made it
-durable; one that failed with DeliveryTimeout may be there. Order within a partition is kept. With a transactional id
-what is sent between `begin` and `commit` counts as a whole. What a flowshare server cannot write to its disk fails at
-once (KAFKA_STORAGE_ERROR is not tried again: the caller knows better what can wait).
+Idempotent: a record is in the log at most once, even if answers are lost, and confirmed when the server has made it
+durable; a record that failed with DeliveryTimeout may be in the log. Order within a partition is kept. With a
+transactional id the records sent between `begin` and `commit` count as a whole. A record that a flowshare server cannot
+write to its disk fails at once (KAFKA_STORAGE_ERROR is not retried: the caller knows better which records can wait).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, cast, overload
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast, overload
 
 from flowshare.client.arguments import check_argument, settings_of
 from flowshare.client.errors import (
@@ -28,10 +28,11 @@ from flowshare.client.errors import (
     ServerError,
 )
 from flowshare.client.producer.batching import RECORD_OVERHEAD, Bulk, BulkRun, Receipt, RecordMetadata, fail
-from flowshare.client.producer.channel import Channel
+from flowshare.client.producer.channel import Channel, out_of_time
 from flowshare.client.producer.message import Headers, Message, items_of, partition_for, size_of
 from flowshare.client.producer.sender import PartitionSender
 from flowshare.client.settings import Compression, ProducerSettings
+from flowshare.core_errors import FlowshareError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.tasks import cancelled
 
@@ -46,15 +47,24 @@ if TYPE_CHECKING:
 __all__ = ["Message", "Producer", "RecordMetadata"]
 
 ROUND: Final = 500
-"""Records that `send_many` adds before it lets others run."""
+"""The number of records that `send_many` adds before it lets other tasks run."""
 
 logger = logging.getLogger(__name__)
+
+
+class _EarlyRecord(NamedTuple):
+    """A record that waits for its topic's partition count, since `created_s` (monotonic)."""
+
+    message: Message
+    receipt: Receipt
+    size: int
+    created_s: float
 
 
 class _TopicQueues:
     """One topic's queues, and the records that wait for its partition count.
 
-    `count`: partitions it has; a topic that was made anew with fewer leaves more queues than that.
+    count: the topic's number of partitions; a topic that was created anew with fewer leaves more queues than that.
     """
 
     __slots__ = ("count", "early", "name", "queues", "resolving", "sticky")
@@ -64,12 +74,17 @@ class _TopicQueues:
         self.count = 0
         self.queues: list[PartitionSender] = []
         self.sticky = 0
-        self.early: list[tuple[Message, Receipt, int]] = []
+        self.early: list[_EarlyRecord] = []
         self.resolving: asyncio.Task[ClientError | None] | None = None
+
+    def lacks(self, message: Message) -> bool:
+        """True if the record is for a partition that did not exist when the topic was looked up; it may exist by
+        now."""
+        return message.partition is not None and message.partition >= self.count
 
 
 class Producer:
-    """Sends records in batches. All methods are called on one event loop."""
+    """Sends records in batches. Call all methods on one event loop."""
 
     def __init__(
         self,
@@ -86,12 +101,13 @@ class Producer:
         transaction_timeout: float = 60.0,
         declared: Declared = lambda _: None,
     ) -> None:
-        """Connects at the first record. The short arguments override the same ones of `settings`.
+        """Store the settings; the connection is opened at the first record. The short arguments override those of
+        `settings`.
 
-        declared: partitions and settings of a topic that is missing; None: it is made with one partition.
-
-        transactional_id: who it is to others that take over from it; records are sent between `begin` and `commit`
-        then. transaction_timeout: how long the server lets a transaction be open (transaction.timeout.ms).
+        declared: finds partitions and settings of a missing topic; None: the topic is created with one partition.
+        transactional_id: the identity that successors of this producer share; records are then sent between `begin` and
+        `commit`. transaction_timeout: the longest time, in seconds, that the server leaves a transaction open
+        (transaction.timeout.ms).
         """
         given = {
             "linger": linger,
@@ -111,10 +127,12 @@ class Producer:
             self._transactions = ProducerTransactions(self._channel, transactional_id, timeout_s=transaction_timeout)
         self._targets: dict[str, _TopicQueues] = {}
         self._closed = False
+        self._abandoned: ClientError = Closed("the look-up of the topic was cancelled")
+        """The error of the last `_abandon`."""
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of records that are not confirmed yet."""
+        """The bytes of records that are not confirmed yet."""
         return self._buffer.used
 
     # --- sending ------------------------------------------------------------------------------------------------
@@ -129,7 +147,7 @@ class Producer:
         partition: int | None = None,
         timestamp: float | None = None,
     ) -> RecordMetadata:
-        """Send one record and return when it is confirmed; waits while the buffer is full.
+        """Send one record and return when it is confirmed; wait while the buffer is full.
 
         Raises: RecordTooLarge and TypeError (at once), DeliveryTimeout, ServerError, Closed.
         """
@@ -149,7 +167,7 @@ class Producer:
         partition: int | None = None,
         timestamp: float | None = None,
     ) -> asyncio.Future[RecordMetadata]:
-        """Queue one record; the future is done when it is confirmed or failed.
+        """Queue one record; the future is done when the record is confirmed or failed.
 
         Raises: BufferFull, RecordTooLarge, TypeError, Closed (now); the future: DeliveryTimeout, ServerError.
         """
@@ -173,16 +191,21 @@ class Producer:
     async def send_many(
         self, topic: str, items: Iterable[Message | bytes | None], *, return_exceptions: bool = False
     ) -> list[RecordMetadata] | list[RecordMetadata | ClientError]:
-        """Send many records of one topic and return when all are settled, in order: the fast way.
+        """Send many records of one topic, and return their outcomes in order when all are known: the fast way.
 
-        An item is a value or a `Message`. With `return_exceptions` a failed record's error stands in its place.
-        Raises: the first error otherwise (the other records may be in the log); Closed; TypeError: of the first item
-        that is no record, those before it may be in the log.
+        An item is a value or a `Message`. return_exceptions: return a failed record's error in its place.
+        Raises: the first error otherwise (the other records may be in the log); Closed; TypeError: the first item that
+        is no record, the items before it may be in the log.
         """
         rest = items_of(items, topic)
         self._check()
         number = self._transaction_number
-        target = await self._resolved(topic)
+        try:
+            target = await self._resolved(topic)
+        except ClientError as error:
+            if number == self._transaction_number:  # else its transaction has ended
+                self._failed(error)
+            raise
         bulk = Bulk()
         try:
             await self._add_all(target, rest, bulk, number)
@@ -196,33 +219,38 @@ class Producer:
                     raise outcome
         return outcomes
 
-    async def partitions(self, topic: str) -> int:
-        """How many partitions a topic has. Raises: ServerError, DeliveryTimeout, Closed."""
-        return (await self._resolved(topic)).count
+    async def partitions(self, topic: str, *, at_least: int = 0) -> int:
+        """Return the number of partitions of a topic, looked up anew if fewer than `at_least` are known. Raises:
+        ServerError, DeliveryTimeout, Closed."""
+        target = await self._resolved(topic)
+        if target.count < at_least:
+            target = await self._looked_up(topic)
+        return target.count
 
     def known_topic(self, topic: str) -> TopicPlace | None:
-        """A topic's partitions and id; None: not known, or known too long ago."""
+        """Return a topic's number of partitions and its id; None: not known, or known too long ago."""
         return self._channel.known_topic(topic)
 
     async def topic(self, topic: str) -> TopicPlace:
-        """A topic's partitions and id, made if that is wanted. Raises: ServerError, NotConnected, ConnectionLost,
-        Closed."""
+        """Return a topic's number of partitions and its id; a missing topic is created with `auto_create_topics`.
+        Raises: ServerError, NotConnected, ConnectionLost, Closed."""
         self._check_closed()
         return await self._channel.topic(topic, self._settings.delivery_timeout)
 
     def forget_topic(self, topic: str) -> None:
-        """What is known of a topic turned out wrong."""
+        """Forget all facts about a topic, which turned out to be wrong."""
         self._channel.forget_size(topic)
 
     @property
     def settings(self) -> ProducerSettings:
-        """As they are now (`allow` raises the largest record)."""
+        """The current settings (`allow` raises `max_request_size`)."""
         return self._settings
 
     def send_batch(self, topic: str, partition: int, batch: BatchBuilder) -> asyncio.Future[None]:
-        """Send a batch that was filled by the caller, who bounds what is on its way; `partitions` comes first.
+        """Send a batch that the caller has filled; the caller bounds the bytes on the way, and calls `partitions`
+        first.
 
-        The future is done when all of it is confirmed. Raises: Closed, IllegalState (now); the future as `send`.
+        The future is done when the whole batch is confirmed. Raises: Closed, IllegalState (now); the future: as `send`.
         """
         self._check()
         return self._targets[topic].queues[partition].append_batch(batch)
@@ -231,7 +259,7 @@ class Producer:
 
     @property
     def transactional(self) -> bool:
-        """Whether records are sent in transactions."""
+        """True if records are sent in transactions."""
         return self._transactions is not None
 
     @property
@@ -240,16 +268,17 @@ class Producer:
         return None if self._transactions is None else self._transactions.identity
 
     async def begin(self) -> None:
-        """Begin a transaction; older producers of the transactional id are shut out, what they left open is aborted.
+        """Begin a transaction. Older producers of the transactional id are fenced, and their open transactions aborted.
 
         Raises: IllegalState, ServerError, NotConnected, ConnectionLost.
         """
         await self._transactional.begin()
 
     async def commit(self) -> None:
-        """Send what is left, and let all of the transaction count. Raises: what failed it; then abort.
+        """Send all queued records, and commit the transaction. After an error abort, but for those below.
 
-        NotConnected, ConnectionLost, a ServerError that is `retriable`: whether it counts is not known; commit again.
+        Raises: the error that failed the transaction. After NotConnected, ConnectionLost or a ServerError that is
+        `retriable` the outcome is unknown: commit again.
         """
         transactions = self._transactional
         if transactions.in_doubt:
@@ -262,7 +291,7 @@ class Producer:
             await transactions.end(commit=True)
 
     async def abort(self) -> None:
-        """Let nothing of the transaction count; what is not confirmed fails. Raises: as `begin`."""
+        """Abort the transaction; records that are not confirmed fail. Raises: as `begin`."""
         transactions = self._transactional
         if not transactions.open:
             raise IllegalState(f"transaction {transactions.transactional_id} is not open: there is nothing to abort")
@@ -279,17 +308,19 @@ class Producer:
         return self._transactions
 
     def allow(self, record_bytes: int) -> None:
-        """Take records of up to so many bytes from now on, where `max_request_size` is less."""
+        """Raise `max_request_size` to `record_bytes` if it is less."""
         if record_bytes > self._settings.max_request_size:
             self._settings = replace(self._settings, max_request_size=record_bytes)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send what is queued without lingering and wait until it is settled. Raises: TimeoutError, TypeError."""
+        """Send all queued records without lingering, and wait for their outcomes. timeout: seconds, None: no limit.
+        Raises: TimeoutError, TypeError.
+        """
         check_argument("flush: timeout", timeout, float | None)
         await self._clock.wait_for(self._flush(), timeout)
 
     async def close(self, timeout: float = 10.0) -> None:
-        """Flush for up to `timeout` seconds, fail what is left, close the connection."""
+        """Flush for up to `timeout` seconds, fail the remaining records, close the connection."""
         if self._closed:
             return
         self._closed = True
@@ -305,9 +336,13 @@ class Producer:
     # --- adding -------------------------------------------------------------------------------------------------
 
     def _size(self, topic: str, message: Message) -> int:
-        """Bytes the record takes, about, and from above. Raises: RecordTooLarge, TypeError, Closed."""
+        """Return an upper estimate of the record's bytes. Raises: RecordTooLarge, TypeError, Closed."""
         self._check()
-        return size_of(message, topic, self._settings.max_request_size)
+        try:
+            return size_of(message, topic, self._settings.max_request_size)
+        except RecordTooLarge as error:
+            self._failed(error)
+            raise
 
     async def _room(self, size: int) -> None:
         """Wait for room in the buffer. Raises: Closed; IllegalState: the transaction has ended meanwhile."""
@@ -324,16 +359,26 @@ class Producer:
         return 0 if self._transactions is None else self._transactions.number
 
     def _check_number(self, number: int) -> None:
-        """A record belongs to the transaction in which it was handed in. Raises: Closed, IllegalState."""
+        """Check that the transaction in which a record was given is still open. Raises: Closed, IllegalState."""
         self._check()
         if number != self._transaction_number:
             raise IllegalState("the transaction ended before the record was sent: send it in the next one")
 
     def _check(self) -> None:
-        """Raises: Closed; IllegalState: the transaction is not open."""
+        """Check that records can be sent. Raises: Closed; IllegalState: the transaction is not open."""
         self._check_closed()
         if self._transactions is not None:
             self._transactions.check_open()
+
+    def _failed(self, error: ClientError) -> None:
+        """Fail the open transaction, if the producer has one, with the error of a record."""
+        if self._transactions is not None:
+            self._transactions.failed(error)
+
+    def _fail(self, receipt: Receipt, error: ClientError) -> None:
+        """Report a record as failed, which fails its transaction, too."""
+        self._failed(error)
+        fail(receipt, error)
 
     def _check_closed(self) -> None:
         if self._closed:
@@ -344,11 +389,16 @@ class Producer:
         target = self._target(topic)
         if self._channel.known_size(topic) is None or not target.queues:  # `topic` may have been asked for it alone
             self._resolve(target)
-        if target.queues:  # an old partition count does until the new one is known
+        if target.queues and not target.lacks(message):  # an old partition count does until the new one is known
             self._route(target, message, future, size, self._clock.now_ms())
         else:
-            target.early.append((message, future, size))
+            self._put_early(target, message, future, size)
         return future
+
+    def _put_early(self, target: _TopicQueues, message: Message, receipt: Receipt, size: int) -> None:
+        """Keep a record until the topic's partitions are known, or are looked up anew."""
+        target.early.append(_EarlyRecord(message, receipt, size, self._clock.monotonic()))
+        self._resolve(target)
 
     async def _add_all(
         self, target: _TopicQueues, rest: Iterator[Message | bytes | None], bulk: Bulk, number: int
@@ -372,17 +422,21 @@ class Producer:
                 if not self._buffer.take(size):
                     await self._room(size)
             except RecordTooLarge as error:
-                fail(receipt, error)
+                self._fail(receipt, error)
                 continue
             except BaseException:
                 bulk.finish(len(chunk) - number)
                 raise
-            self._route(target, message, receipt, size, now_ms)
+            if target.lacks(message):
+                self._put_early(target, message, receipt, size)
+            else:
+                self._route(target, message, receipt, size, now_ms)
 
     def _add_values(
         self, target: _TopicQueues, chunk: Sequence[Message | bytes | None], bulk: Bulk, position: int
     ) -> bool:
-        """All at once, if they are plain values of ordinary size and there is room; else False."""
+        """Add all items at once if they are plain values of ordinary size and the buffer has room; else return
+        False."""
         if set(map(type, chunk)) != {bytes}:
             return False
         values = cast("Sequence[bytes]", chunk)
@@ -404,14 +458,14 @@ class Producer:
         elif not 0 <= partition < count:
             self._buffer.give(size)
             text = f"there is no partition {partition}, the topic has {count}"
-            fail(receipt, ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text, about=f"topic {target.name}"))
+            self._fail(receipt, ServerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text, about=f"topic {target.name}"))
             return
         moment_ms = now_ms if timestamp is None else round(timestamp * 1000)
         target.queues[partition].append(key, value, headers, moment_ms, receipt, size)
 
     @staticmethod
     def _spread(target: _TopicQueues, size: int) -> int:
-        """Partition for a record without key: the same until its batch is full or gone, then the next."""
+        """Return the partition for a record without a key: the same until its batch is full or sent, then the next."""
         if target.count > 1 and not target.queues[target.sticky].has_room(size):
             target.sticky = (target.sticky + 1) % target.count
         return target.sticky
@@ -425,55 +479,95 @@ class Producer:
         return target
 
     async def _resolved(self, topic: str) -> _TopicQueues:
-        """The topic with its queues. Raises: ServerError, DeliveryTimeout, Closed."""
+        """Return the topic with its queues. Raises: ServerError, DeliveryTimeout, Closed."""
         self._check_closed()
         target = self._target(topic)
         if self._channel.known_size(topic) is None or not target.queues:
-            resolving = self._resolve(target)
-            problem = None if target.queues else await asyncio.shield(resolving)
-            if problem is not None:
-                raise problem
+            if not target.queues:
+                return await self._looked_up(topic)
+            self._resolve(target)
         return target
 
-    def _resolve(self, target: _TopicQueues) -> asyncio.Task[ClientError | None]:
+    async def _looked_up(self, topic: str) -> _TopicQueues:
+        """Look up the topic, or wait for the look-up that is under way. Raises: as `_resolved`; the error of
+        `_abandon`."""
+        problem: ClientError | None = None
+        began_s = self._clock.monotonic()
+        deadline_s = began_s + self._settings.delivery_timeout
+        while True:
+            target = self._target(topic)
+            resolving = self._resolve(target, began_s)
+            left_s = None if problem is None else deadline_s - self._clock.monotonic()
+            try:  # a caller that is cancelled does not cancel the look-up
+                await self._clock.wait_for(asyncio.wait({resolving}), left_s)
+            except TimeoutError:  # the look-up goes on for younger records
+                assert problem is not None, "the first wait has no limit"
+                raise problem from None
+            problem = self._abandoned if resolving.cancelled() else resolving.result()
+            if problem is None:
+                return target
+            if not out_of_time(problem) or self._channel.is_near(deadline_s):
+                raise problem
+
+    def _resolve(self, target: _TopicQueues, since_s: float | None = None) -> asyncio.Task[ClientError | None]:
+        """Begin to look up a topic, unless that is under way. since_s: when the delivery_timeout of the look-up began;
+        None: now."""
         if target.resolving is None:
-            target.resolving = asyncio.create_task(self._resolve_early(target), name=f"topic {target.name}")
+            since_s = self._clock.monotonic() if since_s is None else since_s
+            target.resolving = asyncio.create_task(self._resolve_early(target, since_s), name=f"topic {target.name}")
         return target.resolving
 
-    async def _resolve_early(self, target: _TopicQueues) -> ClientError | None:
-        """Ask for the partitions, then queue (or fail) the records that waited for them, in order; what went wrong."""
+    async def _resolve_early(self, target: _TopicQueues, since_s: float) -> ClientError | None:
+        """Look up the partitions, then queue (or fail) the records that waited for them, in order; return the error.
+
+        When the time is over, younger records do not fail: the topic is looked up anew for the time that is left to
+        them.
+        """
         problem: ClientError | None = None
+        limit_s = self._settings.delivery_timeout
         try:
-            self._resize(target, await self._channel.size(target.name, self._settings.delivery_timeout))
+            left_s = max(0.0, since_s + limit_s - self._clock.monotonic())
+            self._resize(target, await self._channel.size(target.name, left_s))
         except (NotConnected, ConnectionLost) as error:
             problem = DeliveryTimeout(f"topic {target.name} could not be looked up: {error}")
             problem.__cause__ = error
         except ClientError as error:
             problem = error
+        except FlowshareError as error:  # the broker is not open: the text says what to do
+            problem = ClientError(f"topic {target.name} could not be looked up: {error}")
+            problem.__cause__ = error
         except Exception as error:
             logger.exception("topic %s could not be looked up", target.name)
             problem = ClientError(f"topic {target.name} could not be looked up: {error!r}")
         target.resolving = None
-        if problem is not None and not target.queues:
-            self._targets.pop(target.name, None)  # names that never were topics must not pile up
         early, target.early = target.early, []
+        if problem is not None and out_of_time(problem):
+            target.early = [
+                one for one in early if one.created_s > since_s and not self._channel.is_near(one.created_s + limit_s)
+            ]
+            early = early[: len(early) - len(target.early)]
+        if target.early:
+            self._resolve(target, target.early[0].created_s)
+        elif problem is not None and not target.queues:
+            self._targets.pop(target.name, None)  # names that never were topics must not pile up
         now_ms = self._clock.now_ms()
-        for message, receipt, size in early:
+        for message, receipt, size, _ in early:
             if problem is None:
                 self._route_early(target, message, receipt, size, now_ms)
             else:
                 self._buffer.give(size)
-                fail(receipt, problem)
+                self._fail(receipt, problem)
         return problem
 
     def _route_early(self, target: _TopicQueues, message: Message, receipt: Receipt, size: int, now_ms: int) -> None:
-        """`_route`; nobody else would hear what it raises, and the records behind this one would never be sent."""
+        """Call `_route`, and report its exceptions to the receipt: else the records behind this one would never be
+        sent."""
         try:
             self._route(target, message, receipt, size, now_ms)
         except Exception as error:
             logger.exception("a record for topic %s could not be queued", target.name)
             self._buffer.give(size)
-            fail(receipt, ClientError(f"the record for topic {target.name} could not be queued: {error!r}"))
+            self._fail(receipt, ClientError(f"the record for topic {target.name} could not be queued: {error!r}"))
 
     def _resize(self, target: _TopicQueues, count: int) -> None:
         for partition in range(len(target.queues), count):
@@ -488,25 +582,35 @@ class Producer:
             )
         target.count = count
         target.sticky %= count
+        # Records that wait for new partitions go before those sent from now on, whichever caller found the partitions.
+        early, target.early = target.early, []
+        now_ms = self._clock.now_ms()
+        for one in early:
+            if target.lacks(one.message):
+                target.early.append(one)
+            else:
+                self._route_early(target, one.message, one.receipt, one.size, now_ms)
 
     # --- ending -------------------------------------------------------------------------------------------------
 
     async def _flush(self) -> None:
-        resolving = [target.resolving for target in self._targets.values() if target.resolving is not None]
-        if resolving:
-            await asyncio.wait(resolving)
+        while resolving := [
+            one.resolving for one in self._targets.values() if one.resolving and not one.resolving.done()
+        ]:
+            await asyncio.wait(resolving)  # a look-up may begin anew for younger records
         waited = [done for target in self._targets.values() for queue in target.queues for done in queue.hurry()]
         if waited:
             await asyncio.wait(waited)
 
     async def _abandon(self, error: ClientError) -> None:
-        """Stop sending, and fail all that is not confirmed."""
+        """Stop sending, and fail all records that are not confirmed."""
+        self._abandoned = error
         for target in tuple(self._targets.values()):
             await cancelled(target.resolving)
             target.resolving = None
-            for _, receipt, size in target.early:
+            for _, receipt, size, _ in target.early:
                 self._buffer.give(size)
-                fail(receipt, error)
+                self._fail(receipt, error)
             target.early = []
             for queue in target.queues:
                 await queue.abandon(error)

@@ -1,9 +1,9 @@
-"""`PartitionSender`: one partition's batches, from the first record to the answer.
+"""`PartitionSender`: sends one partition's batches, from the first record to the answer.
 
-`sequence.py` decides what is sent and when a batch may follow another; here are the linger, the tasks that carry
-requests, and what an answer means. Records that are given in one turn of the loop share a batch; it leaves at once
-(after the linger, if there is one) while fewer than five are under way, and else grows until one is answered. What
-cannot be sent pauses longer each time, until the batch's delivery_timeout is over.
+`sequence.py` decides which batch is sent and when; this module has the linger, the tasks that carry requests, and the
+reactions to answers. Records that are added in one turn of the loop share a batch. The batch leaves at once (after the
+linger, if there is one) while fewer than five are under way, and else grows until one is answered. After each failure
+the pause grows, until the batch's delivery_timeout is over.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Final(ServerError):
-    """A refusal that was looked into: trying again is of no use."""
+    """A refusal that was looked into: a retry does not help."""
 
 
 class PartitionSender:
@@ -64,7 +64,7 @@ class PartitionSender:
         transactions: ProducerTransactions | None,
         resize: Callable[[str, int], None],
     ) -> None:
-        """resize(topic, partitions): it was found that a topic has so many."""
+        """resize(topic, partitions): called when a topic turns out to have another number of partitions."""
         self.topic = topic
         self.partition = partition
         self._channel = channel
@@ -98,7 +98,7 @@ class PartitionSender:
         receipt: Receipt,
         size: int,
     ) -> None:
-        """Add a record whose `size` bytes of buffer were taken already."""
+        """Add a record whose `size` bytes are reserved in the buffer already."""
         batch = self._open
         if batch is None or not batch.builder.add(key, value, headers, timestamp_ms=timestamp_ms):
             batch = self._new_batch()
@@ -109,9 +109,10 @@ class PartitionSender:
         batch.reserved += size
 
     def append_values(self, values: Sequence[bytes], start: int, timestamp_ms: int, bulk: Bulk, position: int) -> int:
-        """Add records without key and headers from `values[start]` on until a batch is full; how many went in.
+        """Add records without key and headers from `values[start]` on until a batch is full; return the number added.
 
-        `RECORD_OVERHEAD` and its length of buffer were taken for each. `position` is that of `values[0]`.
+        For each value its length and `RECORD_OVERHEAD` are reserved in the buffer already. position: that of
+        `values[0]`.
         """
         batch, count = self._open, 0
         if batch is not None:
@@ -124,7 +125,7 @@ class PartitionSender:
         return count
 
     def append_batch(self, builder: BatchBuilder) -> asyncio.Future[None]:
-        """Send a batch that was filled elsewhere, behind all that is here; the future has the outcome."""
+        """Send a batch that the caller has filled, behind all queued ones; the future has the outcome."""
         batch, outcome = PendingBatch(builder, self._clock.monotonic()), Whole(builder.count)
         batch.receipts.append(BulkRun(outcome, 0, builder.count))
         self._open = None
@@ -133,17 +134,17 @@ class PartitionSender:
         return outcome.done
 
     def has_room(self, size: int) -> bool:
-        """Whether the open batch would take about `size` bytes more."""
+        """Tell if about `size` more bytes fit into the open batch."""
         return self._open is not None and self._open.builder.size + size <= self._batch_bytes
 
     def hurry(self) -> list[asyncio.Future[None]]:
-        """Send what is there without lingering; returns what to wait for."""
+        """Send all queued batches without lingering; return their futures."""
         self._hurry = bool(self._waiting)
         self._go_on()
         return [batch.done for batch in self._batches()]
 
     async def abandon(self, error: ClientError) -> None:
-        """Stop sending and fail everything."""
+        """Stop sending and fail all batches."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None  # else the next linger would count on it
@@ -157,7 +158,7 @@ class PartitionSender:
         return [*(entry.batch for entry in self._sequence.entries), *self._waiting]
 
     def _new_batch(self) -> PendingBatch:
-        """A new open batch at the end; the one before it is full, so it need not linger."""
+        """Open a new batch at the end; the batch before it is full, so it need not linger."""
         builder = BatchBuilder(
             size_max=self._batch_bytes,
             compression=self._settings.compression,
@@ -171,7 +172,7 @@ class PartitionSender:
     # --- sending ------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Let a task send what may be sent now; one that has not begun yet will see it."""
+        """Start a task if a batch may be sent now; a task that has not begun yet will see the batch."""
         if not self._starting and self._may_send():
             self._starting = True
             task = asyncio.create_task(self._work(), name=f"produce {self.topic}-{self.partition}")
@@ -198,7 +199,7 @@ class PartitionSender:
         return left_s <= 0 or self._later(left_s)
 
     def _later(self, delay_s: float) -> bool:
-        """Look again then; not now."""
+        """Set the timer to look again after the delay; returns False."""
         at_s = self._clock.monotonic() + delay_s
         if self._timer is None or at_s < self._timer_at_s:
             if self._timer is not None:
@@ -227,9 +228,10 @@ class PartitionSender:
             self._tasks.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def _let_grow(self) -> None:
-        """While another one is under way, the open batch waits as long as each turn of the loop brings it more.
+        """Wait while another batch is under way and each turn of the loop adds records to the open batch.
 
-        A lone record leaves at once, and a loop that adds one in every turn does not pay for a request with each.
+        A lone record leaves at once, and a loop that adds one record in every turn does not pay for a request with
+        each.
         """
         batch, count = self._open, 0
         while batch is not None and batch is self._open and self._sequence.under_way and batch.builder.count > count:
@@ -237,7 +239,7 @@ class PartitionSender:
             await asyncio.sleep(0)
 
     def _take(self) -> NumberedBatch[PendingBatch] | None:
-        """What is sent now; None: its time was over, or its transaction has failed."""
+        """Take the batch to send now; None: its delivery timeout is over, or its transaction has failed."""
         sequence = self._sequence
         if sequence.failed:  # nothing more is written in this transaction
             assert self._transactions is not None, "only a transaction fails as a whole"
@@ -267,13 +269,14 @@ class PartitionSender:
         return DeliveryTimeout(f"not confirmed within {limit_s:g} s for {where}: {self._problem}")
 
     async def _get_identity(self) -> None:
-        """Get a producer id; when there is none to be had, the first batch fails, or waits no longer than it may."""
+        """Get a producer id. Without one the first batch fails, after a lost connection when its delivery timeout is
+        over."""
         batch = self._batches()[0]
         left_s = batch.created_s + self._settings.delivery_timeout - self._clock.monotonic()
         self._naming = True
         try:
             if self._transactions is not None:
-                self._transactions.check_open()
+                self._transactions.check_sending()
                 identity = self._transactions.identity
                 assert identity is not None, "a transaction that is open has a producer"
             else:
@@ -302,7 +305,7 @@ class PartitionSender:
     # --- answers ------------------------------------------------------------------------------------------------
 
     async def _carry(self, entry: NumberedBatch[PendingBatch]) -> None:
-        """Send a batch, and see what the answer means."""
+        """Send a batch, and react to the answer."""
         try:
             problem = await self._produce(entry)
         except Exception as error:
@@ -360,7 +363,7 @@ class PartitionSender:
             sequence.refused(entry)
             self._fail(batch, RecordTooLarge(str(problem)) if code in TOO_LARGE else problem)
         if sequence.failed and self._transactions is not None:
-            self._transactions.problem = self._transactions.problem or problem
+            self._transactions.failed(problem)
 
     def _passing(self, problem: ClientError) -> bool:
         if isinstance(problem, ServerError):
@@ -370,7 +373,7 @@ class PartitionSender:
         return isinstance(problem, NotConnected | ConnectionLost)
 
     def _pause(self) -> None:
-        """Before a new try, no longer than the first batch may wait."""
+        """Set the pause before the next try, no longer than the first batch may wait."""
         self._troubled = False
         self._tries += 1
         logger.info("producing to %s-%d, try %d: %s", self.topic, self.partition, self._tries, self._problem)
@@ -379,7 +382,7 @@ class PartitionSender:
         self._paused_until_s = min(now_s + self._channel.pause_s(self._tries), max(now_s, deadline_s))
 
     async def _topic_gone(self, problem: ServerError, left_s: float) -> ClientError:
-        """The topic is not there (any more): look again, which creates it if that is wanted."""
+        """Look up a missing topic again, which creates it with `auto_create_topics`; return the error for the batch."""
         self._channel.forget_size(self.topic)
         try:
             count = await self._channel.size(self.topic, max(0.0, left_s))
@@ -393,6 +396,8 @@ class PartitionSender:
         return _Final(problem.code, f"now it has {count} partitions", about=f"{self.topic}-{self.partition}")
 
     def _fail(self, batch: PendingBatch, error: ClientError) -> None:
+        if self._transactions is not None:
+            self._transactions.failed(error)
         self._channel.buffer.give(batch.reserved)
         batch.fail(error)
 

@@ -1,19 +1,19 @@
-"""`PartitionSequence`: which batch of a partition is sent next, under which number. The idempotent producer's core.
+"""`PartitionSequence`: chooses the batch of a partition to send next, and its number: the idempotent producer's core.
 
-Invariant: a batch handed in is in the log at most once, whatever answers are lost; whoever handed it in is told that
-it is there, or of an error. Brokers know a partition's last five batches of a producer by (producer id, epoch, first
-and last sequence) and answer a known one with its place instead of writing it again; one that does not follow the last
-they refuse. From this follow the rules:
+Invariant: a batch is in the log at most once, even if answers are lost, and its sender gets a confirmation or an error.
+Brokers know a partition's last five batches of a producer by (producer id, epoch, first and last sequence). They answer
+a known batch with its place instead of writing it again, and refuse a batch that does not follow the last one. From
+this follow the rules:
 
-- A batch in doubt (sent, and no answer said what became of it) is sent again as it was: same id, epoch and sequence.
-- Only an answer that it is out of step says that it is not in the log: brokers look for a known batch first.
-- What was refused for good, or given up, leaves a hole: nothing behind it can be written in this epoch. When nothing
-  is in doubt any more, what is left gets a new epoch and numbers from 0 (KIP-360); the epoch shuts out what an old
-  connection may still bring. Epochs of partitions are independent of each other, so nobody has to be asked.
-- In order: at most five are under way, and none is sent that is more than four behind one without an answer, also when
-  those between are confirmed: brokers would have forgotten that one when it is sent again. While an epoch has nothing
-  confirmed, or something has to be sent again, one at a time and nothing new, so that a log that has forgotten the
-  producer takes them in order, too.
+- A batch in doubt (sent, but with unknown outcome) is sent again unchanged: same id, epoch and sequence.
+- Only the answer that a batch is out of step proves that it is not in the log: brokers look for a known batch first.
+- A batch refused for good, or given up, leaves a hole: no batch behind it can be written in this epoch. When no batch
+  is in doubt any more, the remaining ones get a new epoch and numbers from 0 (KIP-360); the epoch fences batches of an
+  old connection that still arrive. Epochs of partitions are independent of each other, so no other partition matters.
+- In order: at most five batches are under way, and none is sent that is more than four behind an unanswered one, also
+  when those between are confirmed: brokers would have forgotten that one when it is sent again. While an epoch has no
+  confirmed batch, or a batch has to be sent again, one goes at a time and none is new, so that a log that has forgotten
+  the producer takes them in order, too.
 
 An entry (one batch), and what happens to it:
 
@@ -25,9 +25,9 @@ An entry (one batch), and what happens to it:
 | `out_of_step`, with earlier ones unanswered or a hole | under way | not written, to be sent again |
 | `out_of_step`, the first of all | under way | the same, and a hole: the log lost what was before it |
 | `fenced`: the epoch is not the newest | under way, no doubt | the same, and a hole that takes a new producer id |
-| `refused` for good | under way | gone: whoever waits is told; a hole |
+| `refused` for good | under way | gone: its sender gets the error; a hole |
 | `split`: too large, no doubt | under way | two entries with its numbers, not written |
-| `give_up`: its time is over | not under way | gone: whoever waits is told; a hole |
+| `give_up`: its time is over | not under way | gone: its sender gets the error; a hole |
 
 The partition, when nothing is under way:
 
@@ -37,7 +37,7 @@ The partition, when nothing is under way:
 | yes | some | the first one in doubt, as it was: the answer says whether it is written |
 | yes | none | everything that is left, renumbered in a new epoch; in a transaction nothing: it has failed |
 
-No I/O, no clock: batches are whatever the caller takes for one.
+No I/O, no clock: a batch is any object of the caller.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from typing import Final, Generic, TypeVar
 B = TypeVar("B")
 
 IN_FLIGHT_MAX: Final = 5
-"""Batches of a partition under way: brokers remember as many (max.in.flight.requests.per.connection)."""
+"""The most batches of a partition under way: brokers remember as many (max.in.flight.requests.per.connection)."""
 SEQUENCES: Final = 2**31
-"""Sequences run from 0 to this, exclusive, and then from 0 again."""
+"""Sequences run from 0 to this number, exclusive, and then from 0 again."""
 EPOCH_MAX: Final = 2**15 - 1
 
 Identity = tuple[int, int]
@@ -57,12 +57,12 @@ Identity = tuple[int, int]
 
 
 class NumberedBatch(Generic[B]):
-    """A batch with its numbers. in_doubt: it may be in the log."""
+    """A batch with its numbers. in_doubt: True: the batch may be in the log."""
 
     __slots__ = ("batch", "count", "identity", "in_doubt", "number", "sequence", "under_way")
 
     def __init__(self, batch: B, count: int, identity: Identity, sequence: int, number: int) -> None:
-        """number: of the batch among all that were sent; parts of one have its."""
+        """number: the batch's number among all that were sent; the parts of a split batch share its number."""
         self.batch = batch
         self.count = count
         self.identity = identity
@@ -76,13 +76,13 @@ class PartitionSequence(Generic[B]):
     """One producer's batches for one partition that have numbers and are not confirmed, in order."""
 
     def __init__(self, *, transactional: bool = False) -> None:
-        """transactional: epochs are the transaction's, so that a hole cannot be got over: the transaction fails."""
+        """transactional: epochs belong to the transaction, so a hole makes the transaction fail."""
         self.identity: Identity | None = None
-        """None: a producer id is needed, see `begin`."""
+        """Producer id and epoch; None: a producer id is needed, see `begin`."""
         self.entries: list[NumberedBatch[B]] = []
         self.under_way = 0
         self.failed = False
-        """Of a transaction: nothing more can be sent in it."""
+        """True if nothing more can be sent in the transaction."""
         self._transactional = transactional
         self._next = 0
         self._made = 0
@@ -93,7 +93,8 @@ class PartitionSequence(Generic[B]):
     # --- what to send -------------------------------------------------------------------------------------------
 
     def begin(self, identity: Identity) -> None:
-        """Number everything anew, for a producer id or epoch that the partition has not seen; nothing is in doubt."""
+        """Number all entries anew, for a producer id or epoch that the partition has not seen; no entry may be in
+        doubt."""
         assert not self.under_way, "what is under way has numbers"
         assert not any(entry.in_doubt for entry in self.entries), "what may be written keeps its numbers"
         self.identity = identity
@@ -104,13 +105,13 @@ class PartitionSequence(Generic[B]):
 
     @property
     def has_room(self) -> bool:
-        """Whether a new batch may be sent now."""
+        """True if a new batch may be sent now."""
         if self.identity is None or self._hole or self.failed:
             return False
         return not self.entries or (not self._careful and self._made - self.entries[0].number < IN_FLIGHT_MAX)
 
     def take_new(self, batch: B, count: int) -> NumberedBatch[B]:
-        """A batch of so many records is sent; `has_room` says whether it may."""
+        """Give a new batch of `count` records its numbers and mark it as sent; allowed if `has_room`."""
         assert self.identity is not None, "a producer id comes first"
         entry = NumberedBatch(batch, count, self.identity, self._take_numbers(count), self._made)
         self._made += 1
@@ -120,7 +121,7 @@ class PartitionSequence(Generic[B]):
 
     @property
     def again(self) -> NumberedBatch[B] | None:
-        """What is to be sent again now, before anything new."""
+        """The batch to send again now, before any new one; None: there is none."""
         if self.under_way or self.failed or self.identity is None:
             return None
         if self._hole:
@@ -128,7 +129,7 @@ class PartitionSequence(Generic[B]):
         return self.entries[0] if self.entries else None
 
     def take_again(self) -> NumberedBatch[B] | None:
-        """`again`, sent."""
+        """Mark the batch to send again as sent, and return it; None: there is none."""
         entry = self.again
         if entry is not None:
             self._sent(entry)
@@ -137,7 +138,7 @@ class PartitionSequence(Generic[B]):
     # --- what became of it --------------------------------------------------------------------------------------
 
     def confirmed(self, entry: NumberedBatch[B]) -> None:
-        """It is in the log."""
+        """Remove a batch that is in the log."""
         self._back(entry)
         self.entries.remove(entry)
         if not self.entries:
@@ -145,31 +146,31 @@ class PartitionSequence(Generic[B]):
         self._go_on()
 
     def lost(self, entry: NumberedBatch[B]) -> None:
-        """Nobody knows whether it is in the log, and the next try may tell."""
+        """Mark a batch as in doubt: it may be in the log, and the next try may tell."""
         self._back(entry)
         entry.in_doubt = self._careful = True
 
     def out_of_step(self, entry: NumberedBatch[B]) -> None:
-        """It is not in the log, because it does not follow what is there."""
+        """Mark a batch as not in the log, because it does not follow the last one there."""
         self._back(entry)
         entry.in_doubt, self._careful = False, True
         self._hole = self._hole or entry is self.entries[0]
         self._go_on()
 
     def fenced(self, entry: NumberedBatch[B]) -> None:
-        """The log knows a newer epoch of the producer id, which is not ours: it takes an id of its own."""
+        """Take in that the log knows a newer epoch of the producer id, of another producer: a new id is needed."""
         assert not entry.in_doubt, "nobody could say whether it is written"
         self._back(entry)
         self._careful = self._hole = self._outlived = True
         self._go_on()
 
     def refused(self, entry: NumberedBatch[B]) -> None:
-        """It is not written, and will not be."""
+        """Drop a batch that is refused for good."""
         self._back(entry)
         self._drop(entry)
 
     def split(self, entry: NumberedBatch[B], parts: tuple[tuple[B, int], ...]) -> None:
-        """It was too large: in its place come these, with so many records each, as many as it had."""
+        """Replace a batch that is too large by these parts: (batch, number of records), with as many records in all."""
         assert not entry.in_doubt, "what may be written keeps its numbers"
         assert sum(count for _, count in parts) == entry.count, "the parts take all numbers"
         self._back(entry)
@@ -183,7 +184,7 @@ class PartitionSequence(Generic[B]):
         self._go_on()
 
     def give_up(self, entry: NumberedBatch[B]) -> None:
-        """Its time is over before it could be sent again."""
+        """Drop a batch whose time is over before it could be sent again."""
         assert not entry.under_way, "its answer may still come"
         self._drop(entry)
 
@@ -204,7 +205,7 @@ class PartitionSequence(Generic[B]):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Get over a hole, as soon as nothing is under way or in doubt."""
+        """Begin a new epoch behind a hole, as soon as no batch is under way or in doubt; a transaction fails."""
         if not self._hole or self.identity is None:
             return
         if self._transactional:

@@ -1,15 +1,15 @@
-"""`ProducerTransactions`: a transactional id's producer: who it is, and the transaction that is open (KIP-98).
+"""`ProducerTransactions`: a transactional id's producer identity, and its open transaction (KIP-98).
 
     ready -- begin --> open -- commit --> ready
                        open -- commit, not answered in time --> in doubt -- commit --> ready
-                       open -- abort --> ready        with a new epoch, which shuts out what may still be on its way
-                       open -- a batch cannot be written --> failed -- abort --> ready
-    any -- somebody else has the transactional id --> fenced
+                       open -- abort --> ready        with a new epoch, which fences batches on their way
+                       open -- a record fails --> failed -- abort --> ready
+    any -- another producer has the transactional id --> fenced
 
-In doubt nothing but `commit` is taken: an abort might undo nothing, and be told as one all the same.
+In doubt only `commit` is accepted: an abort might undo nothing, and yet be reported as one.
 
 A partition joins before the first batch that it gets in a transaction. A transaction that is neither committed nor
-aborted stays open when the producer is closed: whoever has its producer id and epoch may end it, and the server does
+aborted stays open when the producer is closed: a holder of its producer id and epoch may end it, and the server does
 when `transaction_timeout` is over.
 """
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 class ProducerTransactions:
-    """All requests are repeated until they are answered, for the settings' delivery_timeout."""
+    """Begins and ends transactions. All requests are repeated until they are answered, for the settings'
+    delivery_timeout."""
 
     def __init__(self, channel: Channel, transactional_id: str, *, timeout_s: float) -> None:
         self._channel = channel
@@ -39,19 +40,19 @@ class ProducerTransactions:
         self._timeout_ms = round(timeout_s * 1000)
         self._partitions: set[tuple[str, int]] = set()
         self._begun = False
-        """Whether the coordinator may know of the open transaction: it was asked to add a partition."""
+        """True if the coordinator may know the open transaction: it was asked to add a partition."""
         self.identity: Identity | None = None
         self.open = False
         self.number = 0
-        """Of the open transaction, or of the last one."""
+        """The number of the open transaction, or of the last one."""
         self._ending = False
         self.in_doubt = False
-        """Whether the open transaction may be committed: that was asked, and not answered."""
+        """True if it is unknown whether the open transaction is committed: a commit was requested and not answered."""
         self.problem: ClientError | None = None
-        """Why the open transaction can only be aborted."""
+        """The error after which the open transaction can only be aborted."""
 
     async def begin(self) -> None:
-        """Open a transaction. The first one shuts out older producers of the id and aborts what they left open.
+        """Open a transaction. The first one fences older producers of the id and aborts their open transactions.
 
         Raises: IllegalState, ServerError, NotConnected, ConnectionLost.
         """
@@ -63,22 +64,32 @@ class ProducerTransactions:
         self.number += 1
 
     def check_open(self) -> None:
-        """Raises: IllegalState; what has failed the transaction."""
+        """Check that the transaction takes new records. Raises: IllegalState; the error that failed the transaction."""
+        if self.open and self._ending and not self.in_doubt:
+            raise IllegalState(f"transaction {self.transactional_id} is being ended: begin() comes first")
+        self.check_sending()
+
+    def check_sending(self) -> None:
+        """Check that records that the transaction has taken may be sent, as a commit does. Raises: as `check_open`."""
         if not self.open:
             raise IllegalState(f"transaction {self.transactional_id} is not open: begin() comes first")
         self.check_known()
-        if self._ending:
-            raise IllegalState(f"transaction {self.transactional_id} is being ended: begin() comes first")
         self.check_problem()
 
     def check_problem(self) -> None:
-        """Raises: what has failed the transaction."""
+        """Check that the transaction has not failed. Raises: the error that failed the transaction."""
         if self.problem is not None:
             raise self.problem
 
+    def failed(self, error: ClientError) -> None:
+        """Note that a record of the open transaction failed: nothing but an abort is possible. The first error is
+        kept."""
+        if self.open and self.problem is None:
+            self.problem = error
+
     @contextmanager
     def ending(self) -> Generator[None]:
-        """Nothing is added to the transaction meanwhile: it would be counted to the next one."""
+        """Refuse new records within the context: they would count towards the next transaction."""
         self._ending = True
         try:
             yield
@@ -86,7 +97,7 @@ class ProducerTransactions:
             self._ending = False
 
     def check_known(self) -> None:
-        """Raises: IllegalState: whether the transaction is committed is not known."""
+        """Check that the outcome of the last commit is known. Raises: IllegalState."""
         if self.in_doubt:
             raise IllegalState(
                 f"whether transaction {self.transactional_id} is committed is not known: commit() again, or leave it "
@@ -94,7 +105,8 @@ class ProducerTransactions:
             )
 
     async def join(self, topic: str, partition: int) -> None:
-        """The partition is going to be written to. Raises: ServerError, NotConnected, ConnectionLost."""
+        """Add a partition to the transaction before it is written to. Raises: ServerError, NotConnected,
+        ConnectionLost."""
         place = topic, partition
         if place not in self._partitions:
             self._begun = True
@@ -105,7 +117,7 @@ class ProducerTransactions:
             self._partitions.add(place)
 
     async def end(self, *, commit: bool) -> None:
-        """Commit or abort; after an abort the producer has a new epoch, and all batches are confirmed or given up.
+        """Commit or abort, when all batches are confirmed or given up. After an abort the producer has a new epoch.
 
         Raises: ServerError, NotConnected, ConnectionLost.
         """

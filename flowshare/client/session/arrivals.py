@@ -1,4 +1,5 @@
-"""What fetches brought and nobody has taken yet, for one member or for two that are taken from together."""
+"""`Arrivals`: results of fetches that the application has not taken yet, of one member or of two members read
+together."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class Arrivals:
-    """One task waits at a time, or a listener is called; a fetch that brought nothing is told too."""
+    """Collects results of fetches. One task waits at a time, or a listener is called, also for a fetch without
+    records."""
 
     def __init__(self) -> None:
         self._fetched: list[Fetched] = []
@@ -21,47 +23,47 @@ class Arrivals:
         self._woken = False
         self._waiter: asyncio.Future[None] | None = None
         self.listener: Callable[[], object] | None = None
-        """Called in place of a task that waits, as soon as a fetch has ended; it must not raise."""
+        """A callback in place of a waiting task, called as soon as a fetch has ended; it must not raise."""
 
     @property
     def ready(self) -> bool:
-        """Whether a fetch has ended since the last `take`."""
+        """True if a fetch has ended since the last `take`."""
         return self._ended
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits."""
+        """True if a task waits, or a listener is set."""
         return self._waiter is not None or self.listener is not None
 
     @property
     def left(self) -> Iterable[Fetched]:
-        """What nobody has taken."""
+        """The fetched records that the application has not taken."""
         return tuple(self._fetched)
 
     def put(self, fetched: list[Fetched]) -> None:
-        """A fetch has ended, with this or with nothing."""
+        """Add the records, possibly none, of a fetch that has ended."""
         self._fetched += fetched
         self._end()
 
     def fail(self, error: Exception) -> None:
-        """A fetch has failed."""
+        """Add the error of a fetch that has failed."""
         self._errors.append(error)
         self._end()
 
     def wake(self) -> None:
-        """End the wait, or else the next one, with nothing."""
+        """End the current wait, or else the next one, without records."""
         if self._waiter is None:
             self._woken = True
         elif not self._waiter.done():
             self._waiter.set_result(None)
 
     def take_wake(self) -> bool:
-        """Whether `wake` was called since the last wait; asked once."""
+        """Tell if `wake` was called since the last wait, and clear that mark."""
         woken, self._woken = self._woken, False
         return woken
 
     async def wait(self) -> None:
-        """Wait until a fetch has ended, or `wake` is called. When cancelled, what came stays."""
+        """Wait until a fetch has ended or `wake` is called. A cancelled wait loses no records."""
         if self._ended:
             return
         self._waiter = asyncio.get_running_loop().create_future()
@@ -71,7 +73,7 @@ class Arrivals:
             self._waiter = None
 
     def take(self) -> list[Fetched]:
-        """All of it. Raises: what a fetch failed with, once, when there is nothing else."""
+        """Take all records. Raises: the error of a failed fetch, once, when there are no records."""
         fetched, self._fetched = self._fetched, []
         self._ended = bool(fetched and self._errors)
         if not fetched and self._errors:

@@ -1,4 +1,4 @@
-"""Acknowledgements and settles that a member was told to send, and who waits for what becomes of them. No I/O."""
+"""Acknowledgements and settles under way, and the calls of the application that wait for their outcomes. No I/O."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ ONLY_RENEW: Final = frozenset({RENEW})
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One `acknowledge` or `settle` of the application, whose outcomes are told to `asker`. `outcomes`: in the order of
-    its partitions, None while there is none; `left`: so many of them its answer waits for; `tells_late`: those that
-    wait for another leader, or for another node than the first to answer, are told later; `answered`: whether it was.
+    """One `acknowledge` or `settle` call of the application; its outcomes are reported to `asker`.
+
+    outcomes: by partition, in the call's order; None: no outcome yet. tells_late: outcomes that wait for another
+    leader, or for another node than the first to answer, are reported later. renewal: the request counts as a renewal.
+    left: number of outcomes that the answer waits for. answered: the call was answered.
     """
 
     asker: Any
@@ -37,10 +39,13 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Ack:
-    """What a call says of one partition. `since`: what had been acquired when it was said (`Custody.taken`). `result`:
-    what came of the last try, None before the first. `doubted`: some try had no answer. `late`: its call was answered
-    without it. `until_s`: until when it waits for a leader. `outputs`: of a settle, what is written with it, maybe
-    nothing; None: it is none."""
+    """The acknowledgements or the settle of one partition in a call.
+
+    `since`: the number of acquires when the call was made (`Custody.taken`). `result`: of the last try, None before the
+    first. `doubted`: True: some try had no answer. `late`: True: its call was answered without this result. `until_s`:
+    the end of its wait for a leader. `outputs`: of a settle, the outputs written with it, possibly none; None: not a
+    settle.
+    """
 
     call: Call
     tp: TopicPartition
@@ -56,26 +61,26 @@ class Ack:
 
     @property
     def only_renews(self) -> bool:
-        """Whether it says nothing but that locks begin anew."""
+        """True if the acknowledgement only renews locks."""
         return self.call.renewal and all(ONLY_RENEW.issuperset(batch.types) for batch in self.batches)
 
 
 def is_renewal(acks: Mapping[TopicPartition, Sequence[AckBatch]]) -> bool:
-    """Whether some of it is RENEW: then the whole request is one."""
+    """Tell if some of the acknowledgements are RENEW: then the whole request counts as a renewal."""
     return any(RENEW in batch.types for batches in acks.values() for batch in batches)
 
 
 class Calls:
-    """Tells each outcome once: with its call's answer, or late."""
+    """Reports each outcome once: with the answer to its call, or late."""
 
     def __init__(self, say: Callable[[Command], object], name_of: Callable[[uuid.UUID], str]) -> None:
         self._say = say
         self._name_of = name_of
         self.untold = 0
-        """Acknowledgements without an outcome."""
+        """The number of acknowledgements without an outcome."""
 
     def begin(self, acks: Mapping[TopicPartition, Sequence[AckBatch]], asker: object, *, tells_late: bool) -> Call:
-        """A new call."""
+        """Begin a call; a call without acknowledgements is answered at once."""
         self.untold += len(acks)
         if not acks:
             self._say(Answered(asker, []))
@@ -91,7 +96,7 @@ class Calls:
         refusal: ErrorCode = ErrorCode.NONE,
         outputs: tuple[RefusedOutput, ...] = (),
     ) -> None:
-        """The outcome, once and for all; refused, refusal, outputs: as in `AckResult`."""
+        """Report the outcome of an acknowledgement, once. refused, refusal, outputs: as in `AckResult`."""
         result = self.result(ack, code, message, deadline_s)
         if refused or outputs:
             result = result._replace(refused=refused, refusal=refusal, outputs=outputs)
@@ -103,13 +108,14 @@ class Calls:
         self._counted(ack.call)
 
     def put_off(self, ack: Ack) -> None:
-        """It will be told late, if its call can be answered without it."""
+        """Report the outcome late, if its call can be answered without it."""
         if ack.call.tells_late and not ack.late:
             ack.late = True
             self._counted(ack.call)
 
     def go_on(self, call: Call) -> None:
-        """A node has answered: what waits for others, which may not for long, is told late if that is possible."""
+        """Answer a call after a node's answer, if late outcomes are possible: outcomes of other nodes are reported
+        late."""
         if call.tells_late and not call.answered:
             self._answer(call)
 

@@ -1,4 +1,4 @@
-"""What a member's `SessionCore` says is to be done; `client.session.shell` does it."""
+"""The commands that a member's `SessionCore` gives; `client.session.shell` carries them out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class SendRequest(NamedTuple):
-    """Send it over the node's connection, and tell `answered`, `failed`, or that the connection is `lost`."""
+    """Send a request over the node's connection; then call `answered`, `failed`, or `lost` (the connection ended)."""
 
     node_id: int
     number: int
@@ -18,72 +18,72 @@ class SendRequest(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """Have a connection to the node, and go on trying; tell `opened`, and `unreachable` of each try that failed."""
+    """Connect to the node, and go on trying; then call `opened`, and `unreachable` for each failed try."""
 
     node_id: int
 
 
 class Rest(NamedTuple):
-    """The node's connection is not needed for now: do not try to open it."""
+    """Stop trying to open the node's connection, which is not needed for now."""
 
     node_id: int
 
 
 class Drop(NamedTuple):
-    """End the node's connection, which is of no use any more."""
+    """End the node's connection, which cannot be used any more."""
 
     node_id: int
     reason: str
 
 
 class Forget(NamedTuple):
-    """Nothing will be sent to the node any more."""
+    """Close the node's link for good: nothing will be sent to the node any more."""
 
     node_id: int
 
 
 class Look(NamedTuple):
-    """Have the topology of these partitions looked up, and tell `looked`."""
+    """Look up the topology of these partitions, then call `looked`."""
 
     partitions: tuple[TopicPartition, ...]
 
 
 class Refresh(NamedTuple):
-    """Have the group told and asked now: the assignment may be out of date, or a leader waits for its members."""
+    """Send a heartbeat now: the assignment may be out of date, or a leader waits for its members."""
 
 
 class Arrived(NamedTuple):
-    """A fetch has ended, with this or with nothing."""
+    """Report a fetch that has ended, with its records, possibly none."""
 
     fetched: list[Fetched]
 
 
 class Stir(NamedTuple):
-    """There is more to fetch from: who waits for what fetches bring had better ask again."""
+    """Wake the reader of fetched records, so that it asks again: more partitions can be fetched from."""
 
 
 class Broke(NamedTuple):
-    """A fetch has ended with something that trying again does not cure."""
+    """Report a fetch that has ended with an error which a retry does not cure."""
 
     error: Exception
 
 
 class Answered(NamedTuple):
-    """The outcomes of a call, in the order of its partitions, but for those that come late."""
+    """Report the outcomes of a call, in the order of its partitions, without those that come late."""
 
     asker: Any
     results: list[AckResult]
 
 
 class Late(NamedTuple):
-    """An outcome that came after its call was answered."""
+    """Report an outcome that came after its call was answered."""
 
     asker: Any
     result: AckResult
 
 
 class Note(NamedTuple):
-    """Something to be logged. `level`: logging's."""
+    """Log a text. level: a level of `logging`."""
 
     level: int
     text: str

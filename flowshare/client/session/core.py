@@ -1,35 +1,36 @@
-"""What a member of a share group does to fetch, to acknowledge and to settle, without I/O: it is told what happened,
-and says what to send and what is true now. `client.session.shell` does the rest; what is held, and where, is
-`client.session.custody`.
+"""`SessionCore`: the protocol of one share-group member, without I/O: how it fetches, acknowledges and settles.
 
-    core.ask(plan, now_s)                        after each call (or some that belong together): do what `core.take()`
-    core.answered(node_id, number, answer, now)  lists, in order, and call `tick` when `core.due_s()` has come
+The core takes in each event, and gives the requests to send and the facts that are true now.
+`client.session.shell` does the I/O; `client.session.custody` knows which records are held, and where.
 
-Invariants, whatever is lost, late or refused:
-1. Acknowledgements go to the partition's leader of now. What had no answer is sent again only to a leader that has said
-   since that the records are still the member's (`Custody.unwritten`); never twice to the same leadership (SG-17.1).
-   So do settles, which are acknowledgements of one partition with what is to be written in the same step.
+    core.ask(plan, now_s)                        after each call (or some that belong together): carry out the commands
+    core.answered(node_id, number, answer, now)  of `core.take()`, in order; call `tick` when `core.due_s()` has come
+
+Invariants, even if messages are lost, late or refused:
+1. Acknowledgements go to the partition's current leader. One without an answer is sent again only to a leader that has
+   said since then that the records are still the member's (`Custody.unwritten`), and never twice to the same leadership
+   (SG-17.1). The same holds for settles: a settle is an acknowledgement of one partition, written in one step with its
+   outputs.
 2. Every acknowledgement has one outcome, told once: with its call's answer, or late. Where it may be late, an answer
-   waits for one node only: one that stands still holds up no other's.
-3. What arrives is held, told once, and under a number that `holds` is asked of. What another leader was told without
-   is left: nobody was told of it.
+   waits for one node only: a node that hangs holds up no other.
+3. Records that arrive are held, and told once, under a number that `holds` is asked with. If another leader was told
+   what is held without them, they are dropped: the application was never told of them.
 4. A session has epoch 0 when it opens, then one more with each request in the order they are made, −1 when it closes.
-   What opens it carries no acknowledgements. An answer about an earlier session changes nothing in the next one
-   (SG-17.3).
-5. A serial node (Kafka's) has one request of a session under way. A parked fetch of another kind of node holds up
-   nothing.
-6. Where a partition is not at home, nothing is sent about it but ShareResume.
-7. Bounded: two fetches a node in a fleet, else one; one resume a node, TRIES_MAX tries of an acknowledgement, and
-   whatever waits has a time at which it ends. Whoever settles bounds how many settles are under way.
+   The request that opens it carries no acknowledgements. An answer about an earlier session changes nothing in the next
+   one (SG-17.3).
+5. A serial node (Kafka's) has one request of a session under way. At other nodes a parked fetch holds up nothing.
+6. At a node where a partition is not at home, no request about the partition is sent but ShareResume.
+7. Bounded: two fetches a node in a fleet, else one; one resume a node; TRIES_MAX tries of an acknowledgement; every
+   wait has an end time. The caller of `settle` bounds the number of settles under way.
 
 One node, as its connection sees it, and as its fetch does:
 
-    state         event                       next         what is said
+    state         event                       next         command
     apart         fetch asked, bound there    apart        Connect
-    apart         opened                      connected    ShareResume of what is bound for it; then as below
-    apart         not reached                 apart        Look; what is home there is adrift (a cluster)
-    connected     lost, overdue               apart        what was under way has no answer; Look or Refresh
-    idle          ask                         fetching     ShareFetch with what rides on it; no connection: Connect
+    apart         opened                      connected    ShareResume of partitions bound for it; then as below
+    apart         not reached                 apart        Look; partitions at home there are adrift (a cluster)
+    connected     lost, overdue               apart        requests under way have no answer; Look or Refresh
+    idle          ask                         fetching     ShareFetch with waiting acks; no connection: Connect
     fetching      ask, a fleet, a trickle     fetching     a second ShareFetch (`Node.fetches_max`)
     idle          ask, no connection in time  idle         Arrived with nothing
     fetching      answered                    idle         Arrived; fetching as long as the other one is under way
@@ -49,8 +50,8 @@ One acknowledgement:
     waits for a leader its time, or TRIES_MAX, is over           told: outcome unknown
     any                only renews, and would wait for a leader  told: LEADER_NOT_AVAILABLE, still held
 
-One settle: the same, but that it never waits to be sent. It is a request of its own, beside all others, and belongs to
-no session:
+One settle: the same, but it never waits to be sent. It is a request of its own, independent of all others, and belongs
+to no session:
 
     asked              its node can take it                      under way
     under way          done                                      told; nothing of it is held
@@ -100,14 +101,14 @@ if TYPE_CHECKING:
     Ranges = Mapping[TopicPartition, Sequence[tuple[int, int]]]
 
 LOCAL: Final = -2
-"""Id of the one node that there is without a cluster: the server in this process."""
+"""Id of the only node without a cluster: the server in this process."""
 TRIES_MAX: Final = 6
-"""So many leaders in a row are sent an acknowledgement that they do not answer, or hand on: in a fleet that drains,
-each leads in turn."""
+"""The most leaders in a row to which an acknowledgement is sent while each leaves it unanswered or hands it on: in a
+fleet that drains, each worker leads in turn."""
 LOCK_S: Final = 30.0
-"""Taken for the lock's time until a server told it."""
+"""The lock duration, in seconds, that is assumed until a server reports it."""
 SILENT_S: Final = 2.0
-"""A fleet's worker that owes an answer and says nothing for so long is doubted."""
+"""A fleet's worker that owes an answer and is silent for so many seconds is doubted."""
 WATCH_S: Final = 1.0
 
 GONE: Final = "the connection over which the records were acquired ended; they are given to others"
@@ -122,8 +123,8 @@ GIVEN_UP: Final = "the group gave this member up; it begins anew"
 class SessionCore:
     """All share sessions of one member.
 
-    topology: of the cluster, None with one server. keeps: whether the servers are flowshare's own, whose successors
-    know what members hold. Both are set with `route` before the first assignment.
+    topology: of the cluster, None with one server. keeps: True: the servers are flowshare's own, and the next leader
+    knows which records members hold. `route` sets both before the first assignment.
     """
 
     def __init__(
@@ -137,15 +138,16 @@ class SessionCore:
         pause_s: Callable[[int], float],
         adopts: bool = False,
     ) -> None:
-        """name_of: a topic's name by its id. pause_s: the pause after so many failures in a row. adopts: `adopt` will
-        be called: before that nobody is told what is held, as the rest would be given to others."""
+        """name_of: finds a topic's name by its id. pause_s: the pause in seconds after so many failures in a row.
+        adopts: `adopt` will be called; until then the held records are reported to no node, which would give all others
+        away."""
         self.group_id = group_id
         self.member_id = member_id
         self.custody = Custody(generations)
         self.nodes: dict[int, Node] = {}
         self.assigned: frozenset[TopicPartition] = frozenset()
         self.refusal: ClientError | None = None
-        """Why fetching is refused, until somebody was told."""
+        """The reason why fetching is refused, until it was reported."""
         self.name_of = name_of
         self.settings = settings
         self.pause_s = pause_s
@@ -153,13 +155,13 @@ class SessionCore:
         self._topology: Topology | None = None
         self._routed = False
         self.said: list[Command] = []
-        """What `take` gives."""
+        """The commands that the next `take` returns."""
         self._numbers = 0
         self._waiting: list[Ack] = []
         """Acknowledgements that wait for a leader."""
         self.calls = Calls(self.say, name_of)
         self._plan: tuple[Plan, float] | None = None
-        """What is asked for while there is nothing to fetch from, and until when."""
+        """The fetch plan that waits while there is no node to fetch from, with its deadline."""
         self._closed = False
         # the leaders that are to be looked up
         self._search = LeaderSearch(self.custody, settings.retry_backoff)
@@ -170,42 +172,42 @@ class SessionCore:
 
     @property
     def keeps(self) -> bool:
-        """Whether what is held outlives a connection."""
+        """True if held records stay the member's when a connection ends."""
         return self.custody.keeps
 
     @property
     def alone(self) -> bool:
-        """Whether there is one server and no cluster."""
+        """True if there is one server and no cluster."""
         return self._topology is None
 
     @property
     def fleet(self) -> bool:
-        """Whether the servers are several of flowshare's own."""
+        """True if the servers are several of flowshare's own."""
         return self._topology is not None and self.custody.keeps
 
     @property
     def busy(self) -> bool:
-        """Whether a fetch is under way at some node."""
+        """True if some node has a fetch under way."""
         return any(node.busy for node in self.nodes.values())
 
     @property
     def all_told(self) -> bool:
-        """Whether every acknowledgement and settle has its outcome."""
+        """True if every acknowledgement and settle has its outcome."""
         return self.calls.untold == 0
 
     @property
     def ended(self) -> bool:
-        """Whether no session is being closed."""
+        """True if no session is being closed."""
         return all(node.closing is None for node in self.nodes.values())
 
     @property
     def lock_timeout_ms(self) -> int:
-        """As of the last answers, the shortest; 0 before the first."""
+        """The shortest lock duration in the nodes' last answers, in milliseconds; 0 before the first answer."""
         return min((node.lock_timeout_ms for node in self.nodes.values() if node.lock_timeout_ms > 0), default=0)
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing arrives."""
+        """The reason why no records arrive; None: no trouble is known."""
         adrift = self.custody.adrift
         if adrift and self.fleet:
             return f"{len(adrift)} partitions of {self._names(adrift)} wait for their next leader"
@@ -218,25 +220,25 @@ class SessionCore:
         return None
 
     def holds(self, tp: TopicPartition, generation: int) -> bool:
-        """Whether what was acquired under this number can still be the member's."""
+        """Tell if records acquired under this number can still be the member's."""
         return self.custody.holds(tp, generation)
 
     def take(self) -> list[Command]:
-        """What is to be done, in order; each thing is said once."""
+        """Take the commands to carry out, in order; each command is returned once."""
         said, self.said = self.said, []
         return said
 
     def say(self, command: Command) -> None:
-        """Have this done."""
+        """Add a command to those that `take` returns."""
         self.said.append(command)
 
     def next_number(self) -> int:
-        """For a request."""
+        """Return the number for the next request."""
         self._numbers += 1
         return self._numbers
 
     def due_s(self) -> float | None:
-        """When `tick` has something to do next."""
+        """Return the time at which `tick` has something to do next, in monotonic seconds; None: never."""
         due_s = NEVER
         for at_s in (self._search.due_s, self._watch_due_s, None if self._plan is None else self._plan[1]):
             if at_s is not None and at_s < due_s:
@@ -250,19 +252,19 @@ class SessionCore:
     # --- what happens to nodes and leaders ----------------------------------------------------------------------
 
     def route(self, topology: Topology | None, *, keeps: bool, now_s: float) -> None:
-        """What the member's connection leads to: a server, or a cluster of them."""
+        """Record the target of the member's connection: one server, or a cluster of them."""
         self._topology, self._routed = topology, True
         self.custody.keeps = keeps
         if self.fleet:
             self._watch_due_s = now_s + WATCH_S
 
     def assign(self, assigned: frozenset[TopicPartition], now_s: float) -> None:
-        """The assignment is this, or the topology has changed."""
+        """Take in a new assignment, or a change of the topology."""
         self.assigned = assigned
         self._arrange(now_s)
 
     def opened(self, node_id: int, now_s: float, *, keeps_time: bool, serial: bool) -> None:
-        """A node has a new connection."""
+        """Take in that a node has a new connection."""
         node = self._node(node_id)
         node.connected, node.keeps_time, node.serial = True, keeps_time, serial
         node.give_up_s = node.resume_again_s = None
@@ -270,7 +272,7 @@ class SessionCore:
         node.pump(now_s)
 
     def lost(self, node_id: int, now_s: float) -> None:
-        """A node's connection has ended; harmless when that is known."""
+        """Take in that a node's connection has ended; calling it twice does no harm."""
         node = self.nodes.get(node_id)
         if node is None or not node.connected:
             return
@@ -294,7 +296,8 @@ class SessionCore:
         self._arrange(now_s)
 
     def unreachable(self, node_id: int, now_s: float) -> None:
-        """A try to connect to a node of a cluster has failed: right after its end the others still name it."""
+        """Take in a failed try to connect to a node of a cluster. Right after a node's end the others still name it as
+        leader."""
         node = self.nodes.get(node_id)
         if node is None or self.alone or self._closed:
             return
@@ -304,14 +307,14 @@ class SessionCore:
         self._arrange(now_s)
 
     def refused(self, node_id: int, error: Exception, now_s: float) -> None:
-        """A node cannot be connected to, and trying again does not cure it."""
+        """Take in that a node cannot be connected to, and that a retry does not cure it."""
         node = self.nodes.get(node_id)
         if node is not None and not node.connected and node.plan is not None:
             node.plan, node.give_up_s = None, None
         self.say(Broke(error))
 
     def looked(self, partitions: Iterable[TopicPartition], now_s: float) -> None:
-        """The leaders of these were looked up, or could not be."""
+        """Take in that the leaders of these partitions were looked up, or could not be."""
         topology = self._topology
         self._search.looked(now_s)
         if topology is None or self._closed:
@@ -322,12 +325,11 @@ class SessionCore:
         self._drop_silent(doubted, now_s)
 
     def given_up(self, now_s: float) -> None:
-        """The group has this member no more: in a fleet what it held is others' by now, and so may be what is on its
-        way to it.
+        """Take in that the group no longer has this member: in a fleet its held records are lost, and so may be records
+        on their way to it.
 
-        Each worker is begun with anew, so that it hears first what is held. Kafka's brokers leave a member what it
-        holds for the locks' time; of one server by itself what is not held any more is heard with the next
-        acknowledgement.
+        Each worker is connected to anew, so that it first hears which records are held. Kafka's brokers leave a member
+        its records until the locks lapse. A single server reports lost records with the next acknowledgement.
         """
         if not self.fleet:
             return
@@ -337,11 +339,11 @@ class SessionCore:
                 self.drop(node, GIVEN_UP, now_s)
 
     def adopt(self, held: Ranges, now_s: float) -> None:
-        """Take the place of an earlier process of this member, which held this: a server of flowshare's own keeps it
-        for the member, and gives what else that process held to others, as if it had not been delivered. Of what is
-        assigned later, too. Nothing is fetched before.
+        """Take the place of an earlier process of this member, which held these ranges.
 
-        Kafka's brokers are told nothing: what their locks still hold is acknowledged as ever.
+        Flowshare's own servers keep them for the member, and give other records of that process to others, as if not
+        delivered; also of partitions assigned later. Nothing is fetched before. Kafka's brokers are told nothing:
+        records that their locks still hold are acknowledged as ever.
         """
         self._adopts = False
         if self.keeps:
@@ -351,8 +353,10 @@ class SessionCore:
     # --- fetching -----------------------------------------------------------------------------------------------
 
     def ask(self, plan: Plan, now_s: float) -> bool:
-        """Fetch from each node that has something to fetch and is not fetched from; each is asked for its part.
-        Returns whether there was anything to ask for."""
+        """Fetch from each node that has records to fetch and no fetch under way; each gets its part of the plan.
+
+        Returns True if a fetch was begun.
+        """
         begun, needed = False, [node for node in self.nodes.values() if node.needed]
         part = plan.records_max // max(1, len(needed))
         for node in needed:
@@ -376,7 +380,7 @@ class SessionCore:
         return begun
 
     def end_fetches(self, now_s: float) -> None:
-        """Have the fetches that are parked answered, where servers can, and end those that have not left."""
+        """End all fetches: have the servers answer parked ones, where they can, and drop those not sent yet."""
         self._plan = None
         for node in self.nodes.values():
             if node.plan is not None or node.rest_until_s is not None:
@@ -387,7 +391,7 @@ class SessionCore:
     # --- acknowledging ------------------------------------------------------------------------------------------
 
     def acknowledge(self, acks: Acks, generation: int | None, now_s: float, *, asker: object, tells_late: bool) -> None:
-        """Send these. asker: to whom the outcomes are told (`Answered`, `Late`)."""
+        """Send acknowledgements. asker: gets the outcomes (`Answered`, `Late`)."""
         call = self.calls.begin(acks, asker, tells_late=tells_late)
         nodes: dict[int, Node] = {}
         for tp, batches in acks.items():
@@ -410,9 +414,9 @@ class SessionCore:
         asker: object,
         tells_late: bool,
     ) -> None:
-        """Accept and reject these records of one partition and write outputs, all in one step or nothing.
+        """Accept and reject records of one partition and write outputs, in one step or not at all.
 
-        batches: ascending, ACCEPT and REJECT only. The rest as of `acknowledge`.
+        batches: ascending, ACCEPT and REJECT only. Other arguments: as of `acknowledge`.
         """
         call = self.calls.begin({tp: batches}, asker, tells_late=tells_late)
         ack = Ack(call, tp, batches, generation, self.custody.taken, outputs=outputs)
@@ -424,7 +428,8 @@ class SessionCore:
             node.settle(ack, now_s)
 
     def _where_to(self, ack: Ack, now_s: float) -> Node | None:
-        """The node that it is sent to now; None: it was told, or waits for a leader."""
+        """Return the node to send an acknowledgement to now; None: its outcome was reported, or it waits for a
+        leader."""
         node = self._home(ack)
         if self._closed:
             self.calls.told(ack, ErrorCode.NETWORK_EXCEPTION, STOPPED)
@@ -439,7 +444,7 @@ class SessionCore:
         return None
 
     def stop(self) -> None:
-        """Send nothing any more: who waits for an outcome is told that there is none."""
+        """Send nothing any more: each call that waits for an outcome is told that the outcome is unknown."""
         self._closed = True
         acks = self._waiting
         for node in self.nodes.values():
@@ -452,7 +457,8 @@ class SessionCore:
             self.calls.told(ack, ErrorCode.NETWORK_EXCEPTION, STOPPED)
 
     def close_sessions(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int, int]]], now_s: float) -> None:
-        """End all sessions; what is given back (first, last, generation) goes to the leaders of now."""
+        """End all sessions, and give back `unrun` ranges (first, last, generation) to the partitions' current
+        leaders."""
         at: dict[int, dict[TopicPartition, list[tuple[int, int]]]] = {}
         for tp, runs in unrun.items():
             held = [(first, last) for first, last, generation in runs if self.custody.holds(tp, generation)]
@@ -467,7 +473,7 @@ class SessionCore:
     # --- answers ------------------------------------------------------------------------------------------------
 
     def answered(self, node_id: int, number: int, answer: Any, now_s: float) -> None:
-        """The answer to a request that was said; void when the request is not under way any more."""
+        """Take in the answer to a request; ignored if the request is not under way any more."""
         node = self.nodes.get(node_id)
         sent = None if node is None else node.under_way.pop(number, None)
         if node is None or sent is None:
@@ -489,7 +495,7 @@ class SessionCore:
         node.pump(now_s)
 
     def failed(self, node_id: int, number: int, error: Exception, now_s: float) -> None:
-        """A request could not be sent as it is, or had no answer that can be read; the connection goes on."""
+        """Take in that a request could not be sent, or that its answer could not be read; the connection goes on."""
         node = self.nodes.get(node_id)
         sent = None if node is None else node.under_way.pop(number, None)
         if node is None or sent is None:
@@ -506,7 +512,7 @@ class SessionCore:
         node.pump(now_s)
 
     def tick(self, now_s: float) -> None:
-        """Time has passed."""
+        """Do all that is due by now."""
         self._ask_again(now_s)
         for node in list(self.nodes.values()):
             node.tick(now_s)
@@ -530,7 +536,7 @@ class SessionCore:
         now_s: float,
         refused: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        """What a node said of it."""
+        """Take in a node's answer to an acknowledgement."""
         if code in LEFT and self.fleet:
             ack.doubted = False  # what was in doubt before is not written, or it would not have been sent again
             self._undone(ack, code, message, now_s)
@@ -546,7 +552,7 @@ class SessionCore:
     def settle_outcome(
         self, ack: Ack, answer: ShareSettleResponse, refused: tuple[tuple[int, int], ...], now_s: float
     ) -> None:
-        """What a node said of a settle. refused: what of it is not held."""
+        """Take in a node's answer to a settle. refused: ranges of its records that are not held."""
         code, message = answer.error, answer.message
         if code is ErrorCode.NONE or ack.doubted or (code in LEFT and self.fleet):
             self.outcome(ack, code, message, 0.0, now_s)
@@ -554,7 +560,7 @@ class SessionCore:
             self.calls.told(ack, code, message, 0.0, refused, outputs=answer.outputs)
 
     def _unanswered(self, node: Node, sent: Sent, now_s: float) -> None:
-        """The connection ended before the answer."""
+        """Treat a request's acknowledgements as doubted: the connection ended before the answer."""
         for ack in sent.acks:
             ack.doubted = True
             self._undone(ack, ErrorCode.NETWORK_EXCEPTION, UNANSWERED, now_s)
@@ -562,7 +568,8 @@ class SessionCore:
             self.say(Arrived([]))
 
     def _undone(self, ack: Ack, code: ErrorCode, message: str | None, now_s: float) -> None:
-        """Not done, or in doubt: it goes on at the partition's next leader where that knows what the member holds."""
+        """Pass on an acknowledgement that is not done, or in doubt, to the partition's next leader, if that knows the
+        member's held records; else report its outcome."""
         drift = self.custody.adrift.get(ack.tp)
         if self.keeps and ack.only_renews and not self.alone:
             self.calls.told(ack, ErrorCode.LEADER_NOT_AVAILABLE, MOVING)
@@ -582,7 +589,8 @@ class SessionCore:
             self._go_on(now_s)
 
     def _go_on(self, now_s: float) -> None:
-        """Partitions came home, or are lost: what waited for that is sent, or has no outcome."""
+        """Send the waiting acknowledgements of partitions that came home; report those of lost records as without
+        outcome."""
         ready = [ack for ack in self._waiting if ack.tp not in self.custody.adrift]
         if not ready:
             return
@@ -603,18 +611,18 @@ class SessionCore:
             node.pump(now_s)
 
     def _in_vain(self, ack: Ack) -> None:
-        """It waited for a leader, and nobody is to be asked any more."""
+        """Report an acknowledgement that waited for a leader in vain."""
         self.calls.told(ack, ErrorCode.NETWORK_EXCEPTION, UNANSWERED if ack.doubted else GONE)
 
     def _home(self, ack: Ack) -> Node | None:
-        """The node that an acknowledgement is sent to, if there is one and it is connected."""
+        """Return the partition's home node if it is connected, else None."""
         node = self.nodes.get(self.custody.homes.get(ack.tp, NOBODY))
         return node if node is not None and node.connected else None
 
     # --- resuming -----------------------------------------------------------------------------------------------
 
     def resume(self, node: Node, now_s: float) -> None:
-        """Tell a node what is held of all that is bound for it."""
+        """Report to a node the held ranges of all partitions bound for it."""
         if self._adopts or node.sends("resume") or node.resume_again_s is not None:
             return
         if not self.custody.bound_for(node.node_id):
@@ -658,7 +666,7 @@ class SessionCore:
         endpoints: Mapping[int, tuple[str, int]],
         now_s: float,
     ) -> None:
-        """A node says that it does not lead a partition, or cannot serve it now."""
+        """Take in that a node does not lead a partition, or cannot serve it now."""
         topology = self._topology
         if topology is None:
             return
@@ -672,12 +680,12 @@ class SessionCore:
         self._arrange(now_s)
 
     def _doubt(self, node: Node) -> None:
-        """Ask who leads the partitions of a node that is not reached."""
+        """Have the leaders looked up for the partitions of a node that cannot be reached."""
         if self._topology is not None and not self.keeps:
             self._search.stale |= node.wanted
 
     def _arrange(self, now_s: float) -> None:
-        """Have each partition fetched where it is at home, and asked for where it is bound for."""
+        """Have each partition fetched at its home node, and resumed at the node it is bound for."""
         if self._closed or not self._routed:
             return
         custody, topology = self.custody, self._topology
@@ -708,7 +716,8 @@ class SessionCore:
         return node
 
     def _ask_again(self, now_s: float) -> None:
-        """There may be something to fetch by now, or nothing came of it in time."""
+        """Begin the waiting fetch plan if a node can be fetched from by now; end it without records if its time is
+        over."""
         if self._plan is None:
             return
         plan, until_s = self._plan
@@ -720,7 +729,7 @@ class SessionCore:
             self.say(Arrived([]))
 
     def _part(self) -> None:
-        """Where nothing is at home a live node hears that nothing is fetched any more, a dead one is forgotten."""
+        """Let the nodes rest where no partition is at home, and forget those without a connection."""
         if self.alone:
             return
         custody = self.custody
@@ -734,7 +743,7 @@ class SessionCore:
                 self.say(Forget(node_id))
 
     def _look(self, now_s: float) -> None:
-        """Have leaders looked up; what has been adrift for the lock's time is lost."""
+        """Have leaders looked up; the held records of partitions adrift for the lock time are lost."""
         if self.alone:
             return
         if self.custody.adrift and not self._search.looking:
@@ -752,7 +761,7 @@ class SessionCore:
                 self._in_vain(ack)
 
     def _watch(self, now_s: float) -> None:
-        """Doubt workers that owe an answer and say nothing."""
+        """Doubt workers that owe an answer and are silent."""
         self._part()
         if self._search.looking:
             return

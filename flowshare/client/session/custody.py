@@ -1,17 +1,18 @@
-"""What one member holds, counted once, and where each of its partitions is at home: `client.session.core` asks here.
+"""The records that one member holds, counted once, and the home node of each of its partitions.
 
-Flowshare's servers write down what a member acquires, so the next leader of a partition still knows it as the member's.
-The member says to that leader what it holds (ShareResume) before anything else, and hears what of it is still its own.
-Kafka's brokers do not (`Custody.keeps`): what is held of a partition that is cut off or moves is lost at once, and the
-partition at home again where it is led. With one server, the next one is at home where the last one was.
+`client.session.core` asks here. Flowshare's servers store a member's acquires, so the next leader of a partition still
+knows the records as the member's. Before anything else the member tells that leader which records it holds
+(ShareResume), and hears which of them are still its own. Kafka's brokers do not store them (`Custody.keeps`): when a
+partition is cut off or its leader changes, its held records are lost at once, and the partition is at home again at its
+leader. With a single server, the next server is home to everything that was at home at the last one.
 
-Invariants, for each partition that the member fetches from or holds something of:
-1. What is held is acknowledged at the leader of now: at home, or, adrift, as soon as it is home again.
-2. Nothing but ShareResume is sent about a partition to a node where it is not at home.
-3. `holds` stays true while the leader of now may know it as the member's, for the lock time at most while there is
-   none. Once false for a number it is never true again for that number.
-4. What an earlier home brings late is taken until the next leader was told what is held, and left from then on: that
-   leader gives to others what it was not told of.
+Invariants, for each partition that the member fetches from or holds records of:
+1. Held records are acknowledged at the current leader: at home, or, if adrift, as soon as the partition is home again.
+2. To a node where the partition is not at home, nothing is sent about it but ShareResume.
+3. `holds` stays true while the current leader may know the records as the member's; without a leader, for the lock time
+   at most. Once false for a number it is never true again for that number.
+4. Records that an earlier home sends late are taken until the next leader was told what is held, and dropped from then
+   on: that leader gives to others all records that it was not told of.
 
     state         event                                               next
     -             assigned; a leader is known                         home there: nothing can be held yet
@@ -31,7 +32,7 @@ Invariants, for each partition that the member fetches from or holds something o
     home          not assigned any more, and nothing is held          -
     adrift        the same, never held or the lock time is over       -
 
-Lost: a new number begins, and what was acquired of the partition under an older one is in other hands.
+Lost: a new number begins; records of the partition that were acquired under an older one are not the member's any more.
 """
 
 from __future__ import annotations
@@ -58,17 +59,17 @@ if TYPE_CHECKING:
 
 RENEW: Final = int(AcknowledgeType.RENEW)
 STAYS: Final = frozenset({int(AcknowledgeType.RELEASE), RENEW})
-"""What does not end a record: somebody may hold it afterwards."""
+"""Acknowledge types that do not end a record: a member may hold the record afterwards."""
 AGAIN_MAX: Final = 1_000
 NUMBERS_MAX: Final = 1_000
-"""Numbers that are remembered; what was acquired under older ones counts as lost."""
+"""The most numbers that are remembered; records acquired under older ones count as lost."""
 LOOK_S_MAX: Final = 5.0
-"""Longest pause between two looks for the leader of a partition that has none; in a fleet the next line."""
+"""The longest pause, in seconds, between two looks for a partition's leader; in a fleet `LOOK_IN_FLEET_S_MAX`."""
 LOOK_IN_FLEET_S_MAX: Final = 1.0
 
 
 RANGES_MAX: Final = 10_000
-"""Ranges kept of a partition; beyond that the lowest are forgotten: locks that lapsed are never heard of again."""
+"""The most ranges kept of a partition; beyond that the lowest are forgotten: no server reports a lock that lapsed."""
 
 
 class Ranges:
@@ -84,7 +85,7 @@ class Ranges:
         return bool(self._firsts)
 
     def add(self, first: int, last: int) -> None:
-        """Hold `first`..`last`, both inclusive."""
+        """Add `first`..`last`, both inclusive."""
         firsts, lasts = self._firsts, self._lasts
         if not lasts or first > lasts[-1] + 1:
             firsts.append(first)
@@ -100,7 +101,7 @@ class Ranges:
             del firsts[0], lasts[0]
 
     def remove(self, first: int, last: int) -> None:
-        """Hold `first`..`last` no more, as far as it is held."""
+        """Remove `first`..`last`, both inclusive, where present."""
         firsts, lasts = self._firsts, self._lasts
         low = bisect_left(lasts, first)
         high = bisect_right(firsts, last)
@@ -115,31 +116,31 @@ class Ranges:
         lasts[low:high] = [one for _, one in kept]
 
     def keep(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Hold no more what is in none of `ranges`."""
+        """Remove all offsets that are in none of `ranges`."""
         held = self.all()
         kept = minus(held, minus(held, merged(ranges)))
         self._firsts, self._lasts = [first for first, _ in kept], [last for _, last in kept]
 
     def all(self) -> tuple[tuple[int, int], ...]:
-        """All ranges, ascending."""
+        """Return all ranges, ascending."""
         return tuple(zip(self._firsts, self._lasts, strict=True))
 
 
 class Holding:
-    """What a member holds by its own account, by partition: what it was given and has not heard the end of."""
+    """The records that a member holds by its own account, by partition: acquired, and their end not yet reported."""
 
     def __init__(self) -> None:
         self._partitions: dict[TopicPartition, Ranges] = {}
 
     def acquired(self, tp: TopicPartition, first: int, last: int) -> None:
-        """It came into hand."""
+        """Add acquired records."""
         held = self._partitions.get(tp)
         if held is None:
             held = self._partitions[tp] = Ranges()
         held.add(first, last)
 
     def ended(self, tp: TopicPartition, first: int, last: int) -> None:
-        """The server said what became of it."""
+        """Remove records whose end the server has reported."""
         held = self._partitions.get(tp)
         if held is not None:
             held.remove(first, last)
@@ -147,7 +148,7 @@ class Holding:
                 del self._partitions[tp]
 
     def keep(self, tp: TopicPartition, ranges: Iterable[tuple[int, int]]) -> None:
-        """The leader says that no more than this is still in hand."""
+        """Remove the records that the leader does not name as still held."""
         held = self._partitions.get(tp)
         if held is not None:
             held.keep(ranges)
@@ -155,39 +156,40 @@ class Holding:
                 del self._partitions[tp]
 
     def drop(self, tp: TopicPartition) -> None:
-        """All of a partition's is given to others."""
+        """Remove all records of a partition: they are given to others."""
         self._partitions.pop(tp, None)
 
     def has(self, tp: TopicPartition) -> bool:
-        """Whether anything of a partition is in hand."""
+        """Tell if any record of a partition is held."""
         return tp in self._partitions
 
     def any_of(self, tps: AbstractSet[TopicPartition]) -> bool:
-        """Whether anything of these partitions is in hand."""
+        """Tell if any record of these partitions is held."""
         return bool(self._partitions) and not tps.isdisjoint(self._partitions)
 
     def of(self, tp: TopicPartition) -> tuple[tuple[int, int], ...]:
-        """What is in hand of one partition."""
+        """Return the held ranges of one partition."""
         held = self._partitions.get(tp)
         return () if held is None else held.all()
 
 
 class Generations:
-    """Numbers under which records are acquired: each is given out once, so that it says what was lost meanwhile."""
+    """Numbers under which records are acquired; each is given out once, so that a number tells which losses came
+    later."""
 
     def __init__(self) -> None:
         self._numbers: Iterator[int] = itertools.count()
 
     def next(self) -> int:
-        """A new one."""
+        """Return a new number."""
         return next(self._numbers)
 
 
 class Drift:
-    """A partition on its way. `home`: where it was last. `bound`: who is thought to lead it. `sure`: whether that was
-    found out lately. `shunned`: who said since the last look that it does not lead it. `told`: whether some leader
-    has been told what is held. `fresh`: it was never home, so nothing can be held. `over`: nor can anything since the
-    lock's time is over."""
+    """The state of a partition without a home. home: the last home. bound: the node thought to lead the partition.
+    sure: True: `bound` was found lately. shunned: the node that said since the last look that it does not lead the
+    partition. told: True: a leader was told what is held. fresh: True: the partition was never home, so nothing can be
+    held. over: True: the lock time is over, so nothing can be held any more."""
 
     __slots__ = ("bound", "fresh", "home", "over", "shunned", "since_s", "sure", "told")
 
@@ -203,70 +205,74 @@ class Drift:
 
 
 class Custody:
-    """Where each partition of one member is at home, and what is held of it."""
+    """The home node of each partition of one member, and the records held of it."""
 
     def __init__(self, generations: Generations) -> None:
         self.keeps = True
-        """Whether the next leader knows what the member holds. Kafka's brokers do not: what is cut off or led elsewhere
-        is lost at once, and at home again where it is led."""
+        """True if the next leader knows which records the member holds. Kafka's brokers do not: when a partition is cut
+        off or its leader changes, its held records are lost at once, and the partition is at home again at its leader.
+        """
         self.homes: dict[TopicPartition, int] = {}
         self.adrift: dict[TopicPartition, Drift] = {}
         self.holding = Holding()
         self.kept: dict[TopicPartition, tuple[tuple[int, int], ...]] = {}
-        """What of each partition was the member's when it last came home."""
+        """By partition, the ranges that were still the member's when the partition last came home."""
         self._lapsed = Holding()
-        """What was lost because there was no leader for the lock's time, until one is told: it may have been run."""
+        """Records lost because there was no leader for the lock time. They may have been run, so the next leader is
+        told of them."""
         self.losses = 0
-        """How often something was lost."""
+        """The number of losses."""
         self.taken = 0
-        """How often something was acquired."""
+        """The number of acquires."""
         self._highest: dict[TopicPartition, int] = {}
-        """Of each partition that something was acquired of, whether it is assigned or not: what is acknowledged without
-        a number may be about any time before."""
+        """The highest offset acquired of each partition, assigned or not: an acknowledgement without a number may
+        concern any earlier time."""
         self._again: deque[tuple[int, TopicPartition, int, int, int]] = deque(maxlen=AGAIN_MAX)
-        """What was acquired that may have been acquired before: (`taken` then, partition, first, last, attempt)."""
+        """Acquires of records that may have been acquired before: (`taken` then, partition, first, last, attempt)."""
         self._generations = generations
         self.generation = generations.next()
-        """Number under which records are acquired now."""
+        """The number under which records are acquired now."""
         self._numbers: OrderedDict[int, None] = OrderedDict({self.generation: None})
         self._lost_before: dict[TopicPartition, int] = {}
         self._inherits = False
-        """Whether there was an earlier process, which may have held something of any partition."""
+        """True if there was an earlier process of the member, which may have held records of any partition."""
         self._inherited: set[TopicPartition] = set()
-        """Of these a leader has said since what is held."""
+        """Partitions whose held records a leader has confirmed since then."""
         self._moved: set[TopicPartition] = set()
-        """What was last lost because another node leads it."""
+        """Partitions whose last loss came from a change of leader."""
 
     # --- what is known ------------------------------------------------------------------------------------------
 
     def holds(self, tp: TopicPartition, generation: int) -> bool:
-        """Whether what was acquired under a number can still be the member's."""
+        """Tell if records acquired under a number can still be the member's."""
         return generation in self._numbers and generation >= self._lost_before.get(tp, 0)
 
     def gave(self, generation: int) -> bool:
-        """Whether a number is one of this member's."""
+        """Tell if a number is one of this member's."""
         return generation in self._numbers
 
     def moved_away(self, tp: TopicPartition) -> bool:
-        """Whether what was held of it was lost because another node leads it, and not with a connection."""
+        """Tell if the partition's held records were lost because another node leads it, and not because a connection
+        ended."""
         return tp in self._moved
 
     @property
     def partitions(self) -> AbstractSet[TopicPartition]:
-        """All that is home or adrift."""
+        """All partitions that are home or adrift."""
         return self.homes.keys() | self.adrift.keys()
 
     def bound_for(self, node_id: int) -> list[TopicPartition]:
-        """What waits for this node's word."""
+        """Return the partitions that wait for this node's answer."""
         return [tp for tp, drift in self.adrift.items() if drift.bound == node_id]
 
     def unwritten(self, tp: TopicPartition, batches: Iterable[AckBatch], since: int) -> bool:
-        """Whether an acknowledgement that an earlier home did not answer is known not to have been written.
+        """Tell if an acknowledgement that an earlier home did not answer is known not to have been written.
 
-        Of one partition's either all or nothing is written. A record that would have ended and is the member's still at
-        the last homecoming says that it was not, and nobody else can write it any more. One that is released or renewed
-        may be the member's afterwards, too: given to it again since the acknowledgement was sent (`taken` then), or in
-        an answer that was lost. So all of it has to be the member's, or the leader would refuse all of it.
+        Of one partition's acknowledgement, either all or nothing is written. If a record that it would have ended was
+        still the member's at the last homecoming, it was not written, and nobody else can write it any more. A released
+        or renewed record may be the member's afterwards, too: acquired again since the acknowledgement was sent
+        (`taken` then), or by an answer that was lost. So all of its records must be the member's, or the leader would
+        refuse all of them.
         """
         kept = self.kept.get(tp, ())
         again = [(first, last) for taken, at, first, last, _ in self._again if at == tp and taken >= since]
@@ -279,7 +285,7 @@ class Custody:
     # --- who leads ----------------------------------------------------------------------------------------------
 
     def found(self, tp: TopicPartition, node_id: int, now_s: float) -> None:
-        """This node leads it by what is known now; NOBODY: that is not known."""
+        """Take in the leader of a partition; NOBODY: the leader is not known."""
         home, drift = self.homes.get(tp, NOBODY), self.adrift.get(tp)
         if drift is None:
             if home == NOBODY and self._owes_word(tp):
@@ -300,11 +306,11 @@ class Custody:
             self.homes[tp] = node_id
 
     def _owes_word(self, tp: TopicPartition) -> bool:
-        """Whether a leader may know something as the member's that it is not to hand out before it was told more."""
+        """Tell if a leader may know records as the member's that it must not hand out before it is told more."""
         return self._lapsed.has(tp) or (self._inherits and tp not in self._inherited)
 
     def looked(self, leaders: Mapping[TopicPartition, int], now_s: float) -> None:
-        """The leaders were looked up: a node that said it does not lead something may do so by now."""
+        """Take in leaders that were looked up: a node that said it does not lead a partition may lead it by now."""
         for tp, node_id in leaders.items():
             drift = self.adrift.get(tp)
             if drift is not None:
@@ -312,7 +318,7 @@ class Custody:
             self.found(tp, node_id, now_s)
 
     def refused(self, tp: TopicPartition, node_id: int, now_s: float) -> None:
-        """This node says that it does not lead it."""
+        """Take in that a node says it does not lead a partition."""
         if self.homes.get(tp) == node_id:
             self._cast_off(tp, NOBODY, now_s, sure=False)
         drift = self.adrift.get(tp)
@@ -320,12 +326,13 @@ class Custody:
             drift.bound, drift.shunned, drift.sure = NOBODY, node_id, False
 
     def cut_off(self, node_id: int, now_s: float) -> None:
-        """The connection to this node ended."""
+        """Take in that the connection to a node ended."""
         for tp in [tp for tp, home in self.homes.items() if home == node_id]:
             self._cast_off(tp, node_id, now_s, sure=False)
 
     def adopt(self, held: Mapping[TopicPartition, Iterable[tuple[int, int]]], now_s: float) -> None:
-        """The member's process takes an earlier one's place, which held this, and maybe more that nobody knows of."""
+        """Take the place of an earlier process of the member, which held these ranges, and maybe more that are not
+        known."""
         self._inherits = True
         for tp in self.partitions | held.keys():
             if tp in self.homes:
@@ -338,15 +345,15 @@ class Custody:
                 self._highest[tp] = max(last, self._highest.get(tp, -1))
 
     def doubt(self) -> None:
-        """What was found out of those adrift is not lately found out any more."""
+        """Mark all leaders found for adrift partitions as not found lately."""
         for drift in self.adrift.values():
             drift.sure = False
 
     def forget(self, assigned: AbstractSet[TopicPartition]) -> None:
-        """What is not assigned, and of which nothing is held, is nobody's business here.
+        """Forget partitions that are neither assigned nor held.
 
-        Unless it was cut off: what an answer that was lost would have brought is the member's at the next leader, which
-        gives it to others when it is told of nothing.
+        Partitions that were cut off are kept. A lost answer may have acquired records of them: the next leader knows
+        these as the member's, and gives them to others only when it is told that nothing is held.
         """
         strays = {tp for tp, drift in self.adrift.items() if not (drift.fresh or drift.over)}
         for tp in [tp for tp in self.partitions - strays if tp not in assigned and not self.holding.has(tp)]:
@@ -357,7 +364,7 @@ class Custody:
     # --- resuming -----------------------------------------------------------------------------------------------
 
     def tell(self, node_id: int) -> tuple[HeldRanges, ...]:
-        """What this node is to be told that is held."""
+        """Return the held ranges to tell this node."""
         bound = sorted(self.bound_for(node_id))
         for tp in bound:
             self.adrift[tp].told = True
@@ -366,7 +373,8 @@ class Custody:
     def resumed(
         self, node_id: int, told: Sequence[HeldRanges], kept: HeldBy, elsewhere: AbstractSet[TopicPartition]
     ) -> list[TopicPartition]:
-        """The node said what of `told` is still the member's, and what it does not lead; what came home by that."""
+        """Take in which records of `told` a node confirms and which partitions it does not lead; return those that came
+        home."""
         came: list[TopicPartition] = []
         for at in (TopicPartition(part.topic_id, part.partition) for part in told):
             drift = self.adrift.get(at)
@@ -388,7 +396,7 @@ class Custody:
         return came
 
     def overdue(self, now_s: float, lock_s: float) -> list[TopicPartition]:
-        """What has been adrift for the lock time: it is lost."""
+        """Return the partitions that have been adrift for the lock time, and count their held records as lost."""
         late = [tp for tp, drift in self.adrift.items() if now_s - drift.since_s >= lock_s]
         for tp in late:
             self.adrift[tp].over = True
@@ -398,7 +406,7 @@ class Custody:
         return late
 
     def given_up(self) -> None:
-        """The member's group gave it up: all that it holds is in other hands."""
+        """Take in that the group gave up the member: all records that it held are given to others."""
         held = [tp for tp in self.partitions if self.holding.has(tp)]
         for tp in held:
             self._lapse(tp)
@@ -408,7 +416,8 @@ class Custody:
     # --- what is held -------------------------------------------------------------------------------------------
 
     def took(self, node_id: int, tp: TopicPartition, ranges: Iterable[AcquiredRange]) -> int | None:
-        """A node's answer brought these, ascending: the number they are held under; None: they are others' by now."""
+        """Take in ranges that a node's answer brought, ascending. Return the number they are held under; None: the
+        records are given to others by now."""
         if self.homes.get(tp) != node_id:
             drift = self.adrift.get(tp)
             if drift is None or drift.told or drift.home != node_id:
@@ -432,9 +441,12 @@ class Custody:
         renewed: bool,
         refused: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """The leader said what became of these, said when `taken` was `since`; with `renewed` what only begins anew is
-        held on. So is what was acquired again since: answers may come in another order than the server made them. And
-        of what was refused (these ranges), a later attempt than was meant."""
+        """Take in the leader's outcome of acknowledgements that were made when `taken` was `since`: their records are
+        not held any more.
+
+        Still held are renewed records (`renewed`), records acquired again since (answers may come in another order than
+        the server made them), and of `refused` ranges those of a later attempt than the batch's.
+        """
         again = self._acquired_since(tp, since)
         for batch in batches:
             if refused and batch.attempt:
@@ -454,8 +466,8 @@ class Custody:
     def not_held(
         self, tp: TopicPartition, batches: Iterable[AckBatch], since: int, ranges: Sequence[tuple[int, int]]
     ) -> None:
-        """The leader said that nothing was done about these, because what of them is in `ranges` (ascending, disjoint)
-        is not the member's. The rest is held on; since: as of `ended`."""
+        """Take in that the leader did nothing about these batches, because their records in `ranges` (ascending,
+        disjoint) are not the member's. All other records stay held. since: as of `ended`."""
         again = self._acquired_since(tp, since)
         for batch in batches:
             later = self._later(tp, batch, since, again) if batch.attempt else again
@@ -466,11 +478,11 @@ class Custody:
     def _later(
         self, tp: TopicPartition, batch: AckBatch, since: int, again: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int]]:
-        """What is held on of a batch that is refused: what was acquired since, or for a later attempt."""
+        """Return the ranges of a refused batch that stay held: acquired since, or for a later attempt."""
         return merged((*again, *self._of_later_attempts(tp, batch, since)))
 
     def _acquired_since(self, tp: TopicPartition, since: int) -> list[tuple[int, int]]:
-        """What was acquired that may have been acquired before, when `taken` was `since` or later."""
+        """Return ranges acquired, maybe not for the first time, when `taken` was `since` or later."""
         found: list[tuple[int, int]] = []
         for taken, at, first, last, _ in reversed(self._again):
             if taken < since:
@@ -480,13 +492,13 @@ class Custody:
         return merged(found)
 
     def _of_later_attempts(self, tp: TopicPartition, batch: AckBatch, since: int) -> Iterator[tuple[int, int]]:
-        """What was acquired before that for a later attempt than a batch means."""
+        """Yield ranges acquired before `since` for a later attempt than the batch's."""
         for taken, at, first, last, count in self._again:
             if taken < since and at == tp and count > batch.attempt and first <= batch.last and batch.first <= last:
                 yield first, last
 
     def _ended(self, tp: TopicPartition, first: int, last: int, again: Sequence[tuple[int, int]]) -> None:
-        """What of `first`..`last` is in `again` (ascending and disjoint) is held on, if it was."""
+        """End `first`..`last`, but keep those that are held and in `again` (ascending and disjoint)."""
         at = bisect_right(again, first, key=_last_of) if again else 0
         if at and again[at - 1][1] >= first:
             at -= 1
@@ -516,7 +528,7 @@ class Custody:
         self.homes[tp] = bound
 
     def _lapse(self, tp: TopicPartition) -> None:
-        """What was held may have been run: the next leader is to count it."""
+        """Move held records to the lapsed ones: they may have been run, and the next leader must count that."""
         for first, last in self.holding.of(tp) if self.keeps else ():
             self._lapsed.acquired(tp, first, last)
         self.holding.drop(tp)
@@ -541,21 +553,21 @@ def _meet(batches: Iterable[AckBatch], ranges: Sequence[tuple[int, int]]) -> boo
 
 
 class LeaderSearch:
-    """Which partitions' leaders a member has looked up, and when: at once for what went adrift since the last look or
-    is `stale`, else after a pause that grows. One look at a time."""
+    """Decides which leaders a member looks up, and when: at once for partitions that went adrift since the last look or
+    are `stale`, else after a growing pause. One look runs at a time."""
 
     def __init__(self, custody: Custody, pause_least_s: float) -> None:
         self._custody = custody
         self._pause_least_s = self._pause_s = pause_least_s
         self._looked_s = -1.0
         self.stale: set[TopicPartition] = set()
-        """At home where they may not be led any more."""
+        """Partitions whose home node may not lead them any more."""
         self.looking = False
         self.due_s: float | None = None
 
     @property
     def urgent(self) -> bool:
-        """Whether not to wait for `due_s`."""
+        """True if the next look must not wait for `due_s`."""
         return bool(self.stale) or self._newly_adrift or self.due_s is None
 
     @property
@@ -563,7 +575,7 @@ class LeaderSearch:
         return any(not drift.sure and drift.since_s >= self._looked_s for drift in self._custody.adrift.values())
 
     def next(self, now_s: float, known: AbstractSet[TopicPartition]) -> tuple[TopicPartition, ...]:
-        """What to look up now. known: what is anybody's business."""
+        """Return the partitions to look up now. known: the partitions that still matter to the member."""
         custody = self._custody
         if self.looking:
             return ()
@@ -582,9 +594,9 @@ class LeaderSearch:
         return tuple(sorted(asked))
 
     def begin(self) -> None:
-        """A look is under way."""
+        """Record that a look is under way."""
         self.looking, self.due_s = True, None
 
     def looked(self, now_s: float) -> None:
-        """It is over."""
+        """Record that the look has ended."""
         self.looking, self._looked_s, self.due_s = False, now_s, None

@@ -1,13 +1,11 @@
-"""`ShareMember`: one member of one share group in ranges and bytes. `ShareConsumer` and the agents stand on it.
+"""`ShareMember`: one member of one share group, in ranges and bytes. `ShareConsumer` and the agents are built on it.
 
-Nothing here is done per record. What is fetched and acknowledged, at which broker and when, is decided by
-`client.session.core` and done by `client.session.shell`; heartbeats go to the group's coordinator
-(`client.session.membership`).
+No work here is done per record. `client.session.core` decides what is fetched and acknowledged, at which broker and
+when; `client.session.shell` does it. Heartbeats go to the group's coordinator (`client.session.membership`).
 
-When a connection to one of Kafka's brokers ends, it gives what this member held over it to others: an acknowledgement
-whose outcome is not known is reported as an error and never sent again. Where flowshare leads, members keep what they
-hold when another process or worker takes over; what was not answered is sent to it once it has said that the records
-are still the member's.
+When a connection to a Kafka broker ends, the broker gives the records held over it to others: an acknowledgement with
+an unknown outcome is reported as an error and never sent again. With flowshare's servers, members keep their records
+when another process or worker takes over; unanswered acknowledgements are sent to it once it has confirmed the records.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from flowshare.client.session.shell import SessionShell, answered
 from flowshare.client.settings import MIB, MemberSettings
 from flowshare.protocol.messages import AckBatch, SettleOutput, TopicPartition
 from flowshare.protocol.settle_codec import problem
+from flowshare.share.ranges import merged
 from flowshare.share.types import AcquireMode
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["AckResult", "Fetched", "ShareMember", "TopicIdPartition"]
 
 LAST_FETCH_S: Final = 1.0
-"""How long a member that stops waits for what its last fetches bring."""
+"""The longest time, in seconds, that a member that stops waits for the records of its last fetches."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +59,12 @@ class ShareMember:
         adopts: bool = False,
         joins_again: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """A member that is not started.
+        """Create a member that is not started.
 
-        generations, arrivals: where its connections get their numbers, and where what it fetches goes, for members
-        that work together. adopts: it takes an earlier process's place, and `adopt` will be called. joins_again: asked
-        whether it joins again when the group has given it up, as it did also when another process took its place;
-        None: it does.
+        generations, arrivals: shared by members that work together; the source of their numbers, and the place of their
+        fetched records. adopts: the member takes an earlier process's place, and `adopt` will be called. joins_again:
+        asked if the member joins again when the group has given it up, also when another process took its place; None:
+        it joins.
         """
         self.group_id = group_id
         self.member_id = member_id or str(uuid.uuid4())
@@ -108,7 +107,7 @@ class ShareMember:
 
     @property
     def assignment(self) -> frozenset[TopicIdPartition]:
-        """Partitions that this member fetches from."""
+        """The partitions that this member fetches from."""
         names = self._membership.names
         return frozenset(
             TopicIdPartition(names[tp.topic_id], tp.partition, tp.topic_id) for tp in self._membership.assignment
@@ -116,25 +115,25 @@ class ShareMember:
 
     @property
     def lock_timeout_ms(self) -> int:
-        """How long acquired records are locked, as of the last answer; 0 before the first."""
+        """The lock duration of acquired records in milliseconds, as of the last answer; 0 before the first."""
         return self._shell.core.lock_timeout_ms
 
     @property
     def generation(self) -> int:
-        """How often something that was held was lost; a change means: ask `holds` of all that is held."""
+        """The number of losses of held records; after a change, ask `holds` for all held records."""
         return self._shell.core.custody.losses
 
     def holds(self, tp: TopicPartition, generation: int) -> bool:
-        """Whether what a `Fetched` of this generation brought can still be this member's."""
+        """Tell if records of a `Fetched` of this generation can still be this member's."""
         return self._shell.core.holds(tp, generation)
 
     def acquired_over(self, generation: int) -> bool:
-        """Whether this number is one of this member's."""
+        """Tell if this number is one of this member's."""
         return self._shell.core.custody.gave(generation)
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing arrives, in words; None when all is well (there may just be nothing to fetch)."""
+        """The reason why no records arrive, in words; None: no trouble (there may just be nothing to fetch)."""
         if self._membership.failed is not None:
             return str(self._membership.failed)
         trouble = self._membership.trouble or self._link.trouble or self._shell.trouble
@@ -144,10 +143,21 @@ class ShareMember:
             return f"no partition is assigned; do the topics exist: {', '.join(self._membership.topics)}?"
         return None
 
+    def counts(self) -> dict[str, float]:
+        """Return the counters of this member, by the names of Kafka's consumer metrics."""
+        beaten_s = self._membership.beaten_s
+        return {
+            "fetch_total": self._shell.fetches,
+            "heartbeat_total": self._membership.heartbeats,
+            "last_heartbeat_seconds_ago": -1.0 if beaten_s is None else self._clock.monotonic() - beaten_s,
+            "rebalance_total": self._membership.rebalances,
+            "assigned_partitions": len(self._membership.assignment),
+        }
+
     # --- joining ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join; returns after the first heartbeat's answer.
+        """Join the group; return after the answer to the first heartbeat.
 
         Raises: NotConnected (no server within the settings' connect_timeout), ServerError (the group refuses).
         """
@@ -158,18 +168,19 @@ class ShareMember:
     async def adopt(self, held: Mapping[TopicPartition, Sequence[tuple[int, int]]], *, limit_s: float = 10.0) -> None:
         """Take the place of an earlier process with this member id, which held these ranges (first, last: inclusive).
 
-        Call it when partitions are assigned, before the first fetch. What of `held` is still the member's can be
-        acknowledged and renewed with `generation=None`; where flowshare leads, what else that process held goes back
-        at once, without costing an attempt (on Kafka's brokers when its locks lapse).
+        Call it when partitions are assigned, before the first fetch. Records of `held` that are still the member's can
+        be acknowledged and renewed with `generation=None`. Flowshare's servers give back all other records of that
+        process at once, without costing an attempt; Kafka's brokers do when the locks lapse. limit_s: the longest wait,
+        in seconds.
         Raises: NotConnected, ConnectionLost, Closed.
         """
         self._check_open()
         await self._shell.adopt(held, limit_s)
 
     async def confirm(self) -> None:
-        """Wait until the group has answered a heartbeat that was sent from now on: then it has not given this member
-        up, or has taken it back; in a fleet, what it held before is known as lost then (`holds`).
+        """Wait until the group has answered a heartbeat that is sent from now on.
 
+        Then the group has not given this member up, or has taken it back; in a fleet, `holds` then knows what was lost.
         Raises: Closed, ServerError (the group refuses the member).
         """
         self._check_open()
@@ -180,14 +191,16 @@ class ShareMember:
         self._membership.subscribe(topics)
 
     def unsubscribe(self) -> None:
-        """Leave all partitions to other members, but stay one: what is held stays held, and is acknowledged as ever.
+        """Leave all partitions to other members, but stay a member: held records stay held and are acknowledged as
+        ever.
 
-        For a member that stops and finishes its work first: else nobody would fetch meanwhile what only it has.
+        For a member that finishes its work and stops: else no member would fetch meanwhile the partitions that only it
+        has.
         """
         self._membership.subscribe(())
 
     async def leave(self) -> None:
-        """Leave the group but stay usable: `start` joins again. What is held may still be acknowledged."""
+        """Leave the group but stay usable: `start` joins again. Held records may still be acknowledged."""
         await self._membership.leave()
 
     # --- fetching -----------------------------------------------------------------------------------------------
@@ -203,9 +216,10 @@ class ShareMember:
     ) -> list[Fetched]:
         """Acquire up to about `records_max` records, waiting up to `max_wait_s` for the first.
 
-        Empty when there was nothing, when `wakeup` was called, or while the server cannot be reached (then after a
-        pause; `trouble` says why). Acquired ranges aim at `batch_size` offsets. With `bytes_max=0` ranges come
-        without records. What a cancelled or woken call was about to get is returned by the next call.
+        The result is empty when there was nothing to fetch, when `wakeup` was called, or while the server cannot be
+        reached (then after a pause; `trouble` gives the reason). Acquired ranges aim at `batch_size` offsets. With
+        `bytes_max=0` ranges come without records. The records of a cancelled or woken call are returned by the next
+        call.
         Raises: ServerError (refused), Closed, IllegalState (two fetches at once).
         """
         self._check_open()
@@ -218,7 +232,7 @@ class ShareMember:
         return await self.fetched()
 
     def ask(self, plan: Plan) -> None:
-        """Begin to fetch where no fetch is under way; `fetched` gives what comes of it.
+        """Begin to fetch where no fetch is under way; `fetched` returns the records.
 
         Raises: ServerError (refused), Closed.
         """
@@ -230,19 +244,22 @@ class ShareMember:
         self._shell.ask(plan)
 
     async def fetched(self) -> list[Fetched]:
-        """What the fetches that were asked for bring, once the first has ended; as `fetch`."""
+        """Wait until the first requested fetch has ended, and return the records that have arrived; as `fetch`."""
         await self._arrivals.wait()
         return self.take_fetched()
 
     def on_fetched(self, listener: Callable[[], object] | None) -> None:
-        """Call `listener` as soon as a fetch has ended, for who takes it with `take_fetched` and waits for nothing; at
-        once when one has ended already. It must not raise. None: nobody any more."""
+        """Set a callback for the end of a fetch, for callers that use `take_fetched` and do not wait; None: no
+        callback.
+
+        The callback is called at once when a fetch has ended already. It must not raise.
+        """
         self._arrivals.listener = listener
         if listener is not None and self._arrivals.ready:
             listener()
 
     def take_fetched(self) -> list[Fetched]:
-        """What the fetches that have ended brought. Raises: ServerError, Closed, and what they failed with."""
+        """Take the records of the fetches that have ended. Raises: ServerError, Closed, any error of a fetch."""
         return [] if self._closing else self._arrivals.take()
 
     def wakeup(self) -> None:
@@ -250,15 +267,16 @@ class ShareMember:
         self._arrivals.wake()
 
     async def last_fetch(self) -> list[Fetched]:
-        """What is on its way from fetches under way, for a member that stops: what nobody takes waits for `close`.
+        """End the running fetches and return their records, for a member that stops: records that are not taken wait
+        for `close`.
 
-        Flowshare's servers answer them at once, brokers within their wait; LAST_FETCH_S at most is waited for.
+        Flowshare's servers answer the fetches at once, brokers within their wait; this waits at most LAST_FETCH_S.
         """
         await self.end_fetches()
         return self._arrivals.take()
 
     async def end_fetches(self) -> None:
-        """Wait for the fetches under way, as `last_fetch`, and leave what they bring."""
+        """Wait for the fetches under way, as `last_fetch`, but do not take their records."""
         try:
             await self._clock.wait_for(self._shell.end_fetches(), LAST_FETCH_S)
         except TimeoutError:
@@ -273,17 +291,17 @@ class ShareMember:
         generation: int | None = None,
         on_late: Late | None = None,
     ) -> list[AckResult]:
-        """Send acknowledgements now, in one request; one result a partition, in order.
+        """Send acknowledgements now, in one request; return one result a partition, in order.
 
-        A result with an error means that nothing of that partition's is known to hold: the records may run again.
-        Never raises for what the server or the connection does. With `generation` (of the `Fetched`) of a connection
-        that ended nothing is sent and all fail; a partition that another broker leads by now fails alone. RENEW among
-        the types makes the request a renewal (KIP-1222).
+        A result with an error means that no acknowledgement of that partition is known to hold: the records may run
+        again. Errors of the server or the connection are never raised. With the `generation` (of the `Fetched`) of a
+        connection that ended, nothing is sent and all fail; a partition that another broker leads by now fails alone.
+        RENEW among the types makes the request a renewal (KIP-1222).
 
-        In a fleet a partition's leader may be another one meanwhile: what it did not answer is sent to the next one
-        while that may know it as this member's. `on_late` is told such outcomes, and those of all nodes but the first
-        to answer, which then are not in the list; without it they are waited for. Renewals never wait for a leader:
-        LEADER_NOT_AVAILABLE, and what is held stays held.
+        In a fleet a partition may have a new leader: acknowledgements that the old one did not answer are sent to the
+        new one while it may know the records as this member's. `on_late` gets such outcomes, and those of all nodes but
+        the first to answer, which then are missing in the list; without `on_late` the call waits for them. Renewals
+        never wait for a leader: they fail with LEADER_NOT_AVAILABLE, and the records stay held.
         """
         return await answered(lambda told: self._shell.acknowledge(acks, told, generation, on_late))
 
@@ -296,9 +314,11 @@ class ShareMember:
         on_late: Late | None = None,
         rides: bool = False,
     ) -> None:
-        """As `acknowledge`, for who waits in no task: `told` is called once with the results, as soon as they are
-        known, maybe before this returns, and must not raise. rides: `ask` is called right after this, and nothing need
-        be sent before."""
+        """Send acknowledgements as `acknowledge`, but without waiting: `told` is called once with the results.
+
+        `told` may be called before this returns, and must not raise. rides: `ask` is called right after this, and
+        nothing need be sent before.
+        """
         self._shell.acknowledge(acks, told, generation, on_late, rides=rides)
 
     def begin_settle(
@@ -311,14 +331,15 @@ class ShareMember:
         generation: int | None = None,
         on_late: Late | None = None,
     ) -> None:
-        """Accept and reject records of one partition and write outputs, all in one step or nothing: only flowshare's
-        servers can (`ApiKey.FLOWSHARE_SETTLE`), others are UNSUPPORTED_VERSION.
+        """Accept and reject records of one partition and write outputs, in one step or not at all.
+
+        Only flowshare's servers can (`ApiKey.FLOWSHARE_SETTLE`); others give UNSUPPORTED_VERSION.
 
         acks: ascending, ACCEPT and REJECT only, each with its attempt. `told` is called once with a list of one result,
-        or with none when `on_late` will be told of it, as of `begin_acknowledge`. Any number may be under way; what
-        they write counts among the connection's `max_in_flight_bytes`, behind which renewals would wait. With an error
-        nothing was done, and the records stay in hand but for those that the result calls refused, or that `holds` says
-        are lost. Nobody knows whether it was done where the result's message begins with `outcome unknown`.
+        or an empty one when `on_late` will get the result, as of `begin_acknowledge`. Any number of settles may be
+        under way; their outputs count towards the connection's `max_in_flight_bytes`, behind which renewals would wait.
+        After an error nothing was done, and the records stay held, but for those that the result calls refused, or that
+        `holds` reports as lost. The outcome is unknown where the result's message begins with `outcome unknown`.
         Raises: ValueError (there can be no such settle).
         """
         given = tuple(outputs)
@@ -335,11 +356,12 @@ class ShareMember:
         unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Stop in order, within `timeout_s` (default: the settings').
+        """Stop in order, within `timeout_s` (default: the settings' `close_timeout`).
 
-        No new fetch; acknowledgements in flight are waited for; `unrun` ranges (first, last: inclusive) and what a
-        fetch brought that nobody took go back without costing an attempt; the session is closed, which releases
-        whatever else is held; the member leaves; the connection is closed. Calling it again does nothing.
+        No new fetch is sent, and acknowledgements in flight are waited for. `unrun` ranges (first, last: inclusive) and
+        fetched records that were not taken go back without costing an attempt. Then the session is closed, which
+        releases all other held records, the member leaves the group, and the connection is closed. Calling it again
+        does nothing.
         """
         if self._closing:
             return
@@ -356,8 +378,8 @@ class ShareMember:
     async def leave_to_locks(
         self, *, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]], timeout_s: float | None = None
     ) -> None:
-        """As `close`, for a member whose handlers go on: `unrun` goes back, and what else is held stays locked until
-        its locks lapse. The group hears of nothing before the member's time is over."""
+        """Close as `close`, for a member whose handlers go on: `unrun` goes back, other held records stay locked until
+        the locks lapse. The member does not leave the group: its session there ends by itself."""
         if self._closing:
             return
         self.unsubscribe()
@@ -373,18 +395,18 @@ class ShareMember:
 
     async def _give_back(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> None:
         await self.end_fetches()
-        back: dict[TopicPartition, list[AckBatch]] = {}
-        for tp, runs in unrun.items():
-            back[tp] = [AckBatch(first, last, RELEASE, unrun=True) for first, last in runs]
+        back = {tp: list(runs) for tp, runs in unrun.items()}
         for fetched in self._arrivals.left:
-            more = [AckBatch(run.first, run.last, RELEASE, unrun=True) for run in fetched.acquired]
-            back[fetched.tp] = sorted([*back.get(fetched.tp, ()), *more])
-        self._shell.acknowledge(back, lambda _: None, None)
+            if self._shell.core.custody.holds(fetched.tp, fetched.generation):
+                back.setdefault(fetched.tp, []).extend((run.first, run.last) for run in fetched.acquired)
+        # The server refuses all of a partition when one range is out of order, and ranges of several chunks are.
+        acks = {tp: [AckBatch(*run, RELEASE, unrun=True) for run in merged(runs)] for tp, runs in back.items()}
+        self._shell.acknowledge(acks, lambda _: None, None)
         await self._shell.all_told()
 
     async def abandon(self) -> None:
-        """End the connections and say nothing: for a member whose place another process has taken. What is held is that
-        process's, by the same member id, and a word about it would give it away."""
+        """End the connections without a message, for a member whose place another process has taken. The held records
+        are that process's, by the same member id, and a message about them would give them away."""
         self._closing = True
         self.wakeup()
         await self._end()

@@ -1,7 +1,7 @@
-"""One member's life in its share group: joining, heartbeats, epochs, assignment, leaving (ShareGroupHeartbeat).
+"""`Membership`: joins a share group, sends heartbeats, keeps epoch and assignment, leaves (ShareGroupHeartbeat).
 
-Assignments name topics by id; a topic's name is asked for once. Partitions of a topic whose name is not known yet
-wait until it is. What the answers' errors mean stands in `_refused` (SG-17.4).
+Assignments name topics by id; the name of a topic is asked for once. Partitions of a topic without a known name are not
+assigned until it is known. `_refused` maps the answers' errors to reactions (SG-17.4).
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ LATER: Final = NO_COORDINATOR | {ErrorCode.KAFKA_STORAGE_ERROR}
 NAME_RETRY_S: Final = 1.0
 QUICK_S: Final = 0.1
 QUICK_UNTIL_S: Final = 10.0
-"""After joining, heartbeats follow this quickly until partitions are assigned, for so long at most: Kafka's brokers
-initialise the partitions first and tell the assignment with a later heartbeat, by itself 5 s later."""
+"""The longest time, in seconds after joining, of heartbeats every `QUICK_S` while no partition is assigned: Kafka's
+brokers initialise the partitions first and send the assignment with a later heartbeat, which by itself comes 5 s
+later."""
 
 logger = logging.getLogger(__name__)
 
 
 class Membership:
-    """Keeps one member in its group; `assignment` holds the partitions it may fetch from now."""
+    """Keeps one member in its group; `assignment` holds the partitions that the member may fetch from now."""
 
     def __init__(
         self,
@@ -57,8 +58,8 @@ class Membership:
         on_given_up: Callable[[], object],
         joins_again: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """on_given_up: called when the group says that it has this member no more. joins_again: asked whether it joins
-        again then; None: it does."""
+        """on_given_up: called when the group says that it no longer has this member. joins_again: asked if the member
+        joins again then; None: it joins."""
         self._link = link
         self._clock = clock
         self._settings = settings
@@ -78,6 +79,10 @@ class Membership:
         self._interval_s = 5.0
         self._quick_until_s = 0.0
         self._failures = 0
+        self.rebalances = 0
+        """The number of changes of the assignment."""
+        self.beaten_s: float | None = None
+        """The time of the last heartbeat, in the clock's monotonic seconds; None before the first."""
         self._sent = 0
         self._answered = 0
         """The number of the last heartbeat that was answered well; `_sent`: of the last one sent."""
@@ -85,12 +90,17 @@ class Membership:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def heartbeats(self) -> int:
+        """The number of heartbeats sent."""
+        return self._sent
+
     def topic_name(self, topic_id: uuid.UUID) -> str:
-        """Name of a topic that is or was assigned."""
+        """Return the name of a topic that is or was assigned; its id as text while the name is not known."""
         return self.names.get(topic_id) or str(topic_id)
 
     async def join(self) -> None:
-        """Join and return after the first answer; heartbeats go on by themselves.
+        """Join and return after the first answer; heartbeats are sent from then on.
 
         Raises: NotConnected, ServerError (the group refuses the member).
         """
@@ -106,18 +116,18 @@ class Membership:
         self._task = asyncio.create_task(self._run(), name=f"heartbeat {self.group_id}/{self.member_id}")
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Replace the topics; told to the group at once, or with the next try of a heartbeat."""
+        """Replace the topics; the group is told at once, or with the next try of a heartbeat."""
         self.topics = tuple(sorted(set(topics)))
         self._wake.set()
 
     def refresh(self) -> None:
-        """Send a heartbeat now, unless one is being tried again: something hints that the assignment is out of date."""
+        """Send a heartbeat now, unless one is being retried: the assignment may be out of date."""
         self._wake.set()
 
     async def confirm(self) -> None:
         """Wait until a heartbeat that is sent from now on was answered well.
 
-        Raises: what the group refuses the member with; Closed when it has left.
+        Raises: the error with which the group refuses the member; Closed when the member has left.
         """
         sent = self._sent
         self._wake.set()
@@ -128,7 +138,7 @@ class Membership:
             await self._heard.wait()
 
     async def leave(self) -> None:
-        """Stop the heartbeats and tell the group; never raises what the group or the connection says."""
+        """Stop the heartbeats and leave the group; errors of the group or the connection are not raised."""
         await self.stop()
         if self.epoch > 0 and self._link.current is not None:
             try:
@@ -138,7 +148,7 @@ class Membership:
         self._out()
 
     async def stop(self) -> None:
-        """Stop the heartbeats without a word to the group."""
+        """Stop the heartbeats without telling the group."""
         task, self._task = self._task, None
         self._heard.set()
         await cancelled(task)
@@ -162,7 +172,7 @@ class Membership:
         self._out()
 
     async def _may_join_again(self) -> bool:
-        """Whether one that was given up comes back: without a topic nobody can."""
+        """Tell if a member that the group gave up may join again; without a topic, none can."""
         return bool(self.topics) and (self._joins_again is None or await self._joins_again())
 
     def _fail(self, error: ClientError) -> None:
@@ -170,7 +180,7 @@ class Membership:
         logger.error("member %s is out of group %s: %s", self.member_id, self.group_id, error)
 
     def _out(self) -> None:
-        """Not a member any more."""
+        """Reset the state of a member that is out of the group."""
         self.epoch, self._announced, self._assigned = EPOCH_JOIN, None, frozenset()
         self._publish()
 
@@ -203,9 +213,10 @@ class Membership:
         )
 
     async def _beat(self) -> bool:
-        """One heartbeat and its answer; False when it is to be tried again. Raises: ServerError, NotConnected."""
+        """Send one heartbeat and take in its answer; False: try again. Raises: ServerError, NotConnected."""
         request = self._request(self.epoch)
         self._sent = number = self._sent + 1
+        self.beaten_s = self._clock.monotonic()
         try:
             answer = await self._link.send(request)
         except (NotConnected, ConnectionLost) as error:
@@ -231,7 +242,7 @@ class Membership:
         return True
 
     def _refused(self, answer: ShareGroupHeartbeatResponse) -> None:
-        """What to do about an error: join again, wait, or give up. Raises: ServerError (give up)."""
+        """React to an error: join again, wait, or give up. Raises: ServerError (give up)."""
         lost = answer.error is ErrorCode.GROUP_ID_NOT_FOUND and self.epoch != EPOCH_JOIN
         if lost or answer.error in REJOIN:  # lost: deleted, or its server's data is; who joins makes it again
             logger.info("%s/%s joins again: %s", self.group_id, self.member_id, answer.error.name)
@@ -265,4 +276,5 @@ class Membership:
         usable = frozenset(tp for tp in self._assigned if tp.topic_id in self.names)
         if usable != self.assignment:
             self.assignment = usable
+            self.rebalances += 1
             self._on_assignment()

@@ -1,4 +1,4 @@
-"""What a member hands out and takes back: ranges of offsets, never single records."""
+"""The data that a member hands out and takes back: ranges of offsets, never single records."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 
 
 class Fetched(NamedTuple):
-    """What a fetch got from one partition.
+    """The result of a fetch from one partition.
 
-    `records` are whole record batches that may hold more than was acquired: only offsets inside `acquired` are this
-    member's, and each of them is to be acknowledged, with GAP where there is no record. `lock_deadline` is when the
-    first lock may lapse, in the clock's monotonic seconds. `generation` is the connection's number: hand it to
-    `acknowledge`, and what was held over a connection that is gone is not acknowledged by mistake. `fence`:
-    generation of the load, and what is added to an offset for its serial number; None: the group has no order.
-    `following`: as `FetchedPartition.following`. `read`: the records, where they were read before; `records` is empty
-    then.
+    `records` are whole record batches and may hold more than was acquired: only offsets inside `acquired` are this
+    member's, and each of them must be acknowledged, with GAP where there is no record. `lock_deadline` is the earliest
+    end of a lock, in the clock's monotonic seconds. `generation` is the connection's number: pass it to `acknowledge`,
+    so that records held over a connection that is gone are not acknowledged by mistake. `fence`: the generation of the
+    load, and the number to add to an offset to get its serial number; None: the group has no order. `following`: as
+    `FetchedPartition.following`. `read`: the records, if they were read before; then `records` is empty.
     """
 
     topic: str
@@ -60,15 +59,15 @@ class TopicIdPartition(NamedTuple):
 
 
 class AckResult(NamedTuple):
-    """Outcome of the acknowledgements of one partition: with an error none of them holds.
+    """The outcome of the acknowledgements of one partition. With an error none of them holds.
 
-    `lock_deadline`: for renewed records, when the lock lapses now, in the clock's monotonic seconds. `refused`: ranges
-    that do not hold though there is no error: where each says which delivery it means. `refusal` is their error then,
-    and `message` says why.
+    lock_deadline: for renewed records, the new end of the lock, in the clock's monotonic seconds. refused: ranges that
+    do not hold though there is no error, where each acknowledgement names its delivery; `refusal` is their error then,
+    and `message` gives the reason.
 
-    Of a settle: with an error nothing was written, unless `message` begins with `outcome unknown`. `refused`: with
-    INVALID_RECORD_STATE, what is not held any more; all else of it still is. `outputs`: those that cannot be written,
-    where they are why.
+    For a settle: with an error nothing was written, unless `message` begins with `outcome unknown`. refused: with
+    INVALID_RECORD_STATE, the ranges that are not held any more; all others are. outputs: the outputs that cannot be
+    written, where they are the reason.
     """
 
     topic: str
@@ -89,7 +88,7 @@ class AckResult(NamedTuple):
 
 
 def cut(first: int, last: int, refused: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
-    """The pieces of a range that are in `refused` (ascending, disjoint), or in none of it: first, last, whether it is.
+    """Yield the pieces of a range: first, last, and True if the piece is in `refused` (ascending, disjoint).
 
     >>> list(cut(2, 9, [(0, 2), (5, 6)]))
     [(2, 2, True), (3, 4, False), (5, 6, True), (7, 9, False)]
@@ -111,7 +110,7 @@ def _last_of(ends: tuple[int, int]) -> int:
 
 
 def number_of(fetched: Iterable[Fetched]) -> int:
-    """How many offsets were acquired."""
+    """Return the number of acquired offsets."""
     number = 0
     for part in fetched:
         for first, last, _ in part.acquired:

@@ -1,8 +1,8 @@
-"""One broker as one member sees it: its share session, and what waits to be sent there. No I/O: `core` sends it.
+"""`Node`: one broker as one member sees it: its share session, and the requests that wait for it. No I/O: `core` sends.
 
-A session has one request after the other at Kafka's brokers (`serial`): its epoch counts fetches and acknowledgements
-together, and a broker fails a parked fetch whose epoch is no longer the last one. There acknowledgements ride on the
-next fetch; when none comes within `acknowledge_linger` they go by themselves. Renewals cannot ride on a fetch that
+At Kafka's brokers a session has one request after the other (`serial`): its epoch counts fetches and acknowledgements
+together, and a broker fails a parked fetch whose epoch is no longer the last one. There acknowledgements are sent with
+the next fetch; without one within `acknowledge_linger` they are sent alone. Renewals cannot be sent with a fetch that
 wants records (KIP-1222) and go first. Flowshare's own servers take acknowledgements at once, beside a parked fetch.
 """
 
@@ -48,11 +48,11 @@ REFUSED: Final = frozenset(
         ErrorCode.UNSUPPORTED_VERSION,
     }
 )
-"""Errors of a fetch that trying again does not cure."""
+"""Errors of a fetch that a retry does not cure."""
 LEFT: Final = frozenset(
     {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.LEADER_NOT_AVAILABLE}
 )
-"""A node that says so did nothing, and does not lead the partition (any more)."""
+"""Errors of a node that did nothing, and does not lead the partition (any more)."""
 MOVED: Final = LEFT | {ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.OFFSET_NOT_AVAILABLE}
 """Errors after which the partition's leader is looked up."""
 UNKNOWN: Final = frozenset(
@@ -69,20 +69,23 @@ NO_SESSION: Final = "no session could be opened"
 ALL: Final = ((0, I64_MAX),)
 """Ranges that have every offset."""
 RESUME_S: Final = 6.0
-"""How long a server may take to say what is still the member's, and an acknowledgement waits for the next process to
-lead where there is one server."""
+"""The longest time, in seconds, that a server may take to report the member's records, and that an acknowledgement
+waits for the next process to lead where there is one server."""
 BUSY_WAIT_LEAST_S: Final = 0.01
 BUSY_WAIT_MOST_S: Final = 0.08
-"""How long a fetch may be parked while records are in hand and their acknowledgements would wait for it."""
+"""The longest time, in seconds, that a fetch is parked while records are held whose acknowledgements would wait for
+it."""
 ANSWERED_S: Final = 1.0
-"""A fetch is answered within this, or what it asks to wait. Who says when its locks began needs no such guess; another
-answer that is read later was there while this process stood still, and its locks began about here."""
+"""The time, in seconds, in which a fetch is answered beyond its own wait. A server that reports when its locks began
+needs no such guess. Another answer that is read later was there while this process stood still: its locks began about
+here."""
 TRICKLE_MAX: Final = 8
-"""With more records a fetch they do not trickle: a second fetch would only cost, and bring the half."""
+"""The most records a fetch that count as a trickle; with more, a second fetch would only cost, and bring half of
+them."""
 
 
 class Plan(NamedTuple):
-    """What one fetch asks for."""
+    """The parameters of one fetch."""
 
     records_max: int
     batch_size: int
@@ -90,14 +93,14 @@ class Plan(NamedTuple):
     bytes_max: int
     mode: AcquireMode
     beside: bool = False
-    """Whether a server may be asked for a part beside a fetch that it has parked (`Node.fetches_max`)."""
+    """True if a server may be asked for a part while it has a fetch parked (`Node.fetches_max`)."""
     heads: int = 0
-    """In a group with an order: how many of the records may begin a key; 0: all."""
+    """In a group with an order, the most of the records that may begin a key; 0: all."""
     chain: int = 1
-    """How many records of one key may come in a row."""
+    """The most records of one key in a row."""
 
     def part(self, records_max: int) -> Plan:
-        """What one of several fetches asks for, so many records at most."""
+        """Return the plan of one of several fetches, for at most `records_max` records."""
         if records_max == self.records_max:
             return self
         heads = max(1, self.heads * records_max // self.records_max) if self.heads else 0
@@ -105,7 +108,7 @@ class Plan(NamedTuple):
 
 
 NOTHING: Final = Plan(0, 1, 0.0, 0, AcquireMode.BATCH_OPTIMIZED)
-"""A fetch that asks for no records: it opens a session, or has a server answer a fetch that it has parked."""
+"""A fetch that asks for no records: it opens a session, or has a server answer a parked fetch."""
 
 
 class SessionEpoch:
@@ -124,11 +127,11 @@ class SessionEpoch:
 
     @property
     def open(self) -> bool:
-        """Whether a session was opened and nothing was heard of its end."""
+        """True if a session was opened and its end is not known."""
         return self.epoch != EPOCH_OPEN
 
     def next_epoch(self) -> int:
-        """The epoch for a request that is sent now."""
+        """Return the epoch for a request that is sent now."""
         epoch = self.epoch
         self.epoch = next_epoch(epoch)
         return epoch
@@ -136,7 +139,7 @@ class SessionEpoch:
     def change_to(
         self, wanted: AbstractSet[TopicPartition]
     ) -> tuple[tuple[TopicPartition, ...], tuple[TopicPartition, ...]]:
-        """Partitions to add and to forget with the next fetch, so that the server knows exactly `wanted`."""
+        """Return the partitions to add and to forget with the next fetch, so that the server knows exactly `wanted`."""
         if self.partitions == wanted:
             return (), ()
         added = tuple(sorted(wanted - self.partitions))
@@ -156,8 +159,8 @@ Kind = Literal["fetch", "open", "acknowledge", "settle", "resume", "close"]
 
 
 class Sent(NamedTuple):
-    """A request under way. `session`: the number of its session. `due_s`: when its answer is overdue (None: the
-    connection sees to that itself). `partitions`: what a fetch may bring records of."""
+    """A request under way. session: the number of its session. due_s: the time when its answer is overdue (None: the
+    connection watches this itself). partitions: the partitions that a fetch may bring records of."""
 
     kind: Kind
     session: int
@@ -172,28 +175,28 @@ class Sent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One broker. `wanted`: the member's partitions that are fetched there."""
+    """One broker. wanted: the member's partitions that are fetched there."""
 
     node_id: int
     owner: SessionCore
     acknowledge_linger: float
     connected: bool = False
     keeps_time: bool = False
-    """Whether the connection ends by itself when an answer is overdue."""
+    """True if the connection ends by itself when an answer is overdue."""
     serial: bool = False
-    """Whether it takes one request of a session at a time."""
+    """True if the node takes one request of a session at a time."""
     session: SessionEpoch = field(default_factory=SessionEpoch)
     wanted: frozenset[TopicPartition] = frozenset()
     under_way: dict[int, Sent] = field(default_factory=dict[int, Sent])
     heard_s: float = 0.0
-    """When its last answer came."""
+    """The time of the node's last answer."""
     asked_s: float = 0.0
-    """When it was last asked something while nothing was under way, or told to fetch."""
+    """The time of the last request while none was under way, or of the last order to fetch."""
     lock_timeout_ms: int = 0
     # a fetch: asked for (`plan`), waiting for the connection until `give_up_s`, under way, or resting after trouble
     plan: Plan | None = None
     trickles: bool = False
-    """Whether the last fetch got a few records, and all that there were."""
+    """True if the last fetch got a few records, and these were all."""
     give_up_s: float | None = None
     rest_until_s: float | None = None
     strikes: int = 0
@@ -209,28 +212,28 @@ class Node:
     resume_again_s: float | None = None
     resume_strikes: int = 0
     resumed: dict[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
-    """By which request it was told over this connection what is held. What it gave before was not named then, and so
-    was given back, should the answer come later."""
+    """By partition, the request that told this node over this connection what is held. Records of fetches sent before
+    were not named in it, and so were given back, should the answer come later."""
     closing: Mapping[TopicPartition, Sequence[tuple[int, int]]] | None = None
-    """What it is to be given back with the session's end."""
+    """The records to give back to the node when the session closes; None: no session is being closed."""
 
     @property
     def needed(self) -> bool:
-        """Whether there is anything to fetch, or to tell the server not to fetch any more."""
+        """True if there is anything to fetch, or partitions that the server must be told to stop fetching."""
         return bool(self.wanted or self.session.partitions)
 
     @property
     def may_bring(self) -> frozenset[TopicPartition]:
-        """What fetches may still bring records of."""
+        """The partitions of which fetches may still bring records."""
         return self.session.partitions.union(*(sent.partitions for sent in self.under_way.values()))
 
     @property
     def busy(self) -> bool:
-        """Whether a fetch is asked for, under way, or rests."""
+        """True if a fetch is requested, under way, or resting."""
         return self.plan is not None or self.rest_until_s is not None or self.sends("fetch") > 0
 
     def sends(self, kind: Kind) -> int:
-        """How many requests of this kind are under way."""
+        """Return the number of requests of this kind under way."""
         number = 0
         for sent in self.under_way.values():
             if sent.kind == kind:
@@ -238,20 +241,20 @@ class Node:
         return number
 
     def fetches_max(self, plan: Plan, records_max: int) -> int:
-        """How many fetches may be under way there, which ask for `records_max` together.
+        """Return the number of fetches that may be under way at the node, which together ask for `records_max`.
 
-        Two where records trickle in and a fleet leads: what comes while the first one's acquire is written to Kafka
-        need not wait for that and for the way back. A server by itself writes so quickly that a second fetch only
+        Two if records trickle in and a fleet leads: new records need not wait while the first fetch's acquire is
+        written to Kafka and its answer is on the way. A server by itself writes so quickly that a second fetch only
         costs; a broker takes one at a time.
         """
         return 2 if plan.beside and self.trickles and records_max > 1 and self.owner.fleet and self.connected else 1
 
     def silent(self, now_s: float, limit_s: float) -> bool:
-        """Whether answers are overdue by this long, and nothing at all was heard meanwhile.
+        """Tell if answers are overdue by `limit_s` and nothing at all was heard meanwhile.
 
-        A settle may take its time, as its leader waits for a transaction: whatever else is answered there says that the
-        worker lives. Where nothing else is under way its leader is looked up, and only who leads nothing any more is
-        dropped for it.
+        A settle may take long, because its leader waits for a transaction: any other answer from the worker shows that
+        it lives. If nothing else is under way, the settle's leader is looked up, and the worker is dropped only if it
+        leads nothing any more.
         """
         if not self.connected or all(sent.kind == "resume" for sent in self.under_way.values()):
             return False  # a leader that takes over may need its time (RESUME_S)
@@ -259,7 +262,8 @@ class Node:
         return now_s - max(self.asked_s, self.heard_s) > limit_s
 
     def take(self, *, renewal: bool) -> list[Ack]:
-        """Acknowledgements that go together: of one kind, no two for one partition, as it is refused as a whole."""
+        """Take waiting acknowledgements for one request: of one kind, and no two for one partition, as a partition is
+        refused as a whole."""
         if len(self.pile) == 1 and self.pile[0].call.renewal is renewal:
             taken, self.pile, self.ride_due_s = self.pile, [], None
             return taken
@@ -275,7 +279,8 @@ class Node:
         return taken
 
     def wait_s(self, asked_s: float, now_s: float, *, with_acks: bool) -> float:
-        """How long the next fetch may be parked: briefly while an acknowledgement may come or goes with it."""
+        """Return the time that the next fetch may be parked: short while an acknowledgement may come or goes with
+        it."""
         if not self.serial or asked_s <= 0:
             return asked_s
         if not with_acks and (now_s >= self.locked_until_s or not self.owner.custody.holding.any_of(self.wanted)):
@@ -287,7 +292,7 @@ class Node:
     # --- one node's turn ----------------------------------------------------------------------------------------
 
     def pump(self, now_s: float) -> None:
-        """Say what the node can take now."""
+        """Send the requests that the node can take now."""
         if not self.connected or (self.serial and self.under_way):
             return
         if self.closing is not None:
@@ -325,7 +330,7 @@ class Node:
             self._fetch(self.take(renewal=False), now_s)
 
     def due_s(self) -> float:
-        """When `tick` has something to do next: asked after everything that happens."""
+        """Return the time at which `tick` has something to do next; ask for it after each event."""
         due_s = NEVER
         for at_s in (self.give_up_s, self.rest_until_s, self.ride_due_s, self.resume_again_s):
             if at_s is not None and at_s < due_s:
@@ -371,11 +376,11 @@ class Node:
         self._send_fetch("fetch", plan, riding, now_s)
 
     def _open(self, now_s: float) -> None:
-        """Open the session without fetching, so that what is held can be acknowledged."""
+        """Open the session without fetching, so that held records can be acknowledged."""
         self._send_fetch("open", NOTHING, (), now_s)
 
     def _send_fetch(self, kind: Kind, plan: Plan, riding: Sequence[Ack], now_s: float) -> None:
-        """The request that brings the server's view of the session to what is wanted."""
+        """Send the fetch that brings the server's view of the session to `wanted`."""
         session, idle = self.session, not self.wanted
         added, forgotten = session.change_to(self.wanted)
         wait_s = 0.0 if idle else self.wait_s(plan.max_wait_s, now_s, with_acks=bool(riding))
@@ -396,7 +401,7 @@ class Node:
         self.send(kind, request, now_s, plan=plan, acks=riding, partitions=session.partitions)
 
     def nudge(self, now_s: float) -> None:
-        """Have the server answer a fetch that it has parked. Brokers cannot: theirs ends by itself."""
+        """Have the server answer a fetch that it has parked. Kafka's brokers cannot: their fetch ends by itself."""
         if self.connected and not self.serial and self.session.open:
             self._open(now_s)
 
@@ -413,7 +418,7 @@ class Node:
         self.send("acknowledge", request, now_s, acks=acks)
 
     def settle(self, ack: Ack, now_s: float) -> None:
-        """Send a settle, at once: it belongs to no session, and goes beside whatever is under way."""
+        """Send a settle at once: it belongs to no session, and goes beside all requests under way."""
         ack.tries += 1
         request = ShareSettleRequest(
             group_id=self.owner.group_id,
@@ -426,7 +431,8 @@ class Node:
         self.send("settle", request, now_s, acks=(ack,))
 
     def _close(self, now_s: float) -> None:
-        """Give back what was never run without costing an attempt, and end the session, which releases the rest."""
+        """Give back records that never ran, without costing an attempt, and end the session, which releases the
+        others."""
         unrun = self.closing or {}
         if self.sends("close"):
             return
@@ -475,12 +481,13 @@ class Node:
             self.rest_until_s = now_s + pause_s
 
     def fetch_ended(self) -> None:
-        """Without anything."""
+        """End the fetch with no records."""
         self.plan = self.give_up_s = self.rest_until_s = None
         self.owner.say(Arrived([]))
 
     def _taken(self, sent: Sent, answer: ShareFetchResponse, now_s: float) -> list[Fetched]:
-        """What the answer brought; its errors become `trouble`, another leader, or the next call's refusal."""
+        """Take in a fetch's answer and return its records. Errors become `trouble`, a new leader, or the next call's
+        refusal."""
         self.trouble = None
         if answer.error is not ErrorCode.NONE:
             return []
@@ -515,7 +522,8 @@ class Node:
         return fetched
 
     def _held_back(self, throttle_ms: int, now_s: float) -> None:
-        """Kafka's brokers answer without what they acquired meanwhile, and nobody can give it back (seen on 4.3)."""
+        """Report a fetch that a broker's quota held back: the broker answers without the records that it acquired
+        meanwhile, and the member cannot give them back (seen on 4.3)."""
         self.trouble = (
             f"a quota of the brokers held back a fetch of group {self.owner.group_id} for {throttle_ms / 1000:g} s. "
             "What was acquired for it comes again when its lock is over, and each time counts as a delivery: raise "
@@ -576,8 +584,8 @@ class Node:
         self._calls_go_on(sent)
 
     def settled(self, sent: Sent, answer: ShareSettleResponse, now_s: float) -> None:
-        """All of a settle was done, or nothing: with an error the member still holds what the leader does not say that
-        it does not."""
+        """Take in the outcome of a settle, all or nothing. After an error the member still holds all records but those
+        that the leader says it does not hold."""
         (ack,), custody, code = sent.acks, self.owner.custody, answer.error
         if answer.lock_timeout_ms > 0:
             self.lock_timeout_ms = answer.lock_timeout_ms
@@ -611,7 +619,7 @@ class Node:
 def _said_of(
     part: AcknowledgedPartition | FetchedPartition | None,
 ) -> tuple[ErrorCode, str | None, tuple[tuple[int, int], ...]]:
-    """Error, message and refused ranges of a partition's acknowledgements."""
+    """Return error, message and refused ranges of a partition's acknowledgements."""
     if part is None:
         return ErrorCode.INVALID_RECORD_STATE, LEFT_OUT, ()
     if isinstance(part, FetchedPartition):
@@ -620,7 +628,7 @@ def _said_of(
 
 
 def partition_requests(added: Iterable[TopicPartition], riding: Sequence[Ack]) -> tuple[SharePartitionRequest, ...]:
-    """What a fetch names: partitions that are added to the session, and those with acknowledgements."""
+    """Build a fetch's partition list: partitions added to the session, and those with acknowledgements."""
     if not added:
         return acknowledging(riding)
     batches = {ack.tp: ack.batches for ack in riding}
@@ -629,5 +637,5 @@ def partition_requests(added: Iterable[TopicPartition], riding: Sequence[Ack]) -
 
 
 def acknowledging(acks: Sequence[Ack]) -> tuple[SharePartitionRequest, ...]:
-    """What a request says of partitions; each is named once."""
+    """Build a request's partition list from acknowledgements; each partition is named once."""
     return tuple([SharePartitionRequest(*ack.tp, tuple(ack.batches)) for ack in acks])

@@ -1,8 +1,8 @@
-"""Does what a member's `SessionCore` says: connections, requests, timers, leaders that are looked up.
+"""`SessionShell`: carries out the commands of a member's `SessionCore`: connections, requests, timers, leader look-ups.
 
-One for all: a server in this process, Kafka's brokers, a fleet's workers. Within a process, and with one server, the
-member's own link is the node's; in a cluster each node has one of its own, because a broker answers the requests of one
-connection strictly one after another.
+It works with a server in this process, Kafka's brokers and a fleet's workers. Within a process, and with one server,
+the member's own link is the node's. In a cluster each node has its own link, because a broker answers the requests of
+one connection strictly one after another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flowshare.client.net.link import Link
 from flowshare.client.net.routing import ClusterConnection
 from flowshare.client.session import commands as c
 from flowshare.client.session.core import LOCAL, SessionCore
-from flowshare.protocol.messages import ShareResumeRequest
+from flowshare.protocol.messages import ShareFetchRequest, ShareResumeRequest
 from flowshare.tasks import cancelled
 
 if TYPE_CHECKING:
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages.base import FinishedRequest
 
     Told = Callable[[list[AckResult]], object]
-    """Told the outcomes of a call."""
+    """Gets the outcomes of a call."""
     Late = Callable[[AckResult], object]
-    """Told of an outcome that came late."""
+    """Gets an outcome that came late."""
 
 CLOSE_S = 2.0
-"""How long a member that ends waits for a leader of what it gives back unrun."""
+"""The longest wait, in seconds, of a member that ends for a leader of records that it gives back."""
 
 logger = logging.getLogger(__name__)
 
 
 class Asker(NamedTuple):
-    """Who is told the outcomes of a call, and those that come late."""
+    """The receivers of a call's outcomes, and of those that come late."""
 
     told: Told
     on_late: Late | None
 
 
 async def answered(begin: Callable[[Told], object]) -> list[AckResult]:
-    """The outcomes of a call, for who waits for them. begin: begins it, and is given whom to tell."""
+    """Wait for the outcomes of a call. begin: begins the call, and gets the receiver of the outcomes."""
     answer: asyncio.Future[list[AckResult]] = asyncio.get_running_loop().create_future()
 
     def told(results: list[AckResult]) -> None:
@@ -79,8 +79,8 @@ class SessionShell:
         arrivals: Arrivals,
         adopts: bool = False,
     ) -> None:
-        """link: the member's own; when it turns out to lead to a cluster, each of its brokers gets another one. adopts:
-        as of `SessionCore`."""
+        """link: the member's own; if it leads to a cluster, each broker gets another one. adopts: as of
+        `SessionCore`."""
         self._membership = membership
         self._clock = clock
         self._settings = settings
@@ -93,10 +93,12 @@ class SessionShell:
         self._tasks: set[asyncio.Task[object]] = set()
         self._acting = False
         self._rides = False
-        """Whether acknowledgements wait for the `ask` that follows to be seen to."""
+        """True if waiting acknowledgements are handled together with the `ask` that follows."""
         self._timer: TimerHandle | None = None
         self._timer_at_s = 0.0
         self._closed = False
+        self.fetches = 0
+        """The number of answered fetches."""
         self._acted: asyncio.Event | None = None
         self._doing: dict[type[Any], Callable[[Any], object]] = {
             c.SendRequest: self._send,
@@ -126,7 +128,7 @@ class SessionShell:
     # --- what the member's link, group and assignment do --------------------------------------------------------
 
     def route(self, connection: Connection) -> None:
-        """Look at what the member's link leads to: a server, or a cluster."""
+        """Take in the target of the member's link: a server, or a cluster."""
         if self._cluster is not None:
             return
         if isinstance(connection, ClusterConnection):
@@ -139,28 +141,29 @@ class SessionShell:
         self.assign()
 
     def opened(self, connection: Connection) -> None:
-        """The member's own link has a new connection."""
+        """Take in a new connection of the member's own link."""
         if self._cluster is None and not isinstance(connection, ClusterConnection):
             self.core.custody.keeps = connection.is_flowshare
             self._opened(LOCAL, connection)
 
     def lost(self) -> None:
-        """The member's own connection ended: in one process, that of its only node."""
+        """Take in the end of the member's own connection: in one process, that of its only node."""
         if self._cluster is None:
             self._lost(LOCAL)
 
     def assign(self) -> None:
-        """The assignment is another one."""
+        """Take in a new assignment."""
         self.core.assign(self._membership.assignment, self._clock.monotonic())
         self.act()
 
     def given_up(self) -> None:
-        """The group has this member no more."""
+        """Take in that the group no longer has this member."""
         self.core.given_up(self._clock.monotonic())
         self.act()
 
     async def adopt(self, held: Mapping[TopicPartition, Sequence[tuple[int, int]]], limit_s: float) -> None:
-        """As `SessionCore.adopt`, until the servers have said what is still the member's. Raises: NotConnected."""
+        """Adopt as `SessionCore.adopt`, and wait until the servers have confirmed the member's records. Raises:
+        NotConnected."""
         if self._cluster is None:
             await self._own.connection()
         self.core.adopt(held, self._clock.monotonic())
@@ -171,7 +174,7 @@ class SessionShell:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing arrives from some node."""
+        """The reason why no records arrive from some node."""
         for node in self.core.nodes.values():
             link = self._links.get(node.node_id)
             if link is not None and link.trouble and node.needed:
@@ -191,7 +194,7 @@ class SessionShell:
             self.act()
 
     async def end_fetches(self) -> None:
-        """Have the fetches that are parked answered, where servers can, and wait for the answers."""
+        """Have the servers answer parked fetches, where they can, and wait for the answers."""
         self.core.end_fetches(self._clock.monotonic())
         self.act()
         await self._until(lambda: not self.core.busy)
@@ -205,8 +208,8 @@ class SessionShell:
         *,
         rides: bool = False,
     ) -> None:
-        """Send these; `told` is called once, maybe before this returns, with the outcomes in the order of the
-        partitions, but for those that `on_late` is told. rides: `ask` follows, and sends them."""
+        """Send acknowledgements; `told` is called once, maybe before this returns, with the outcomes in the order of
+        the partitions, without those that `on_late` gets. rides: an `ask` follows and sends them."""
         asker, now_s = Asker(told, on_late), self._clock.monotonic()
         self.core.acknowledge(acks, generation, now_s, asker=asker, tells_late=on_late is not None)
         self._rides |= rides
@@ -222,7 +225,7 @@ class SessionShell:
         generation: int | None,
         on_late: Late | None = None,
     ) -> None:
-        """As `acknowledge`, of one partition, with what is to be written in the same step."""
+        """Settle records of one partition as `acknowledge`, with outputs that are written in the same step."""
         asker, now_s = Asker(told, on_late), self._clock.monotonic()
         self.core.settle(tp, acks, outputs, generation, now_s, asker=asker, tells_late=on_late is not None)
         self.act()
@@ -234,14 +237,14 @@ class SessionShell:
         await self._until(lambda: self.core.all_told)
 
     async def close_sessions(self, unrun: Mapping[TopicPartition, Sequence[tuple[int, int, int]]]) -> None:
-        """End all sessions; each gives back what was acquired over it: (first, last, generation)."""
+        """End all sessions; give back `unrun` ranges (first, last, generation) over the session that acquired them."""
         await self._until(lambda: unrun.keys().isdisjoint(self.core.custody.adrift), CLOSE_S)
         self.core.close_sessions(unrun, self._clock.monotonic())
         self.act()
         await self._until(lambda: self.core.ended)
 
     async def close(self) -> None:
-        """End everything; the member's own link is the member's."""
+        """Stop the core and close all links but the member's own."""
         self.core.stop()
         self.act()
         self._closed = True
@@ -255,7 +258,7 @@ class SessionShell:
     # --- doing what the core says -------------------------------------------------------------------------------
 
     def act(self) -> None:
-        """Do all that the core has said, and look again when it is due."""
+        """Carry out all commands of the core, and set the timer for its next due time."""
         if self._acting:
             return
         self._acting = True
@@ -317,6 +320,7 @@ class SessionShell:
             return
         now_s = self._clock.monotonic()
         if error is None:
+            self.fetches += isinstance(one.request, ShareFetchRequest)
             link = self._links.get(one.node_id)
             if link is not None and not isinstance(one.request, ShareResumeRequest):
                 link.heard()  # what is asked after each loss does not count: a server may drop all that follows
@@ -353,7 +357,7 @@ class SessionShell:
         self.act()
 
     async def _until(self, true: Callable[[], bool], limit_s: float | None = None) -> None:
-        """Wait until it is so, for `limit_s` at most."""
+        """Wait until the condition is true, at most `limit_s` seconds."""
         acted = self._acted = self._acted or asyncio.Event()
 
         async def wait() -> None:

@@ -1,8 +1,9 @@
 """How a client's plain requests (`protocol.messages`) cross a socket: bytes of a request, and the answer in bytes.
 
 Most of it is derived: `codec_of` makes an API's codec from its declaration, by `protocol.translation`. By hand are what
-is asked all the time (`records`, `protocol.share_codec`), held equal to kio by tests, and answers that have to be
-computed from the wire's fields (`computed`). Connections, and which version is asked in, are `client.net`'s.
+is asked all the time (`records`, `protocol.share_codec`), held equal to kio by tests, flowshare's own settling
+(`protocol.settle_codec`), and answers that have to be computed from the wire's fields (`computed_answers`).
+Connections, and which version is asked in, are `client.net`'s.
 """
 
 from __future__ import annotations
@@ -11,29 +12,45 @@ import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.client.errors import ClientError
-from flowshare.client.wire import computed, records
+from flowshare.client.wire import computed_answers, records
 from flowshare.client.wire.base import Codec
-from flowshare.protocol import filter_codec, translation
+from flowshare.protocol import filter_codec, settle_codec, share_codec, translation
 from flowshare.protocol.kafka import ApiKey, read_response, write_request
+from flowshare.protocol.messages import ShareAcknowledgeRequest, ShareFetchRequest, ShareSettleRequest
 from flowshare.protocol.messages.records import FILTERED_FETCH
 
 if TYPE_CHECKING:
-    from flowshare.client.wire.base import Read, Write
+    from flowshare.client.wire.base import Codecs, Read, Write
     from flowshare.protocol.declaration import Api
     from flowshare.protocol.messages import Request
 
-BY_HAND = {**computed.CODECS, **records.CODECS}
-"""Request class -> how it crosses the wire, None in place of a side that is derived."""
+SHARE: Final[Codecs] = {
+    ShareFetchRequest: (
+        share_codec.encode_fetch,
+        lambda frame, _request, _version: share_codec.decode_fetched(frame),
+    ),
+    ShareAcknowledgeRequest: (
+        share_codec.encode_acknowledge,
+        lambda frame, _request, version: share_codec.decode_acknowledged(frame, version),
+    ),
+    ShareSettleRequest: (
+        settle_codec.encode_settle,
+        lambda frame, _request, _version: settle_codec.decode_settled(frame),
+    ),
+}
+"""The codecs of share groups' frequent requests, which servers use, too."""
+BY_HAND = {**computed_answers.CODECS, **records.CODECS, **SHARE}
+"""Request class -> its codec; None for a side that is derived."""
 
 
 FILTERED: Final = Codec(
     FILTERED_FETCH, filter_codec.encode_fetch, lambda frame, _request, _version: filter_codec.decode_fetched(frame)
 )
-"""How a `FetchRequest` of some keys crosses the wire, to a server that can filter."""
+"""The codec of a `FetchRequest` for some keys, to a server that can filter."""
 
 
 def codec_of(request: Request[Any]) -> Codec:
-    """How `request` crosses the wire. Raises: ClientError when it cannot."""
+    """Return the codec of a request. Raises: ClientError: it has no form on a socket."""
     kind: Any = request.__class__
     return _codec(kind)
 

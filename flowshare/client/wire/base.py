@@ -1,4 +1,4 @@
-"""What the codecs have in common."""
+"""The common parts of the codecs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 LEFT_OUT: Final = "the answer leaves out the partition"
 
 Write = Callable[[int, str, Any, int], bytes]
-"""(correlation id, client id, plain request, version) -> frame with its length."""
+"""Writes (correlation id, client id, plain request, version) -> frame with its length."""
 Read = Callable[[bytes, Any, int], Any]
-"""(frame without its length, plain request, version) -> plain response."""
+"""Reads (frame without its length, plain request, version) -> plain response."""
 Codecs = dict[type[Any], tuple[Write | None, Read | None]]
-"""Request class -> what is written and read by hand."""
+"""Request class -> functions that are written by hand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How one kind of request crosses the wire."""
+    """Writes and reads one kind of request on the wire."""
 
     api: Api
     write: Write
@@ -33,21 +33,21 @@ class Codec:
 
     @property
     def versions(self) -> tuple[int, int]:
-        """Lowest and highest that this client speaks."""
+        """The lowest and highest version that this client speaks."""
         assert self.api.client is not None
         return self.api.client
 
 
 def by_kio(name: str, decode: Callable[[Any, Any], Any]) -> Read:
-    """Reads what `decode` makes of (kio's response entity, plain request)."""
+    """Make a reader that passes (kio's response entity, plain request) to `decode`."""
     return lambda frame, request, version: decode(read_response(name, version, frame)[1], request)
 
 
 def text(message: str | None) -> str | None:
-    """A message, None when there is nothing in it."""
+    """Return a message, None if it is empty."""
     return message or None
 
 
 def endpoints(nodes: Iterable[Any]) -> Mapping[int, tuple[str, int]]:
-    """Node id -> host and port, of kio's brokers or node endpoints."""
+    """Return node id -> host and port, of kio's brokers or node endpoints."""
     return {int(node.node_id): (str(node.host), int(node.port)) for node in nodes}

@@ -1,4 +1,4 @@
-"""The console's pages, a module each: what is asked, and what is shown of it. Their markup is in `templates`."""
+"""The console's pages, a module each: its questions, and its data. Their markup is in `templates`."""
 
 from __future__ import annotations
 
@@ -36,4 +36,4 @@ _ALL: Final = (
     audit.PAGE,
 )
 PAGES: Final[Mapping[str, Page]] = {page.path: page for page in _ALL}
-"""By path, as they are listed."""
+"""Pages by path, as they are listed."""

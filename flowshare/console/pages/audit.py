@@ -1,4 +1,4 @@
-"""Who did what, when, and what became of it."""
+"""The audit: who did what, when, and the outcome."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 50
 SEARCHED: Final = 5_000
-"""Records that are read to find a key."""
+"""The most records that are read to find a key."""
 
 
 async def _load(view: View, query: Query) -> Context:
@@ -83,7 +83,7 @@ async def _records(view: View, query: Query, form: str) -> Context:
 
 
 async def _first(session: CommandSession, query: Query, topic: str, partition: int, bounds: Any) -> int:
-    """Where to begin: at an offset, at a time, else at the newest records. Raises: ValueError."""
+    """Return the first offset: given, by a time, or else of the newest records. Raises ValueError."""
     if query.get("from"):
         return max(int(bounds.log_start), whole(query, "from"))
     if query.get("time"):
@@ -98,7 +98,7 @@ async def _first(session: CommandSession, query: Query, topic: str, partition: i
 async def _add_states(
     session: CommandSession, group: str, topic: str, partition: int, records: list[Any], states: dict[int, Any]
 ) -> str | None:
-    """What a group knows of these records; why it is not told, where it is not."""
+    """Add the group's states of these records to `states`. Returns the reason if states are not told."""
     if not records:
         return None
     try:
@@ -115,7 +115,7 @@ async def _add_states(
 
 
 def _outside(page: BrowsePage, offset: int) -> str:
-    """The state of an offset that stands in no run."""
+    """Return the state of an offset that is in no run."""
     if offset < page.start_offset:
         return "finished"
     if page.kind != "native":
@@ -124,7 +124,7 @@ def _outside(page: BrowsePage, offset: int) -> str:
 
 
 def _header(name: str, value: bytes | None, values: Values) -> str:
-    """A header as text; with masks without what a dead letter's exception said: it may hold any value."""
+    """Return a header as text; with masks without the text of a dead letter's exception: it may hold any value."""
     says_more = is_own(name) and name.endswith(("reason", "message", "exception", "trace"))
     return MASKED if values.hides and says_more else values.aside(value, name)
 

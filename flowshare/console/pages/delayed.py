@@ -1,4 +1,4 @@
-"""Records that wait for the end of a delay: when they are due, as a histogram, and the next ones."""
+"""Records that wait for the end of a delay: their due times as a histogram, and the next ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Apart(NamedTuple):
 
 
 def apart(look: Look) -> list[Apart]:
-    """Where records wait for their next attempt of groups that Kafka's brokers lead, which know no delays."""
+    """Return the places where records wait for their next attempt, of groups led by Kafka's brokers, which know no
+    delays."""
     return [
         Apart(line.name, row["topic"], row["partition"], row["backlog"])
         for line in look.groups.values()
@@ -56,7 +57,7 @@ def apart(look: Look) -> list[Apart]:
 
 
 def histogram(runs: Sequence[held.Held], now_ms: int) -> list[charts.Bar]:
-    """How many records are due within each span of time."""
+    """Return the number of records due within each span of time."""
     counts = [0] * (len(EDGES_S) + 1)
     for run in runs:
         left_s = (run.due_ms - now_ms) / 1000
@@ -66,12 +67,12 @@ def histogram(runs: Sequence[held.Held], now_ms: int) -> list[charts.Bar]:
 
 
 def _round(edge_s: float) -> str:
-    """`15 m` instead of `15 m 0 s`."""
+    """Return `15 m` instead of `15 m 0 s`."""
     return age(edge_s).replace(".0 s", " s").removesuffix(" 0 s").removesuffix(" 0 m").removesuffix(" 0 h")
 
 
 def _without_end(bars: list[charts.Bar]) -> list[charts.Bar]:
-    """Up to the last span in which something is due."""
+    """Return the bars up to the last span with records."""
     return bars[: max((at for at, bar in enumerate(bars) if bar.value), default=0) + 1]
 
 

@@ -1,7 +1,8 @@
-"""Workers: which run, whether they are ready, what each leads, what has moved; how many are needed."""
+"""Workers: which run, their readiness, slots and moves; and the number needed."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.console.pages.page import Context, Page, Query, View
@@ -16,9 +17,15 @@ if TYPE_CHECKING:
 
 async def _load(view: View, _query: Query) -> Context:
     workers = await view.workers.running()
-    ready, scale = (await view.workers.ready(), await view.workers.scale()) if workers else (None, None)
-    pipelines: Mapping[str, Any] = (await view.workers.pipelines()).rows if workers else {}
-    supervised: Mapping[str, Any] = (await view.workers.supervised()).rows if workers else {}
+    ready = scale = None
+    pipelines: Mapping[str, Any] = {}
+    supervised: Mapping[str, Any] = {}
+    if workers:
+        asked = view.workers
+        ready, scale, told_pipelines, told_supervised = await asyncio.gather(
+            asked.ready(), asked.scale(), asked.pipelines(), asked.supervised()
+        )
+        pipelines, supervised = told_pipelines.rows, told_supervised.rows
     rows: list[dict[str, Any]] = []
     for worker in workers:
         told = ready.rows.get(worker.name) if ready else None
@@ -56,7 +63,7 @@ async def _load(view: View, _query: Query) -> Context:
 
 
 def _leads(slots: FleetLook, led: Mapping[int, int]) -> list[dict[str, Any]]:
-    """A row a worker: where it listens, the slots and how many share-partitions it leads."""
+    """Return a row for each worker: its address, its slots and the number of share-partitions it leads."""
     return [
         {
             "node": node,
@@ -69,7 +76,7 @@ def _leads(slots: FleetLook, led: Mapping[int, int]) -> list[dict[str, Any]]:
 
 
 def _error(text: str | None, view: View) -> str | None:
-    """With masks it is not shown: it may hold any value."""
+    """Return the error's text; with masks it is hidden: it may hold any value."""
     return MASKED if text and view.values.hides else text
 
 

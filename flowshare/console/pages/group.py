@@ -1,4 +1,4 @@
-"""One group: its figures over time, who its members are and what they hold, its settings and where each comes from."""
+"""One group: its figures over time, its members and their records, its settings and their origins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flowshare.console.store import Figures, Point
 
 ASSIGNED_MAX: Final = 50
-"""Topics of a member, and partitions of a topic, that are named."""
+"""The most topics of a member, and partitions of a topic, that are named."""
 SPANS: Final = {"10m": 600, "1h": 3600, "24h": 86400}
 
 
@@ -58,7 +58,8 @@ async def _load(view: View, query: Query) -> Context:
 
 
 async def _holdings(view: View, line: GroupLine) -> Context:
-    """What each member holds: how many records, since when the longest of them is worked on, and in which process."""
+    """Return the holdings of each member: number of records, age of the handler call that has run longest, and its
+    process."""
     found = await held.find(view, ("acquired", "pending"), "in_flight", line.name)
     if found.unknown:
         return {}
@@ -129,7 +130,7 @@ async def _ask(session: CommandSession, name: str, kind: str) -> dict[str, Any]:
 
 
 def assigned(assignment: Mapping[str, Iterable[int]]) -> dict[str, str]:
-    """Partitions of a member, by topic, as text: the first ones of many."""
+    """Return the partitions of a member, by topic, as text: the first ones of many."""
     found: dict[str, str] = {}
     for topic, parts in sorted(assignment.items())[:ASSIGNED_MAX]:
         numbers = sorted(parts)

@@ -1,4 +1,4 @@
-"""All groups: what they do, and why one stands still."""
+"""All groups: their work, and why some stand still."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def _load(view: View, query: Query) -> Context:
 
 
 async def _needed(view: View) -> dict[str, float]:
-    """Workers that each group needs, as far as running workers say."""
+    """Return the number of workers that each group needs, as far as running workers tell."""
     if not view.workers.known:
         return {}
     told = await view.workers.topics()

@@ -1,4 +1,4 @@
-"""Agents: how long handlers take, how that ends and with which exceptions, summed over the workers that answer."""
+"""Agents: handlers' times, their outcomes and exceptions, summed over the workers that answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES: Final = {
     "dead letter queue records": "dead letters",
 }
 AGENTS_SHOWN: Final = 100
-"""Those that have handled most."""
+"""The most agents shown: those with most handled records."""
 SPANS: Final = {"10m": 600, "1h": 3600, "24h": 86400}
 
 

@@ -1,4 +1,4 @@
-"""What is held and by whom, of all share-partitions of groups that have something in flight: for several pages."""
+"""Held records and their holders, in all share-partitions of groups with records in flight: for several pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AT_ONCE: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Records side by side in the same state. due_ms: until when the lock holds, or when the delay ends."""
+    """Neighbouring records in the same state. due_ms: end of the lock, or of the delay."""
 
     group: str
     topic: str
@@ -37,13 +37,14 @@ class Held:
 
     @property
     def count(self) -> int:
-        """Records."""
+        """The record count."""
         return self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """runs: what was found. left_out: share-partitions that were not asked. unknown: what is not told, and why."""
+    """The result of a search. runs: the runs found. left_out: share-partitions that were not asked. unknown: missing
+    facts, with reasons."""
 
     runs: list[Held]
     left_out: int = 0
@@ -51,7 +52,8 @@ class Found:
 
 
 async def find(view: View, states: Sequence[str], column: str, group: str | None = None) -> Found:
-    """Runs in these states. column: of `lag.rows`, by which share-partitions have any. group: of this one only."""
+    """Return the runs in these states. column: of `lag.rows`, tells the share-partitions that have any. group: of this
+    one only."""
     lines = [line for line in view.collector.look.groups.values() if group in (None, line.name)]
     places = [(line, row) for line in lines if line.kind == "share" for row in line.partitions if row.get(column)]
     places.sort(key=lambda pair: -pair[1][column])
@@ -73,7 +75,7 @@ async def find(view: View, states: Sequence[str], column: str, group: str | None
 
 
 def _untold(column: str) -> str:
-    """What Kafka's brokers do not tell."""
+    """Return the facts that Kafka's brokers do not tell."""
     if column != "delayed":
         return "Kafka's brokers do not tell who holds what"
     return "Kafka's brokers know no delays: members hold what comes again soon"
@@ -113,7 +115,7 @@ async def _of(
 
 
 class Whose:
-    """Says whose group's record a handler works on. lines: of all groups."""
+    """Finds the group whose record a handler works on. lines: of all groups."""
 
     def __init__(self, runs: Sequence[Held], lines: Iterable[GroupLine]) -> None:
         self._runs: dict[tuple[str, int], list[Held]] = {}
@@ -125,10 +127,10 @@ class Whose:
                 self._readers.setdefault(row["topic"], set()).add(line.name)
 
     def run(self, row: Mapping[str, Any]) -> tuple[str | None, Held | None]:
-        """The group, where it is plain, and what it has in hand there, where that is told.
+        """Return the group, if clear, and its held run there, if known.
 
-        row: of a worker, which tells agent, topic, partition and offset. A group is named after its agent, unless it
-        was given another name.
+        row: a worker's, with agent, topic, partition and offset. A group is named after its agent, unless it was given
+        another name.
         """
         beside = self._runs.get((row.get("topic", ""), row.get("partition", -1)), ())
         holding = {run.group: run for run in beside if run.first <= row["offset"] <= run.last}

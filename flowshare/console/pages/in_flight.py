@@ -38,7 +38,7 @@ async def _load(view: View, query: Query) -> Context:
 
 
 async def _running(view: View, *, stacks: bool) -> tuple[list[dict[str, Any]], dict[str, str], bool]:
-    """What handlers work on, oldest first; who did not say; whether names were kept from us."""
+    """Return records that handlers work on, oldest first; workers that did not answer; True if names were withheld."""
     if not view.workers.known:
         return [], {}, False
     told = await view.workers.in_flight(stacks=stacks)

@@ -1,4 +1,4 @@
-"""Keys of groups with an order: records that wait behind another of their key, who holds that one; parked keys."""
+"""Keys of groups with an order: records that wait behind another of their key, with its holder; parked keys."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 Place = tuple[str, int, int]
 HEADS_MAX: Final = 50
-"""Blocked keys whose records are read for one page, to name them."""
+"""The most blocked keys whose records are read for one page, to name them."""
 GROUPS_MAX: Final = 50
-"""Groups whose parked keys are asked for on one page."""
+"""The most groups whose parked keys are asked for on one page."""
 KEY_MAX: Final = TEXT_MAX // 2
-"""Bytes of a key that a form can name."""
+"""The most bytes of a key that a form can name."""
 
 
 async def _load(view: View, query: Query) -> Context:
@@ -61,7 +61,7 @@ async def _load(view: View, query: Query) -> Context:
 
 
 async def _heads(session: CommandSession, blocked: Sequence[Mapping[str, Any]]) -> dict[Place, BrowsedRecord]:
-    """The records that others of their key wait behind, those that may be read and are still there."""
+    """Return the records that others of their key wait behind, if readable and still there."""
     wanted: dict[tuple[str, int], set[int]] = {}
     for key in blocked:
         wanted.setdefault((key["topic"], key["partition"]), set()).add(key["offset"])
@@ -69,7 +69,7 @@ async def _heads(session: CommandSession, blocked: Sequence[Mapping[str, Any]]) 
     for (topic, partition), offsets in wanted.items():
         try:
             page = await session.admin.records(topic, partition, [(one, one) for one in sorted(offsets)])
-        except ClientError:  # nobody gave us READ, or it has just been deleted
+        except ClientError:  # no READ was granted, or the topic has just been deleted
             continue
         found |= {(topic, partition, one.offset): one for one in page.records}
     return found

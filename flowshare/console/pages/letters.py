@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.cli.letters import SUFFIX, is_own, letter_of, partitions_of, place_of, plain
+from flowshare.cli.replay import Replayed, replayed_in
 from flowshare.console.markup import HEADERS_MAX
 from flowshare.console.pages.page import BYTES_MAX, PARTITION_MAX, ROWS_MAX, Context, Missing, Page, Query, View
 from flowshare.console.values import MASKED, masked_kind, masked_trace
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _NUMBERS: Final = re.compile(r"\d+(\.\d+)?")
 NEWEST: Final = 2_000
-"""Letters of a topic that are read to group them: the newest ones."""
+"""The newest letters of a topic that are read to group them."""
 SHOWN: Final = 100
 
 
@@ -29,8 +30,8 @@ async def _load(view: View, query: Query) -> Context:
     if at is not None:
         return {"topic": topic, "topics": None, "letter": await _one(view, topic, at, view.values.form(query))}
     wanted = query.get("reason", "").lower(), query.get("exception", "").lower()
-    letters, total = await view.source.ask(lambda session: _newest(session, topic))
-    if view.values.hides:  # before they are searched: what is found tells what is there
+    letters, total, replayed = await view.source.ask(lambda session: _newest(session, topic))
+    if view.values.hides:  # masked before the search: a match would tell the hidden text
         letters = [_masked(letter) for letter in letters]
     if letters and not any(letter["is_letter"] for letter in letters):
         raise Missing(f"the newest records of {topic} are no dead letters; topics of dead letters are named *{SUFFIX}")
@@ -49,7 +50,11 @@ async def _load(view: View, query: Query) -> Context:
         "read": len(letters),
         "kinds": _kinds(letters),
         "letters": [
-            {**plain(one), "died_ms": one["died_ms"], "place": f"{one['letter_partition']}@{one['letter_offset']}"}
+            {
+                **plain(one, replayed),
+                "died_ms": one["died_ms"],
+                "place": f"{one['letter_partition']}@{one['letter_offset']}",
+            }
             for one in chosen[:SHOWN]
         ],
         "more": max(0, len(chosen) - SHOWN),
@@ -61,7 +66,7 @@ async def _load(view: View, query: Query) -> Context:
 
 
 def _masked(letter: dict[str, Any]) -> dict[str, Any]:
-    """What an exception says may hold the record's values: with masks, its class and where it was raised are shown."""
+    """Mask an exception's text, which may hold the record's values; its class and its place are shown."""
     return {
         **letter,
         "reason": MASKED if letter["reason"] else "",
@@ -71,12 +76,12 @@ def _masked(letter: dict[str, Any]) -> dict[str, Any]:
 
 
 def kind_of(letter: Mapping[str, Any]) -> tuple[str, str]:
-    """What letters are grouped by: the exception, and the reason's first line without its numbers."""
+    """Return the key that groups letters: the exception, and the reason's first line without its numbers."""
     return letter["exception"], _NUMBERS.sub("#", letter["reason"].partition("\n")[0])[:200]
 
 
 def _kinds(letters: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Exceptions and reasons, the most frequent first."""
+    """Return exceptions and reasons, the most frequent first."""
     counts: Counter[tuple[str, str]] = Counter()
     newest: dict[tuple[str, str], int] = {}
     for letter in letters:
@@ -94,13 +99,19 @@ async def _topics(session: CommandSession) -> list[dict[str, Any]]:
     for topic in await session.admin.list_topics():
         if topic.name.endswith(SUFFIX):
             parts = [session.admin.offsets(topic.name, number) for number in range(topic.partitions)]
-            count = sum(ends.high_watermark - ends.log_start for ends in await asyncio.gather(*parts))
-            rows.append({"topic": topic.name, "count": count})
+            found = await asyncio.gather(*parts)
+            count = sum(ends.high_watermark - ends.log_start for ends in found)
+            replayed = await replayed_in(session.admin, topic.name)
+            sent = None
+            if replayed is not None:
+                ends = enumerate(found)
+                sent = sum(replayed.count(number, one.log_start, one.high_watermark) for number, one in ends)
+            rows.append({"topic": topic.name, "count": count, "replayed": sent})
     return rows
 
 
-async def _newest(session: CommandSession, topic: str) -> tuple[list[dict[str, Any]], int]:
-    """The newest letters, newest first, and how many there are."""
+async def _newest(session: CommandSession, topic: str) -> tuple[list[dict[str, Any]], int, Replayed | None]:
+    """Return the newest letters, newest first, the number of all letters, and the replayed ones."""
     partitions = await partitions_of(session, topic)
     found: list[dict[str, Any]] = []
     total = 0
@@ -111,7 +122,8 @@ async def _newest(session: CommandSession, topic: str) -> tuple[list[dict[str, A
         if ends.high_watermark > first:
             records = await session.admin.read(topic, number, first, limit=NEWEST, bytes_max=BYTES_MAX // partitions)
             found += [letter_of(topic, number, record) for record in records]
-    return sorted(found, key=lambda letter: (-letter["died_ms"], -letter["letter_offset"])), total
+    letters = sorted(found, key=lambda letter: (-letter["died_ms"], -letter["letter_offset"]))
+    return letters, total, await replayed_in(session.admin, topic)
 
 
 async def _one(view: View, topic: str, at: str, form: str) -> Context:
@@ -119,7 +131,7 @@ async def _one(view: View, topic: str, at: str, form: str) -> Context:
     if partition > PARTITION_MAX or offset >= 2**63:
         raise Missing(f"there is no letter at {topic}-{at}")
 
-    async def ask(session: CommandSession) -> tuple[dict[str, Any], Any]:
+    async def ask(session: CommandSession) -> tuple[dict[str, Any], Any, Replayed | None]:
         found = await session.admin.read(topic, partition, offset, limit=1)
         if not found or found[0].offset != offset:
             raise Missing(f"there is no letter at {topic}-{partition}@{offset}")
@@ -127,9 +139,9 @@ async def _one(view: View, topic: str, at: str, form: str) -> Context:
         record = None
         if (place := _place(letter)) is not None:
             record = await _record(session, *place)
-        return letter, record
+        return letter, record, await replayed_in(session.admin, topic)
 
-    letter, record = await view.source.ask(ask)
+    letter, record, replayed = await view.source.ask(ask)
     others = [(name, value) for name, value in letter["headers"] if not is_own(name)]
     now = None if record is None else record.value
     lacking = await view.values.learn((letter["raw_key"], letter["raw_value"], now), form)
@@ -137,7 +149,7 @@ async def _one(view: View, topic: str, at: str, form: str) -> Context:
         letter = _masked(letter)
     return {
         "masks": view.values.hides,
-        **plain(letter),
+        **plain(letter, replayed),
         "died_ms": letter["died_ms"],
         "place": f"{partition}@{offset}",
         "form": form,
@@ -156,7 +168,7 @@ async def _one(view: View, topic: str, at: str, form: str) -> Context:
 
 
 def _place(letter: Mapping[str, Any]) -> tuple[str, int, int] | None:
-    """Where its record was, by what the letter says of itself; None: it says nothing that could be."""
+    """Return the place of its record, as the letter has it; None: missing or malformed."""
     partition, offset = letter["partition"], letter["offset"]
     if not letter["topic"] or not all(text.isdecimal() and len(text) < 19 for text in (partition, offset)):
         return None
@@ -164,7 +176,7 @@ def _place(letter: Mapping[str, Any]) -> tuple[str, int, int] | None:
 
 
 async def _record(session: CommandSession, topic: str, partition: int, offset: int) -> Any:
-    """The record that died, where it still is; None: it is not."""
+    """Return the record that died; None: it is gone."""
     from flowshare.client.errors import ClientError
 
     try:

@@ -1,4 +1,4 @@
-"""What a page is: an address, a template, and a function that finds out what is shown."""
+"""A page of the console: an address, a template, and a function that collects the data to show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.backend import parse_broker
 from flowshare.console.source import NotAnswering
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 
 if TYPE_CHECKING:
     from flowshare.cli.worker_pages import Workers
@@ -24,18 +24,18 @@ Query = Mapping[str, str]
 Context = dict[str, Any]
 PARTITION_MAX: Final = 2**31 - 1
 BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bytes of the log that one page reads: of large records it shows fewer."""
+"""The most bytes of the log that one page reads: of large records it shows fewer."""
 ROWS_MAX: Final = 500
-"""Rows that a table shows."""
+"""The most rows that a table shows."""
 
 
 class Missing(FlowshareError, LookupError):
-    """What a page is asked about is not there."""
+    """The subject of a page does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What pages find out with. values: how they are shown."""
+    """Sources that pages get their data from. values: the display of values."""
 
     source: Source
     workers: Workers
@@ -52,7 +52,7 @@ class View:
         return str(parse_broker(self.source.url))
 
     def line(self, group: str) -> GroupLine:
-        """What the last look saw of a group. Raises: Missing, NotAnswering (nothing was looked at yet)."""
+        """Return a group as the last look saw it. Raises: Missing, NotAnswering (nothing was looked at yet)."""
         look = self.collector.look
         found = look.groups.get(group)
         if found is None and not look.at_ms:
@@ -67,7 +67,7 @@ Load = Callable[[View, Query], Awaitable[Context]]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """path: its address. title: as it stands on the page and, unless `listed` is false, in the list of pages."""
+    """One page. path: its address. title: shown on the page and, unless `listed` is false, in the list of pages."""
 
     path: str
     title: str
@@ -81,7 +81,7 @@ class Page:
 
 
 def whole(query: Query, name: str, default: int | None = None, *, most: int = 10**18) -> int:
-    """A whole number of the address. Raises: ValueError."""
+    """Return a whole number of the address. Raises ValueError."""
     text = query.get(name, "").strip()
     if not text and default is not None:
         return default
@@ -91,7 +91,7 @@ def whole(query: Query, name: str, default: int | None = None, *, most: int = 10
 
 
 def named(query: Query, name: str) -> str:
-    """A text of the address. Raises: ValueError."""
+    """Return a text of the address. Raises ValueError."""
     text = query.get(name, "")
     if not text:
         raise ValueError(f"the address has to say which {name}")
@@ -99,5 +99,5 @@ def named(query: Query, name: str) -> str:
 
 
 def place(query: Query) -> tuple[str, str, int]:
-    """Group, topic and partition. Raises: ValueError."""
+    """Return group, topic and partition of the address. Raises ValueError."""
     return named(query, "group"), named(query, "topic"), whole(query, "partition", most=PARTITION_MAX)

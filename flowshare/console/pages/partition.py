@@ -1,4 +1,4 @@
-"""One share-partition: where it stands, and its window as a strip, a cell an offset or several."""
+"""One share-partition: its offsets, and its window as a strip, a cell an offset or several."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 RUNS_SHOWN: Final = 100
 SPAN_MAX: Final = 200_000
-"""Offsets that a strip shows."""
+"""The most offsets that a strip shows."""
 LIMIT: Final = 10_000
 LOCKS: Final = "share.partition.max.record.locks"
 WINDOW: Final = "share.partition.max.window"
@@ -47,14 +47,13 @@ async def _load(view: View, query: Query) -> Context:
 
 
 def blocker(page: BrowsePage) -> BrowsedRun | None:
-    """The run that keeps the start offset where it is: the first one that is not finished, of a page from there on."""
+    """Return the run that keeps the start offset where it is: the first unfinished one from there on."""
     done = ("acknowledged", "archived", "committed")
     return next((run for run in page.runs if run.state not in done and run.first >= page.start_offset), None)
 
 
 def _used(view: View, page: BrowsePage) -> list[tuple[str, int, int]]:
-    """Of locks and window: how much is used, and how much there may be; nothing where the group's settings do not
-    say."""
+    """Return used and allowed numbers of locks and window; nothing if the group's settings are not known."""
     line = view.collector.look.groups.get(page.group_id)
     if line is None or page.kind != "share" or not page.initialised:
         return []
@@ -70,7 +69,8 @@ def _used(view: View, page: BrowsePage) -> list[tuple[str, int, int]]:
 
 
 def untold(page: BrowsePage) -> list[tuple[int, int]]:
-    """What of a window that Kafka's brokers lead is in no run: it is free or held, which they do not tell."""
+    """Return the offsets of a window led by Kafka's brokers that are in no run: free or held, the brokers do not tell
+    which."""
     found: list[tuple[int, int]] = []
     at = page.start_offset
     told = [(run.first, run.last) for run in page.runs] + [(hole.first, hole.last) for hole in page.holes]

@@ -1,4 +1,4 @@
-"""What has been tried most often or is oldest, with the buttons to end it."""
+"""Work with the most tries or the greatest age, with the buttons to end it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from flowshare.console.pages import held
 from flowshare.console.pages.page import ROWS_MAX, Context, Page, Query, View
 
 STALLED_MAX: Final = 100
-"""Groups that stand still which are named; the page of all groups has them, too."""
+"""The most groups that stand still which are named; the page of all groups has them, too."""
 ATTEMPTS: Final = 2
-"""From so many deliveries on a record is worth looking at."""
+"""The delivery count from which a record is worth looking at."""
 LONG_S: Final = 30.0
-"""From so long on a handler is, whose lock has been renewed by then."""
+"""Time, in s, from which a handler counts as long; its lock has been renewed by then."""
 
 
 async def _load(view: View, query: Query) -> Context:
@@ -49,7 +49,7 @@ async def _load(view: View, query: Query) -> Context:
 
 
 async def _hanging(view: View, runs: Sequence[held.Held], group: str | None) -> list[dict[str, Any]]:
-    """Records whose handlers run for long, the longest first; with whose they are, where that is plain."""
+    """Return the records whose handlers run for long, the longest first; with their groups, if clear."""
     if not view.workers.known:
         return []
     told = await view.workers.in_flight()
@@ -66,12 +66,12 @@ async def _hanging(view: View, runs: Sequence[held.Held], group: str | None) -> 
 
 
 def _whole(row: Mapping[str, Any]) -> bool:
-    """Whether it says which record, and which agent has it: names may be kept from us."""
+    """True if the row names the record and its agent: names may be withheld."""
     return all(name in row for name in ("agent", "topic", "partition", "offset"))
 
 
 def _run(group: str, topic: str, key: Mapping[str, Any]) -> dict[str, Any]:
-    """What the buttons of a record act on."""
+    """Return the record that a row's buttons act on."""
     return {
         "group": group,
         "topic": topic,

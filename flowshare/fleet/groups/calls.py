@@ -1,7 +1,7 @@
-"""What workers ask each other, at the one that is asked.
+"""Calls between workers, at the worker that is called.
 
-Callers that do not prove to be workers of the fleet (`fleet.peer_login`) are refused, and where the listener has
-rights, so is who may not do CLUSTER_ACTION.
+A caller that does not prove to be a worker of the fleet (`fleet.peer_login`) is refused. Where the listener has rights,
+a caller that may not do CLUSTER_ACTION is refused, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from flowshare.protocol.browse_codec import CALLS as BROWSE_CALLS
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.browse import ShareBrowseRequest, ShareInterveneRequest
 from flowshare.protocol.rights import CLUSTER_NAME, Operation, ResourceType
-from flowshare.server.edge.forms import may_group
+from flowshare.server.edge.base import may_group
 from flowshare.server.edge.private import refusal
 from flowshare.server.runtime.failures import EXPECTED, Refused, failure
 from flowshare.server.runtime.state import ShareKey
@@ -63,7 +63,7 @@ LEAVING: Final = "fleet_leaving"
 """{} -> {}: a worker left the slot group; look now instead of at the next heartbeat."""
 
 WHO: Final = "fleet_who"
-"""{} -> node_id, principal, worker: which worker answers, who it takes the caller for, and whether for a worker.
+"""{} -> node_id, principal, worker: the worker that answers, the caller's principal, and if it counts as a worker.
 
 Needs no proof: a worker asks itself before it joins, to see that its address leads to it and its login is a worker's.
 """
@@ -75,7 +75,7 @@ Body = dict[str, Any]
 class FleetCalls:
     """Answers the workers' calls, by name.
 
-    know: looks for topics by their ids. look: makes the slot group's member look now. node_id: this worker's.
+    know: looks for topics by their ids. look: makes the slot group's member look now. node_id: returns this worker's.
     """
 
     service: ShareService
@@ -118,7 +118,7 @@ class FleetCalls:
         }
 
     def by_name(self) -> Mapping[str, Callable[[SocketCall], Awaitable[Body]]]:
-        """The calls, for `server.edge.private`."""
+        """Return the calls, for `server.edge.private`."""
         return {
             **dict.fromkeys((*self._calls, *self._configs), self.answer),
             GREET: self.greet,
@@ -127,7 +127,7 @@ class FleetCalls:
         }
 
     async def answer(self, call: SocketCall) -> Body:
-        """What is asked for, or why not."""
+        """Answer another worker's call, or refuse with the reason."""
         if not _is_worker(call.peer):
             return _no_worker(call.peer)
         try:
@@ -156,7 +156,7 @@ class FleetCalls:
             return refusal(*failure(refused))
 
     async def has(self, call: SocketCall) -> Body:
-        """Whether the fleet has a group."""
+        """Tell if the fleet has a group."""
         group_id = call.request.get("group_id")
         if not isinstance(group_id, str):
             return refusal(ErrorCode.INVALID_REQUEST, f"{HAS} needs a group_id")
@@ -169,7 +169,7 @@ class FleetCalls:
         return {"exists": group_id in self.service.coordinator.groups}
 
     async def who(self, call: SocketCall) -> Body:
-        """Who answers, and who asks."""
+        """Tell the answering worker and the caller."""
         return {"node_id": self.node_id(), "principal": call.peer.principal, "worker": _is_worker(call.peer)}
 
     async def _facts(self, body: Body) -> Body:
@@ -199,7 +199,7 @@ class FleetCalls:
         return {}
 
     async def _need_topics(self, items: Sequence[ToInitialize]) -> None:
-        """See that this worker knows the partitions, too: what it left out would begin elsewhere later.
+        """Make sure that this worker knows the partitions, too: a partition left out here would begin elsewhere later.
 
         Raises: NotLed (not yet; the coordinator tries again)
         """

@@ -1,6 +1,6 @@
-"""Settings of groups in a fleet: a group's coordinator keeps them; who else is asked passes the question on.
+"""Settings of groups in a fleet: a group's coordinator keeps them; any other worker passes the question on.
 
-Those of "the broker" are the fleet's own (`fleet.groups.settings`): told under any worker's node id, set for all of
+Settings of "the broker" are the fleet's own (`fleet.groups.settings`): told under any worker's node id, set for all of
 them.
 """
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 DESCRIBE: Final = "fleet_describe_configs"
 """{"group_id"} -> {"entries": [[name, value, is default, documentation], …]}."""
 ALTER: Final = "fleet_alter_configs"
-"""{"group_id", "configs", "validate_only", "by"} -> {}. by: principal and host of who asked the other worker."""
+"""{"group_id", "configs", "validate_only", "by"} -> {}. by: principal and host of the client that asked the other
+worker."""
 CONFIGURED: Final = "fleet_configured"
 """{} -> {"group_ids"}: groups with settings of their own that are coordinated there."""
 
@@ -57,7 +58,7 @@ class FleetConfigs:
     check: Callable[[str], None]
 
     def handlers(self) -> Handlers:
-        """What this family answers."""
+        """Return the handlers of this family's requests."""
         return {
             DescribeConfigsRequest: self.describe,
             IncrementalAlterConfigsRequest: self.alter,
@@ -67,7 +68,7 @@ class FleetConfigs:
     # --- asked by anybody ---------------------------------------------------------------------------------------
 
     async def describe(self, request: DescribeConfigsRequest, connection: InProcess) -> DescribeConfigsResponse:
-        """Settings of a group, or of the fleet: all of them, or without a node id those that were set."""
+        """Return settings of a group, or of the fleet: all of them, or without a node id those that were set."""
         if request.resource_type == BROKER:
             await self.settings.refresh()
             entries = self.settings.entries()
@@ -117,7 +118,7 @@ class FleetConfigs:
         return Response()
 
     async def configured(self, request: ConfiguredGroupsRequest, connection: InProcess) -> ConfiguredGroupsResponse:
-        """Groups with settings of their own, of all workers that can be reached."""
+        """Return the groups with settings of their own, of all workers that can be reached."""
         own = await self.local.configured(request, connection)
         told = await asyncio.gather(
             *(self.peers.call(node, CONFIGURED) for node in self.directory.other_nodes), return_exceptions=True
@@ -131,7 +132,7 @@ class FleetConfigs:
         return ConfiguredGroupsResponse(group_ids=tuple(sorted(found)))
 
     async def _ask(self, group_id: str, call: str, **fields: Any) -> Body | None:
-        """What the group's coordinator answers; None when that is this worker. Raises: ServerError, Refused."""
+        """Ask the group's coordinator; None if this worker is the coordinator. Raises: ServerError, Refused."""
 
         async def here() -> None:
             self.check(group_id)
@@ -141,7 +142,7 @@ class FleetConfigs:
     # --- asked by another worker --------------------------------------------------------------------------------
 
     async def answer_describe(self, body: Body, connection: InProcess) -> Body:
-        """Of a group that is coordinated here. Raises: Refused."""
+        """Describe a group that is coordinated here. Raises Refused."""
         group_id = str(body["group_id"])
         self.check(group_id)
         answer = await self.local.describe(DescribeConfigsRequest(resource_type=GROUP, resource=group_id), connection)
@@ -151,7 +152,7 @@ class FleetConfigs:
         return {"entries": entries}
 
     async def answer_alter(self, body: Body, connection: InProcess) -> Body:
-        """Of a group that is coordinated here. Raises: Refused."""
+        """Alter a group that is coordinated here. Raises Refused."""
         group_id = str(body["group_id"])
         self.check(group_id)
         request = IncrementalAlterConfigsRequest(
@@ -165,13 +166,13 @@ class FleetConfigs:
         return {} if answer.error is ErrorCode.NONE else {"error": int(answer.error), "message": answer.message}
 
     async def answer_configured(self, body: Body, connection: InProcess) -> Body:
-        """Those that are coordinated here."""
+        """Return the groups that are coordinated here."""
         del body
         return {"group_ids": list((await self.local.configured(ConfiguredGroupsRequest(), connection)).group_ids)}
 
 
 def _asker(told: Any) -> tuple[str, str] | None:
-    """Raises: ValueError, TypeError (it is none)."""
+    """Return a client's principal and host. Raises ValueError, TypeError (malformed)."""
     if told is None:
         return None
     principal, host = told

@@ -1,6 +1,5 @@
-"""Which groups and share-partitions are this worker's (`FleetDuties`): those of the slots that it has claimed; and how
-they are taken up with a slot's claim and laid down with its end (`FleetSlotContents`).
-"""
+"""The groups and share-partitions of this worker (`FleetDuties`): those of the slots that it has claimed; and how they
+are taken up with a slot's claim and laid down with its end (`FleetSlotContents`)."""
 
 from __future__ import annotations
 
@@ -43,17 +42,17 @@ if TYPE_CHECKING:
     from flowshare.share.config import GroupConfig
 
 ASK_S: Final = 5.0
-"""How long a group's coordinator is asked for before a share-partition cannot be loaded for now."""
+"""Time, in s, for asking a group's coordinator before the loading of a share-partition fails."""
 PAUSE_S: Final = 0.1
 KNOW_S: Final = 2.0
-"""How long a member that joins waits for the brokers to tell of topics that nobody has looked for before."""
+"""Time, in s, that a joining member waits for the brokers to tell of topics never looked for before."""
 
 
 class FleetDuties(Duties):
-    """Those of a worker.
+    """The duties of a worker.
 
-    serves: whether a slot is led and taken up here, and the session in the slot group is not in doubt.
-    ask: a group's facts from its coordinator; raises OSError, ClientError, Refused.
+    serves: True if a slot is led and taken up here, and the session in the slot group is not in doubt.
+    ask: returns a group's facts from its coordinator; raises OSError, ClientError, Refused.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class FleetDuties(Duties):
         self._coming: dict[str, asyncio.Task[GroupFacts]] = {}
 
     def check_coordinator(self, group_id: str) -> None:
-        """Raises: Refused."""
+        """Check the group. Raises Refused."""
         if self._serves(group_slot(group_id, self._directory.slots)):
             return
         if self._directory.is_me(self._directory.group_leader(group_id)):
@@ -91,7 +90,7 @@ class FleetDuties(Duties):
         raise Refused(ErrorCode.NOT_COORDINATOR, f"group {group_id} is coordinated by another worker; ask for it again")
 
     def check_leader(self, key: ShareKey) -> None:
-        """Raises: NotLed."""
+        """Check leading. Raises NotLed."""
         slot = share_slot(key.topic_id, key.partition, self._directory.slots)
         if not self._serves(slot):
             raise NotLed(
@@ -100,22 +99,22 @@ class FleetDuties(Duties):
             )
 
     def worker_gone(self, node_id: int, /) -> bool:
-        """Whether the slot group does not have it."""
+        """True if the slot group does not have the worker."""
         return node_id not in self._directory.nodes
 
     def leader_of(self, topic_id: uuid.UUID, partition: int) -> PartitionLeader:
-        """As the directory has it."""
+        """Return the directory's leader."""
         current = self._directory.leader_of(topic_id, partition)
         place = self._directory.nodes.get(current[0])
         return PartitionLeader(current, None if place is None else (place.host, place.port))
 
     async def admit(self, group_id: str) -> None:
-        """Other fleets are asked whether it is theirs."""
+        """Check that no other fleet has the group. Raises Refused, GroupIdNotFound."""
         self.check_coordinator(group_id)
         await self._other_fleets.check(group_id)
 
     async def know(self, topics: Iterable[str]) -> None:
-        """Ask the brokers for those that were never looked for; without an answer, they come with a later heartbeat."""
+        """Ask the brokers for topics never looked for; without an answer, they come with a later heartbeat."""
         unknown = frozenset(topics).difference(tuple(self._log.topics()))
         if not unknown:
             return
@@ -123,11 +122,11 @@ class FleetDuties(Duties):
             await self._clock.wait_for(self._log.refresh(unknown), KNOW_S)
 
     async def exists(self, topic_id: uuid.UUID) -> bool:
-        """The brokers are asked, more than once."""
+        """True if the topic exists; the brokers are asked, more than once."""
         return await self._log.exists(topic_id)
 
     async def prepare(self, key: ShareKey) -> None:
-        """Ask the coordinator, then follow the log. Raises: NotLed, LogError, Refused."""
+        """Ask the coordinator, then follow the log. Raises NotLed, LogError, Refused."""
         self._known_groups.learn(await self._facts_soon(key))
         name = self._topic_name(key)
         if name is not None:
@@ -135,19 +134,19 @@ class FleetDuties(Duties):
             await self._log.follow(name, key.partition, committed=committed)
             self._followed[key] = name
         try:
-            self.check_leader(key)  # it may have moved meanwhile
+            self.check_leader(key)  # the share-partition may have moved meanwhile
         except NotLed:
             self.dropped(key)
             raise
 
     def dropped(self, key: ShareKey) -> None:
-        """Follow its log no longer."""
+        """Follow the dropped log no longer."""
         name = self._followed.pop(key, None)
         if name is not None:
             self._log.unfollow(name, key.partition)
 
     def _acting(self, group_id: str) -> GroupConfig:
-        """As the coordinator told, with what it leased of the group's limit."""
+        """Return the group's settings as the coordinator told them, with the leased part of its limit."""
         return self._limits.acting(self._known_groups.config_of(group_id), group_id)
 
     async def _facts_soon(self, key: ShareKey) -> GroupFacts:
@@ -165,7 +164,7 @@ class FleetDuties(Duties):
             await self._clock.sleep(PAUSE_S)
 
     def _facts(self, group_id: str) -> asyncio.Task[GroupFacts]:
-        """A question to the coordinator that has not been put yet, shared by all who load meanwhile."""
+        """Return the next question to the coordinator, shared by all share-partitions that load meanwhile."""
         task = self._coming.get(group_id)
         if task is None:
             task = self._coming[group_id] = asyncio.create_task(self._put(group_id), name=f"facts of {group_id}")
@@ -178,7 +177,7 @@ class FleetDuties(Duties):
 
 
 def _seen(task: asyncio.Task[GroupFacts]) -> None:
-    """Whoever asked may have gone away."""
+    """Retrieve a task's error: its callers may have gone away."""
     if not task.cancelled():
         task.exception()
 
@@ -210,7 +209,7 @@ class FleetSlotContents:
         log.on_topics(self._topics_changed)
 
     async def take_up(self, slot: int, entries: Sequence[tuple[bytes, bytes]]) -> None:
-        """Take up what is stored in a slot, before it is served; the topics that it names are looked for.
+        """Take up the stored content of a slot, before it is served; the topics that it names are looked up.
 
         A group whose topics are not known yet would take the partitions from its members until they are.
         """
@@ -226,14 +225,14 @@ class FleetSlotContents:
             self._groups.tell(group_id)
 
     def _subscribed(self, entries: Sequence[tuple[bytes, bytes]]) -> frozenset[str]:
-        """Topics of the groups among these entries, which are coordinated here by now."""
+        """Return the topics of the groups among these entries, which are coordinated here by now."""
         groups = self._service.coordinator.groups
         taken = [key[len(GROUP) :].decode(errors="replace") for key, _ in entries if key.startswith(GROUP)]
         return frozenset[str]().union(*(groups[group_id].subscribed for group_id in taken if group_id in groups))
 
     async def lay_down(self, slot: int) -> None:
-        """Serve it no more; what is queued is written, if it still can be. Of cooperative groups it is refused: their
-        members say it again, to the next one."""
+        """Serve a slot no more; queued writes are written, if possible. Those of cooperative groups are refused: their
+        members repeat them, to the next leader."""
         self._cooperative.lay_down(lambda group_id: group_slot(group_id, self._slots) == slot)
         await self._service.lay_down(
             groups=lambda group_id: group_slot(group_id, self._slots) == slot,
@@ -241,7 +240,7 @@ class FleetSlotContents:
         )
 
     async def know(self, ids: Collection[uuid.UUID] = (), names: Collection[str] = ()) -> None:
-        """Look topics up; what is not found now is looked for when it is asked for."""
+        """Look topics up; missing ones are looked for when they are asked for."""
         if not names and not ids:
             return
         try:
@@ -254,8 +253,8 @@ class FleetSlotContents:
         await cancelled(*self._forgetting)
 
     def _topics_changed(self, names: Collection[str]) -> None:
-        """What is stored of a topic that was made anew is of no use. One that is only missing may come back: brokers
-        that have just started do not know of all topics."""
+        """Forget the stored state of topics that were made anew. A topic that is only missing may come back: brokers
+        that have just started do not know all topics."""
         topics = self._log.topics()
         for name in names:
             topic = topics.get(name)
@@ -274,7 +273,7 @@ class FleetSlotContents:
                 self._warn_of_growth(before, topic)
 
     def _tell_of_a_new_one(self, before: Topic) -> None:
-        """Whoever reads it elsewhere is told there."""
+        """Warn that a topic was made anew; its readers at other workers are warned there."""
         groups = self._service.coordinator.groups
         readers = {group_id for group_id, group in groups.items() if before.name in group.subscribed}
         readers |= {key.group_id for key in self._service.partitions.of_topic(before.topic_id)}
@@ -288,7 +287,8 @@ class FleetSlotContents:
             )
 
     def _warn_of_growth(self, before: Topic, topic: Topic) -> None:
-        """Partitions are Kafka's own to add; a group's coordinator says what it does to an order by key."""
+        """Warn if new partitions break a group's order by key: only Kafka adds partitions, so the coordinator can only
+        tell."""
         for group_id, group in self._service.coordinator.groups.items():
             if topic.name in group.subscribed and self._service.configs.acting(group_id).key_order:
                 logger.warning(

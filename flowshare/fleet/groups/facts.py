@@ -1,10 +1,12 @@
-"""What workers know of groups: facts given out by those who coordinate them, taken in by those who lead for them.
+"""Facts about groups: the coordinators of groups give them out, the leaders of share-partitions take them in.
 
-The leader of a share-partition has to know its group's settings and members. It asks the coordinator before it loads a
+The leader of a share-partition must know its group's settings and members. It asks the coordinator before it loads a
 share-partition, and is told whenever the settings change. Facts are ordered by (epoch of the coordinator's claim, count
-of its changes), so that a late telling never undoes a newer one. Members that were reported gone are remembered for a
-while, with the version at which they were: a share-partition that is being loaded just then must not keep records for
-them, and one that is loaded later must, if they have joined again.
+of its changes), so that late facts never undo newer ones.
+
+Members that were reported gone are remembered for a while, with the version at which they were gone. A share-partition
+that is being loaded at that moment must not keep records for such members. One that is loaded later must, if the
+members have joined again.
 """
 
 from __future__ import annotations
@@ -33,22 +35,23 @@ if TYPE_CHECKING:
 FACTS: Final = "fleet_facts"
 """{"group_id"} -> a group's facts; from its coordinator."""
 HAS: Final = "fleet_has"
-"""{"group_id"} -> {"exists"}: whether the fleet has a group; from its coordinator. Needs DESCRIBE on it, no more: the
+"""{"group_id"} -> {"exists"}: tells if the fleet has a group; from its coordinator. Needs DESCRIBE on it, no more: the
 workers of other fleets ask."""
 SETTINGS: Final = "fleet_settings"
 """{facts} -> {}: a group's settings have changed."""
 ANSWERED_S: Final = 2.0
-"""How long a change of settings waits for leaders to say that they act by them; they are told on after that."""
+"""Time, in s, that a change of settings waits for leaders to confirm that they follow it; telling goes on after
+that."""
 ORDERED_S: Final = 4.0
-"""The same for a change of the order of keys, within CALL_S: who does not act by it yet would hand out one key to
-several members, so it is not confirmed."""
+"""The same time for a change of the order of keys, within CALL_S: a leader that does not follow it yet would hand out
+one key to several members, so the change is not confirmed."""
 NEWS_S: Final = 30.0
-"""How long changed settings are told to those who begin to lead; longer than any worker is behind with the map."""
+"""Time, in s, for which changed settings are told to new leaders; longer than any worker is behind with the map."""
 NEWS_MAX: Final = 1_000
 
 
 class FleetGroups:
-    """Both sides of one worker. `service` is set by who makes both."""
+    """Both sides of one worker, coordinator and leader. The maker sets `service`."""
 
     def __init__(self, *, directory: Directory, peers: Peers, known_groups: KnownGroups) -> None:
         self._directory = directory
@@ -57,7 +60,7 @@ class FleetGroups:
         self._changes = itertools.count(1)
         self._leading: frozenset[int] = frozenset()
         self._to_order: dict[str, set[asyncio.Task[None]]] = {}
-        """Tellings of a group's new order of keys that are not answered yet."""
+        """Messages about a group's new order of keys that are not answered yet."""
         self._news: deque[tuple[str, float]] = deque(maxlen=NEWS_MAX)
         self.service: ShareService
         directory.on_change(self._tell_new_leaders)
@@ -65,7 +68,7 @@ class FleetGroups:
     # --- as coordinator -----------------------------------------------------------------------------------------
 
     def facts(self, group_id: str) -> GroupFacts:
-        """A group that is coordinated here. Raises: Refused (it is not), StateCorrupt."""
+        """Return the facts of a group that is coordinated here. Raises Refused (it is not), StateCorrupt."""
         self.service.duties.check_coordinator(group_id)
         self.service.damage.check(group_id)
         return self._facts(group_id)
@@ -81,13 +84,13 @@ class FleetGroups:
         )
 
     def version(self, group_id: str) -> Version:
-        """The next one of a group that is coordinated here."""
+        """Return the next version of a group that is coordinated here."""
         return self._directory.group_epoch(group_id), next(self._changes)
 
     async def configured(self, group_id: str) -> None:
-        """A group's settings have changed: all leaders are told; those that are reached in time act by them now.
+        """Tell all leaders that a group's settings have changed; those reached in time follow them on return.
 
-        Raises: Refused (of a new order of keys not all have heard yet).
+        Raises: Refused (not all leaders have heard of a new order of keys yet).
         """
         tellings = self.tell(group_id)
         self.service.partitions.configure(group_id)
@@ -106,7 +109,7 @@ class FleetGroups:
             )
 
     def tell(self, group_id: str) -> list[asyncio.Task[None]]:
-        """Tell all leaders of a group's settings: they changed, or it is coordinated here since just now."""
+        """Tell all leaders a group's settings, which changed, or which are coordinated here since just now."""
         facts = self._facts(group_id)
         before = self._known_groups.config_of(group_id).key_order
         self._known_groups.learn(facts)
@@ -119,14 +122,14 @@ class FleetGroups:
         return tellings
 
     def _has_order(self, group_id: str, telling: asyncio.Task[None]) -> None:
-        """A leader has heard of a group's order, has left, or was told in vain for as long as is tried."""
+        """Note that a leader has heard of a group's order, has left, or was told in vain until the end of the tries."""
         left = self._to_order.get(group_id, set())
         left.discard(telling)
         if not left:
             self._to_order.pop(group_id, None)
 
     def _tell_new_leaders(self) -> None:
-        """Who leads since just now may have asked before a change that this worker told to others only."""
+        """Tell new leaders recent changes: they may have asked before a change that only others were told."""
         before, self._leading = self._leading, self._directory.leading
         added = self._leading - before
         if not added:
@@ -136,34 +139,34 @@ class FleetGroups:
             try:
                 facts = self.facts(group_id)
             except (Refused, CoreError):
-                continue  # it is coordinated elsewhere by now, or cannot be read
+                continue  # the group is coordinated elsewhere by now, or cannot be read
             for node_id in added:
                 self._peers.tell(node_id, SETTINGS, **facts.to_json())
 
     # --- as leader ----------------------------------------------------------------------------------------------
 
     async def ask(self, group_id: str) -> GroupFacts:
-        """A group's facts from whoever coordinates it. Raises: OSError, ClientError, Refused."""
+        """Return a group's facts from its coordinator. Raises OSError, ClientError, Refused."""
         node = self._directory.group_leader(group_id)
         if node == NOBODY or self._directory.is_me(node):
             return self.facts(group_id)
         return GroupFacts.from_json(await self._peers.call(node, FACTS, group_id=group_id))
 
     def told(self, facts: GroupFacts) -> None:
-        """The coordinator tells; share-partitions that are loaded follow."""
+        """Take in the coordinator's facts; loaded share-partitions follow them."""
         if self._known_groups.learn(facts):
             self.service.partitions.configure(facts.group_id)
 
     def member_gone(self, group_id: str, member_id: str, version: Version, *, died: bool) -> None:
-        """The coordinator says that a member is gone, as of this version of its group."""
+        """Release a member that is gone, as of this version of its group, by the coordinator's word."""
         if self._known_groups.is_back(group_id, member_id, version):
-            return  # told late: what it holds here it was given since
+            return  # told late: the member got its present records since
         self._known_groups.gone(group_id, member_id, version)
         self.service.local.release_member(group_id, member_id, died=died)
 
 
 GONE_S: Final = 60.0
-"""How long a member that is gone is remembered: longer than loading a share-partition takes."""
+"""Time, in s, for which a member that is gone is remembered: longer than loading a share-partition takes."""
 GONE_MAX: Final = 100_000
 
 
@@ -180,7 +183,7 @@ class GroupFacts(NamedTuple):
     members: frozenset[str]
 
     def to_json(self) -> dict[str, Any]:
-        """As it travels."""
+        """Return as JSON values."""
         return {
             "group_id": self.group_id,
             "version": self.version,
@@ -190,14 +193,14 @@ class GroupFacts(NamedTuple):
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> GroupFacts:
-        """Raises: ValueError, KeyError, TypeError (it is none)."""
+        """Return facts read from JSON values. Raises ValueError, KeyError, TypeError (malformed)."""
         epoch, count = told["version"]
         settings = {str(name): str(text) for name, text in dict(told["settings"]).items()}
         return cls(str(told["group_id"]), (int(epoch), int(count)), settings, frozenset(map(str, told["members"])))
 
 
 class KnownGroups:
-    """What a worker knows of the groups that it leads share-partitions for."""
+    """Facts about the groups for which a worker leads share-partitions."""
 
     def __init__(self, config: ServerConfig, clock: Clock) -> None:
         self._server = config
@@ -206,16 +209,16 @@ class KnownGroups:
         self._facts: dict[str, GroupFacts] = {}
         self._acting: dict[str, GroupConfig] = {}
         self._gone: dict[tuple[str, str], tuple[float, Version]] = {}
-        """Until when a member is remembered, and from which version of its group on it was gone."""
+        """(group, member) -> the time until which the member is remembered, and the version at which it was gone."""
 
     def configure(self, server: ServerConfig) -> None:
-        """The defaults and bounds of all groups are others from now on."""
+        """Replace the defaults and bounds of all groups."""
         self._server = server
         self._default = GroupConfig.effective({}, server)
         self._acting = {name: GroupConfig.effective(facts.settings, server) for name, facts in self._facts.items()}
 
     def learn(self, facts: GroupFacts) -> bool:
-        """Take over facts; whether it is newer than the one before. Settings that make no sense act as the default."""
+        """Take over facts; True if they are newer than the known ones. Unusable settings act as the default."""
         known = self._facts.get(facts.group_id)
         if known is not None and facts.version < known.version:
             return False
@@ -225,11 +228,12 @@ class KnownGroups:
         return known is None or facts.version > known.version
 
     def config_of(self, group_id: str) -> GroupConfig:
-        """Settings of a group, the default's while nothing is known."""
+        """Return the settings of a group, the default's while none are known."""
         return self._acting.get(group_id, self._default)
 
     def gone(self, group_id: str, member_id: str, version: Version) -> None:
-        """A member is gone, as of this version of its group: it keeps nothing unless a newer one has it."""
+        """Note that a member is gone, as of this version of its group: it keeps no records unless a newer version has
+        it."""
         now_s = self._clock.monotonic()
         self._gone.pop((group_id, member_id), None)
         self._gone[group_id, member_id] = now_s + GONE_S, version
@@ -240,12 +244,12 @@ class KnownGroups:
             del self._gone[first]
 
     def is_back(self, group_id: str, member_id: str, version: Version) -> bool:
-        """Whether a newer version of the group than this one is known, and has the member."""
+        """True if a newer version of the group than this one is known, and has the member."""
         facts = self._facts.get(group_id)
         return facts is not None and facts.version > version and member_id in facts.members
 
     def living(self, group_id: str) -> Container[str]:
-        """Members of a group that keep what they hold."""
+        """Return the members of a group that keep their records."""
         facts = self._facts.get(group_id)
         if facts is None:
             return frozenset()

@@ -1,10 +1,10 @@
-"""`Leaders` of a fleet: what a coordinator asks goes to whichever worker leads the share-partition.
+"""`Leaders` of a fleet: a coordinator's requests go to the worker that leads the share-partition.
 
-Kafka's coordinators speak to leaders through the state topic; ours ask them, by the private API, because a leader has
-the state in memory and is the only one who may write it. Every call can be made twice. Who is asked for a
-share-partition that it does not lead refuses, and the right one is looked for, for a bounded time.
+Kafka's coordinators speak to leaders through the state topic; flowshare's ask them, by the private API, because a
+leader has the state in memory and is the only one that may write it. Every call can be made twice. A worker that is
+asked for a share-partition that it does not lead refuses, and the right one is looked for, for a bounded time.
 
-What is asked travels as lists and numbers that JSON has, checked when they are read (`tell_…`, `…_of`).
+Requests travel as lists and numbers that JSON has, checked when they are read (`tell_…`, `…_of`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 LIMIT_S: Final = 10.0
-"""How long the leaders of a request's share-partitions are looked for."""
+"""Time, in s, for finding the leaders of a request's share-partitions."""
 PAUSE_S: Final = 0.1
 BEGIN: Final = "fleet_begin"
 REPLACE: Final = "fleet_replace"
@@ -63,20 +63,22 @@ INTERVENE: Final = "fleet_intervene"
 GONE: Final = "fleet_gone"
 """{"group_id", "member_id", "version": the group's, "died"} -> {}: a member is gone."""
 AT_ONCE: Final = 200
-"""Share-partitions named in one call: what a call did stays done when a later one takes too long."""
+"""Share-partitions named in one call: finished calls count even if a later one takes too long."""
 
 Ask = Callable[[int, list[ShareKey]], Awaitable[Any]]
 """(node, share-partitions that it leads) -> their answers; raises OSError, ClientError, NotLed, Refused."""
 Here = Callable[[list[ShareKey]], "AbstractAsyncContextManager[Sequence[Write]]"]
 There = Callable[[list[ShareKey]], tuple[str, dict[str, Any]]]
-"""What is written for share-partitions that are led here; the call that has another worker do it, and its fields."""
+"""Here: returns the writes for share-partitions that are led here. There: returns the call with which another worker
+does the same, and the call's fields."""
 
 
 @dataclass(eq=False, kw_only=True)
 class FleetLeaders:
     """All workers of the fleet, this one among them.
 
-    configured: has all leaders, the local ones too, follow a group's settings. version: the next one of a group.
+    configured: makes all leaders, the local ones too, follow a group's settings. version: returns the next one of a
+    group.
     """
 
     local: LocalLeaders
@@ -88,36 +90,38 @@ class FleetLeaders:
     version: Callable[[str], Version]
 
     def known(self, group: ShareGroup) -> frozenset[ShareKey]:
-        """Those that the group had initialised."""
+        """Return the share-partitions that the group had initialised."""
         return frozenset(ShareKey(group.group_id, *key) for key in group.initialized)
 
     def release_member(self, group_id: str, member_id: str, *, died: bool = False) -> None:
-        """Here at once, elsewhere as soon as they hear of it."""
+        """Release a member's records: here at once, elsewhere when the leaders hear of it."""
         self.local.release_member(group_id, member_id, died=died)
         version = self.version(group_id)
         self.peers.tell_leaders(GONE, group_id=group_id, member_id=member_id, version=version, died=died)
 
     async def configure(self, group_id: str) -> None:
-        """At once here, elsewhere when they have heard of it; who does not answer in time is told on."""
+        """Make leaders follow a group's settings: here at once, elsewhere when they have heard; silent ones are told
+        on."""
         await self.configured(group_id)
 
     def idle(self, group_id: str) -> bool:
-        """What is led here; members are gone for long when this is asked."""
+        """True if no member holds or awaits records in the share-partitions led here. The members are long gone when
+        this is called."""
         return self.local.idle(group_id)
 
     def topic_ids(self) -> frozenset[uuid.UUID]:
-        """Of the share-partitions led here; other workers see to theirs."""
+        """Return the topics of the share-partitions led here; other workers see to theirs."""
         return self.local.topic_ids()
 
     def deleting(self, topic_id: uuid.UUID) -> AbstractAsyncContextManager[Sequence[Write]]:
-        """Of the share-partitions led here; other workers see to theirs."""
+        """Delete the share-partitions led here; other workers see to theirs."""
         return self.local.deleting(topic_id)
 
     @asynccontextmanager
     async def beginning(
         self, group_id: str, config: GroupConfig, items: Sequence[ToInitialize]
     ) -> AsyncGenerator[Sequence[Write]]:
-        """The first states are durable when the block begins; the group that says so is written after them."""
+        """Write the first states before the block begins; the group that names them is written after them."""
         by_key = {ShareKey(group_id, item.topic_id, item.partition): item for item in items}
         await self._write(
             list(by_key),
@@ -128,7 +132,7 @@ class FleetLeaders:
 
     @asynccontextmanager
     async def replacing(self, states: Mapping[ShareKey, PartitionState | None]) -> AsyncGenerator[Sequence[Write]]:
-        """The new states are durable when the block begins."""
+        """Write the new states before the block begins."""
         await self._write(
             list(states),
             lambda keys: self.local.replacing({key: states[key] for key in keys}),
@@ -137,7 +141,7 @@ class FleetLeaders:
         yield ()
 
     async def _write(self, keys: list[ShareKey], here: Here, there: There) -> None:
-        """Have the leaders of these share-partitions write their states. Raises: Refused."""
+        """Make the leaders of these share-partitions write their states. Raises Refused."""
 
         async def ask(node: int, mine: list[ShareKey]) -> list[None]:
             if self.directory.is_me(node):
@@ -151,7 +155,7 @@ class FleetLeaders:
         await self._everywhere(keys, ask)
 
     async def offsets(self, keys: Sequence[ShareKey]) -> list[SharePartitionOffsets]:
-        """Each leader is asked once. Raises: Refused."""
+        """Return the offsets of share-partitions; each leader is asked once. Raises Refused."""
 
         async def ask(node: int, mine: list[ShareKey]) -> list[SharePartitionOffsets]:
             if self.directory.is_me(node):
@@ -164,7 +168,7 @@ class FleetLeaders:
         return [found[key] for key in keys]
 
     async def parked(self, keys: Sequence[ShareKey], act: str, key: bytes) -> list[ParkedRows]:
-        """Each leader is asked; a replay may begin twice, of which the last counts. Raises: Refused."""
+        """Ask each leader about parked keys; a replay may begin twice, the last one counts. Raises Refused."""
 
         async def ask(node: int, mine: list[ShareKey]) -> list[ParkedRows]:
             if self.directory.is_me(node):
@@ -177,7 +181,7 @@ class FleetLeaders:
         return [found[one] for one in keys]
 
     async def browse(self, key: ShareKey, request: ShareBrowseRequest) -> ShareBrowseResponse:
-        """Its leader is asked. Raises: Refused."""
+        """Ask the share-partition's leader. Raises Refused."""
 
         async def ask(node: int, _mine: list[ShareKey]) -> list[ShareBrowseResponse]:
             _, epoch = self.directory.leader_of(key.topic_id, key.partition)
@@ -191,7 +195,7 @@ class FleetLeaders:
         return cast("ShareBrowseResponse", found)
 
     async def intervene(self, key: ShareKey, request: ShareInterveneRequest) -> ShareInterveneResponse:
-        """Its leader is asked; where its answer is lost it is asked again, and says what was left to be done.
+        """Ask the share-partition's leader; after a lost answer it is asked again, and answers for the remaining work.
 
         Raises: Refused
         """
@@ -205,7 +209,8 @@ class FleetLeaders:
         return cast("ShareInterveneResponse", found)
 
     async def _asked(self, node: int, name: str, key: ShareKey, request: Any) -> Any:
-        """What another worker answers to a request about one share-partition that it leads. Raises: Refused, ..."""
+        """Ask another worker about one share-partition that it leads. Raises Refused, ServerError
+        (NOT_LEADER_OR_FOLLOWER), ..."""
         call = BROWSE_CALLS[request.call]
         told = [key.group_id, key.topic_id.hex, key.partition]
         try:
@@ -253,18 +258,19 @@ class FleetLeaders:
 
 
 def tell_first(item: ToInitialize) -> list[Any]:
-    """A share-partition that is to get its first state."""
+    """Return a share-partition that is to get its first state, as JSON values."""
     return [item.topic_id.hex, item.partition, item.start_offset, item.state_epoch]
 
 
 def first_of(told: Sequence[Any]) -> ToInitialize:
-    """What `tell_first` told. Raises: ValueError, TypeError."""
+    """Read the result of `tell_first`. Raises: ValueError, TypeError."""
     topic_id, partition, start, epoch = told
     return ToInitialize(uuid.UUID(topic_id), int(partition), int(start), int(epoch))
 
 
 def tell_state(key: ShareKey, state: PartitionState | None) -> list[Any]:
-    """A share-partition that is to begin anew, or (None) to be forgotten. Of its runs only finished ones travel."""
+    """Return a share-partition that is to begin anew, or (None) to be forgotten, as JSON values. Only finished runs
+    travel."""
     start: list[Any] | None = None
     if state is not None:
         start = [state.state_epoch, state.start_offset]
@@ -274,7 +280,7 @@ def tell_state(key: ShareKey, state: PartitionState | None) -> list[Any]:
 
 
 def state_of(told: Sequence[Any]) -> tuple[ShareKey, PartitionState | None]:
-    """What `tell_state` told. Raises: ValueError, TypeError."""
+    """Read the result of `tell_state`. Raises: ValueError, TypeError."""
     group_id, topic_id, partition, start = told
     key = key_of((group_id, topic_id, partition))
     if start is None:
@@ -293,29 +299,29 @@ def state_of(told: Sequence[Any]) -> tuple[ShareKey, PartitionState | None]:
 
 
 def key_of(told: Sequence[Any]) -> ShareKey:
-    """A share-partition's key. Raises: ValueError, TypeError."""
+    """Return a share-partition's key. Raises ValueError, TypeError."""
     group_id, topic_id, partition = told
     return ShareKey(str(group_id), uuid.UUID(topic_id), int(partition))
 
 
 def tell_parked(rows: ParkedRows) -> list[Any]:
-    """Parked keys of a share-partition."""
+    """Return the parked keys of a share-partition, as JSON values."""
     return [[key.hex(), *parked] for key, parked in rows]
 
 
 def parked_of(told: Sequence[Any]) -> ParkedRows:
-    """What `tell_parked` told. Raises: ValueError, TypeError."""
+    """Read the result of `tell_parked`. Raises: ValueError, TypeError."""
     return [(bytes.fromhex(key), ParkedKey(*map(int, fields))) for key, *fields in told]
 
 
 OFFSETS_TOLD: Final = ("topic", "topic_id", "partition", "start_offset", "leader_epoch", "lag", "in_flight", "delayed",
                        "redeliveries", "oldest_ms", "blocked", "stuck", "archiving", "error", "message")  # fmt: skip
-"""What is told of where a share-partition stands, in this order; behind it how many keys are parked, if any are: an
-older release knows no such field."""
+"""Fields that `tell_offsets` sends of a share-partition, in this order. The number of parked keys follows, if any are
+parked: an older release knows no such field."""
 
 
 def tell_offsets(part: SharePartitionOffsets) -> list[Any]:
-    """Where a share-partition stands."""
+    """Return the offsets of a share-partition, as JSON values."""
     values = {name: getattr(part, name) for name in OFFSETS_TOLD}
     values["topic_id"] = None if part.topic_id is None else part.topic_id.hex
     values["stuck"] = [list(one) for one in part.stuck]
@@ -323,7 +329,7 @@ def tell_offsets(part: SharePartitionOffsets) -> list[Any]:
 
 
 def offsets_of(told: Sequence[Any]) -> SharePartitionOffsets:
-    """What `tell_offsets` told. Raises: ValueError, TypeError."""
+    """Read the result of `tell_offsets`. Raises: ValueError, TypeError."""
     known = len(OFFSETS_TOLD)
     values = dict(zip(OFFSETS_TOLD, told[:known], strict=True))
     values["parked"] = int(told[known]) if len(told) > known else 0

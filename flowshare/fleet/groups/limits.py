@@ -1,5 +1,5 @@
-"""A group's `share.max.in.flight`, `share.max.rate` and breaker over a whole fleet: its coordinator leases each leader
-a part of what there is, in one round (`share.leases`, `share.rate`, `share.breaker`).
+"""A group's `share.max.in.flight`, `share.max.rate` and breaker over a whole fleet: its coordinator leases a part of
+each to every leader, in one round (`share.leases`, `share.rate`, `share.breaker`).
 
 A leader that has share-partitions of such a group reports ten times a second; without a valid lease it hands out
 nothing. Records that a leader took over with a slot count as its own at once.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from flowshare.client.errors import ClientError
 from flowshare.fleet.directory import NOBODY
 from flowshare.server.runtime.failures import Refused
-from flowshare.server.share.pacing import KeptBreaker
+from flowshare.server.share.rates_and_breakers import KeptBreaker
 from flowshare.share.breaker import Breaker, BreakerState, Gate, GateReport, Told
 from flowshare.share.leases import LEASE_MS, Leases, Report
 from flowshare.share.rate import RateLeases, RateReport
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from flowshare.share.config import GroupConfig
 
 LEASE: Final = "fleet_lease"
-"""{"group_id", "node", and what a `_Report` has} -> {"lease", "more", "gate": [more, fields of `Told`…]}: `Granted`."""
+"""{"group_id", "node", fields of a `_Report`} -> {"lease", "more", "gate": [more, fields of `Told`…]}: `Granted`."""
 REPORT_S: Final = 0.1
 """Pause between two reports of a leader that hands records out."""
 ASK_S: Final = 1.0
@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 
 class Granted(NamedTuple):
-    """lease: records that a leader may have in flight. more: so many more it may hand out. gate: as its breaker is."""
+    """A leader's grant. lease: records that it may have in flight. more: records that it may hand out in addition.
+    gate: its breaker."""
 
     lease: int
     more: int
@@ -52,21 +53,21 @@ class Granted(NamedTuple):
 
 
 class _Report(NamedTuple):
-    """What a leader tells of a group."""
+    """Report of a leader about one group."""
 
     in_flight: Report
     rate: RateReport
     gate: GateReport
 
     def body(self) -> Body:
-        """As it crosses a socket."""
+        """Return the report as JSON values."""
         rate, gate = self.rate, self.gate
         told = {"gate_wanting": gate.wanting, "gate_back": gate.back, "told": [str(gate.told.state), *gate.told[1:]]}
         return {**self.in_flight._asdict(), "held": rate.held, "back": rate.back, "lacking": rate.wanting, **told}
 
     def beside(self, gate: Gate) -> _Report:
-        """While a breaker is not closed, who is let through wants something of the other limits, and nobody else: what
-        they had would be missing where it can be used."""
+        """Return the report for a breaker that is not closed: only a leader that is let through wants parts of the
+        other limits; other leaders' parts would be missing where they can be used."""
         if gate.told.state is BreakerState.CLOSED:
             return self
         wanting = gate.more > 0
@@ -76,7 +77,7 @@ class _Report(NamedTuple):
 
     @classmethod
     def read(cls, body: Body) -> _Report:
-        """Raises: KeyError, ValueError, TypeError."""
+        """Return a report read from JSON values. Raises KeyError, ValueError, TypeError."""
         return cls(
             Report(int(body["in_flight"]), bool(body["wanting"]), int(body["leased"]), bool(body["used"])),
             RateReport(int(body["held"]), int(body["back"]), bool(body["lacking"])),
@@ -85,7 +86,7 @@ class _Report(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """What a coordinator has leased of one group."""
+    """Leases and breaker of one group at its coordinator."""
 
     in_flight: Leases
     rate: RateLeases
@@ -93,19 +94,19 @@ class _Given(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What a leader was told of a breaker, and when."""
+    """State of a breaker as a leader was told it, and the time of the telling."""
 
     told: Told
     at_ms: int
 
     def at(self, now_ms: int) -> Told:
-        """The same, now."""
+        """Return the present state."""
         return self.told._replace(left_ms=max(0, self.told.left_ms - (now_ms - self.at_ms)))
 
 
 @dataclass(eq=False, kw_only=True)
 class FleetLimits:
-    """Both sides of one worker. `service` is set by who makes both.
+    """Both sides of one worker, coordinator and leader. The maker sets `service`.
 
     check: raises Refused when a group is not coordinated here.
     """
@@ -126,13 +127,13 @@ class FleetLimits:
         self._task = asyncio.create_task(self._run(), name="leases of group limits")
 
     async def close(self) -> None:
-        """Report no more."""
+        """Stop reporting."""
         await cancelled(self._task)
 
     # --- as leader ----------------------------------------------------------------------------------------------
 
     def acting(self, config: GroupConfig, group_id: str) -> GroupConfig:
-        """A group's settings with what this worker was leased of its limit."""
+        """Return a group's settings with this worker's leased part of its limit."""
         if config.max_in_flight is None:
             return config
         return replace(config, max_in_flight=self._lease(group_id))
@@ -173,7 +174,7 @@ class FleetLimits:
         if group_id not in self._leased or self.clock.monotonic() >= self._leased[group_id][1]:
             self._hold_back(quota)
         acting = before if quota is None else quota.allotment.limit
-        if acting is not None and self._lease(group_id) != acting:  # one that ran out while this slept, too
+        if acting is not None and self._lease(group_id) != acting:  # also when a lease ran out during the sleep
             self.service.partitions.configure(group_id)
 
     def _report(self, group_id: str, quota: Quota | None, leased: int) -> _Report:
@@ -189,7 +190,7 @@ class FleetLimits:
         return _Report(in_flight, permits.report(full=quota.allotment.used_up), gate)
 
     def _hold_back(self, quota: Quota | None) -> None:
-        """What was let through is void: its coordinator counts it as spent."""
+        """Void the unused permits of a group: the coordinator counts them as spent."""
         permits = None if quota is None else quota.permits
         if quota is None or permits is None:
             return
@@ -197,7 +198,7 @@ class FleetLimits:
         permits.gate = 0 if quota.breaks else None
 
     async def _ask(self, group_id: str, report: _Report) -> Granted:
-        """Raises: OSError, ClientError, Refused."""
+        """Ask the coordinator for a grant. Raises OSError, ClientError, Refused."""
         place = self.directory.place
         me = 0 if place is None else place.node_id
         node = self.directory.group_leader(group_id)
@@ -210,12 +211,12 @@ class FleetLimits:
     # --- as coordinator -----------------------------------------------------------------------------------------
 
     async def answer(self, body: Body) -> Body:
-        """A leader's report. Raises: Refused."""
+        """Answer a leader's report. Raises Refused."""
         lease, more, gate = self._grant(str(body["group_id"]), int(body["node"]), _Report.read(body))
         return {"lease": lease, "more": more, "gate": [gate.more, str(gate.told.state), *gate.told[1:]]}
 
     def breaker(self, group_id: str, /) -> KeptBreaker | None:
-        """A group's breaker, for `server.share.groups`. Raises: Refused."""
+        """Return a group's breaker, for `server.share.groups`. Raises Refused."""
         self.check(group_id)
         rule = self.service.configs.acting(group_id).breaker
         if rule is None:
@@ -224,20 +225,20 @@ class FleetLimits:
         return KeptBreaker(self._given_of(group_id).breaker, rule)
 
     def _forget_breaker(self, group_id: str) -> None:
-        """It was turned off: turned on again it is closed."""
+        """Close a breaker that was turned off: turned on again it is closed."""
         given = self._given.get((group_id, self.directory.group_epoch(group_id)))
         if given is not None:
             given.breaker.close()
 
     def _grant(self, group_id: str, node: int, report: _Report) -> Granted:
-        """Raises: Refused."""
+        """Return a grant. Raises Refused."""
         self.check(group_id)
         config = self.service.configs.acting(group_id)
         lease, more, gate = report.in_flight.in_flight, 0, Gate(Told())
         if config.breaker is None:
             self._forget_breaker(group_id)
         if config.max_in_flight is None and config.max_rate is None and config.breaker is None:
-            return Granted(lease, more, gate)  # its settings have changed; the leader hears of it
+            return Granted(lease, more, gate)  # the group's settings have changed; the leader hears of them
         now_ms, given = self._now_ms(), self._given_of(group_id)
         if config.breaker is not None:
             gate = given.breaker.lease(node, report.gate, config.breaker, self.clock.steady_ms())
@@ -249,7 +250,7 @@ class FleetLimits:
         return Granted(lease, more, gate)
 
     def _given_of(self, group_id: str) -> _Given:
-        """What this coordinator has leased of a group since it coordinates it."""
+        """Return the leases that this coordinator gave for a group since it became its coordinator."""
         key = group_id, self.directory.group_epoch(group_id)
         given = self._given.get(key)
         if given is None:

@@ -1,6 +1,7 @@
-"""Where things are in a fleet: who leads share-partitions, who coordinates groups. The topics are Kafka's.
+"""Locations in a fleet: the leaders of share-partitions, and the coordinators of groups. The topics are Kafka's.
 
-Produce and Fetch are advertised, because librdkafka's share consumer reads from nobody else, and refused (`NoRecords`).
+Produce and Fetch are advertised, because librdkafka's share consumer reads only from servers with them, and refused
+(`NoRecords`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class FleetMetadata:
         self._kafka = kafka
 
     def handlers(self) -> Handlers:
-        """What this family answers."""
+        """Return the handlers of this family's requests."""
         return {
             MetadataRequest: self.metadata,
             FindCoordinatorRequest: self.find,
@@ -54,7 +55,7 @@ class FleetMetadata:
         }
 
     async def find(self, request: FindCoordinatorRequest, _: InProcess) -> FindCoordinatorResponse:
-        """The worker that coordinates a share group."""
+        """Return the worker that coordinates a share group."""
         try:
             node_id, host, port = self.coordinator(request.kind, request.key)
         except Refused as error:
@@ -62,7 +63,7 @@ class FleetMetadata:
         return FindCoordinatorResponse(node_id=node_id, host=host, port=port)
 
     def coordinator(self, kind: str, key: str) -> WorkerAddress:
-        """Who coordinates a group. Raises: Refused."""
+        """Return the coordinator of a group. Raises Refused."""
         if kind != "group":
             raise Refused(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -74,7 +75,7 @@ class FleetMetadata:
         return place
 
     async def metadata(self, request: MetadataRequest, _: InProcess) -> MetadataResponse:
-        """Workers, and which of them leads what; a topic that is not known yet is looked for at Kafka."""
+        """Return the workers, and the leaders of topics; a topic that is not known yet is looked up at Kafka."""
         names: Sequence[str] = request.topics or ()
         if request.topics is None and not request.topic_ids:
             names = sorted(self._log.topics())
@@ -114,7 +115,7 @@ class FleetMetadata:
         )
 
     async def list_offsets(self, request: ListOffsetsRequest, _: InProcess) -> ListOffsetsResponse:
-        """As Kafka answers."""
+        """Return Kafka's answer."""
         try:
             return await self._kafka.send(request)
         except ServerError as error:
@@ -128,22 +129,22 @@ WHY: Final = "workers keep no records: produce to the Kafka brokers' own address
 
 
 class NoRecords:
-    """Says that records are the brokers'.
+    """Refuses Produce and Fetch: records are the brokers'.
 
     librdkafka takes a server that serves neither Produce 3 nor Fetch 4 for one without record batches, and sends it no
     ShareFetch.
     """
 
     def handlers(self) -> Handlers:
-        """What this family answers."""
+        """Return the handlers of this family's requests."""
         return {ProduceRequest: self.produce, FetchRequest: self.fetch}
 
     async def produce(self, _: ProduceRequest, __: InProcess) -> ProduceResponse:
-        """Nothing is appended."""
+        """Refuse: nothing is appended."""
         return ProduceResponse(error=REFUSED, message=WHY)
 
     async def fetch(self, request: FetchRequest, _: InProcess) -> FetchResponse:
-        """Nothing is read."""
+        """Refuse: nothing is read."""
         logs = (
             FetchedLog(topic=part.topic, partition=part.partition, error=REFUSED, message=WHY)
             for part in request.partitions

@@ -1,9 +1,9 @@
 """Other fleets on the same Kafka: a group id belongs to one fleet, or its records would be handled once in each.
 
-Nothing in Kafka says whose a group is: a mark there, an empty consumer group with its name, would expire within a week
-and stand in the way of a group on the brokers. So before a group is made, those who would know are asked: the workers
-of the other fleets, found by their slot groups. Fleets without workers, or whose workers do not answer this one, are
-not known to have it; nothing is lost then, both fleets handle all records.
+Kafka does not tell a group's fleet: a mark there, an empty consumer group with its name, would expire within a week and
+stand in the way of a group on the brokers. So before a group is made, the workers of the other fleets are asked, found
+by their slot groups. Fleets without workers, or whose workers do not answer this one, count as not having it; nothing
+is lost then, both fleets handle all records.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from flowshare.fleet.peers import Dial
 
 LIMIT_S: Final = 2.0
-"""How long a new group's first member waits for what other fleets say."""
+"""Time, in s, that a new group's first member waits for the answers of other fleets."""
 KEPT_S: Final = 30.0
-"""How long it is remembered which fleets there are."""
+"""Time, in s, for which the list of fleets is remembered."""
 
 logger = logging.getLogger(__name__)
 
 
 class OtherFleets:
-    """All fleets but `fleet` on the Kafka that `kafka` is a connection to. dial: opens connections to workers."""
+    """All fleets on a Kafka but `fleet`. kafka: a connection to it. dial: opens connections to workers."""
 
     def __init__(self, kafka: Any, fleet: str, *, dial: Dial, clock: Clock) -> None:
         self._kafka = kafka
@@ -44,7 +44,8 @@ class OtherFleets:
         self._looked_s = -KEPT_S
 
     async def check(self, group_id: str) -> None:
-        """Before a group is made. Raises: GroupIdNotFound, when another fleet has it."""
+        """Check that no other fleet has a group; call before it is made. Raises GroupIdNotFound (another fleet has
+        it)."""
         try:
             owner = await self._clock.wait_for(self._owner(group_id), LIMIT_S)
         except (OSError, ClientError) as error:
@@ -57,7 +58,8 @@ class OtherFleets:
             )
 
     async def _owner(self, group_id: str) -> str | None:
-        """Raises: OSError, ClientError (the fleets cannot be listed)."""
+        """Return the other fleet that has a group; None: none has. Raises OSError, ClientError (the fleets cannot be
+        listed)."""
         names = await self._listed()
         answers = await asyncio.gather(*(self._has(name, group_id) for name in names), return_exceptions=True)
         for name, answer in zip(names, answers, strict=True):
@@ -75,7 +77,7 @@ class OtherFleets:
         return sorted(self._names - {self._fleet})
 
     async def _has(self, fleet: str, group_id: str) -> bool:
-        """Raises: OSError, ClientError."""
+        """True if a fleet has a group. Raises OSError, ClientError."""
         slot_map = await describe_fleet(self._kafka, fleet)
         if slot_map is None:
             return False

@@ -1,11 +1,11 @@
-"""A fleet's own settings: defaults and bounds of its share groups, and what its workers' listeners allow.
+"""A fleet's own settings: defaults and bounds of its share groups, and the limits of its workers' listeners.
 
 They are stored as the settings of the group without a name, which no group can be (Kafka's default broker has no name
-either), in the slot of that name; who leads the slot writes them and tells all others.
+either), in the slot of that name; the slot's leader writes them and tells all others.
 
-    the slot is claimed     read; where none were ever set, the broker URL's are written; told
+    the slot is claimed     read; if none were ever set, the broker URL's are written; told
     altered                 checked, written, told
-    a worker starts         asks who leads the slot, and again every `ASK_S`: a telling may be lost
+    a worker starts         asks the slot's leader, and again every `ASK_S`: a telling may be lost
 
 Invariant: a worker acts by the settings with the highest (epoch of the slot's claim, count) that it heard of, so that a
 late telling undoes nothing; and a slot is served only when they are known, or after `KNOW_S` (then with a warning).
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from flowshare.log.base import StateStore
 
 NAME: Final = ""
-"""The group whose settings they are stored as."""
+"""The name of the group as whose settings they are stored."""
 KEY: Final = PREFIX + NAME.encode()
 ASK: Final = "fleet_own_settings"
 """{} -> {"version", "settings"}; settings None: none were ever set."""
@@ -72,7 +72,7 @@ NOT_OF_FLEETS: Final = frozenset(
         "share.coordinator.snapshot.update.records.per.snapshot",
     }
 )
-"""Settings of servers that a fleet has no choice about: topics are the brokers', writes are the slots'."""
+"""Settings of servers that a fleet cannot choose: topics are the brokers', writes are the slots'."""
 
 LEAST: Final[Mapping[str, int]] = {
     "max.connections": 100,
@@ -92,7 +92,8 @@ LEAST: Final[Mapping[str, int]] = {
     "response.unread.max.ms": 1_000,
     "group.share.return.grace.ms": 1_000,
 }
-"""A fleet's workers reach each other through their listeners, and so does who would set a limit right again."""
+"""Least values: a fleet's workers reach each other through their listeners, and so does a client that would mend a
+limit."""
 
 FLEET_CONFIGS: Final[Mapping[str, Setting]] = {
     name: replace(setting, low=LEAST.get(name, setting.low))
@@ -108,13 +109,13 @@ logger = logging.getLogger(__name__)
 
 
 class FleetConfig(NamedTuple):
-    """What a worker acts by."""
+    """Settings that a worker follows."""
 
     server: ServerConfig
     limits: ListenerLimits
 
     def changed(self, values: Mapping[str, str]) -> FleetConfig:
-        """The same with these settings. Raises: InvalidConfig (unknown, out of bounds, a contradiction)."""
+        """Return these settings with changes. Raises InvalidConfig (unknown, out of bounds, a contradiction)."""
         for name in values:
             if name not in FLEET_CONFIGS:
                 raise unknown(name, FLEET_CONFIGS)
@@ -127,7 +128,7 @@ class FleetConfig(NamedTuple):
         return FleetConfig(self.server.changed(server, table=FLEET_CONFIGS), replace(self.limits, **limits))
 
     def entries(self, set_: Mapping[str, str]) -> tuple[ConfigEntry, ...]:
-        """All settings as they act. set_: those that were set."""
+        """Return all settings with their values in effect. set_: those that were set."""
         return tuple(
             ConfigEntry(
                 name=name,
@@ -140,16 +141,16 @@ class FleetConfig(NamedTuple):
 
 
 def check_settings(values: Mapping[str, str]) -> None:
-    """Raises: InvalidConfig."""
+    """Check settings. Raises InvalidConfig."""
     FleetConfig(ServerConfig.embedded(), ListenerLimits()).changed(values)
 
 
 @dataclass(eq=False)
 class FleetSettings:
-    """A worker's knowledge of them, and their slot_manager where the slot is led.
+    """A worker's copy of the fleet's settings, and their writer where their slot is led.
 
-    default: what acts without any. first: what the broker URL says, for a fleet that never had settings.
-    check: raises Refused when a group is not coordinated here. Raises: InvalidConfig (first).
+    default: the settings without any set. first: the broker URL's, for a fleet that never had settings.
+    check: raises Refused when a group is not coordinated here. Raises InvalidConfig (first).
     """
 
     default: FleetConfig
@@ -172,10 +173,10 @@ class FleetSettings:
         self._task: asyncio.Task[None] | None = None
         self.slot = group_slot(NAME, self.directory.slots)
         self.acting = self.default.changed(self.first)
-        """What this worker acts by: until it hears more, what its URL says."""
+        """The settings that this worker follows: those of its URL, until it hears of others."""
 
     def on_change(self, listener: Callable[[FleetConfig], object]) -> None:
-        """Call `listener` with what acts, now and whenever that changes."""
+        """Call `listener` with the settings in effect, now and after each change."""
         self._heard.append(listener)
         listener(self.acting)
 
@@ -184,11 +185,11 @@ class FleetSettings:
         self._task = asyncio.create_task(self._ask_on(), name="settings of the fleet")
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         await cancelled(self._task)
 
     async def known(self) -> None:
-        """Returns when they are known, or after `KNOW_S`."""
+        """Wait until the settings are known, or for `KNOW_S`."""
         if self._known.is_set():
             return
         try:
@@ -200,11 +201,11 @@ class FleetSettings:
     # --- what is asked --------------------------------------------------------------------------------------------
 
     def entries(self) -> tuple[ConfigEntry, ...]:
-        """All settings as they act here."""
+        """Return all settings with their values in effect here."""
         return self.acting.entries(self._stored or {})
 
     async def refresh(self) -> None:
-        """Hear of what has been set by now, if who leads the slot can be asked."""
+        """Fetch the present settings, if the slot's leader can be asked."""
         node = self.directory.group_leader(NAME)
         if node == NOBODY or self.directory.is_me(node):
             return
@@ -216,7 +217,7 @@ class FleetSettings:
     async def alter(
         self, changes: Mapping[str, str | None], *, validate_only: bool = False, first: bool = False
     ) -> None:
-        """Set (None: unset) settings, all or none; first: only where none were ever set.
+        """Set (None: unset) settings, all or none; first: only if none were ever set.
 
         Raises: InvalidConfig, Refused, ClientError, LogError.
         """
@@ -233,7 +234,7 @@ class FleetSettings:
             await self.clock.sleep(ASK_S if self._known.is_set() else PAUSE_S)
 
     async def _offer(self) -> None:
-        """None were ever set: the URL's are."""
+        """Set the URL's settings, because none were ever set."""
         try:
             await self.alter(self.first, first=True)
         except (OSError, ClientError, LogError, Refused, InvalidConfig) as error:
@@ -242,7 +243,7 @@ class FleetSettings:
     # --- hearing ------------------------------------------------------------------------------------------------
 
     async def told(self, body: Body) -> Body:
-        """Who leads the slot tells."""
+        """Take in settings that the slot's leader tells."""
         self._hear(body)
         return {}
 
@@ -271,7 +272,8 @@ class FleetSettings:
                 listener(acting)
 
     def _effective(self, stored: Mapping[str, str]) -> FleetConfig:
-        """What acts: settings of another version's that cannot be followed are left out, with an error in the log."""
+        """Return the settings in effect. Stored settings of another version that this worker cannot follow are left
+        out, with an error in the log."""
         acting = self.default
         try:
             return acting.changed(stored)
@@ -285,7 +287,7 @@ class FleetSettings:
         return acting
 
     def _compare(self, stored: Mapping[str, str]) -> None:
-        """Say once that the URL is not heeded."""
+        """Warn once that the URL's settings are not followed."""
         differ = {name: text for name, text in self.first.items() if stored.get(name) != text}
         if differ and differ != self._warned:
             logger.warning(
@@ -298,7 +300,7 @@ class FleetSettings:
     # --- as the owner of the slot ---------------------------------------------------------------------------------
 
     async def take_up(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """The slot was claimed here, with these entries. Raises: NotLed, LogError."""
+        """Take in the settings of the slot that was claimed here. Raises NotLed, LogError."""
         value = next((value for key, value in entries if key == KEY), None)
         stored: dict[str, str] | None = None
         if value is not None:
@@ -314,12 +316,12 @@ class FleetSettings:
         self._tell()
 
     async def answer(self, _: Body) -> Body:
-        """What is set, where the slot is led. Raises: Refused."""
+        """Return the settings, at the worker that leads their slot. Raises: Refused."""
         self.check(NAME)
         return self._told()
 
     async def answer_set(self, body: Body) -> Body:
-        """Set some, where the slot is led. Raises: Refused, InvalidConfig, LogError."""
+        """Set settings, where the slot is led. Raises Refused, InvalidConfig, LogError."""
         self.check(NAME)
         changes = {str(name): None if text is None else str(text) for name, text in body["changes"].items()}
         async with self._writing:
@@ -327,7 +329,7 @@ class FleetSettings:
             if body["first"] and self._stored is not None:
                 return self._told()
             wanted = {name: text for name, text in {**before, **changes}.items() if text is not None}
-            # What a later version's workers set is kept, as long as nobody touches it.
+            # Settings from workers of a later version are kept, as long as no change names them.
             self.default.changed(
                 {name: text for name, text in wanted.items() if name in FLEET_CONFIGS or name in changes}
             )

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages.records import AbortedTransaction
 
 ENTRY_BYTES: Final = 400
-"""What a chunk takes besides its records, for a few batches."""
+"""Bytes of memory that a chunk takes besides its records, with a few batches."""
 BATCH_BYTES: Final = 150
-"""What each batch takes besides."""
+"""Bytes of memory that each batch takes in addition."""
 EPOCH_AT: Final = 12
 EPOCH_BYTES: Final = 4
 
 
 class ChunkSlice(NamedTuple):
-    """Whole batches that follow each other. aborted: those of them that belong to aborted transactions.
+    """Consecutive whole batches. aborted: those of them that belong to aborted transactions.
 
-    epoch: leader epoch under which the last of them was written, or one behind it; −1: not known.
+    epoch: leader epoch under which the last of them, or a later batch, was written; −1: not known.
     """
 
     records: bytes
@@ -33,9 +33,10 @@ class ChunkSlice(NamedTuple):
 
 
 class LogChunk:
-    """Batches that follow each other in the log; offsets between them are missing there.
+    """Consecutive batches of the log; offsets between them are missing there.
 
-    end: the offset behind the last one. epoch: the leader epoch under which that was written. size: bytes in memory.
+    end: the offset behind the last one. epoch: the leader epoch under which the last one was written. size: bytes in
+    memory.
     """
 
     __slots__ = ("_firsts", "_positions", "aborted", "batches", "end", "epoch", "records", "size")
@@ -52,7 +53,8 @@ class LogChunk:
         self._positions = [*[header.position for header in headers], last.position + last.size]
 
     def read(self, offset: int, max_bytes: int) -> ChunkSlice:
-        """Batches from the one that holds `offset`, or the next one, on: at least one; `offset` is below `end`."""
+        """Return batches from the one that holds `offset`, or the next one, on: at least one; `offset` must be below
+        `end`."""
         first = max(0, bisect_right(self._firsts, offset) - 1)
         first += self.batches[first].last < offset
         positions = self._positions
@@ -68,14 +70,14 @@ class LogChunk:
 
 
 class Parsed(NamedTuple):
-    """What an answer holds. damage: why it ends where it does, if its bytes are not what they should be."""
+    """Content of an answer. damage: the reason why the content ends early, if the answer's bytes are damaged."""
 
     chunk: LogChunk | None
     damage: str | None
 
 
 def parse(records: bytes, offset: int, aborted: Sequence[AbortedTransaction] = ()) -> Parsed:
-    """Batches of an answer from `offset` on, up to the first damaged one; checksums are checked.
+    """Return the batches of an answer from `offset` on, up to the first damaged one; checksums are checked.
 
     A batch that the broker cut off at the end is left out.
     """
@@ -103,12 +105,12 @@ def parse(records: bytes, offset: int, aborted: Sequence[AbortedTransaction] = (
 
 
 def leader_epoch(records: bytes, position: int = 0) -> int:
-    """The epoch of the leader that took in the batch at `position`; −1: it does not say."""
+    """Return the epoch of the leader that took in the batch at `position`; −1: not stated."""
     return int.from_bytes(records[position + EPOCH_AT : position + EPOCH_AT + EPOCH_BYTES], signed=True)
 
 
 def aborted_batches(headers: Iterable[BatchHeader], transactions: Sequence[AbortedTransaction]) -> tuple[LogBatch, ...]:
-    """The batches of aborted transactions: from each one's first offset up to its producer's next marker."""
+    """Return the batches of aborted transactions: from each one's first offset up to its producer's next marker."""
     ahead = sorted(transactions, key=lambda one: one.first_offset, reverse=True)
     aborting: set[int] = set()
     among: list[LogBatch] = []

@@ -1,7 +1,7 @@
-"""The ends of all followed partitions' logs: which broker watches which buffer, and what its answers mean.
+"""The ends of all followed partitions' logs: the broker that watches each buffer, and the handling of its answers.
 
     homeless ──leader found──→ with a `Watch` ──it is not the leader, it does not answer──→ homeless
-    any ──`stop`, nobody reads this isolation level any more──→ gone
+    any ──`stop`, no reader of this isolation level any more──→ gone
 
 A buffer that failed rests before it is asked about again, twice as long each time, up to two seconds.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flowshare.protocol.messages import FetchedLog
 
 LOOK_PAUSE_S: Final = 0.1
-"""Time between two looks for leaders, doubled up to `LOOK_PAUSE_MAX_S` while some are not found."""
+"""Time, in s, between two looks for leaders, doubled up to `LOOK_PAUSE_MAX_S` while some are not found."""
 LOOK_PAUSE_MAX_S: Final = 0.8
 
 logger = logging.getLogger(__name__)
@@ -59,20 +59,20 @@ class Ends:
         self._finding: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching all logs."""
         await cancelled(self._finding)
         for watch in self._watches.values():
             await watch.close()
 
     def start(self, buffer: ReadBuffer) -> None:
-        """Watch a buffer from its tail's end on; it may be watched already, from another place."""
+        """Watch a buffer from its tail's end on, also one watched from another place until now."""
         if buffer in self._at:
             self.wake(buffer)
         elif buffer not in self._homeless and not self._settle(buffer):
             self._lose([buffer])
 
     def stop(self, buffers: Iterable[ReadBuffer]) -> None:
-        """Watch these no more."""
+        """Stop watching these buffers."""
         for buffer in buffers:
             self._homeless.pop(buffer, None)
             watch = self._at.pop(buffer, None)
@@ -80,7 +80,7 @@ class Ends:
                 watch.remove(buffer)
 
     def wake(self, buffer: ReadBuffer) -> None:
-        """A buffer is not paused any more."""
+        """Go on with a buffer that is paused no more."""
         watch = self._at.get(buffer)
         if watch is not None:
             watch.wake(buffer)
@@ -88,12 +88,12 @@ class Ends:
     # --- answers --------------------------------------------------------------------------------------------------
 
     def end(self, buffer: ReadBuffer) -> int:
-        """The log's end as far as is known: nothing has to be sent from there."""
+        """Return the log's end as far as known: no records need to be sent from there."""
         followed = self._registry.of(buffer)
         return followed.offsets().high_watermark if followed is not None and followed.known else 0
 
     def watched(self, buffer: ReadBuffer, offset: int, answer: FetchedLog) -> None:
-        """What follows `offset`, or why there is none."""
+        """Take in a broker's answer: the records that follow `offset`, or the reason why there are none."""
         followed = self._registry.of(buffer)
         tail = buffer.tail
         if followed is None or tail is None:
@@ -118,7 +118,7 @@ class Ends:
         self._unwatch_idle(followed, buffer)
 
     def looked(self, buffer: ReadBuffer, answer: FetchedLog) -> None:
-        """The bounds, or why there are none."""
+        """Take in a log's bounds, or the reason why the answer has none."""
         followed = self._registry.of(buffer)
         if followed is None:
             self.stop([buffer])
@@ -128,7 +128,7 @@ class Ends:
             self._registry.told(followed, answer)
 
     def lost(self, buffers: Sequence[ReadBuffer], error: Exception) -> None:
-        """The broker does not answer; somebody else may lead these by now."""
+        """Look for other leaders of these buffers, because their broker does not answer."""
         if buffers:
             logger.info("the ends of %d logs are looked for elsewhere: %s", len(buffers), error)
         for buffer in buffers:
@@ -149,7 +149,7 @@ class Ends:
         self._lose([buffer])
 
     def _cut(self, followed: Followed, end: int) -> None:
-        """Records at the log's end were lost with a leader."""
+        """Note that records at the log's end were lost with a leader."""
         old = followed.offsets()
         start = min(old.log_start, end)
         cut = LogOffsets(log_start=start, high_watermark=end, last_stable=min(old.last_stable, end))
@@ -164,7 +164,7 @@ class Ends:
         self._rest(buffer)
 
     def _unwatch_idle(self, followed: Followed, buffer: ReadBuffer) -> None:
-        """Read one isolation level ahead if the other is the only one that is read."""
+        """Stop reading ahead an isolation level that is not read, if the other one is."""
         idle_s = self._registry.settings.idle_s
         other = followed.buffers.get(not buffer.committed)
         if other is None or other.tail is None or self._clock.monotonic() - buffer.used_s < idle_s:
@@ -176,7 +176,7 @@ class Ends:
     # --- who leads --------------------------------------------------------------------------------------------------
 
     def _settle(self, buffer: ReadBuffer) -> bool:
-        """Give the buffer to the watch of its leader, if that is known."""
+        """Give the buffer to the watch of its leader; False if the leader is not known."""
         node = self._cluster.topology.leader(buffer.topic, buffer.partition)
         if node == NOBODY:
             return False
@@ -207,7 +207,7 @@ class Ends:
             self._clock.call_later(pause_s, lambda: watch.wake(buffer))
 
     def _lose(self, buffers: Iterable[ReadBuffer]) -> None:
-        """Find out who leads these."""
+        """Find the leaders of these buffers."""
         for buffer in buffers:
             self.stop([buffer])
             self._homeless[buffer] = None

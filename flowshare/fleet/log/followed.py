@@ -1,7 +1,7 @@
-"""The followed partitions, those that this worker leads share-partitions of: bounds as they are known, and buffers.
+"""The followed partitions, those that this worker leads share-partitions of: their known bounds, and buffers.
 
 Bounds only grow, because answers of different requests come in any order and a new leader may for a moment know less
-than the old one (KIP-207); they are set back by `found` alone, when the brokers said that the log has been cut.
+than the old one (KIP-207); only `found` sets them back, when the brokers said that the log has been cut.
 
 `FollowedLogs` has all of them, and tells when one moves on or is cut.
 """
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Followed:
     """A followed partition.
 
-    committed: the isolation level that is read first. refs: how many follow it. syncing: asks the brokers for its
-    bounds. failures: of that, in a row.
+    committed: the isolation level that is read first. refs: the number of its followers. syncing: the task that asks
+    the brokers for its bounds. failures: of that task, in a row.
     """
 
     def __init__(self, topic: str, partition: int, *, committed: bool = False) -> None:
@@ -43,27 +43,27 @@ class Followed:
         self.topic_id: uuid.UUID | None = None
         self.syncing: asyncio.Task[None] | None = None
         self.buffers: dict[bool, ReadBuffer] = {}
-        """By whether they are of committed records."""
+        """Buffers by isolation level; True: of committed records."""
         self._offsets: LogOffsets | None = None
 
     @property
     def known(self) -> bool:
-        """Whether the bounds are known."""
+        """True if the bounds are known."""
         return self._offsets is not None
 
     def offsets(self) -> LogOffsets:
-        """The bounds. Raises: UnknownTopic."""
+        """Return the bounds. Raises UnknownTopic."""
         if self._offsets is None:
             raise UnknownTopic(f"{self.topic}-{self.partition}: its offsets are not known here now; try again later")
         return self._offsets
 
     def end(self, *, committed: bool) -> int:
-        """The offset behind what an isolation level may read."""
+        """Return the offset behind the last record that an isolation level may read."""
         offsets = self.offsets()
         return offsets.last_stable if committed else offsets.high_watermark
 
     def told(self, log_start: int, high_watermark: int, last_stable: int) -> bool:
-        """Take over what an answer says, −1: nothing; whether something has moved on."""
+        """Take over an answer's bounds (−1: not stated); True if a bound moved on."""
         old = self._offsets
         if old is None:
             return False
@@ -78,7 +78,7 @@ class Followed:
     def found(self, offsets: LogOffsets, *, before: int) -> bool:
         """Take over bounds that were asked for when the log was known to end at `before` (−1: not known).
 
-        Returns whether the log has been cut; only then are the bounds set back.
+        Returns True if the log has been cut; only then are the bounds set back.
         """
         cut = offsets.high_watermark < before
         if cut or self._offsets is None:
@@ -90,7 +90,7 @@ class Followed:
         return cut
 
     def lose(self) -> None:
-        """The topic is gone, or is another one now."""
+        """Forget bounds and buffers: the topic is gone, or is another one now."""
         self._offsets = None
         self.topic_id = None
         for buffer in self.buffers.values():
@@ -99,13 +99,13 @@ class Followed:
 
 
 CutListener = Callable[[str, int, int], object]
-"""Told topic, partition and the offset at which the log ends since records at its end were lost."""
+"""Gets topic, partition and the log's new end after records at its end were lost."""
 
 logger = logging.getLogger(__name__)
 
 
 class FollowedLogs:
-    """By topic and partition."""
+    """Followed partitions by topic and partition."""
 
     def __init__(self, memory: Memory, clock: Clock, settings: LogSettings) -> None:
         self.memory = memory
@@ -116,23 +116,23 @@ class FollowedLogs:
         self.cut_listeners: list[CutListener] = []
 
     def find(self, topic: str, partition: int) -> Followed:
-        """A followed partition. Raises: UnknownTopic."""
+        """Return a followed partition. Raises UnknownTopic."""
         followed = self.by_place.get((topic, partition))
         if followed is None:
             raise UnknownTopic(f"{topic}-{partition} is not read by this worker")
         return followed
 
     def of(self, buffer: ReadBuffer) -> Followed | None:
-        """The followed partition that a buffer belongs to; None when the buffer is not in use any more."""
+        """Return the followed partition that a buffer belongs to; None when the buffer is not in use any more."""
         followed = self.by_place.get((buffer.topic, buffer.partition))
         return followed if followed is not None and followed.buffers.get(buffer.committed) is buffer else None
 
     def of_topic(self, topic: str) -> list[Followed]:
-        """The followed partitions of a topic."""
+        """Return the followed partitions of a topic."""
         return [followed for followed in self.by_place.values() if followed.topic == topic]
 
     def buffer(self, followed: Followed, *, committed: bool) -> ReadBuffer:
-        """The buffer of an isolation level."""
+        """Return the buffer of an isolation level."""
         buffer = followed.buffers.get(committed)
         if buffer is None:
             self.memory.buffers += 1
@@ -147,19 +147,19 @@ class FollowedLogs:
         return buffer
 
     def drop(self, followed: Followed) -> list[ReadBuffer]:
-        """Forget what is known of a partition; its buffers that were."""
+        """Forget bounds and buffers of a partition; return its former buffers."""
         buffers = list(followed.buffers.values())
         self.memory.buffers -= len(buffers)
         followed.lose()
         return buffers
 
     def told(self, followed: Followed, answer: FetchedLog) -> None:
-        """Take over the bounds of an answer, and tell if they have moved."""
+        """Take over the bounds of an answer, and tell listeners if they moved."""
         if followed.told(answer.log_start, answer.high_watermark, answer.last_stable):
             self.moved(followed)
 
     def found(self, followed: Followed, offsets: LogOffsets, *, before: int) -> None:
-        """Take over bounds that were asked for when the log was known to end at `before`, and tell."""
+        """Take over bounds that were asked for when the log was known to end at `before`, and tell listeners."""
         if followed.found(offsets, before=before):
             logger.warning(
                 "the log was cut: records at its end were lost with a leader topic=%s partition=%d end=%d",
@@ -175,7 +175,7 @@ class FollowedLogs:
         self.moved(followed)
 
     def moved(self, followed: Followed) -> None:
-        """Tell that a log has grown, or its start has moved."""
+        """Tell listeners that a log has grown, or its start has moved."""
         for listener in self.append_listeners:
             try:
                 listener(followed.topic, followed.partition)

@@ -1,13 +1,13 @@
 """`KafkaLog`: the users' topics on a Kafka, as the `Log` of a server that leads share-partitions on them.
 
-Partitions are read that somebody *follows*; their bounds are known here (`offsets` awaits nothing), are kept up to
-date by one parked fetch a broker, and what comes with it is read out of memory by all groups. See `ends.py` for the
-logs' ends, `reader.py` for the rest, `topics.py` for what topics there are.
+Only *followed* partitions are read; their bounds are known here (`offsets` awaits nothing), are kept up to date by one
+parked fetch a broker, and all groups read its records out of memory. See `ends.py` for the logs' ends, `reader.py` for
+the rest, `topics.py` for the existing topics.
 
     follow ─→ syncing ─bounds asked─→ known ─topic gone or made anew, end cut off─→ syncing …
     unfollow, as often as followed ─→ forgotten
 
-What Kafka's own tools do for topics is left to them, but for making a dead-letter topic.
+Kafka's own tools manage topics; this class only makes dead-letter topics.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class KafkaLog:
-    """Reads the topics of the Kafka behind `cluster`."""
+    """Reader of the topics of the Kafka behind `cluster`."""
 
     def __init__(
         self, cluster: Cluster, *, client_id: str = "flowshare-log", settings: LogSettings | None = None
@@ -69,11 +69,11 @@ class KafkaLog:
         self._reader = FollowedReader(self._registry, self._lookups, self._ends, resync=self._synced)
 
     async def start(self) -> None:
-        """Begin to look topics up; the cluster was started."""
+        """Begin to look topics up; start the cluster before."""
         self._topics.start()
 
     async def close(self) -> None:
-        """Read nothing any more; the cluster stays."""
+        """Stop all reading; the cluster stays open."""
         await cancelled(*self._syncing)
         self._registry.by_place.clear()
         await self._topics.close()
@@ -84,15 +84,15 @@ class KafkaLog:
     # --- topics -------------------------------------------------------------------------------------------------
 
     def topics(self) -> Mapping[str, Topic]:
-        """Topics that are known; one that is looked for in vain is looked up at once, and from then on."""
+        """Return the known topics; a missing name is looked up at once, and from then on."""
         return self._topics
 
     async def refresh(self, names: Collection[str] = (), ids: Collection[uuid.UUID] = ()) -> None:
-        """Look up topics now, by name and by id (none at all: all that are known). Raises: StorageError."""
+        """Look up topics now, by name and by id (neither: all known ones). Raises StorageError."""
         await self._topics.refresh(names, ids)
 
     async def exists(self, topic_id: uuid.UUID) -> bool:
-        """Whether there is a topic with this id; it is known then. Raises: StorageError."""
+        """True if a topic with this id exists; the topic is known then. Raises StorageError."""
         return await self._topics.exists(topic_id)
 
     def on_topics(self, listener: TopicsListener) -> None:
@@ -102,7 +102,7 @@ class KafkaLog:
     async def create_topic(
         self, name: str, *, partitions: int = 1, configs: Mapping[str, str] = NO_CONFIGS, internal: bool = False
     ) -> Topic:
-        """Make a topic, as dead letters want one. Raises: TopicExists, InvalidTopic, StorageError, LogError."""
+        """Make a dead-letter topic. Raises TopicExists, InvalidTopic, StorageError, LogError."""
         check_name(name, internal=internal)
         request = CreateTopicRequest(name=name, partitions=partitions, configs=dict(configs))
         answer = await self._lookups.send(request, tries=1)
@@ -116,7 +116,7 @@ class KafkaLog:
     # --- writing --------------------------------------------------------------------------------------------------
 
     async def append(self, topic: str, partition: int, records: bytes) -> Appended:
-        """Give record batches to the partition's leader; what it did not confirm may be there all the same.
+        """Give record batches to the partition's leader; unconfirmed batches may be in the log all the same.
 
         Raises: UnknownTopic, CorruptBatches, RecordsTooLarge, InvalidRecord, StorageError, LogError.
         """
@@ -138,9 +138,9 @@ class KafkaLog:
     # --- following ------------------------------------------------------------------------------------------------
 
     async def follow(self, topic: str, partition: int, *, committed: bool = False) -> None:
-        """Know the bounds of a partition from now on, and read ahead at its end; ends with as many `unfollow`.
+        """Know the bounds of a partition from now on, and read ahead at its end; ended by as many `unfollow`.
 
-        committed: the isolation level that is read first. Raises: UnknownTopic, StorageError, LogError.
+        committed: the isolation level that is read first. Raises UnknownTopic, StorageError, LogError.
         """
         place = topic, partition
         followed = self._registry.by_place.get(place)
@@ -155,7 +155,7 @@ class KafkaLog:
             raise
 
     def unfollow(self, topic: str, partition: int) -> None:
-        """One less follows a partition; forget it with the last."""
+        """Remove one follower of a partition; forget the partition with the last."""
         followed = self._registry.by_place.get((topic, partition))
         if followed is None:
             return
@@ -165,28 +165,30 @@ class KafkaLog:
             self._lose(followed)
 
     def offsets(self, topic: str, partition: int) -> LogOffsets:
-        """Bounds of a followed partition as they are known here. Raises: UnknownTopic."""
+        """Return the bounds of a followed partition as known here. Raises UnknownTopic."""
         return self._registry.find(topic, partition).offsets()
 
     def dense(self, topic: str, partition: int, offset: int, end: int) -> bool:
-        """False: only records tell what compaction took, and under which leader they were written."""
+        """Return False: only records tell which offsets compaction took, and under which leader records were
+        written."""
         del topic, partition, offset, end
         return False
 
     async def bounds(self, topic: str, partition: int) -> LogOffsets:
-        """Bounds of any partition, asked of its leader. Raises: UnknownTopic, StorageError, LogError."""
+        """Return the bounds of any partition, asked of its leader. Raises UnknownTopic, StorageError, LogError."""
         await self._exists(topic, partition)
         return await self._lookups.bounds(topic, partition)
 
     async def offset_for_timestamp(self, topic: str, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
-        """First (offset, timestamp) with timestamp ≥ `timestamp_ms`, or None. Raises: UnknownTopic, StorageError."""
+        """Return the first (offset, timestamp) with timestamp ≥ `timestamp_ms`, or None. Raises UnknownTopic,
+        StorageError."""
         await self._exists(topic, partition)
         return await self._lookups.at_time(topic, partition, timestamp_ms)
 
     async def divergence(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
-        """The highest leader epoch up to `epoch` that is in the log, and the offset behind its last record.
+        """Return the highest leader epoch up to `epoch` in the log, and the offset behind its last record.
 
-        What was read of `epoch` at that offset or behind is not in the log any more. (−1, −1): the brokers cannot tell.
+        Records read of `epoch` at that offset or behind are not in the log any more. (−1, −1): the brokers cannot tell.
         Raises: UnknownTopic, StorageError, LogError.
         """
         await self._exists(topic, partition)
@@ -195,10 +197,10 @@ class KafkaLog:
     async def read(
         self, topic: str, partition: int, offset: int, *, max_bytes: int, committed: bool = False
     ) -> ReadResult:
-        """Batches of a followed partition from `offset` on, at least one if there is one.
+        """Return batches of a followed partition from `offset` on, at least one if one exists.
 
-        committed: none past the last stable offset. A read that had to ask the brokers gives what they gave, which is
-        nothing while a new leader knows less of the log than the old one did.
+        committed: none past the last stable offset. A read that had to ask the brokers returns their answer, which is
+            empty while a new leader knows less of the log than the old one did.
         Raises: UnknownTopic, OffsetOutOfRange, CorruptBatches, StorageError, LogError.
         """
         return await self._reader.read((topic, partition), offset, max_bytes=max_bytes, committed=committed)
@@ -210,14 +212,14 @@ class KafkaLog:
     def on_cut(self, listener: CutListener) -> None:
         """Call `listener(topic, partition, end)` when records at a followed log's end were lost with a leader.
 
-        What was read at `end` and behind is not in the log any more, or is something else now.
+        Records read at `end` and behind are not in the log any more, or are other records now.
         """
         self._registry.cut_listeners.append(listener)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
     async def _exists(self, topic: str, partition: int) -> Topic:
-        """A topic that has this partition. Raises: UnknownTopic, StorageError."""
+        """Return a topic that has this partition. Raises UnknownTopic, StorageError."""
         found = self._topics.get(topic)
         if found is None or partition >= found.partitions:
             await self._topics.refresh([topic])
@@ -229,7 +231,7 @@ class KafkaLog:
         return found
 
     async def _synced(self, followed: Followed) -> None:
-        """The bounds are asked for, by whoever comes first. Raises: UnknownTopic, StorageError, LogError."""
+        """Fetch the bounds once; concurrent callers share the request. Raises UnknownTopic, StorageError, LogError."""
         await joined(self._sync(followed))
 
     def _sync(self, followed: Followed) -> asyncio.Task[None]:
@@ -249,7 +251,7 @@ class KafkaLog:
             return
         logger.info("the bounds of %s-%d are not known: %s", followed.topic, followed.partition, error)
         if isinstance(error, UnknownTopic) or self._registry.by_place.get(followed.place) is not followed:
-            return  # it is followed again when the topic comes back
+            return  # the partition is followed again when the topic comes back
         followed.failures += 1
         pause_s = backoff_s(followed.failures, SYNC_PAUSE_S, SYNC_PAUSE_MAX_S)
         self._clock.call_later(pause_s, lambda: self._sync_again(followed))

@@ -1,11 +1,10 @@
 """Questions to the leaders of partitions that are answered at once: records at an offset, bounds, times.
 
-They go over connections of their own, so that none of them waits behind a parked fetch.
+They use connections of their own, so that none of them waits behind a parked fetch.
 
-Where many logs begin and end is asked of each broker for all of its logs at once (`LogBounds`): a thousand partitions
-that fifty groups begin to read would be 150,000 questions otherwise. Who asks while a question is under way waits for
-the next one, with all others who do; a log whose broker does not say is asked about by itself, by whoever leads it
-then.
+Bounds are asked of each broker for all of its logs at once (`LogBounds`): a thousand partitions that fifty groups begin
+to read would be 150,000 questions otherwise. A caller that asks while a question is under way waits for the next one,
+with all others; a log missing from its broker's answer is asked about by itself, of its leader then.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 EMPTY_WAIT_MS: Final = 100
-"""How long a broker waits for records that are said to be there: a new leader may know less than the old one."""
+"""Time, in ms, that a broker waits for records that should be there: a new leader may know less than the old one."""
 TRIES: Final = 3
-"""How often is asked what may be asked twice: a connection that nobody used for a while may be gone."""
+"""The most tries of a repeatable question: a connection that was unused for a while may be gone."""
 
 ERRORS: Final[dict[ErrorCode, type[LogError]]] = {
     ErrorCode.OFFSET_OUT_OF_RANGE: OffsetOutOfRange,
@@ -68,7 +67,7 @@ ERRORS: Final[dict[ErrorCode, type[LogError]]] = {
     ErrorCode.INVALID_TOPIC_EXCEPTION: InvalidTopic,
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: LogError,
 }
-"""What brokers say in the log's own words; StorageError is what may go by itself."""
+"""Errors of brokers as errors of the log; all others are StorageError, which may pass by itself."""
 ADVICE: Final[dict[ErrorCode, str]] = {
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "grant the workers' user READ and DESCRIBE on the topic (and WRITE on a "
     "dead-letter topic); `flowshare check` prints the rules",
@@ -76,19 +75,21 @@ ADVICE: Final[dict[ErrorCode, str]] = {
 
 
 class Lookups:
-    """Asks the leaders. Every method raises LogError, StorageError when the brokers cannot answer now."""
+    """Client of the partitions' leaders. Every method raises LogError, StorageError when the brokers cannot answer
+    now."""
 
     def __init__(self, cluster: Cluster, client_id: str) -> None:
         self._connection = cluster.connect(client_id)
         self._bounds = LogBounds(cluster, client_id, self._bounds_alone)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel all questions."""
         await self._bounds.close()
         await self._connection.close()
 
     async def send(self, request: Request[R], *, tries: int = TRIES) -> R:
-        """An answer, with whatever error is in it; 1 try for what is not to be done twice. Raises: StorageError."""
+        """Return an answer, its error included; tries: 1 for requests that must not be repeated. Raises
+        StorageError."""
         clock, settings = self._connection.cluster.clock, self._connection.cluster.settings
         for left in reversed(range(tries)):
             try:
@@ -102,7 +103,7 @@ class Lookups:
     async def records(
         self, topic: str, partition: int, offset: int, *, max_bytes: int, committed: bool
     ) -> tuple[FetchedLog, Parsed]:
-        """What lies at an offset, at least one batch if there is one."""
+        """Read the records at an offset, at least one batch if one exists."""
         asked = FetchPartition(topic, partition, offset, max_bytes)
         request = FetchRequest(partitions=(asked,), max_wait_ms=EMPTY_WAIT_MS, max_bytes=max_bytes, committed=committed)
         answer = await self.send(request)
@@ -112,7 +113,7 @@ class Lookups:
         return part, parse(part.records, offset, part.aborted)
 
     async def bounds(self, topic: str, partition: int) -> LogOffsets:
-        """Where a partition's log begins and ends now."""
+        """Return the present bounds of a partition's log."""
         return await self._bounds.of(topic, partition)
 
     async def _bounds_alone(self, topic: str, partition: int) -> LogOffsets:
@@ -125,13 +126,13 @@ class Lookups:
         return LogOffsets(log_start=min(start, stable), high_watermark=max(high, stable), last_stable=stable)
 
     async def at_time(self, topic: str, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
-        """First (offset, timestamp) with timestamp ≥ `timestamp_ms`, or None."""
+        """Return the first (offset, timestamp) with timestamp ≥ `timestamp_ms`, or None."""
         answer = await self.send(ListOffsetsRequest(topic=topic, partition=partition, timestamp_ms=timestamp_ms))
         check(answer.error, answer.message, f"finding the time {timestamp_ms} in {topic}-{partition}")
         return None if answer.offset < 0 else (answer.offset, answer.timestamp_ms)
 
     async def divergence(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
-        """The highest leader epoch up to `epoch` that is in the log, and where its records end; (−1, −1): none."""
+        """Return the highest leader epoch up to `epoch` in the log, and the end of its records; (−1, −1): none."""
         try:
             answer = await self.send(OffsetForLeaderEpochRequest(topic=topic, partition=partition, leader_epoch=epoch))
         except StorageError as error:
@@ -149,7 +150,7 @@ class Lookups:
 
 
 def check(code: ErrorCode, message: str | None, about: str) -> None:
-    """Nothing for NONE. Raises: LogError, of the class that stands for the code."""
+    """Check an error code. Raises LogError, of the class that stands for the code, unless it is NONE."""
     if code is ErrorCode.NONE:
         return
     kind: Any = ERRORS.get(code, StorageError)
@@ -159,9 +160,9 @@ def check(code: ErrorCode, message: str | None, about: str) -> None:
 
 
 async def joined(task: asyncio.Task[T]) -> T:
-    """What a task gives to all who wait for it; whoever goes away does not end it.
+    """Wait for a task and return its result. Many may wait for one task; cancelling a waiter does not cancel the task.
 
-    Raises: StorageError when somebody else has ended it, and whatever it raises.
+    Raises: StorageError when the task was cancelled; and the task's own errors.
     """
     await asyncio.wait([task])
     if task.cancelled():
@@ -170,9 +171,9 @@ async def joined(task: asyncio.Task[T]) -> T:
 
 
 AT_ONCE: Final = 1_000
-"""Logs in one question."""
+"""The most logs in one question."""
 ALONE_AT_ONCE: Final = 64
-"""Logs that are asked about by themselves at a time."""
+"""The most logs that are asked about by themselves at a time."""
 
 Answers = dict[Where, "asyncio.Future[LogOffsets | None]"]
 
@@ -180,7 +181,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogBounds:
-    """alone: asks about one log, whoever leads it; raises LogError."""
+    """Asks brokers for the bounds of many logs at once. alone: asks a log's leader about one log; raises LogError."""
 
     def __init__(self, cluster: Cluster, client_id: str, alone: Callable[[str, int], Awaitable[LogOffsets]]) -> None:
         self._cluster = cluster
@@ -192,13 +193,13 @@ class LogBounds:
         self._lines: dict[int, BrokerConnection] = {}
 
     async def close(self) -> None:
-        """Ask nothing any more."""
+        """Stop asking."""
         await cancelled(*self._tasks.values())
         for line in self._lines.values():
             await line.close()
 
     async def of(self, topic: str, partition: int) -> LogOffsets:
-        """As they are after the call. Raises: LogError."""
+        """Return a log's bounds as they are after the call. Raises LogError."""
         node = self._cluster.topology.leader(topic, partition)
         found = None if node == NOBODY else await asyncio.shield(self._answer(node, (topic, partition)))
         if found is not None:
@@ -207,7 +208,7 @@ class LogBounds:
             return await self._alone(topic, partition)
 
     def _answer(self, node: int, where: Where) -> asyncio.Future[LogOffsets | None]:
-        """What the next question to a broker will give; None: nothing."""
+        """Return the bounds that the next request to a broker will bring, as a future; result None: it brought none."""
         coming = self._coming.setdefault(node, {})
         answer = coming.get(where)
         if answer is None:
@@ -217,7 +218,7 @@ class LogBounds:
         return answer
 
     async def _run(self, node: int) -> None:
-        """Ask until nobody waits."""
+        """Ask a broker until no caller waits."""
         asked: Answers = {}
         try:
             while coming := self._coming.pop(node, None):
@@ -235,7 +236,7 @@ class LogBounds:
                     answer.set_result(None)
 
     async def _ask(self, node: int, wheres: Sequence[Where]) -> Sequence[LogOffsets | None]:
-        """One after the other, so that a log may only have grown in between."""
+        """Ask for the bounds one after the other, so that a log may only have grown in between."""
         line = self._lines.get(node)
         if line is None:
             line = self._lines[node] = BrokerConnection(self._cluster, node, self._client_id)

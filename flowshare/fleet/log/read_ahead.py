@@ -1,23 +1,23 @@
-"""`ReadBuffer`: what of one partition is in memory for one isolation level, and how it is to go on.
+"""`ReadBuffer`: the records of one partition in memory for one isolation level, and the plan for reading on.
 
-One run, the *tail*, is what the parked fetch of the partition's leader fills: its end is the buffer's read position.
+One run, the *tail*, is filled by the parked fetch of the partition's leader: its end is the buffer's read position.
 
-    OFF       no tail: nobody reads this isolation level at the log's end
+    OFF       no tail: this isolation level has no reader at the log's end
     WATCHED   the tail's end is asked about all the time
-    PAUSED    the tail is full of what nobody has read yet; it goes on when a quarter of its share is left unread
+    PAUSED    the tail is full of unread records; it goes on when a quarter of its share is left unread
 
-OFF → WATCHED when a read comes to the log's end; back when nobody has read for a while. WATCHED → PAUSED only when more
-than half of the share is unread, so all readers are behind the tail's end and nobody waits there for what is next.
-PAUSED → WATCHED also when somebody comes to the tail's end by another way, because memory for all ran short and the
-tail was emptied.
+OFF → WATCHED when a read comes to the log's end; back when there was no read for a while. WATCHED → PAUSED only when
+more than half of the share is unread, so all readers are behind the tail's end and none waits there for the next
+record. PAUSED → WATCHED also when a reader comes to the tail's end by another way, because memory for all ran short and
+the tail was emptied.
 The other runs are *cold*: older places where some group reads, filled one stretch ahead of it. When a cold run comes to
-the log's end it becomes the tail, unless a tail is there that goes on from where the run ends.
+the log's end it becomes the tail, unless a tail goes on from the run's end.
 
-A `BufferedRun` is a stretch of one partition's log that lies in memory, read at its front and filled at its end. Chunks
-go at the front only, so that a run never has a hole of its own:
+A `BufferedRun` is a stretch of one partition's log in memory, read at its front and filled at its end. Chunks go at the
+front only, so that a run never has a hole of its own:
 
-    start ≤ given ≤ end        offsets; [start, end) is here but for what is missing in the log itself
-    ahead                      bytes behind `given`, the furthest that anybody has read
+    start ≤ given ≤ end        offsets; [start, end) is here but for offsets missing in the log itself
+    ahead                      bytes behind `given`, the furthest that any reader has read
 
 All partitions together keep no more than a bound in memory (`Memory`): the runs that were read longest ago go first.
 """
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from flowshare.fleet.log.settings import LogSettings
 
 COLD_MAX: Final = 4
-"""Older places of one partition at which groups read."""
+"""The most older places of one partition at which groups read."""
 COLD_STRETCHES: Final = 3
-"""Stretches that a cold run holds: one that is read, one ahead, and what others may still want."""
+"""Stretches that a cold run holds: one that is read, one ahead, and one for other readers."""
 
 
 class ReadBuffer:
     """Runs of one partition and isolation level.
 
-    used_s: when it was read last. rests_until_s: it is not asked about before. failures: in a row. damaged_at: where
-    damaged records were met, −1: nowhere. starved: the last answer had no room for the batch that comes next.
+    used_s: time of the last read. rests_until_s: time before which no broker is asked about it. failures: in a row.
+    damaged_at: the offset of damaged records, −1: none. starved: the last answer had no room for the next batch.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ReadBuffer:
         self._stretch_bytes = stretch_bytes
 
     def read(self, offset: int, max_bytes: int) -> ChunkSlice | None:
-        """Batches from the one that holds `offset`, or the next one, on; None when they are not here."""
+        """Return batches from the one that holds `offset`, or the next one, on; None when they are not in memory."""
         run = self._covering(offset)
         if run is None:
             return None
@@ -78,7 +78,8 @@ class ReadBuffer:
         return piece
 
     def given(self, piece: ChunkSlice) -> None:
-        """Somebody has this, from wherever: a paused tail goes on when its readers come near its end."""
+        """Note that a reader has this piece, from memory or not: a paused tail goes on when its readers come near its
+        end."""
         tail = self.tail
         if not self.paused or tail is None or not piece.batches:
             return
@@ -87,7 +88,7 @@ class ReadBuffer:
             self.paused = False
 
     def wants_more(self, end: int) -> BufferedRun | None:
-        """The cold run that was read last, if it should be filled further; `end`: where the log ends."""
+        """Return the cold run that was read last, if it should be filled further; `end`: the log's end."""
         if not self.cold:
             return None
         run = self.cold[0]
@@ -97,7 +98,7 @@ class ReadBuffer:
         return run
 
     def run_for(self, offset: int) -> BufferedRun:
-        """The run that is to be filled so that `offset` can be read: one that ends there, else a new one."""
+        """Return the run to fill so that `offset` can be read: one that ends there, else a new one."""
         if self.tail is not None and self.tail.end == offset:
             return self.tail
         for run in self.cold:
@@ -114,7 +115,7 @@ class ReadBuffer:
         return run
 
     def add(self, run: BufferedRun, chunk: LogChunk) -> None:
-        """The run goes on. More of the tail than its share is not asked for until it is read."""
+        """Add a chunk to the run. A tail beyond its share pauses until it is read."""
         allowance = self._memory.allowance
         tail = run is self.tail
         self._memory.add(run, chunk, kept=allowance if tail else self._cold_bytes)
@@ -122,20 +123,20 @@ class ReadBuffer:
             self.paused = True
 
     def reached_end(self, run: BufferedRun) -> bool:
-        """A run has come to the log's end; whether it has become the tail by that."""
+        """Handle a run that came to the log's end; True if it became the tail."""
         tail = self.tail
         if run is tail or run not in self.cold:
             return False
         if tail is not None and tail.start <= run.end <= tail.end:
             if tail.end == run.end and tail.epoch < 0:
-                tail.epoch = run.epoch  # so that the brokers can tell when what lies before the tail was lost
+                tail.epoch = run.epoch  # so that the brokers can tell when records before the tail were lost
             return False
         self.cold.remove(run)
         self.watch_from(run)
         return True
 
     def watch_from(self, run: BufferedRun) -> None:
-        """Make this run the tail; what was the tail goes on as a place where somebody may read."""
+        """Make this run the tail; the former tail goes on as a cold run."""
         if self.tail is not None:
             self.cold.insert(0, self.tail)
             for surplus in self.cold[COLD_MAX:]:
@@ -144,16 +145,16 @@ class ReadBuffer:
         self.paused = False
 
     def holds(self, run: BufferedRun) -> bool:
-        """Whether the run is still one of these."""
+        """True if the buffer still has this run."""
         return run is self.tail or run in self.cold
 
     def unwatch(self) -> None:
-        """Nobody reads here; forget everything."""
+        """Forget everything, because there are no readers."""
         self.clear()
         self.tail = None
 
     def cut(self, log_start: int, end: int) -> None:
-        """Nothing is there at `end` and behind, nor before the log start: go on from within."""
+        """Forget the records from `end` on and before the log start; go on from within."""
         for run in tuple(self.cold):
             self._memory.cut(run, end)
             if run.end <= log_start or run.start == run.end:
@@ -168,7 +169,7 @@ class ReadBuffer:
         self.paused = False
 
     def clear(self) -> None:
-        """Forget what is in memory."""
+        """Forget all records in memory."""
         for run in tuple(self.cold):
             self._forget(run)
         if self.tail is not None:
@@ -193,7 +194,8 @@ class ReadBuffer:
 
 
 class Memory:
-    """size: bytes of all runs, at most `ahead_bytes` behind each call. buffers: how many share them."""
+    """The memory bound of all buffers. size: bytes of all runs, at most `ahead_bytes` after each call. buffers: their
+    number."""
 
     def __init__(self, settings: LogSettings) -> None:
         self._settings = settings
@@ -209,12 +211,12 @@ class Memory:
         return max(settings.ahead_least_bytes, min(share, settings.ahead_partition_bytes))
 
     def used(self, run: BufferedRun) -> None:
-        """Somebody reads it."""
+        """Note that a run is being read."""
         self._by_use[run] = None
         self._by_use.move_to_end(run)
 
     def add(self, run: BufferedRun, chunk: LogChunk, *, kept: int) -> None:
-        """The run goes on; what was read of it goes as far as it is larger than `kept`."""
+        """Add a chunk to the run; read chunks go as long as it is larger than `kept`."""
         run.add(chunk)
         self.size += chunk.size
         if run not in self._by_use:
@@ -229,20 +231,20 @@ class Memory:
                 del self._by_use[oldest]
 
     def cut(self, run: BufferedRun, end: int) -> None:
-        """Forget what lies at `end` and behind."""
+        """Forget the run's records from `end` on."""
         self.size -= run.cut(end)
 
     def forget(self, run: BufferedRun) -> None:
-        """The run is not wanted any more."""
+        """Forget a run that is not needed any more."""
         while size := run.drop(given_only=False):
             self.size -= size
         self._by_use.pop(run, None)
 
 
 class BufferedRun:
-    """Chunks that follow each other.
+    """Consecutive chunks.
 
-    epoch: leader epoch of the batch before `end`, −1: not known. filling: brings in what follows, if that is under way.
+    epoch: leader epoch of the batch before `end`, −1: not known. filling: the task that reads the next chunk, if any.
     """
 
     __slots__ = ("_chunks", "_ends", "_past", "_through", "ahead", "end", "epoch", "filling", "given", "size", "start")
@@ -255,15 +257,16 @@ class BufferedRun:
         self._chunks: list[LogChunk] = []
         self._ends: list[int] = []
         self._through: list[int] = []
-        """Bytes that were ever added, each chunk's included."""
+        """Bytes ever added, up to and including each chunk."""
         self._past = 0
 
     def covers(self, offset: int) -> bool:
-        """Whether what follows `offset` is here."""
+        """True if the run holds the batches from `offset` on."""
         return self.start <= offset < self.end
 
     def read(self, offset: int, max_bytes: int) -> ChunkSlice:
-        """Batches from the one that holds `offset`, or the next one, on: at least one; `offset` is covered."""
+        """Return batches from the one that holds `offset`, or the next one, on: at least one; `offset` must be
+        covered."""
         index = bisect_right(self._ends, offset)
         piece = self._chunks[index].read(offset, max_bytes)
         end = piece.batches[-1].last + 1
@@ -279,7 +282,8 @@ class BufferedRun:
         return piece
 
     def _longer(self, piece: ChunkSlice, index: int, left: int) -> tuple[ChunkSlice, int]:
-        """The piece with what fits of the chunks from `index` on, and the chunk behind the last that was used up."""
+        """Return the piece extended by fitting batches of the chunks from `index` on, and the index behind the last
+        used-up chunk."""
         pieces = [piece]
         while index < len(self._chunks) and left > 0:
             chunk = self._chunks[index]
@@ -300,7 +304,7 @@ class BufferedRun:
         return whole, index
 
     def add(self, chunk: LogChunk) -> None:
-        """Go on at the end."""
+        """Add a chunk at the end."""
         self._chunks.append(chunk)
         self._ends.append(chunk.end)
         self._past += chunk.size
@@ -311,7 +315,7 @@ class BufferedRun:
         self.epoch = chunk.epoch
 
     def drop(self, *, given_only: bool) -> int:
-        """Forget the first chunk (`given_only`: if all of it was read); how many bytes that were."""
+        """Forget the first chunk (`given_only`: only if all of it was read); return its bytes, else 0."""
         if not self._chunks or (given_only and self._ends[0] > self.given):
             return 0
         chunk = self._chunks.pop(0)
@@ -324,10 +328,10 @@ class BufferedRun:
         return chunk.size
 
     def cut(self, end: int) -> int:
-        """Forget what lies at `end` and behind; how many bytes that were."""
+        """Forget the records from `end` on; return the number of bytes."""
         before = self.size
         while self._chunks and self._chunks[-1].end > end:
-            # The part of it that stays is read again when it is wanted.
+            # The part of the chunk that stays is read again on need.
             chunk = self._chunks.pop()
             self._ends.pop()
             self._through.pop()

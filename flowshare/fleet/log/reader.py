@@ -1,4 +1,5 @@
-"""Reading a followed partition: out of memory, else by asking its leader, for all who wait for the same at once."""
+"""Reading a followed partition: out of memory, else by asking its leader once for all readers that wait for the same
+records."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ NOTHING: Final = ChunkSlice(b"", (), (), -1)
 
 
 class FollowedReader:
-    """resync: asks for the bounds of a partition again."""
+    """The reader of followed partitions. resync: asks for the bounds of a partition again."""
 
     def __init__(
         self, registry: FollowedLogs, asking: Lookups, ends: Ends, *, resync: Callable[[Followed], Awaitable[None]]
@@ -36,7 +37,7 @@ class FollowedReader:
         self._filling: set[asyncio.Task[LogChunk | None]] = set()
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel all reads."""
         await cancelled(*self._filling)
 
     async def read(self, place: tuple[str, int], offset: int, *, max_bytes: int, committed: bool) -> ReadResult:
@@ -69,7 +70,7 @@ class FollowedReader:
         )
 
     async def _missing(self, followed: Followed, buffer: ReadBuffer, offset: int, max_bytes: int) -> ChunkSlice:
-        """What is not in memory, from the leader."""
+        """Read batches that are not in memory from the partition's leader."""
         run = buffer.run_for(offset)
         task = run.filling or self._fill(followed, buffer, run, max_bytes)
         try:
@@ -88,7 +89,7 @@ class FollowedReader:
         return piece
 
     def _go_on(self, followed: Followed, buffer: ReadBuffer, end: int) -> None:
-        """Bring in what follows where somebody reads, before it is asked for."""
+        """Read on where a group reads, before it asks."""
         run = buffer.wants_more(end)
         if run is not None:
             self._fill(followed, buffer, run, 0)
@@ -110,7 +111,7 @@ class FollowedReader:
         if run.filling is task:
             run.filling = None
         if not task.cancelled():
-            task.exception()  # whoever reads on there meets it
+            task.exception()  # the next reader there meets the error
 
     async def _fetch(self, followed: Followed, buffer: ReadBuffer, run: BufferedRun, size: int) -> LogChunk | None:
         offset = run.end

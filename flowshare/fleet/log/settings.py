@@ -1,4 +1,4 @@
-"""How much a worker reads ahead, and how often it looks; durations are seconds, sizes are bytes."""
+"""Settings of a worker's reading ahead and looking up; durations are seconds, sizes are bytes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ MIB: Final = 1 << 20
 class LogSettings:
     """Settings of a `KafkaLog`.
 
-    ahead_bytes: records of all partitions that are kept in memory; one fetch's records may come on top.
+    ahead_bytes: most bytes of records of all partitions in memory; one fetch's records may come on top.
     ahead_partition_bytes: the same of one partition and isolation level; less when there are so many partitions that
         `ahead_bytes` would not do for all, but at least `ahead_least_bytes`.
-    stretch_bytes: what one read of older records brings in (max.partition.fetch.bytes).
-    watch_bytes: most that one answer about the log's ends brings (fetch.max.bytes).
-    wait_s: how long a broker may sit on a question about the log's ends (fetch.max.wait.ms).
-    look_s: how often the bounds of a partition are looked up whose records are not read now, because members lag.
-    idle_s: an isolation level of a partition that nobody has read for so long is not read ahead any more.
+    stretch_bytes: size of one read of older records (max.partition.fetch.bytes).
+    watch_bytes: largest answer about the log's ends (fetch.max.bytes).
+    wait_s: how long a broker may wait before it answers about the log's ends (fetch.max.wait.ms).
+    look_s: how often the bounds are looked up of a partition that is not read now, because members lag.
+    idle_s: time without reads after which an isolation level of a partition is not read ahead any more.
     refresh_s: how often topics are looked up (metadata.max.age.ms).
-    gone_s: a topic is taken for deleted when two looks so far apart do not find it: a broker that has just started may
+    gone_s: a topic counts as deleted when two looks this far apart do not find it: a broker that has just started may
         not know of it yet.
     topics_max: topics that are looked up at a time; the ones asked for longest ago are forgotten.
     """

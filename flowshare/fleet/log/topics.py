@@ -1,8 +1,8 @@
-"""The topics that this worker has to do with: looked up again and again, by name or by id.
+"""The topics that this worker uses: looked up again and again, by name or by id.
 
-A name becomes *wanted* when somebody looks for it: the first look says that it is not known, and the brokers are
-asked at once. What they say is believed when it is new; not believed at first is that a topic is gone (a broker that
-has just started may not know of it yet), and never that it has an id that it had before (one that was cut off).
+A name becomes *wanted* by the first look for it: that look finds nothing, and the brokers are asked at once. News from
+the brokers is believed; not believed at first is that a topic is gone (a broker that has just started may not know of
+it yet), and never that it has an id that it had before (told by a broker that was cut off).
 
     unknown ─found→ known ─not found→ doubted ─not found again, gone_s later→ unknown
                     known, doubted ─found with another id, more partitions→ known; listeners are told
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TopicsListener = Callable[[frozenset[str]], object]
-"""Told the names of topics that have appeared, grown, gone or got another id."""
+"""Gets the names of topics that have appeared, grown, gone or got another id."""
 
 OLD_IDS_MAX: Final = 16
 ADVICE: Final[Mapping[ErrorCode, str]] = {
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Topics(Mapping[str, Topic]):
-    """What is known, as a mapping; looking for a name that is not known makes it wanted."""
+    """The known topics, as a mapping; looking for an unknown name makes the name wanted."""
 
     def __init__(self, asking: Lookups, clock: Clock, settings: LogSettings) -> None:
         self._lookups = asking
@@ -90,7 +90,7 @@ class Topics(Mapping[str, Topic]):
     @overload
     def get(self, key: str, /, default: Topic | T) -> Topic | T: ...
     def get(self, key: str, /, default: Topic | T | None = None) -> Topic | T | None:
-        """The topic of this name if it is known; it is looked up from now on."""
+        """Return the topic of this name if known; the name is looked up from now on."""
         topic = self._known.get(key)
         if topic is not None:
             return topic
@@ -109,13 +109,13 @@ class Topics(Mapping[str, Topic]):
     # --- looking up ---------------------------------------------------------------------------------------------
 
     async def refresh(self, names: Collection[str] = (), ids: Collection[uuid.UUID] = ()) -> None:
-        """Look up topics now, by name and by id (none at all: all that are wanted). Raises: StorageError."""
+        """Look up topics now, by name and by id (neither: all wanted ones). Raises StorageError."""
         await self._refresh(names, ids)
         if self._doubted:
             self._alarm.set()
 
     async def exists(self, topic_id: uuid.UUID) -> bool:
-        """Whether there is a topic with this id, which is known then; two looks, gone_s apart, have to miss it.
+        """True if a topic with this id exists; the topic is known then. False only after two looks, gone_s apart.
 
         Raises: StorageError (the brokers cannot be asked, or do not say).
         """
@@ -142,7 +142,7 @@ class Topics(Mapping[str, Topic]):
             self._take(await self._by_id(tuple(ids)), ())
 
     def _look(self, names: tuple[str, ...]) -> asyncio.Task[None]:
-        """A look at these that has not begun yet, shared by all who want one meanwhile."""
+        """Return a look at these names that has not begun yet, shared by all callers that want one meanwhile."""
         task = self._coming.get(names)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._ask(names, self._looking.get(names)), name="topics")
@@ -205,7 +205,7 @@ class Topics(Mapping[str, Topic]):
                 timer.cancel()
 
     def _take(self, answer: MetadataResponse, asked: Iterable[str]) -> None:
-        """Take over what the brokers say."""
+        """Take over the brokers' answer."""
         changed: set[str] = set()
         left = set(asked)
         for found in answer.topics:
@@ -253,7 +253,7 @@ class Topics(Mapping[str, Topic]):
         del ids[:-OLD_IDS_MAX]
 
     def _refused(self, found: TopicMetadata) -> None:
-        """The brokers do not say what the topic is; what is known of it stays."""
+        """Warn once that the brokers refuse to describe a topic; the known facts stay."""
         if self._told.get(found.name) is found.error:
             return
         self._told[found.name] = found.error

@@ -1,26 +1,26 @@
 """Watching the ends of partitions' logs: one parked fetch a broker asks for all the partitions that it leads.
 
-Each (broker, isolation level) has a `Watch` with connections of its own, so that a broker that is slow or gone holds
-up nobody else. Its *main* track keeps a fetch session with the broker: a request names only what has changed since the
-last one, so that a thousand partitions cost nothing but for those that have news. Because a parked fetch cannot be
-added to, what comes to be watched meanwhile is asked about by the *guest* track, until the main one is back:
+Each (broker, isolation level) has a `Watch` with connections of its own, so that a broker that is slow or gone holds up
+no other. Its *main* track keeps a fetch session with the broker: a request names only the changes since the last one,
+so that of a thousand partitions only those with news cost anything. Because a parked fetch cannot be added to, the
+*guest* track asks about new partitions meanwhile, until the main one is back:
 
     touched ──main asks──→ in its session ──tail moved, paused, removed──→ touched
        │ main is parked
        └──guest asks, until the main track's answer is due──→ touched
     any ──error of the partition, lost connection──→ given back (`Ends.lost`)
 
-About paused buffers it is asked without waiting, once in `look_s`, for the bounds' sake.
+Paused buffers are asked about without waiting, once in `look_s`, to learn their bounds.
 
-`FetchSession` is the fetch session with one broker (KIP-227): what it was told, so that only what changes is told
-again.
+`FetchSession` is the fetch session with one broker (KIP-227): the partitions that it was told, so that only changes are
+told again.
 
     NEW ──answer with an id──→ KEPT: the next request has the epoch that follows
      │                           └──`lost`: connection or session ended──→ NEW
      └──answer without: the broker keeps no session──→ NEW; everything is told again with each request
 
-`told` is what the next request stands for as a whole, in either state; what leaves it is not forgotten before that is
-sent, though many things may be told until then.
+`told` is the whole meaning of the next request, in either state; a partition that leaves it is remembered until that
+request is sent, though many changes may be told until then.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ Where = tuple[str, int]
 """Topic and partition."""
 
 LOOK_BYTES: Final = 1
-"""Asked of a partition of which only the bounds are wanted: a broker gives at most one batch for all of them."""
+"""Bytes asked of a partition for its bounds only: a broker gives at most one batch for all of them."""
 GUEST_S: Final = 0.01
-"""So long before the main track's answer is due the guest's is: what it asked about is free then."""
+"""Time, in s, by which the guest's answer is due before the main track's: its partitions are free then."""
 TICK_S: Final = 0.001
-"""Timers may come so much too early."""
+"""Time, in s, by which timers may come too early."""
 SESSION_GONE: Final = frozenset({ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH})
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Watch:
         self._tasks: list[asyncio.Task[None]] = []
 
     def add(self, buffer: ReadBuffer) -> None:
-        """Ask about this one too."""
+        """Watch this buffer, too."""
         self._buffers[buffer.topic, buffer.partition] = buffer
         if not self._tasks:
             loop = asyncio.get_running_loop()
@@ -93,20 +93,20 @@ class Watch:
         self.wake(buffer)
 
     def remove(self, buffer: ReadBuffer) -> None:
-        """Ask about it no more; what is under way is not told."""
+        """Watch this buffer no more; answers under way are not told."""
         where = buffer.topic, buffer.partition
         if self._buffers.get(where) is buffer:
             del self._buffers[where]
             self._touched[where] = None
 
     def wake(self, buffer: ReadBuffer) -> None:
-        """The buffer has moved, is not paused any more, or has rested."""
+        """Note that the buffer has moved, is paused no more, or has rested."""
         self._touched[buffer.topic, buffer.partition] = None
         for news in self._news:
             news.set()
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel the requests."""
         await cancelled(*self._tasks)
         self._tasks = []
 
@@ -146,7 +146,7 @@ class Watch:
         self._touch(self._session.answered(answer.session_id))
         for part in answer.partitions:
             where = part.topic, part.partition
-            # Whatever the broker tells of a log, it tells again at once unless it is asked for something else.
+            # A broker repeats an answer about a log at once unless the next request asks for another offset.
             self._touched[where] = None
             if where in told:
                 self._watched(where, told[where], part)
@@ -177,7 +177,7 @@ class Watch:
             self._watched(where, place, part)
 
     async def _look(self, line: BrokerConnection, wheres: Sequence[Where]) -> None:
-        """The bounds of partitions whose records are not wanted now."""
+        """Ask for the bounds of partitions whose records are not wanted now."""
         parts = tuple(FetchPartition(*where, self._owner.end(self._buffers[where]), LOOK_BYTES) for where in wheres)
         answer = await line.send(FetchRequest(partitions=parts, max_bytes=LOOK_BYTES, committed=self._committed))
         check(answer.error, answer.message, "the fetch")
@@ -192,7 +192,7 @@ class Watch:
             self._owner.watched(buffer, place.offset, answer)
 
     async def _guarded(self, wheres: Sequence[Where], asking: Awaitable[None]) -> None:
-        """Ask about these; give them back when the broker does not answer."""
+        """Ask about these partitions; give them back when the broker does not answer."""
         try:
             await asking
         except Exception as error:
@@ -208,7 +208,7 @@ class Watch:
         self._touched.update(dict.fromkeys(wheres))
 
     def _place(self, where: Where) -> FetchPosition | None:
-        """Where the next fetch of a log begins; None when it is not to be asked about now."""
+        """Return the position of a log's next fetch; None: not to be asked about now."""
         buffer = self._buffers.get(where)
         if buffer is None or buffer.tail is None or buffer.paused or self._rests(where):
             return None
@@ -219,8 +219,8 @@ class Watch:
         return buffer is not None and buffer.rests_until_s > self._clock.monotonic() + TICK_S
 
     def _changes(self) -> dict[Where, FetchPosition | None]:
-        """What the main track has to tell the broker. A buffer that got nothing although there is something comes
-        first: a broker gives one batch that is larger than what was asked for, and only if it is the first."""
+        """Return the changes that the main track has to tell the broker. A starved buffer comes first: a broker gives a
+        batch larger than asked for only if that batch is the first."""
         news = [where for where in self._touched if where not in self._guests]
         news.sort(key=self._starved, reverse=True)
         self._touched = {where: None for where in self._touched if where in self._guests or self._rests(where)}
@@ -231,12 +231,12 @@ class Watch:
         return buffer is not None and buffer.starved
 
     def _joining(self) -> dict[Where, FetchPosition]:
-        """What the guest track can ask about while the main one is parked."""
+        """Return the positions that the guest track can ask about while the main track is parked."""
         positions = {where: self._place(where) for where in self._touched if where not in self._session.told}
         return {where: place for where, place in positions.items() if place is not None}
 
     def _due(self) -> list[Where]:
-        """Paused buffers, when it is time to look after them."""
+        """Return the paused buffers when their look is due, else none."""
         now_s = self._clock.monotonic()
         if now_s - self._looked_s < self._settings.look_s:
             return []
@@ -244,7 +244,7 @@ class Watch:
         return [where for where, buffer in self._buffers.items() if buffer.paused and where not in self._guests]
 
     async def _sleep(self, news: asyncio.Event) -> None:
-        """Until something is touched, or it is time to look."""
+        """Wait until a buffer is touched, or a look is due."""
         if not self._buffers:
             await news.wait()
             return
@@ -267,7 +267,7 @@ class Watch:
 
 
 class BrokerConnection:
-    """A connection to one broker that is opened when it is needed, and closed when it broke."""
+    """A connection to one broker that is opened on need, and closed when it breaks."""
 
     def __init__(self, cluster: Cluster, node: int, client_id: str) -> None:
         self._cluster = cluster
@@ -276,7 +276,7 @@ class BrokerConnection:
         self._connection: NodeConnection | None = None
 
     async def send(self, request: Request[R]) -> R:
-        """The answer. Raises: OSError, ClientError."""
+        """Return the answer. Raises OSError, ClientError."""
         if self._connection is None:
             self._connection = await self._cluster.open_node(self._node, self._client_id)
         try:
@@ -287,7 +287,7 @@ class BrokerConnection:
         return answer
 
     async def close(self) -> None:
-        """Close it."""
+        """Close."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
@@ -298,14 +298,14 @@ NEW: Final = (0, 0)
 
 
 class FetchPosition(NamedTuple):
-    """Where the next fetch of a log begins, and the leader epoch of what lies before, −1: not known."""
+    """The offset of a log's next fetch, and the leader epoch of the record before, −1: not known."""
 
     offset: int
     epoch: int
 
 
 class SessionRequest(NamedTuple):
-    """One request: id and epoch of the session, what has changed in it, what leaves it."""
+    """One request: id and epoch of the session, its changes, and the partitions that leave it."""
 
     session: tuple[int, int]
     changed: Mapping[Where, FetchPosition]
@@ -313,7 +313,7 @@ class SessionRequest(NamedTuple):
 
 
 class FetchSession:
-    """The session of one connection."""
+    """The fetch session of one connection."""
 
     def __init__(self) -> None:
         self.told: dict[Where, FetchPosition] = {}
@@ -321,7 +321,7 @@ class FetchSession:
         self._unsent: dict[Where, None] = {}
 
     def tell(self, news: Mapping[Where, FetchPosition | None]) -> None:
-        """Take in what the next request is to say (None: not wanted any more)."""
+        """Take in the changes for the next request (None: not wanted any more)."""
         for key, place in news.items():
             if place == self.told.get(key):
                 continue
@@ -332,7 +332,7 @@ class FetchSession:
                 self.told[key] = place
 
     def ask(self) -> SessionRequest:
-        """The next request, which is sent now."""
+        """Return the next request, to be sent now."""
         unsent, self._unsent = self._unsent, {}
         if self._session == NEW:
             return SessionRequest(NEW, dict(self.told), ())
@@ -340,7 +340,8 @@ class FetchSession:
         return SessionRequest(self._session, changed, tuple(key for key in unsent if key not in self.told))
 
     def answered(self, session_id: int) -> list[Where]:
-        """The broker has answered; what it does not remember and has to be told again."""
+        """Note that the broker has answered; return the partitions that it does not remember and has to be told
+        again."""
         if not session_id:
             return self.lost()
         epoch = self._session[1] + 1
@@ -348,7 +349,7 @@ class FetchSession:
         return []
 
     def lost(self) -> list[Where]:
-        """The broker remembers nothing; what it has to be told again."""
+        """Note that the broker remembers nothing; return the partitions that it has to be told again."""
         forgotten = list(self.told)
         self.told.clear()
         self._unsent.clear()

@@ -1,9 +1,8 @@
-"""`SlotCache`: what one process knows of its slots, on its disk, so that a restart reads only the end of their logs.
+"""`SlotCache`: the content of a process's slots on its disk, so that a restart reads only the end of their logs.
 
-It is a cache: it lags behind (`LAG_S`), nobody waits for it, and what does not fit the log is thrown away by whoever
-loads it (`fleet.state.slot`). Each write holds the entries of a slot and the reader's summary as of the same offset,
-all or none, so that what is found after a crash is a true state, if an old one. A damaged cache is removed and made
-anew.
+The cache lags behind (`LAG_S`), no caller waits for its writes, and the loader throws away content that does not fit
+the log (`fleet.state.slot`). Each write holds the entries of a slot and the reader's summary as of the same offset, all
+or none, so that a crash leaves a true state, if an old one. A damaged cache is removed and made anew.
 
     <slot, 2 bytes> s                   topic id (16 bytes), summary
     <slot, 2 bytes> e <state key>       offset of the last write (8 bytes), value
@@ -54,14 +53,14 @@ logger = logging.getLogger(__name__)
 
 
 class CachedSlot(NamedTuple):
-    """What was kept of a slot."""
+    """Cached content of a slot."""
 
     summary: Summary
     table: SlotTable
 
 
 class _Attached:
-    """A slot that is kept up to date: what has changed since it was last written."""
+    """A slot that is kept up to date, with its changes since the last write."""
 
     __slots__ = ("changed", "position", "reader")
 
@@ -77,10 +76,10 @@ class _Attached:
 
 
 class SlotCache:
-    """One directory. All methods are called on one event loop; one thread does the disk's work."""
+    """The cache in one directory. All methods are called on one event loop; one thread does the disk's work."""
 
     def __init__(self, path: Path, *, clock: Clock, topic_id: uuid.UUID) -> None:
-        """topic_id: the state topic's; what is kept of another topic is not loaded. `open` comes first."""
+        """topic_id: the state topic's; content of another topic is not loaded. Call `open` first."""
         self._path = path
         self._clock = clock
         self._topic_id = topic_id
@@ -92,7 +91,7 @@ class SlotCache:
         self.identity = ""
 
     async def open(self) -> None:
-        """Take the directory. Raises: StorageHeld, StorageError (its lock and name cannot be used)."""
+        """Take the directory. Raises StorageHeld, StorageError (its lock and name cannot be used)."""
         try:
             await self._run(self._open_blocking, self._clock.now_ms())
         except BaseException:
@@ -101,31 +100,31 @@ class SlotCache:
         self._task = asyncio.create_task(self._keep(), name="slot cache")
 
     async def load(self, slot: int) -> CachedSlot | None:
-        """What is kept of a slot; None when there is nothing that can be used."""
+        """Load a slot from the cache; None when the cache has no usable content."""
         return await self._run(self._load_blocking, slot)
 
     async def kept(self, slots: int) -> tuple[int, ...]:
-        """Of so many slots, those of which something is kept."""
+        """Return the slots below `slots` that have content in the cache."""
         return await self._run(self._kept_blocking, slots)
 
     def attach(self, slot: int, reader: SlotReader) -> None:
-        """Keep the slot as this reader goes on; it stands where the cache is, or the slot was dropped."""
+        """Keep the slot as this reader goes on; the reader stands where the cache is, or the slot was dropped."""
         attached = self._attached[slot] = _Attached(reader)
         reader.on_write = attached.note
 
     async def drop(self, slot: int) -> None:
-        """Forget what is kept of a slot."""
+        """Remove a slot from the cache."""
         self._attached.pop(slot, None)
         await self._run(self._write_blocking, slot, None, {})
 
     async def detach(self, slot: int) -> None:
-        """Write the last of a slot, and follow it no longer."""
+        """Write the last changes of a slot, and follow it no longer."""
         attached = self._attached.pop(slot, None)
         if attached is not None:
             await self._flush(slot, attached)
 
     async def close(self) -> None:
-        """Write what is left and let go of the directory. Safe to call twice."""
+        """Write all changes and release the directory. Safe to call twice."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -222,7 +221,7 @@ class SlotCache:
     def _write_blocking(
         self, slot: int, summary: Summary | None, changed: dict[bytes, tuple[int, bytes | None]]
     ) -> None:
-        """Summary None: remove all of the slot."""
+        """Write changes of a slot. summary None: remove all of the slot."""
         if self._db is None:
             return
         name = _SLOT.pack(slot)
@@ -239,7 +238,7 @@ class SlotCache:
         try:
             self._db.write(batch, WriteOptions())
         except Exception as error:  # noqa: BLE001 as above
-            # What comes later would not fit what is there.
+            # Later writes would not fit the present content.
             logger.warning("there is no local state from now on, a restart reads everything: %s", error)
             self._shut()
             shutil.rmtree(self._path / STORE_DIRECTORY, ignore_errors=True)
@@ -251,7 +250,8 @@ class SlotCache:
 
 
 def _identity(folder: OwnFolder) -> str:
-    """The name in the folder, or a new one; on a full disk that is not kept, and the next start has another.
+    """Return the name in the folder, or a new one; on a full disk the new one is not kept, and the next start has
+    another.
 
     Raises: OSError, StorageError
     """

@@ -1,20 +1,20 @@
 """`Lane`: one transactional id under which a slot's leader writes outputs, and the ledger that counts its transactions.
 
-It carries there and back; what the answers mean for settles says `slots.prepared`, and `lanes` and `outputs` act on it.
-A lane is taken over before it is used, and after everything whose outcome is not as it should be: InitProducerId shuts
-out what may still be on its way under the old epoch, completes what was decided and aborts what was not. So no
-transaction is ever aborted in another way, and none that its leader gave up can be left hanging. What coordinators of
-Kafka 4.1 and newer forget of that, empty transactions make good (`Lane._tell_ends`).
+A lane only carries requests and answers; `slots.prepared` tells what the answers mean for settles, and `lanes` and
+`outputs` act on it. A lane is taken over before it is used, and after every outcome that is not as it should be:
+InitProducerId shuts out requests still on their way under the old epoch, completes decided transactions and aborts the
+others. So no transaction is ever aborted in another way, and none that its leader gave up can be left hanging. Empty
+transactions make good the ends that coordinators of Kafka 4.1 and newer forget (`Lane._tell_ends`).
 
-Coordinators and outputs are asked over connections of their own, because a broker answers those of one connection one
-after another, and an output partition that stands still would keep back how the transaction ends.
+Coordinators and outputs are asked over connections of their own, because a broker answers the requests of one
+connection one after another, and an output partition that stands still would keep back how the transaction ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -66,42 +66,44 @@ REFUSED: Final[Mapping[ErrorCode, type[LogError]]] = {
     ErrorCode.CORRUPT_MESSAGE: CorruptBatches,
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: NotAllowed,
 }
-"""What an output is refused with for good."""
+"""Errors that refuse an output for good."""
 NOT_ALLOWED: Final = "the workers' user needs WRITE on topic {topic}; `flowshare check` prints the rules"
 FENCED: Final = frozenset(
     {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING}
 )
-"""Another producer of the transactional id came, or its coordinator has aborted what took too long."""
+"""Errors of a fenced lane: another producer of the transactional id came, or its coordinator aborted a transaction that
+took too long."""
 ABSENT: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 SEQUENCE_MASK: Final = 0x7FFFFFFF
 COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
 """States of a transactional id whose last transaction is committed, in Kafka's words."""
 ABORTED: Final = frozenset({"PrepareEpochFence", "PrepareAbort", "CompleteAbort"})
-"""The same of one that is aborted."""
+"""The same states for an aborted last transaction."""
 OPEN: Final = "Ongoing"
 PREPARED: Final = "Prepare"
-"""States begin so while what is decided is told to the partitions."""
+"""Prefix of the states in which a decision is being told to the partitions."""
 OFFSETS: Final = "__consumer_offsets"
-"""Where groups' offsets lie, ledgers too."""
+"""The topic of groups' offsets, ledgers included."""
 EMPTY: Final = LaneNote()
 SLOW_S: Final = 1.0
-"""A transaction that takes so long to begin waits for the one before to be told: it may not be told everywhere."""
+"""Time after which a transaction's slow begin means that it waits for the one before, which may not be told
+everywhere."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSettings:
-    """How outputs are written.
+    """Settings for writing outputs.
 
-    lanes_max: transactions of one slot at a time. stuck_max: lanes beside them whose coordinators, or partitions, keep
-    them from being used. joined_max, joined_bytes: settles in one of them, and outputs.
-    output_wait_s: how long a partition may take to take outputs in; rest_s: how long it is left alone after that.
+    lanes_max: transactions of one slot at a time. stuck_max: lanes beside them that their coordinators, or partitions,
+    keep from being used. joined_max, joined_bytes: settles in one transaction, and bytes of their outputs.
+    output_wait_s: how long a partition may take to accept outputs; rest_s: how long it is left alone after that.
     answer_s: how long a coordinator, or the slot's own log, may take to answer. queue_s: how long a settle waits for a
-    lane, retries included; decide_s: how long who loads a share-partition waits for what is not decided. lay_down_s:
-    how long a slot that is given away waits for its transactions. retry_backoff, retry_backoff_max: pause before a new
-    try, doubled each time. transaction_timeout_ms: after that brokers abort what nobody ends; low_timeout_ms: where
-    they allow no such time.
+    lane, retries included; decide_s: how long the loader of a share-partition waits for undecided transactions.
+    lay_down_s: how long a slot that is given away waits for its transactions. retry_backoff, retry_backoff_max: pause
+    in seconds before a new try, doubled each time. transaction_timeout_ms: after that brokers abort an open
+    transaction; low_timeout_ms: used where they refuse that time.
     """
 
     lanes_max: int = 8
@@ -121,7 +123,8 @@ class OutputSettings:
 
 
 class Piece(NamedTuple):
-    """One record batch of an output. settle, output: whose it is, by their positions; source: the output."""
+    """One record batch of an output. settle, output: their positions in the transaction and in the settle; source: the
+    output."""
 
     place: Place
     batch: bytes
@@ -132,18 +135,16 @@ class Piece(NamedTuple):
 
 
 class Blamed(LogError):
-    """Some outputs are why a transaction cannot be committed. final: they are refused for good; rest: else, whether
-    their partitions gave no answer."""
+    """Error: some outputs keep a transaction from being committed. rest: their partitions that gave no answer."""
 
-    def __init__(self, errors: Mapping[Piece, LogError], *, final: bool, rest: bool = False) -> None:
-        super().__init__("; ".join(str(error) for error in errors.values()))
+    def __init__(self, errors: Mapping[Piece, LogError], *, rest: Collection[Place] = ()) -> None:
+        super().__init__("; ".join(dict.fromkeys(str(error) for error in errors.values())))
         self.errors = errors
-        self.final = final
         self.rest = rest
 
 
 def pieces_of(output: Output, index: int) -> list[Piece]:
-    """The batches of an output, of which a broker takes one at a time. Raises: CorruptBatches."""
+    """Return the batches of an output; a broker takes one at a time. Raises CorruptBatches."""
     try:
         headers = check_batches(output.records)
     except DecodeError as error:
@@ -158,9 +159,9 @@ def pieces_of(output: Output, index: int) -> list[Piece]:
 class Lane:
     """One lane of one slot. All methods are called on one event loop, one at a time.
 
-    epoch: of the claim under which the slot is led. connect: opens a connection to the cluster. exists: None, or why
-    what an output was made for is not there (any more); True: the brokers are asked anew. keep: has the slot's log
-    say this of the lane, and raises StorageError, NotLed. note: what it says.
+    epoch: of the claim under which the slot is led. connect: opens a connection to the cluster. exists: returns None,
+    or the error if an output's topic or partition is gone; True: the brokers are asked anew. keep: writes the lane's
+    note to the slot's log; raises StorageError, NotLed. note: the note in the log.
     """
 
     def __init__(
@@ -188,29 +189,30 @@ class Lane:
         self._clock = clock
         self._settings = settings
         self.shaken = False
-        """Whether a broker was lost since the lane was taken over: it may have ended a transaction by halves."""
+        """True if a broker was lost since the lane was taken over: it may have ended a transaction by halves."""
         self.on_shaken: Callable[[], None] = _nothing
-        """Called then."""
+        """Called on such a loss."""
         self._coordinators = self._connected()
         self._brokers = self._connected()
         self._producer: ProducerIdentity = NOBODY
         self._sequences: dict[Place, int] = {}
         self._timeout_ms = settings.transaction_timeout_ms
         self._open_at: int | None = None
-        """The ledger while a transaction was found open that is to be aborted, until its producer is fenced."""
+        """The ledger's number when an open transaction was found that is to be aborted; None once its producer is
+        fenced."""
         self._keep = keep
         self.note = note
-        """Where its last transactions went, and how the last one ended."""
+        """The places of the lane's last transactions, and how the last one ended."""
         self.waits_for: set[Place] = set()
-        """Partitions that keep the lane from being used, as far as that is known."""
+        """Partitions that keep the lane from being used, as far as known."""
 
     async def close(self) -> None:
-        """End its connections; what is open is left to whoever takes the lane over."""
+        """End its connections; an open transaction is left to the next one to take the lane over."""
         await self._coordinators.close()
         await self._brokers.close()
 
     async def hang_up(self) -> None:
-        """End its connections for now; they are opened again when they are needed."""
+        """End its connections for now; they are opened again on need."""
         old, self._coordinators = self._coordinators, self._connected()
         await old.close()
         await self._renew_connection()
@@ -227,20 +229,20 @@ class Lane:
     # --- asking -------------------------------------------------------------------------------------------------
 
     async def _ask(self, request: Request[T]) -> T:
-        """Raises: ServerError, ClientError, OSError (TimeoutError, too)."""
+        """Send a request to the coordinator. Raises ServerError, ClientError, OSError (TimeoutError, too)."""
         answer: Any = await self._clock.wait_for(self._coordinators.send(request), self._settings.answer_s)
         check(answer.error, answer.message, f"{type(request).__name__} of {self.transactional_id}")
         return answer  # type: ignore[no-any-return]
 
     def begin_anew(self) -> None:
-        """It is not known any more how far its last transaction came: `take_over` is next."""
+        """Forget the producer, because the state of its last transaction is not known any more: `take_over` is next."""
         self._producer = NOBODY
         self._sequences.clear()
 
     async def take_over(self, *, in_doubt: bool = True) -> int:
-        """Shut older producers of the lane out, and have decided what they left; the ledger.
+        """Shut out older producers of the lane, have their transactions decided, and return the ledger's number.
 
-        in_doubt: whether something is to be decided by it. Called again until it succeeds, it goes on where it was.
+        in_doubt: True if the number decides an open settle. Called again until it succeeds, it goes on where it was.
         Raises: as `_ask`; StorageError, NotLed.
         """
         try:
@@ -260,13 +262,15 @@ class Lane:
             raise
 
     async def _fence(self) -> ProducerIdentity:
-        """Be the lane's producer; the note says how its last transaction ended, if there was one."""
+        """Become the lane's producer; the note tells how its last transaction ended, if there was one."""
         found = await self._describe()
         if self._open_at is not None and found.state in COMMITTED:
-            self.note = self.note._replace(committed=True)  # after all: it was on its way when it was found open
+            self.note = self.note._replace(
+                committed=True
+            )  # the commit was on its way when the transaction was found open
         if self.note.committed is not None:
             if found.state == OPEN:
-                await self._keep(self.note)  # who cannot has lost the slot, and what is open is a successor's
+                await self._keep(self.note)  # a failure means a lost slot: the open one is a successor's
                 await self._end(committed=self.note.being_ended(_places(found)), producer=found.producer)
         elif found.state == OPEN:
             self._open_at = await self._read_ledger(stable=False)
@@ -277,7 +281,7 @@ class Lane:
             await self._keep(self.note)
         producer = await self._new_producer()
         if self._open_at is not None and await self._read_ledger(stable=False) != self._open_at:
-            # It was committed after all, between the question and this.
+            # The transaction was committed after all, since the question.
             self.note = self.note._replace(committed=True)
             await self._keep(self.note)
         self._open_at = None
@@ -293,7 +297,8 @@ class Lane:
         return (await self._ask(self._init())).producer
 
     async def _describe(self) -> DescribeTransactionResponse:
-        """What its coordinator knows of the transactional id; without a state: nothing."""
+        """Ask the coordinator about the lane's transactional id. An answer without a state: the coordinator does not
+        know the id."""
         try:
             found = await self._ask(DescribeTransactionRequest(transactional_id=self.transactional_id))
         except Unsupported:
@@ -301,7 +306,7 @@ class Lane:
         except (OSError, ClientError) as error:
             if isinstance(error, ServerError) and error.code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
                 return DescribeTransactionResponse()
-            self.waits_for.clear()  # it is the coordinator that is waited for
+            self.waits_for.clear()  # the coordinator is waited for
             raise
         if found.state.startswith(PREPARED):
             self.waits_for = {place for place in _places(found) if place != LEDGER}
@@ -314,9 +319,9 @@ class Lane:
         """Tell all partitions of the last transactions, and the ledger's, how those ended.
 
         Coordinators of Kafka 4.1 and later pass over partitions that have no leader at the moment, such as all of a
-        single broker that was killed, and call the transaction ended: readers of committed records stand still there
-        (KAFKA-20734). An empty transaction of the same producer ends what is open there, if they have leaders all the
-        time. Where it was ended it changes nothing.
+        single killed broker, and call the transaction ended: readers of committed records stand still there
+        (KAFKA-20734). An empty transaction of the same producer ends the open one there, if they have leaders all the
+        time. Where it was ended already it changes nothing.
         """
         leaders = await self._leaders()
         for places, committed in self.note.ends():
@@ -328,7 +333,7 @@ class Lane:
         self.note = EMPTY
 
     async def _end_empty(self, places: Sequence[Place], *, committed: bool) -> None:
-        """A transaction that has these partitions, and nothing in them."""
+        """Write a transaction that has these partitions, and no records in them."""
         outputs = tuple(place for place in places if place != LEDGER)
         try:
             if outputs:
@@ -342,12 +347,12 @@ class Lane:
         try:
             await self._end(committed=committed)
         except ServerError as error:
-            if error.code is not ErrorCode.INVALID_TXN_STATE:  # all of them are gone: there is nothing to end
+            if error.code is not ErrorCode.INVALID_TXN_STATE:  # all partitions are gone: nothing is left to end
                 raise
         await self._clock.wait_for(self._carried_out(), self._settings.answer_s)
 
     async def _add_each(self, places: Iterable[Place]) -> None:
-        """Those that are there, and that may be written to."""
+        """Add the partitions that exist and may be written to."""
         for place in places:
             try:
                 await self._add((place,))
@@ -357,14 +362,15 @@ class Lane:
                 logger.info("%s-%d is not told how its last transaction ended: %s", *place, error)
 
     async def _carried_out(self) -> None:
-        """Wait until the coordinator has told, or passed over, all that the last transaction was of."""
+        """Wait until the coordinator has told, or passed over, all partitions of the last transaction."""
         pause_s = self._settings.retry_backoff
         while (await self._describe()).state.startswith(PREPARED):
             await self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, self._settings.retry_backoff_max)
 
     async def _leaders(self) -> Mapping[Place, tuple[int, int]]:
-        """Node and epoch of the leaders of all places, as the lane's coordinator knows them. Raises: NotConnected."""
+        """Return node and epoch of the leaders of all places, as the lane's coordinator knows them. Raises
+        NotConnected."""
         places = self.note.places
         topics = tuple(sorted({topic for topic, _ in places}))
         if not topics:
@@ -385,17 +391,18 @@ class Lane:
         return leaders
 
     async def _write_ledger(self) -> None:
-        """Have a number taken in, in a transaction that is aborted: who is asked next coordinates the ledger's group.
+        """Write a number to the ledger in a transaction that is aborted: the coordinator asked next then leads the
+        ledger's group.
 
-        Offsets are read without a write, so a broker that has lost the group and not heard of it yet, as one that
-        stood still, would answer with what it knew. It can take nothing in.
+        Offsets are read without a write, so a broker that has lost the group without noticing, as one that stood still,
+        would answer with old offsets. It can accept no write.
         """
         await self._add_ledger()
         await self._count(0)
         await self._end(committed=False)
 
     async def _read_when_stable(self) -> int:
-        """The ledger, as soon as it has heard of what was just aborted."""
+        """Return the ledger's number as soon as the ledger has heard of the aborted transaction."""
         pause_s = self._settings.retry_backoff
         while True:
             try:
@@ -407,7 +414,7 @@ class Lane:
             pause_s = min(2 * pause_s, self._settings.retry_backoff_max)
 
     async def _read_ledger(self, *, stable: bool = True) -> int:
-        """stable: not before all is told to it."""
+        """Return the ledger's number; stable: not before all is told to it."""
         where = ((self._topic, self._slot),)
         request = OffsetFetchRequest(group_id=self.ledger, partitions=where, require_stable=stable)
         (found,) = (await self._ask(request)).partitions
@@ -417,14 +424,14 @@ class Lane:
     # --- one transaction ----------------------------------------------------------------------------------------
 
     def will_write(self, pieces: Iterable[Piece]) -> LaneNote:
-        """The next transaction consists of these; what is to be noted before it is ended."""
+        """Note that the next transaction consists of these pieces; return the note to write before it is ended."""
         self.note = self.note.begun(piece.place for piece in pieces)
         return self.note
 
     async def send(self, number: int, pieces: Sequence[Piece]) -> None:
-        """Have all that a transaction consists of taken in; `end` comes next, or `take_over`.
+        """Write all parts of a transaction; `end` comes next, or `take_over`.
 
-        Raises: Blamed; as `_ask`: it cannot be committed, for another reason.
+        Raises: Blamed; as `_ask`: the transaction cannot be committed, for another reason.
         """
         by_place: dict[Place, list[Piece]] = {}
         for piece in pieces:
@@ -437,11 +444,10 @@ class Lane:
             self.shaken = True
             await self._end(committed=True)
             raise NotConnected("a broker was lost that may not have told how the transaction before ended")
-        writes = [self._write_place(place, some) for place, some in by_place.items()]
-        await together(*writes, self._count(number))
+        await self._write_places(by_place, self._count(number))
 
     async def end(self) -> None:
-        """Commit. Raises: as `_ask`; whether it is committed is not known then."""
+        """Commit. Raises: as `_ask`; then it is unknown if the transaction is committed."""
         await self._end(committed=True)
 
     async def _end(self, *, committed: bool, producer: ProducerIdentity | None = None) -> None:
@@ -450,7 +456,7 @@ class Lane:
         await self._ask(EndTxnRequest(transactional_id=self.transactional_id, producer=whose, committed=committed))
 
     async def _join(self, by_place: Mapping[Place, Sequence[Piece]]) -> None:
-        """The partitions are going to be written to."""
+        """Add the partitions that are going to be written to."""
         try:
             await self._add(tuple(by_place))
         except ServerError as error:
@@ -459,7 +465,7 @@ class Lane:
             await self._join_each(by_place)
 
     async def _join_each(self, by_place: Mapping[Place, Sequence[Piece]]) -> None:
-        """Find out which of them it is that may not be written to: no answer says. Raises: Blamed."""
+        """Find the partitions that may not be written to: no answer names them. Raises Blamed."""
         found: dict[Piece, LogError] = {}
         for place, pieces in by_place.items():
             try:
@@ -469,7 +475,7 @@ class Lane:
         passing = {piece: problem for piece, problem in found.items() if isinstance(problem, StorageError)}
         refused = {piece: problem for piece, problem in found.items() if piece not in passing}
         if found:
-            raise Blamed(refused or passing, final=bool(refused))
+            raise Blamed(refused or passing)
 
     async def _add(self, places: tuple[Place, ...]) -> None:
         await self._ask(
@@ -479,7 +485,7 @@ class Lane:
         )
 
     async def _count(self, number: int) -> None:
-        """Have the ledger say the transaction's number, when it is committed."""
+        """Write the transaction's number to the ledger, to count when it is committed."""
         producer = self._producer
         request = TxnOffsetCommitRequest(
             transactional_id=self.transactional_id,
@@ -499,39 +505,70 @@ class Lane:
             )
         )
 
-    async def _write_place(self, place: Place, pieces: Sequence[Piece]) -> None:
-        """Write the outputs of one partition, one batch after another. Raises: Blamed; ServerError, ClientError."""
-        try:
-            await self._clock.wait_for(self._write_all(place, pieces), self._settings.output_wait_s)
-        except TimeoutError:
-            problem = StorageError(
-                f"{place[0]}-{place[1]} took no outputs in for {self._settings.output_wait_s:g} s; it is left alone "
-                f"for {self._settings.rest_s:g} s"
-            )
-            await self._renew_connection()
-            raise Blamed(dict.fromkeys(pieces, problem), final=False, rest=True) from None
+    async def _write_places(self, by_place: Mapping[Place, Sequence[Piece]], count: Awaitable[None]) -> None:
+        """Write the outputs of all partitions. Raises: Blamed; ServerError, ClientError, OSError.
 
-    async def _write_all(self, place: Place, pieces: Sequence[Piece]) -> None:
+        All refused outputs are found before the transaction is given up, since each try costs one transaction.
+        """
+        errors: dict[Piece, LogError] = {}
+        rest: set[Place] = set()
+        try:
+            writes = [self._write_place(place, some, errors, rest) for place, some in by_place.items()]
+            await together(*writes, count)
+        except (OSError, ClientError) as error:
+            if not errors:
+                raise
+            logger.info("a transaction is given up, not only for outputs that are refused: %s", error)
+        if errors:
+            raise Blamed(errors, rest=rest)
+
+    async def _write_place(
+        self, place: Place, pieces: Sequence[Piece], errors: dict[Piece, LogError], rest: set[Place]
+    ) -> None:
+        """Write the outputs of one partition, one batch after another. errors, rest: filled with refused outputs, and
+        with the partition if it gives no answer. Raises ServerError, ClientError."""
+        refused: dict[Piece, LogError] = {}
+        try:
+            await self._clock.wait_for(self._write_all(place, pieces, refused), self._settings.output_wait_s)
+        except TimeoutError:
+            await self._renew_connection()
+            if not refused:
+                problem = StorageError(
+                    f"{place[0]}-{place[1]} took no outputs in for {self._settings.output_wait_s:g} s; it is left "
+                    f"alone for {self._settings.rest_s:g} s"
+                )
+                errors.update(dict.fromkeys(pieces, problem))
+                rest.add(place)
+        finally:
+            errors.update(refused)
+
+    async def _write_all(self, place: Place, pieces: Sequence[Piece], refused: dict[Piece, LogError]) -> None:
+        """Write all pieces, refused ones among them or not. refused: filled with the refused pieces."""
         for piece in pieces:
             sequence = self._sequences.get(place, 0)
             producer_id, epoch = self._producer
             batch = renumber(piece.batch, (producer_id, epoch, sequence), transactional=True)
-            await self._write(piece, batch)
-            self._sequences[place] = (sequence + piece.records) & SEQUENCE_MASK
+            problem = await self._write(piece, batch)
+            if problem is not None:
+                refused[piece] = problem
+            else:
+                self._sequences[place] = (sequence + piece.records) & SEQUENCE_MASK
 
-    async def _write(self, piece: Piece, batch: bytes) -> None:
-        """Until the broker has it, or says that it will not."""
+    async def _write(self, piece: Piece, batch: bytes) -> LogError | None:
+        """Write a piece until the broker has it; else return the final problem. Raises: as `_write_place`."""
         topic, partition = piece.place
         pause_s = self._settings.retry_backoff
         request = ProduceRequest(
             topic=topic, partition=partition, records=batch, transactional_id=self.transactional_id
         )
-        while not await self._written(piece, request):
+        while isinstance(problem := await self._written(piece, request), StorageError):
             await self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, self._settings.retry_backoff_max)
+        return problem
 
-    async def _written(self, piece: Piece, request: ProduceRequest) -> bool:
-        """Whether the broker has it; else it may the next time. Raises: as `_write_place`."""
+    async def _written(self, piece: Piece, request: ProduceRequest) -> LogError | None:
+        """Write once; None: the broker has the batch; StorageError: the next try may succeed, after any other error
+        none will. Raises: as `_write_place`."""
         where = f"writing to {request.topic}-{request.partition}"
         try:
             answer = await self._brokers.send(request)
@@ -539,18 +576,16 @@ class Lane:
                 check(answer.error, answer.message, where)
         except OSError as error:
             logger.info("an output is written again: %s: %s", where, error)
-            return False
+            return StorageError(str(error))
         except ServerError as error:
             problem = await self._problem(piece, error)
-            if not isinstance(problem, StorageError):
-                raise Blamed({piece: problem}, final=True) from error
-            if not passes(error):
+            if isinstance(problem, StorageError) and not passes(error):
                 raise
-            return False
-        return True
+            return problem
+        return None
 
     async def _problem(self, piece: Piece, error: ServerError) -> LogError:
-        """What an error of a partition means for its outputs, for good unless it is a StorageError."""
+        """Return the meaning of a partition's error for its outputs: final, unless it is a StorageError."""
         if error.code in ABSENT:
             return await self._exists(piece.source, True) or StorageError(str(error))
         if error.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
@@ -558,22 +593,22 @@ class Lane:
         return REFUSED.get(error.code, StorageError)(str(error))
 
     async def _renew_connection(self) -> None:
-        """What stands still on the old one keeps nothing else back."""
+        """Open a new connection to the brokers, so that requests that hang on the old one hold up nothing else."""
         old, self._brokers = self._brokers, self._connected()
         await old.close()
 
 
 def _places(found: DescribeTransactionResponse) -> list[Place]:
-    """The partitions of an open transaction."""
+    """Return the partitions of an open transaction."""
     return [LEDGER if topic == OFFSETS else (topic, partition) for topic, partition in found.partitions]
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing: the default of `on_shaken`."""
 
 
 async def together(*parts: Awaitable[object]) -> None:
-    """Until all are done, or the first has failed: the others are ended then. Raises: what that one raised."""
+    """Wait until all are done, or the first has failed; then cancel the others. Raises the error of the failed one."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

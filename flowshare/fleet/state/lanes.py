@@ -1,18 +1,18 @@
-"""`Lanes`: those of one slot's leader: taken over from who led before, kept, and taken over again.
+"""`Lanes`: the lanes of one slot's leader: taken over from the former leader, kept, and taken over again.
 
     lane     event                                       next      effect
-    TAKING   it was taken over, its ledger read          READY     what was under way in it is known
+    TAKING   it was taken over, its ledger read          READY     the outcome of its open transaction is known
     READY    settles wait                                SENDING   their rows are written, their outputs sent
     READY    a broker is lost                            TAKING    its last transaction may have ended by halves
     SENDING  all of that is confirmed                    ENDING    its transaction is asked to be committed
-    SENDING  anything else                               TAKING    aborted by that: who is not to blame comes again
+    SENDING  anything else                               TAKING    aborted by that: blameless settles come again
     ENDING   it is committed                             READY     its settles are decided
-    ENDING   no answer, or another one                   TAKING    the ledger says what became of it
-    any      the slot is given away or lost              –         ENDING: who leads next finds out
+    ENDING   no answer, or another one                   TAKING    the ledger tells the outcome
+    any      the slot is given away or lost              –         ENDING: the next leader finds out
 
-Who uses a lane that is READY carries it through SENDING and ENDING (`outputs`); how it is READY again is here. A lane
-that cannot be taken over is tried for ever, and others are taken in its place, up to a limit. `slots.prepared` says
-what the rows of a lane mean, `lane` how one is taken over.
+The user of a READY lane carries it through SENDING and ENDING (`outputs`); this module makes it READY again. A lane
+that cannot be taken over is tried for ever, and others are taken in its place, up to a limit. `slots.prepared` defines
+the rows of a lane, `lane` how one is taken over.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from flowshare.log.base import Output
 
 TELL_S: Final = 30.0
-"""How often it is told again that a lane cannot be taken over."""
+"""Time, in s, between two warnings that a lane cannot be taken over."""
 
 Exists = Callable[["Output", bool], Awaitable[LogError | None]]
 logger = logging.getLogger(__name__)
@@ -61,9 +61,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class LaneWays:
-    """What lanes of all slots of a process have in common. connect: opens a connection to the cluster.
+    """Common parts of the lanes of all slots of a process. connect: opens a connection to the cluster.
 
-    exists: None, or why what an output was made for is not there (any more); True: the brokers are asked anew.
+    exists: returns None if an output's topic exists, else the error; True: the brokers are asked anew.
     """
 
     topic: str
@@ -74,7 +74,7 @@ class LaneWays:
 
 
 class LaneState(Enum):
-    """As in the table above."""
+    """The states in the table above."""
 
     TAKING = "taking"
     READY = "ready"
@@ -83,28 +83,29 @@ class LaneState(Enum):
 
 
 class UsedLane:
-    """A lane, and how far it is."""
+    """A lane with its state."""
 
     def __init__(self, lane: Lane, noted: LaneNote | None) -> None:
         self.lane = lane
         self.noted = noted
-        """What the log says of it; None: nothing, or nobody knows."""
+        """The log's note on the lane; None: no note, or not known."""
         self.state = LaneState.TAKING
         self.ended_s = float("-inf")
-        """When its last transaction ended. For milliseconds after that a coordinator takes no other one."""
+        """The time at which its last transaction ended. For milliseconds after that a coordinator accepts no other
+        one."""
         self.troubled = False
-        """Whether it may take long until it is taken over."""
+        """True if taking the lane over may take long."""
         self.task: asyncio.Task[None] | None = None
 
 
 class Lanes:
-    """Those of one ownership of one slot. All methods are called on one event loop."""
+    """The lanes of one ownership of one slot. All methods are called on one event loop."""
 
     def __init__(
         self, slot: Slot, ways: LaneWays, *, on_ready: Callable[[], None], on_trouble: Callable[[], None]
     ) -> None:
-        """on_ready: called when a lane may be used, and what was under way in it is known. on_trouble: when one cannot
-        be taken over now, so that there may be another one."""
+        """on_ready: called when a lane may be used, and the outcome of its open transaction is known. on_trouble:
+        called when a lane cannot be taken over now, so that another one may be added."""
         self._slot = slot
         self._epoch = slot.epoch
         self._ways = ways
@@ -113,17 +114,17 @@ class Lanes:
         self._on_ready = on_ready
         self._on_trouble = on_trouble
         self._inherited = 0
-        """How many lanes others used before."""
+        """The number of lanes that former leaders used."""
         self.used: list[UsedLane] = []
         self.closed = False
-        """Whether the slot is being given away: no lane is taken over again."""
+        """True if the slot is being given away: no lane is taken over again."""
         self.problem = ""
-        """Why a lane could not be taken over the last time."""
+        """The reason why a lane could not be taken over the last time."""
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     def take_over(self) -> None:
-        """The slot was claimed: shut out who led before, in all lanes that were ever used."""
+        """Shut the former leaders out of all lanes that were ever used, after the slot was claimed."""
         entries = self._slot.scan(b"")
         rows = places_in(entries)
         noted = self._noted_in(entries)
@@ -132,7 +133,7 @@ class Lanes:
             self.add([row for row in rows if row.lane == lane], noted.get(lane))
 
     def _noted_in(self, entries: Sequence[tuple[bytes, bytes]]) -> Mapping[int, LaneNote]:
-        """What the log says of lanes; where that cannot be read, of all that there may be."""
+        """Return the log's notes on lanes. If one cannot be read, return notes on all possible lanes."""
         noted: dict[int, LaneNote] = {}
         for key, value in entries:
             try:
@@ -146,22 +147,22 @@ class Lanes:
         return noted
 
     async def end_tasks(self) -> None:
-        """End what is under way in lanes, whatever became of it."""
+        """Cancel all tasks in lanes, whatever their outcome."""
         await cancelled(*(used.task for used in self.used))
 
     async def close(self) -> None:
-        """End their connections."""
+        """Close the lanes' connections."""
         await asyncio.gather(*(used.lane.close() for used in self.used), return_exceptions=True)
 
     # --- what is asked ------------------------------------------------------------------------------------------
 
     def ready(self) -> UsedLane | None:
-        """The one that is to be used next."""
+        """Return the READY lane that ended longest ago; None: none."""
         ready = [one for one in self.used if one.state is LaneState.READY]
         return min(ready, key=lambda one: one.ended_s, default=None)
 
     def grow(self) -> None:
-        """One lane more, unless one is about to be READY or there are as many as there may be."""
+        """Add a lane, unless one is about to be READY or the limit is reached."""
         soon = any(one.state is LaneState.TAKING and not one.troubled for one in self.used)
         if not soon and self._may_have_more():
             self.add()
@@ -171,18 +172,18 @@ class Lanes:
         return len(self.used) - min(stuck, self._settings.stuck_max) < self._settings.lanes_max
 
     def waited_for(self) -> set[Place]:
-        """Partitions that keep lanes from being used."""
+        """Return the partitions that keep lanes from being used."""
         return {place for one in self.used for place in one.lane.waits_for}
 
     def rows(self, prefix: bytes) -> list[Kept]:
-        """Rows in the slot's log. Raises: StorageDamaged."""
+        """Return the rows in the slot's log. Raises StorageDamaged."""
         try:
             return rows_in(self._slot.scan(prefix))
         except SlotError as error:
             raise StorageDamaged(f"slot {self._slot.slot} has a settle that cannot be used: {error}") from error
 
     def fate_of(self, kept: Kept) -> Fate:
-        """What became of a row's settle, as far as that is known."""
+        """Return the fate of a row's settle, as far as it is known."""
         if kept.decided:
             return Fate.COMMITTED
         lane = kept.row.lane
@@ -191,7 +192,7 @@ class Lanes:
     # --- taking them over ---------------------------------------------------------------------------------------
 
     def add(self, inherited: Sequence[Row] = (), noted: LaneNote | None = None) -> None:
-        """One lane more. inherited: its rows, of who led before. noted: what the log says of it, None: nothing."""
+        """Add one lane. inherited: rows of former leaders in it. noted: the log's note on it; None: no note."""
         ways = self._ways
         lane = Lane(
             len(self.used),
@@ -211,8 +212,8 @@ class Lanes:
         self.run(used, self._begin(used, inherited))
 
     def run(self, used: UsedLane, work: Coroutine[Any, Any, None]) -> None:
-        """Have `work` done in a lane. If it raises, the lane is used no more: it is not ours any more, or nobody knows
-        what became of it."""
+        """Run `work` in a lane. If it raises, the lane is used no more: another leader owns it, or its outcome is not
+        known."""
 
         async def whole() -> None:
             try:
@@ -229,18 +230,18 @@ class Lanes:
         used.task = asyncio.get_running_loop().create_task(whole(), name=f"outputs {used.lane.transactional_id}")
 
     async def _begin(self, used: UsedLane, inherited: Sequence[Row]) -> None:
-        """Take a lane for the first time. One that was never used is noted before it is, so that it is found."""
+        """Take a lane for the first time. A lane never used before is noted first, so that a successor finds it."""
         lane = used.lane
         if used.noted is None:
             await self._note(used)
         await self.take(used, inherited)
         self._mark(inherited)
         if lane.number < self._inherited:
-            await lane.hang_up()  # of all slots that are taken over at once few lanes are used soon
+            await lane.hang_up()  # many slots are taken over at once, and few of their lanes are used soon
         self.free(used)
 
     async def _note(self, used: UsedLane) -> None:
-        """Have the log say that a lane is used. Raises: NotLed."""
+        """Write to the log that a lane is used. Raises NotLed."""
         failures = 0
         while used.noted is None:
             try:
@@ -252,13 +253,13 @@ class Lanes:
                 await self._clock.sleep(pause_s)
 
     async def _keep(self, used: UsedLane, note: LaneNote) -> None:
-        """Have the log say this of a lane. Raises: StorageError, NotLed."""
+        """Write a lane's note to the log. Raises StorageError, NotLed."""
         used.noted = None
         await self._slot.write([lane_entry(self._slot.slot, used.lane.number, note)])
         used.noted = note
 
     def _mark(self, inherited: Sequence[Row]) -> None:
-        """Note what a ledger says of rows that others left: groups' offsets do not outlast everything."""
+        """Write the ledger's decisions on inherited rows to the log, because groups' offsets do not last for ever."""
         try:
             there = [kept for row in inherited for kept in self.rows(row.key)]
             found = [kept for kept in there if not kept.decided and self.fate_of(kept) is Fate.COMMITTED]
@@ -268,9 +269,9 @@ class Lanes:
             logger.warning("what is decided of slot %d is not noted: %s", self._slot.slot, error)
 
     async def take(self, used: UsedLane, rows: Sequence[Row] = ()) -> Fate | None:
-        """Take a lane over, however long it takes; what became of what was under way in it. Raises: NotLed.
+        """Take a lane over, however long it takes; return the outcome of its open transaction. Raises NotLed.
 
-        rows: those that others left in it.
+        rows: rows that others left in it.
         """
         lane, failures, told_s = used.lane, 0, 0.0
         lane.begin_anew()
@@ -300,11 +301,11 @@ class Lanes:
         return found
 
     def _take_again(self, used: UsedLane) -> None:
-        """Take a lane over whose last transaction a broker may have ended by halves, unless it is in use."""
+        """Take over a lane whose last transaction a broker may have ended by halves, unless the lane is in use."""
 
         async def taken() -> None:
             await self.take(used)
-            await used.lane.hang_up()  # nothing is in doubt: a connection that is closed for being idle says nothing
+            await used.lane.hang_up()  # nothing is in doubt: losing an idle connection means nothing
             self.free(used)
 
         if used.state is LaneState.READY and not self.closed:
@@ -328,7 +329,7 @@ class Lanes:
         )
 
     def free(self, used: UsedLane) -> None:
-        """A lane has nothing under way."""
+        """Make a lane READY; it has no open transaction."""
         used.state = LaneState.READY
         if used.lane.shaken:
             self._take_again(used)

@@ -1,12 +1,12 @@
-"""`SlotOutputs`: settles of a slot that have outputs: they wait for a lane, and go through transactions together.
+"""`SlotOutputs`: a slot's settles with outputs: they wait for a lane, and go through transactions together.
 
-What waits goes to the first lane that is READY (`lanes`), as much of it as one transaction takes; while there is none
-another one is taken, up to a limit. A lane whose coordinator is not reached keeps back nothing but its own settles:
-others have others. An output partition that takes nothing in is left alone for a while (`Resting`), by all slots of a
-process; and by a slot as long as one of its lanes cannot be used for it, so that one partition does not take lane after
-lane. Whoever waits too long for a lane is refused; who is not to blame for what went wrong comes again.
+Waiting settles go to the first lane that is READY (`lanes`), as many as one transaction takes; while none is READY
+another one is taken, up to a limit. A lane whose coordinator is not reached keeps back only its own settles: others
+have other coordinators. An output partition that accepts no outputs is left alone for a while (`Resting`), by all slots
+of a process; and by a slot as long as one of its lanes cannot be used for it, so that one partition does not take lane
+after lane. A settle that waits too long for a lane is refused; a settle not to blame for a failure comes again.
 
-`slots.prepared` says what a row in the log means, and why nothing of this can be lost or come twice.
+`slots.prepared` defines the rows in the log, and why no settle can be lost or come twice.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from flowshare.slots.records import Entry
 
 TRIES_MAX: Final = 4
-"""How often a settle is sent that is not to blame for what went wrong."""
+"""The most tries of a settle that is not to blame for the failures."""
 END_TRIES: Final = 2
-"""How often a transaction is asked to be committed before its lane is taken over."""
+"""The requests to commit a transaction before its lane is taken over."""
 PRODUCE_MIN: Final = 10
-"""Version of Produce that brokers of Kafka 3.7 were the first to have."""
+"""The version of Produce that brokers of Kafka 3.7 were the first to have."""
 TOO_OLD: Final = (
     "these brokers may leave a transaction open for ever that a worker was cut off from, and readers of committed "
     "records behind it: exactly-once outcomes need Kafka 3.7 or newer; upgrade the brokers, or leave exactly_once out"
@@ -56,16 +56,16 @@ logger = logging.getLogger(__name__)
 
 
 def ends_transactions(versions: Mapping[int, tuple[int, int]]) -> bool:
-    """Whether brokers with these versions of APIs see to it that no transaction hangs (KIP-890, its first part).
+    """True if brokers with these versions of APIs make sure that no transaction hangs (KIP-890, its first part).
 
-    They verify since Kafka 3.6, and without known gaps since 3.7, that a batch belongs to a transaction that its
-    coordinator knows of; no API says so itself. Those of 3.7 are the first that have version 10 of Produce (KIP-951).
+    Brokers verify since Kafka 3.6, and without known gaps since 3.7, that a batch belongs to a transaction that its
+    coordinator knows. No API tells this itself. Brokers of 3.7 are the first with version 10 of Produce (KIP-951).
     """
     return versions.get(ApiKey.PRODUCE, (0, 0))[1] >= PRODUCE_MIN
 
 
 class Resting:
-    """Output partitions that gave no answer, and until when they are left alone."""
+    """Output partitions that gave no answer, and the times until which they are left alone."""
 
     def __init__(self, clock: Clock, settings: OutputSettings) -> None:
         self._clock = clock
@@ -73,7 +73,7 @@ class Resting:
         self._until: dict[Place, float] = {}
 
     def add(self, place: Place) -> None:
-        """It gave no answer just now."""
+        """Note that a partition gave no answer just now."""
         if not self.has(place):
             logger.warning(
                 "%s-%d takes no outputs in: settles with outputs to it are refused for %g s; look at its leader and "
@@ -85,7 +85,7 @@ class Resting:
         self._until[place] = self._clock.monotonic() + self._rest_s
 
     def has(self, place: Place) -> bool:
-        """Whether it is left alone now."""
+        """True if the partition is left alone now."""
         until_s = self._until.get(place)
         if until_s is not None and until_s <= self._clock.monotonic():
             del self._until[place]
@@ -94,13 +94,13 @@ class Resting:
 
     @property
     def count(self) -> int:
-        """How many there are now."""
+        """The number of partitions left alone now."""
         return sum(self.has(place) for place in tuple(self._until))
 
 
 @dataclass(eq=False, kw_only=True)
 class OutputCounts:
-    """What became of transactions: committed, aborted; and of which that is not known yet."""
+    """Counts of transactions: committed, aborted, and undecided so far."""
 
     committed: int = 0
     aborted: int = 0
@@ -109,7 +109,7 @@ class OutputCounts:
 
 @dataclass(eq=False, kw_only=True)
 class OutputWays(LaneWays):
-    """What outputs of all slots of a process have in common."""
+    """Common parts of the outputs of all slots of a process."""
 
     counts: OutputCounts = field(default_factory=OutputCounts)
 
@@ -118,7 +118,7 @@ class OutputWays(LaneWays):
 
 
 class _Settle:
-    """One that waits, or is under way."""
+    """A settle that waits, or is under way."""
 
     def __init__(self, share: bytes, prepared: Prepared, outputs: Sequence[Output], pieces: Sequence[Piece]) -> None:
         self.share = share
@@ -131,14 +131,14 @@ class _Settle:
         self.done: asyncio.Future[Sequence[Entry]] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: Exception) -> None:
-        """It is not done."""
+        """Fail the settle."""
         if not self.done.done():
             self.done.set_exception(error)
-            self.done.exception()  # seen: whoever waited may be gone
+            self.done.exception()  # retrieved: the waiter may be gone
 
 
 class SlotOutputs:
-    """Those of one ownership of one slot. All methods are called on one event loop."""
+    """The settles of one ownership of one slot. All methods are called on one event loop."""
 
     def __init__(self, slot: Slot, ways: OutputWays) -> None:
         self._slot = slot
@@ -149,19 +149,19 @@ class SlotOutputs:
         self._lanes = Lanes(slot, ways, on_ready=self._go_on, on_trouble=self._pump)
         self._queue: deque[_Settle] = deque()
         self._flying: Counter[bytes] = Counter()
-        """Settles under way by their share-partitions."""
+        """Number of settles under way, by share-partition."""
         self._under_way: dict[UsedLane, list[_Settle]] = {}
-        """The same ones by their lanes."""
+        """Settles under way by their lanes."""
         self._waiting: set[asyncio.Future[None]] = set()
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     def take_over(self) -> None:
-        """The slot was claimed: shut out who led before, in all lanes that were ever used."""
+        """Shut the former leaders out of all lanes that were ever used, after the slot was claimed."""
         self._lanes.take_over()
 
     async def close(self) -> None:
-        """Take nothing more, and wait for what is under way, with a limit; the rest is left to who leads next."""
+        """Accept no more settles, and wait for those under way, with a limit; the rest is left to the next leader."""
         self._lanes.closed = True
         self._fail_queue()
         busy = [used.task for used in self._under_way if used.task is not None]
@@ -186,9 +186,9 @@ class SlotOutputs:
     # --- what is asked ------------------------------------------------------------------------------------------
 
     async def settle(self, share: bytes, prepared: Prepared, outputs: Sequence[Output]) -> Sequence[Entry]:
-        """Returns when the outputs are committed: what is to be written with what follows from it.
+        """Commit the outputs; return the entries that the caller writes with the follow-up.
 
-        Raises: OutputRefused, StorageError, NotLed (nothing of it is there, now or later), Undecided.
+        Raises: OutputRefused, StorageError, NotLed (no output is there, now or later), Undecided.
         """
         settle = _Settle(share, prepared, outputs, await self._pieces(outputs))
         if self._lanes.closed:
@@ -196,15 +196,18 @@ class SlotOutputs:
         self._check_rest(settle)
         settle.over_s = self._clock.monotonic() + self._settings.queue_s
         timer = self._clock.call_later(self._settings.queue_s, lambda: self._expire(settle))
-        settle.done.add_done_callback(lambda _: timer.cancel())  # else it would be kept so long, outputs and all
+        settle.done.add_done_callback(
+            lambda _: timer.cancel()
+        )  # else the timer would keep the settle and its outputs until then
         self._queue.append(settle)
         self._pump()
         return await settle.done
 
     async def decided(self, share: bytes, follow: Follow) -> None:
-        """Write what follows from what is committed of a share-partition, while nobody else writes its state.
+        """Write the follow-up of a share-partition's committed settles, while no other task writes its state.
 
-        follow: the writes, of its entries and what is committed. Raises: NotDecided, StorageError, NotLed.
+        follow: returns the writes, given its entries and the committed settles. Raises NotDecided, StorageError,
+        NotLed.
         """
         until_s = self._clock.monotonic() + self._settings.decide_s
         while True:
@@ -219,7 +222,7 @@ class SlotOutputs:
             await self._slot.write([*follow(self._slot.scan(share), committed), *gone])
 
     async def _change(self, until_s: float) -> None:
-        """Wait until something was decided. Raises: NotDecided, NotLed."""
+        """Wait until a transaction was decided. Raises NotDecided, NotLed."""
         if self._lanes.closed:
             raise NotLed(f"slot {self._slot.slot} is led elsewhere by now")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -240,7 +243,7 @@ class SlotOutputs:
                 waiter.set_result(None)
 
     async def _pieces(self, outputs: Sequence[Output]) -> list[Piece]:
-        """The batches of outputs. Raises: OutputRefused, StorageError."""
+        """Return the batches of outputs. Raises OutputRefused, StorageError."""
         refused: dict[int, LogError] = {}
         pieces: list[Piece] = []
         for index, output in enumerate(outputs):
@@ -259,7 +262,8 @@ class SlotOutputs:
         return pieces
 
     def _check_rest(self, settle: _Settle) -> None:
-        """Raises: OutputRefused, for those that may be taken in later: what comes with them is not held up."""
+        """Refuse a settle with outputs to resting partitions, so that it does not hold up others. Raises OutputRefused
+        (try later)."""
         if (problem := self._rests(settle)) is not None:
             raise problem
 
@@ -286,12 +290,12 @@ class SlotOutputs:
         )
 
     def _go_on(self) -> None:
-        """Something was decided."""
+        """Wake waiters and the queue after a decision."""
         self._tell()
         self._pump()
 
     def _pump(self) -> None:
-        """Give what waits to lanes that are free."""
+        """Give waiting settles to free lanes."""
         while self._queue and not self._lanes.closed and self._busy < self._settings.lanes_max:
             used = self._lanes.ready()
             if used is None:
@@ -308,7 +312,7 @@ class SlotOutputs:
         return sum(not used.troubled for used in self._under_way)
 
     def _next_settles(self) -> list[_Settle]:
-        """As many of those that wait as one transaction takes; whoever is gone waits no more."""
+        """Return as many waiting settles as one transaction takes; settles whose caller is gone are dropped."""
         settles: list[_Settle] = []
         size = 0
         while self._queue and len(settles) < self._settings.joined_max:
@@ -326,7 +330,7 @@ class SlotOutputs:
     # --- one transaction ----------------------------------------------------------------------------------------
 
     async def _use(self, used: UsedLane) -> None:
-        """Carry settles through a transaction, whatever becomes of the lane."""
+        """Carry settles through a transaction, whatever happens to the lane."""
         try:
             await self._carry(used)
         except Exception as error:
@@ -344,8 +348,8 @@ class SlotOutputs:
             book.undone()
             used.state = LaneState.TAKING
             self._counts.aborted += 1
-            if isinstance(error, Blamed) and error.rest:
-                used.lane.waits_for.update(piece.place for piece in error.errors)
+            if isinstance(error, Blamed):
+                used.lane.waits_for.update(error.rest)
             self._landed(used, self._failed(settles, error))
             await self._lanes.take(used)
         else:
@@ -354,10 +358,10 @@ class SlotOutputs:
         used.ended_s = self._clock.monotonic()
         self._lanes.free(used)
         if len(self._lanes.used) == 1 and self._settings.lanes_max > 1 and not self._lanes.closed:
-            self._lanes.add()  # who settles once does so again
+            self._lanes.add()  # a slot that settles with outputs once does so again
 
     def _landed(self, used: UsedLane, again: Sequence[_Settle]) -> None:
-        """It is known what became of a lane's settles; `again`: they wait anew."""
+        """Forget a lane's settles, whose outcome is known; `again`: settles that wait anew."""
         for settle in self._under_way.pop(used):
             self._flying[settle.share] -= 1
         self._flying = +self._flying
@@ -365,7 +369,7 @@ class SlotOutputs:
         self._go_on()
 
     async def _prepare(self, used: UsedLane, begun: Begun) -> None:
-        """All that has to be confirmed before the transaction may be committed. Raises: whatever speaks against it."""
+        """Confirm everything that the transaction's commit needs. Raises the reason against the commit."""
         settles = self._under_way[used]
         pieces = [piece._replace(settle=at) for at, settle in enumerate(settles) for piece in settle.pieces]
         lane = used.lane
@@ -377,7 +381,7 @@ class SlotOutputs:
         used.noted = note
 
     async def _end(self, used: UsedLane, begun: Begun) -> list[_Settle]:
-        """Commit, and find out whether it is; what comes again. Raises: NotLed."""
+        """Commit, and find out if that succeeded; return the settles that come again. Raises NotLed."""
         settles = self._under_way[used]
         used.state = LaneState.ENDING
         self._counts.undecided += 1
@@ -409,7 +413,7 @@ class SlotOutputs:
         return await self._lanes.take(used)
 
     def _failed(self, settles: Sequence[_Settle], error: Exception) -> list[_Settle]:
-        """A transaction is not committed: tell those who are to blame; the others, which come again."""
+        """Tell the settles to blame that the transaction is not committed; return the others, which come again."""
         if isinstance(error, Blamed):
             return self._blamed(settles, error)
         if isinstance(error, OSError | ClientError):
@@ -425,14 +429,14 @@ class SlotOutputs:
         by_settle: dict[int, dict[int, LogError]] = {}
         for piece, error in blamed.errors.items():
             by_settle.setdefault(piece.settle, {})[piece.output] = error
-            if blamed.rest:
-                self._ways.resting.add(piece.place)
+        for place in blamed.rest:
+            self._ways.resting.add(place)
         for at, places in by_settle.items():
             settles[at].fail(OutputRefused(places))
         return self._again([one for at, one in enumerate(settles) if at not in by_settle], StorageError(str(blamed)))
 
     def _again(self, settles: Sequence[_Settle], error: StorageError) -> list[_Settle]:
-        """Those that are tried once more; the others are told the error."""
+        """Return the settles that are tried once more; fail the others with the error."""
         again: list[_Settle] = []
         for settle in settles:
             settle.tries += 1

@@ -1,8 +1,8 @@
-"""Reading slots' logs from Kafka, and how that is set (`SlotSettings`).
+"""Reading slots' logs from Kafka, and its settings (`SlotSettings`).
 
-`SlotReading` makes records of bytes, with tries to a bound. `SlotReplay` brings a slot's reader to the end of its log,
-from what is kept locally or from the log's start. `SlotTails` follows all slots of a process from there, with one fetch
-at a time for each broker that leads some: it waits at the broker until there is something (`WAIT_MS`), so it has a
+`SlotReading` makes records of bytes, with a bounded number of tries. `SlotReplay` brings a slot's reader to the end of
+its log, from the local cache or from the log's start. `SlotTails` follows all slots of a process from there, with one
+fetch at a time for each broker that leads some: the fetch waits at the broker for records (`WAIT_MS`), so it has a
 connection of its own. A slot that joins is followed from the next fetch on.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError, frames
 from flowshare.protocol.messages import FetchRequest, ListOffsetsRequest
 from flowshare.protocol.messages.records import EARLIEST, FetchedLog, FetchPartition
-from flowshare.slots.errors import SlotError
+from flowshare.slots.errors import ForeignRecord, SlotError
 from flowshare.slots.pruning import PruneLimits
 from flowshare.slots.records import Record, checksum_of, decode
 from flowshare.slots.replay import SlotReader
@@ -47,6 +47,8 @@ WAITING: Final = frozenset(
 )
 """Errors that pass by themselves, beside those that are retriable for every client."""
 
+logger = logging.getLogger(__name__)
+
 
 class LogRecord(NamedTuple):
     """A record of a slot's log with its place and the checksum of its value."""
@@ -57,7 +59,8 @@ class LogRecord(NamedTuple):
 
 
 class SlotRecords(NamedTuple):
-    """What was read from `start` on: records, the offset behind all that was looked at, and the log's bounds."""
+    """Records read from `start` on. position: the offset behind all offsets looked at. log_start, end: the log's
+    bounds."""
 
     start: int
     records: list[LogRecord]
@@ -67,40 +70,54 @@ class SlotRecords(NamedTuple):
 
 
 def passes(error: ServerError) -> bool:
-    """Whether an error may be gone at the next try."""
+    """True if the error may be gone at the next try."""
     return error.retriable or error.code in WAITING
 
 
 def found_in(log: FetchedLog, position: int) -> SlotRecords:
-    """Records from `position` on in what a broker gave. Raises: ServerError, OffsetOutOfRange, StorageDamaged."""
+    """Return the records from `position` on in a broker's answer, without those that flowshare did not write.
+
+    Raises: ServerError, OffsetOutOfRange, StorageDamaged
+    """
     where = f"{log.topic}-{log.partition}"
     if log.error is ErrorCode.OFFSET_OUT_OF_RANGE:
         raise OffsetOutOfRange(f"{where} has no offset {position} any longer, or not yet")
     check(log.error, log.message, f"reading {where}")
-    start, records = position, list[LogRecord]()
+    start, records, foreign = position, list[LogRecord](), list[str]()
     padded = log.records + PADDING
     try:
         for header in frames(log.records, partial_tail=True):
             if header.last_offset < position:
                 continue
-            raws = read_batch(padded, header, SIZE_MAX).records
-            records += [_record(where, raw) for raw in raws if raw.offset >= position]
+            raws = read_batch(padded, header, SIZE_MAX).whole()
+            records += _own(where, [raw for raw in raws if raw.offset >= position], foreign)
             position = header.last_offset + 1
     except DecodeError as error:
         raise StorageDamaged(f"{where} cannot be read from offset {position} on: {error}") from error
+    if foreign:
+        logger.warning(
+            "%d records of %s are passed over, as no flowshare wrote them, the first at offset %s: take the right to "
+            "write to that topic from whoever is no worker of the fleet",
+            len(foreign),
+            where,
+            foreign[0],
+        )
     return SlotRecords(start, records, position, log.log_start, log.high_watermark)
 
 
-def _record(where: str, raw: Any) -> LogRecord:
-    value = raw.value
-    try:
-        return LogRecord(raw.offset, decode(raw.key, value), checksum_of(value))
-    except SlotError as error:
-        raise StorageDamaged(f"{where} has at offset {raw.offset} what this fleet cannot use: {error}") from error
+def _own(where: str, raws: Iterable[Any], foreign: list[str]) -> Iterator[LogRecord]:
+    """Yield the records of a slot's log; place and reason of all others go to `foreign`. Raises StorageDamaged."""
+    for raw in raws:
+        try:
+            yield LogRecord(raw.offset, decode(raw.key, raw.value), checksum_of(raw.value))
+        except ForeignRecord as error:
+            foreign.append(f"{raw.offset} ({error})")
+        except SlotError as error:
+            raise StorageDamaged(f"{where} has at offset {raw.offset} what this fleet cannot use: {error}") from error
 
 
 class SlotReading:
-    """The log of one slot. `kafka`: a connection to the cluster (`ClusterConnection`)."""
+    """The reader of one slot's log from the brokers. `kafka`: a connection to the cluster (`ClusterConnection`)."""
 
     def __init__(self, kafka: Any, *, topic: str, slot: int, clock: Clock, settings: SlotSettings) -> None:
         self.kafka = kafka
@@ -111,7 +128,7 @@ class SlotReading:
         self.where = f"{topic}-{slot}"
 
     async def read(self, position: int) -> SlotRecords:
-        """What there is from `position` on. Raises: OffsetOutOfRange, StorageDamaged, StorageError."""
+        """Read the slot's log from `position` on. Raises: OffsetOutOfRange, StorageDamaged, StorageError."""
         part = FetchPartition(self.topic, self.slot, position, self.settings.fetch_bytes)
 
         async def once() -> SlotRecords:
@@ -121,18 +138,18 @@ class SlotReading:
         return await self._tried(once)
 
     async def log_start(self) -> int:
-        """First offset of the log. Raises: StorageError."""
+        """Return the first offset of the log. Raises StorageError."""
         request = ListOffsetsRequest(topic=self.topic, partition=self.slot, timestamp_ms=EARLIEST)
         return max(0, int((await self.tried(request)).offset))
 
     async def _ask(self, request: Request[Any]) -> Any:
-        """An answer without error. Raises: ServerError, OSError, ClientError."""
+        """Return an answer without error. Raises ServerError, OSError, ClientError."""
         answer = await self.kafka.send(request)
         check(answer.error, answer.message, f"{type(request).__name__} for {self.where}")
         return answer
 
     async def tried(self, request: Request[Any]) -> Any:
-        """An answer without error, asked for again while that may help. Raises: StorageError."""
+        """Return an answer without error, asked for again while that may help. Raises StorageError."""
         return await self._tried(lambda: self._ask(request))
 
     async def _tried(self, once: Callable[[], Awaitable[R]]) -> R:
@@ -160,11 +177,9 @@ LOADS_MAX: Final = 5
 SLICE: Final = 500
 """Records that are fed before others run."""
 
-logger = logging.getLogger(__name__)
-
 
 class SlotReplay:
-    """`reader`: the slot's reader, which `load` makes anew."""
+    """Brings a slot's reader to the end of its log. `reader`: the slot's reader, which `load` makes anew."""
 
     def __init__(self, reading: SlotReading, *, cache: SlotCache | None) -> None:
         self._reading = reading
@@ -172,7 +187,7 @@ class SlotReplay:
         self.reader = SlotReader()
 
     async def load(self) -> None:
-        """Go on from what the cache has, if the log still holds the last record of that; else read everything.
+        """Go on from the cache, if the log still holds the last record of it; else read everything.
 
         Raises: StorageError, StorageDamaged, OffsetOutOfRange (the log is cut faster than it is read).
         """
@@ -216,7 +231,7 @@ class SlotReplay:
         return SlotReader.resume(kept.summary, kept.table)
 
     async def catch_up(self) -> None:
-        """Read to where the log ends now, all of it again if it was cut. Raises: as `load`."""
+        """Read to the present end of the log; from its start if it was cut. Raises: as `load`."""
         try:
             await self._read_on()
         except OffsetOutOfRange as error:
@@ -235,7 +250,7 @@ class SlotReplay:
             self.feed(found)
 
     def feed(self, found: SlotRecords) -> None:
-        """Take in what was read; what is known already, or does not follow what is known, changes nothing.
+        """Feed the reader; records that are known already, or leave a gap, change nothing.
 
         Raises: StorageDamaged.
         """
@@ -253,15 +268,16 @@ class SlotReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSettings:
-    """How a slot's log is written and read.
+    """Settings for writing and reading a slot's log.
 
     deadline_s: how long a record is sent again, and a broker asked again, before the slot is given up.
     retry_backoff, retry_backoff_max: pause before a new try, doubled each time.
     flying_max: batches without an answer; a broker recognises that many when they come twice.
-    eager_max, eager_bytes: with so many under way a new batch waits for so many bytes, so that small writes gather.
-    queue_bytes: writes that wait for their confirmation; more are refused.
-    renew_s, idle_s: age of a claim, and idleness, after which the next thing written is a new one.
-    fetch_bytes: what is read at once; it is decoded in one go, while nothing else runs.
+    eager_max, eager_bytes: with `eager_max` batches under way a new one waits for `eager_bytes`, so that small writes
+        gather.
+    queue_bytes: most bytes of writes that wait for their confirmation; further writes are refused.
+    renew_s, idle_s: age of a claim, and idleness, after which the next write begins with a new claim.
+    fetch_bytes: size of one read; it is decoded in one go, while nothing else runs.
     """
 
     deadline_s: float = 30.0
@@ -281,16 +297,17 @@ WAIT_MS: Final = 500
 PART_BYTES: Final = 256 << 10
 FETCH_BYTES: Final = 1 << 20
 PAUSE_S: Final = 0.1
-"""While there is nothing to follow for the moment."""
+"""Pause, in s, while no slot is to be followed."""
 PAUSE_MAX_S: Final = 5.0
 APART_S: Final = 0.05
-"""At least so long from one fetch to the next: each goes over all slots, and ends with the first record in any."""
+"""Least time, in s, between two fetches: each goes over all slots, and ends with the first record in any."""
 
 
 class Follower(NamedTuple):
-    """Who follows a slot. position: where to read next, None: not now. found: what was read.
+    """The callbacks of a slot's follower. position: returns where to read next, None: not now. found: gets the records
+    read.
 
-    failed: reading from this position failed.
+    failed: gets the position from which reading failed, and the error.
     """
 
     position: Callable[[], int | None]
@@ -299,7 +316,7 @@ class Follower(NamedTuple):
 
 
 class SlotTails:
-    """One for each process. `kafka`: a connection to the cluster that nobody else waits on."""
+    """Follows the slots of one process. `kafka`: a connection to the cluster that no other request waits on."""
 
     def __init__(self, kafka: Any, *, topic: str, clock: Clock) -> None:
         self._kafka = kafka
@@ -310,14 +327,14 @@ class SlotTails:
         self._task: asyncio.Task[None] | None = None
 
     def follow(self, slot: int, follower: Follower) -> None:
-        """From now on; one for each slot."""
+        """Follow a slot from now on; one follower per slot."""
         self._followers[slot] = follower
         self._some.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"tails of {self._topic}")
 
     def unfollow(self, slot: int) -> None:
-        """Tell nothing of this slot any more."""
+        """Follow a slot no more."""
         self._followers.pop(slot, None)
 
     async def close(self) -> None:
@@ -355,7 +372,7 @@ class SlotTails:
             await self._clock.sleep(max(pause_s, asked_s + APART_S - self._clock.monotonic()))
 
     async def _follow(self, asked: Mapping[int, Follower], parts: tuple[FetchPartition, ...]) -> bool:
-        """One fetch for all; whether it went well. Raises: OSError, ClientError."""
+        """Send one fetch for all slots; return True if it succeeded. Raises OSError, ClientError."""
         answer = await self._kafka.send(FetchRequest(partitions=parts, max_wait_ms=WAIT_MS, max_bytes=FETCH_BYTES))
         check(answer.error, answer.message, f"following {self._topic}")
         passed = True
@@ -364,7 +381,7 @@ class SlotTails:
         return passed
 
     def _deliver(self, follower: Follower, part: FetchPartition, log: FetchedLog) -> bool:
-        """Whether it went well."""
+        """Give a follower its part of an answer; False if that part is an error or cannot be used."""
         if self._followers.get(part.partition) is not follower:
             return True
         try:

@@ -1,10 +1,11 @@
-"""`SlotSender`: carries an owner's records into its slot's log, one Kafka batch each, and finds out what is confirmed.
+"""`SlotSender`: carries an owner's records into its slot's log, one Kafka batch each, and learns which are confirmed.
 
-`Confirming` decides; this module carries there and back. A batch whose outcome is not known is sent again as it was,
-producer id, epoch and sequence included, when all those under way have come back, and with it all that are unanswered,
-in their order; meanwhile nothing new is sent. These end the ownership:
+`Confirming` decides; this module carries requests and answers. A batch with unknown outcome is sent again unchanged,
+producer id, epoch and sequence included, when all batches under way have come back, and with it all unanswered ones, in
+their order; meanwhile no new batch is sent. These end the ownership:
 
-- a sequence error of the first unanswered batch: the broker has forgotten what came before, or somebody else wrote;
+- a sequence error of the first unanswered batch: the broker has forgotten the batches before, or another producer
+  wrote;
 - a newer producer epoch: another owner has begun to write;
 - a refusal that will not pass;
 - `deadline_s` without a confirmation.
@@ -46,7 +47,7 @@ FENCED: Final = frozenset(
 )
 OUT_OF_STEP: Final = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
 TRANSACTION_TIMEOUT_MS: Final = 10_000
-"""Of a transactional id whose producer never opens a transaction; brokers may allow little."""
+"""Timeout of a transactional id whose producer never opens a transaction; brokers may allow little."""
 RECORD_BYTES_MAX: Final = CHUNK_BYTES + 4096
 
 Written = asyncio.Future[None]
@@ -54,7 +55,8 @@ logger = logging.getLogger(__name__)
 
 
 class SlotBatch:
-    """A record on its way. `answers`: who waits for it. `size`: bytes of entries. `since_s`: when it was made."""
+    """A record on its way. `answers`: futures that wait for it. `size`: bytes of entries. `since_s`: when it was
+    made."""
 
     __slots__ = ("answers", "records", "sent", "since_s", "size", "ticket")
 
@@ -68,7 +70,7 @@ class SlotBatch:
 
 
 class SlotSender:
-    """All methods are called on one event loop."""
+    """The sender of one slot's records. All methods are called on one event loop."""
 
     def __init__(
         self,
@@ -78,7 +80,8 @@ class SlotSender:
         settled: Callable[[list[SlotBatch]], None],
         give_up: Callable[[str], None],
     ) -> None:
-        """settled: told of confirmed batches, in order. give_up: told why nothing is confirmed any more."""
+        """settled: called with confirmed batches, in order. give_up: called with the reason why nothing is confirmed
+        any more."""
         self._reading = reading
         self._clock = reading.clock
         self._settings = reading.settings
@@ -98,16 +101,16 @@ class SlotSender:
 
     @property
     def waiting(self) -> int:
-        """Batches that are not confirmed."""
+        """The number of batches that are not confirmed."""
         return len(self._open)
 
     @property
     def troubled(self) -> bool:
-        """Whether something has to be sent again before anything new."""
+        """True if batches have to be sent again before any new one."""
         return self._again
 
     async def begin(self) -> None:
-        """Become the producer whose epoch is the newest; nothing may be waiting. Raises: StorageError."""
+        """Become the producer with the newest epoch; no batch may be waiting. Raises StorageError."""
         name = f"{self._reading.topic}.{self._reading.slot}"
         request = InitProducerIdRequest(transactional_id=name, timeout_ms=TRANSACTION_TIMEOUT_MS)
         answer = await self._reading.tried(request)
@@ -126,7 +129,7 @@ class SlotSender:
             self._watch()
 
     def read(self, found: SlotRecords) -> None:
-        """Records of the log, as whoever follows it found them; those that do not follow what is known are ignored."""
+        """Take in records that the log's follower found; those that do not follow the known ones are ignored."""
         confirming, confirmed = self.confirming, list[Ticket]()
         if found.start > confirming.reader.position:
             return
@@ -141,14 +144,14 @@ class SlotSender:
         self._settle(confirmed + confirming.settle())
 
     def end(self, reason: str) -> list[SlotBatch]:
-        """Send nothing any more; what was not confirmed."""
+        """Send nothing any more; return the batches that were not confirmed."""
         self.confirming.give_up(reason)
         self._ended = True
         left, self._open = list(self._open), deque()
         return left
 
     async def closed(self) -> None:
-        """After `end`: nothing runs any more."""
+        """Wait until nothing runs any more; call after `end`."""
         await cancelled(self._catching_up)
 
     # --- there --------------------------------------------------------------------------------------------------
@@ -182,7 +185,7 @@ class SlotSender:
     # --- and back -----------------------------------------------------------------------------------------------
 
     def _back(self, batch: SlotBatch, offset: int | None, problem: Exception | None) -> None:
-        """What became of a batch that was sent."""
+        """Handle the result of a batch that was sent."""
         if self._ended:
             return
         if self.confirming.lost is not None:
@@ -191,14 +194,14 @@ class SlotSender:
         if problem is None:
             self._failures = 0
             self._settle(self.confirming.answered(batch.ticket, offset))
-        elif batch in self._open:  # else it was read in the log meanwhile
+        elif batch in self._open:  # else the batch was read in the log meanwhile
             self._failed(batch, problem)
         if self._again and not self._flying and not self._ended:
             self._send_again_later()
         self._transmit()
 
     def _failed(self, batch: SlotBatch, problem: Exception) -> None:
-        """The batch was refused, or nobody knows."""
+        """Handle a batch that was refused, or whose outcome is unknown."""
         if isinstance(problem, ServerError) and self._is_final(batch, problem):
             self._give_up(str(problem))
             return
@@ -217,7 +220,7 @@ class SlotSender:
         self._clock.call_later(pause_s, self._send_again)
 
     def _send_again(self) -> None:
-        """All that is unanswered, in order."""
+        """Send all unanswered batches again, in order."""
         if self._ended:
             return
         self._again = False
@@ -228,7 +231,7 @@ class SlotSender:
         self._settle([])
 
     def _settle(self, tickets: list[Ticket]) -> None:
-        """Tell of what is confirmed, look for what is missing."""
+        """Report the confirmed batches, and look for missing records."""
         if self._ended:
             return
         confirmed = [self._open.popleft() for _ in tickets]
@@ -240,7 +243,7 @@ class SlotSender:
             self._catching_up = self._loop.create_task(self._catch_up())
 
     async def _catch_up(self) -> None:
-        """Read the log until nothing is missing before what was answered."""
+        """Read the log until no record is missing before the answered ones."""
         try:
             while self.confirming.wanted and not self._ended:
                 before = self.confirming.reader.position

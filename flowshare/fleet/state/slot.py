@@ -1,6 +1,6 @@
-"""`Slot`: one slot as this process has it: followed, claimed, led, given away.
+"""`Slot`: one slot in this process: followed, claimed, led, given away.
 
-Invariant: `scan` shows what counts in the slot's log up to the reader's position and nothing else; a write returns only
+Invariant: `scan` shows exactly the counting entries of the slot's log up to the reader's position; a write returns only
 when its record counts and this process was the owner at that place of the log.
 
     state        event                                     next       effect
@@ -8,10 +8,10 @@ when its record counts and this process was the owner at that place of the log.
     STANDBY      lead                                      CLAIMING
     CLAIMING     the claim counts                          LED
     CLAIMING     it does not, or cannot be written         STANDBY    `lead` tries again a few times, then raises
-    LED          another's claim, a refusal, the deadline  STANDBY    what waits fails with NotLed; on_lost is told
+    LED          another's claim, a refusal, the deadline  STANDBY    waiting writes fail with NotLed; on_lost is told
     LED          hand_over                                 GIVING     no more writes are taken
     GIVING       the hand-over counts, or the slot is lost STANDBY
-    any but NEW  what lies in the log cannot be used       BROKEN     as when it is lost; `lead` refuses, saying why
+    any but NEW  the log's content cannot be used          BROKEN     as when it is lost; `lead` refuses with the reason
     any          close                                     CLOSED
 
 While it is led the slot is maintained: a claim is renewed when it is old, or when the slot was idle before a write, and
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from flowshare.fleet.state.sender import Written
 
 CLAIMS_MAX: Final = 3
-"""Tries to claim; each fails only when another worker's claim came in between."""
+"""The most tries to claim; each fails only when another worker's claim came in between."""
 QUIET_S: Final = 0.25
-"""An owner follows its slot when it has not written for so long: each of its writes would end the fetch for all."""
+"""Time without writes, in s, after which an owner follows its slot: each of its writes would end the fetch for all."""
 
 logger = logging.getLogger(__name__)
 
 
 class SlotState(Enum):
-    """What this process has of the slot."""
+    """State of the slot in this process."""
 
     NEW = "new"
     STANDBY = "standby"
@@ -62,7 +62,7 @@ class SlotState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotOwner:
-    """Who claims. instance: names this life of this process. host, port: where clients reach it."""
+    """The worker that claims. instance: names this life of this process. host, port: its address for clients."""
 
     node_id: int
     instance: str
@@ -74,9 +74,9 @@ class SlotOwner:
 class Slot:
     """One slot. All methods are called on one event loop.
 
-    kafka: a connection to the cluster. slot: its number. cache: where the state is kept locally. lease: whether answers
-    may be given now; else they wait. on_lost: told why when the slot was led here and is not any longer, without this
-    process having given it away.
+    kafka: a connection to the cluster. slot: its number. cache: the local copy of the state. lease: True if answers may
+    be given now; else they wait. on_lost: called with the reason when the slot is led here no longer, without having
+    been given away by this process.
     """
 
     kafka: Any
@@ -101,7 +101,7 @@ class Slot:
         self._restarting: asyncio.Task[None] | None = None
         self.state = SlotState.NEW
         self.trouble: str | None = None
-        """Why the slot is BROKEN."""
+        """The reason why the slot is BROKEN."""
 
     @property
     def claim(self) -> Claim | None:
@@ -110,12 +110,12 @@ class Slot:
 
     @property
     def epoch(self) -> int:
-        """Its epoch, 0 without one; it is what metadata shows as the leader epoch."""
+        """The claim's epoch, 0 without one; metadata shows it as the leader epoch."""
         return self._replay.reader.epoch
 
     @property
     def handed_over_to(self) -> str | None:
-        """Whom the present owner gave the slot to."""
+        """The instance to which the present owner gave the slot; None: to none."""
         return self._replay.reader.handed_over_to
 
     # --- following ----------------------------------------------------------------------------------------------
@@ -131,7 +131,8 @@ class Slot:
     # --- what the tail says -------------------------------------------------------------------------------------
 
     def _position(self) -> int | None:
-        """Where to follow; an owner that is writing, or was just now, hears of others by its own writes."""
+        """Return the offset to follow from. An owner that writes, or wrote just now, hears of others by its own writes:
+        None."""
         log = self._log
         if self._restarting is not None:
             return None
@@ -149,7 +150,7 @@ class Slot:
             self._break(error)
 
     def _astray(self, position: int, error: LogError) -> None:
-        """The log cannot be read at `position`; if the reader has gone on since, that says nothing."""
+        """Handle a log that cannot be read at `position`; ignored if the reader has moved on since."""
         if position != self._replay.reader.position or self._restarting is not None:
             return
         if isinstance(error, StorageDamaged):
@@ -180,7 +181,7 @@ class Slot:
     # --- leading ------------------------------------------------------------------------------------------------
 
     async def lead(self, owner: SlotOwner) -> None:
-        """Claim the slot; returns when the claim counts. Raises: NotLed (others claim it too), StorageError."""
+        """Claim the slot; returns when the claim counts. Raises NotLed (others claim it too), StorageError."""
         if self.state is not SlotState.STANDBY:
             raise StorageError(self.trouble or f"slot {self.slot} is {self.state.value} and cannot be claimed now")
         self.state = SlotState.CLAIMING
@@ -243,16 +244,16 @@ class Slot:
         return log.write(entries)
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """All entries under a prefix, in key order, confirmed writes included."""
+        """Return all entries under a prefix, in key order, confirmed writes included."""
         return self._replay.reader.table.scan(prefix)
 
     def recheck(self) -> None:
-        """The lease may be back: answers that wait for it are given."""
+        """Give answers that wait for the lease, if the lease is back."""
         if self._log is not None:
             self._log.recheck()
 
     async def hand_over(self, to: str) -> None:
-        """Take no more writes, confirm those that were, and tell the log who is next. Raises: NotLed."""
+        """Take no more writes, confirm the earlier ones, and write to the log which worker is next. Raises NotLed."""
         log = self._log
         if log is None or self.state is not SlotState.LED:
             raise NotLed(f"slot {self.slot} is not led here")
@@ -266,7 +267,8 @@ class Slot:
             await log.close(f"it was given to {to}")
 
     async def close(self) -> None:
-        """Let go at once: what waits fails with NotLed. Nothing is said in the log (`hand_over` does)."""
+        """Let the slot go at once: waiting writes fail with NotLed. Nothing is written to the log (`hand_over` does
+        that)."""
         self.state = SlotState.CLOSED
         self.tails.unfollow(self.slot)
         log, self._log = self._log, None
@@ -283,7 +285,7 @@ class Slot:
             self._log.give_up(reason)
 
     def _lost(self, reason: str) -> None:
-        """The log says that this process owns nothing any more."""
+        """Note that this process owns the slot no more, by the log."""
         led = self.state is SlotState.LED
         self._log = None
         if led:

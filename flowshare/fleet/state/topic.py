@@ -1,21 +1,21 @@
-"""The topic with a fleet's state: what it is called, how it is made, and whether this release can read it.
+"""The topic with a fleet's state: its name, its creation, and the check that this release can read it.
 
 One name serves for the topic, the slot group and the start of the producers' names, so that one prefixed ACL of each
 kind, `__flowshare_state.<fleet>`, covers all that a fleet needs for itself.
 
-`StateTopic` makes the topic, or finds it as it has to be, before anything is written to it. It is not compacted and
-nothing in it expires by age or size: what is needed no more is deleted by the slots' owners (`slots.pruning`). With a
-setting that would lose records a fleet does not start, and names the command that mends it. A topic that does not exist
-is made with the cluster's own replication factor; with three replicas or more, two of them have to have a record before
-it is confirmed. Another worker may be doing the same: what it has not finished is waited for. Without the right to read
-a topic's settings they are believed to be right, with a warning.
+`StateTopic` makes the topic, or checks it, before anything is written to it. The topic is not compacted and nothing in
+it expires by age or size: the slots' owners delete records that are needed no more (`slots.pruning`). With a setting
+that would lose records a fleet does not start, and names the command that mends it. A missing topic is made with the
+cluster's own replication factor; with three replicas or more, two of them have to have a record before it is confirmed.
+Another worker may be making the topic, too: the check waits for it. Without the right to read a topic's settings they
+are believed to be right, with a warning.
 
 A fleet that had a state topic before is told from a new one by a transactional id, that of the writer of its first slot
 (`sender`): its coordinator knows it for a week longer (`transactional.id.expiration.ms`). The ledgers of its lanes are
 no sign: they are offsets in the state topic, and brokers delete those of a topic with it.
 
-`check_formats` is asked before a worker joins: who leads a slot has written in its own format, its claim first of all,
-so the last record of each slot shows which releases lead. A worker that could not follow them would be chosen for slots
+`check_formats` is called before a worker joins: a slot's leader writes in its own format, its claim first of all, so
+the last record of each slot shows which releases lead. A worker that could not follow them would be chosen for slots
 and never claim them.
 """
 
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from flowshare.client.net.routing import ClusterConnection
 
 SETTLED_S: Final = 5.0
-"""How long another worker, or a broker that is behind, is given to finish making the topic."""
+"""Time, in s, that another worker, or a broker that is behind, has to finish making the topic."""
 PAUSE_S: Final = 0.1
 TRACES_S: Final = 5.0
-"""How long a coordinator may take to say whether there was such a topic before; a new cluster's needs a second."""
+"""Time, in s, that a coordinator has to tell if there was such a topic before; a new cluster's needs a second."""
 FIRST_SLOT: Final = 0
 MESSAGE_BYTES_MIN: Final = 1_048_588
 """Kafka's own default of max.message.bytes; the largest batch that is written has half of it."""
@@ -67,7 +67,8 @@ WANTED: Final[Mapping[str, str]] = {
     "unclean.leader.election.enable": "false",
 }
 MADE_WITH: Final[Mapping[str, str]] = {**WANTED, "segment.bytes": str(64 << 20)}
-"""Deleted records take up disk until their segment is full; Kafka's own segments have 1 GiB."""
+"""Settings of a new topic. Deleted records take up disk until their segment is full; Kafka's own segments have 1
+GiB."""
 ABSENT: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 FORBIDDEN: Final = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED})
 
@@ -75,11 +76,11 @@ logger = logging.getLogger(__name__)
 
 
 class StateTopicRefused(ClientError):
-    """The fleet's state topic is not as it has to be; the text has the command that mends it."""
+    """Error: the fleet's state topic has wrong settings; the text has the command that mends it."""
 
 
 class StateTopic:
-    """The state topic of one fleet. Raises: ClientError when a fleet cannot have this name."""
+    """The state topic of one fleet. Raises ClientError if the fleet's name is not allowed."""
 
     def __init__(self, kafka: ClusterConnection, fleet: str) -> None:
         self._kafka = kafka
@@ -89,7 +90,7 @@ class StateTopic:
         """Id of the topic that `ensure` found."""
 
     async def ensure(self, slots: int) -> int:
-        """Make the topic with so many partitions, or check that it is as it has to be; its partitions.
+        """Make the topic with `slots` partitions, or check its settings; return its number of partitions.
 
         Raises: StateTopicRefused, ServerError (not allowed), ClientError, OSError.
         """
@@ -100,7 +101,10 @@ class StateTopic:
         return slots
 
     async def _is_right(self, slots: int, *, last: bool) -> bool:
-        """Whether it is as it has to be; False: it may be in a moment, unless this is the `last` look."""
+        """Make the topic if it is missing, and check it; True if its settings are right.
+
+        False: they may be so in a moment; the `last` look raises StateTopicRefused instead.
+        """
         found = await self._find()
         if found is None:
             if last:
@@ -123,7 +127,7 @@ class StateTopic:
         if set(faults) == {MIN_INSYNC} and not last:
             if self._made:
                 await self._set(faults)
-            return False  # else whoever makes the topic is about to set it
+            return False  # else the topic's maker is about to set it
         if faults:
             raise StateTopicRefused(self._refusal(settings, faults))
         if found.replicas == 1:
@@ -134,7 +138,7 @@ class StateTopic:
         return True
 
     async def _find(self) -> TopicMetadata | None:
-        """Raises: ServerError."""
+        """Return the topic. Raises ServerError."""
         answer = await self._kafka.send(MetadataRequest(topics=(self.name,)))
         (topic,) = answer.topics
         if topic.error in ABSENT:
@@ -144,7 +148,7 @@ class StateTopic:
         return topic
 
     async def _make(self, slots: int) -> None:
-        """Raises: StateTopicRefused."""
+        """Make the topic. Raises StateTopicRefused."""
         if self._made:
             return  # the broker that was asked has not heard of it yet
         had_one = await self._had_one()
@@ -173,7 +177,7 @@ class StateTopic:
             )
 
     async def _had_one(self) -> bool:
-        """Whether the fleet had such a topic before; what cannot be found out in a few seconds counts as no."""
+        """True if the fleet had such a topic before; False, too, if that cannot be found out in a few seconds."""
         request = DescribeTransactionRequest(transactional_id=f"{self.name}.{FIRST_SLOT}")
         try:
             answer = await self._kafka.cluster.clock.wait_for(self._kafka.send(request), TRACES_S)
@@ -183,7 +187,8 @@ class StateTopic:
         return answer.error is ErrorCode.NONE
 
     async def _settings(self) -> Mapping[str, str] | None:
-        """The topic's settings, none where they may not be read; None: the broker does not know them yet."""
+        """Return the topic's settings, an empty mapping if they may not be read; None: the broker does not know them
+        yet."""
         answer = await self._kafka.send(DescribeConfigsRequest(resource_type="topic", resource=self.name))
         if answer.error in ABSENT:
             return None
@@ -219,7 +224,8 @@ class StateTopic:
 
 
 def wrong_settings(settings: Mapping[str, str], replicas: int) -> dict[str, str]:
-    """What has to be set otherwise, and how. Settings that are not told are believed to be right."""
+    """Return the settings that have to change, with their right values. Settings missing from `settings` count as
+    right."""
     faults = {name: value for name, value in WANTED.items() if settings.get(name, value) != value}
     if int(settings.get("max.message.bytes", MESSAGE_BYTES_MIN)) < MESSAGE_BYTES_MIN:
         faults["max.message.bytes"] = str(MESSAGE_BYTES_MIN)
@@ -230,12 +236,13 @@ def wrong_settings(settings: Mapping[str, str], replicas: int) -> dict[str, str]
 
 PREFIX: Final = FLEET_STATE
 LENGTH_MAX: Final = 200
-"""A topic's name may have 249 characters; this leaves room for the prefix and a slot's number behind it."""
+"""The longest fleet name. A topic's name may have 249 characters; this leaves room for the prefix and a slot's
+number."""
 _ALLOWED: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def state_topic(fleet: str) -> str:
-    """Name of the topic with the fleet's state. Raises: ClientError when a fleet cannot have this name."""
+    """Return the name of the topic with the fleet's state. Raises ClientError if the fleet's name is not allowed."""
     if not _ALLOWED.fullmatch(fleet) or len(fleet) > LENGTH_MAX:
         raise ClientError(
             f"a fleet cannot be called {fleet!r}: use up to {LENGTH_MAX} letters, digits, dots, dashes and underscores"
@@ -244,16 +251,17 @@ def state_topic(fleet: str) -> str:
 
 
 def slot_group(fleet: str) -> str:
-    """Id of the consumer group in which the fleet's workers share its slots out. Raises: as `state_topic`."""
+    """Return the id of the consumer group in which the fleet's workers share its slots out. Raises: as
+    `state_topic`."""
     return state_topic(fleet)
 
 
 PART_BYTES: Final = 1
-"""Asked of each slot: brokers give at least one whole batch."""
+"""Bytes asked of each slot: brokers give at least one whole batch."""
 
 
 async def check_formats(kafka: Any, topic: str, slots: int) -> None:
-    """Look at the last record of each slot. kafka: a connection to the cluster.
+    """Check the formats of each slot's last record. kafka: a connection to the cluster.
 
     Raises: StateTopicRefused, OSError, ClientError
     """
@@ -263,7 +271,7 @@ async def check_formats(kafka: Any, topic: str, slots: int) -> None:
         try:
             check(end.error, end.message, f"looking for the ends of {topic}")
         except ServerError as error:
-            if not error.retriable:  # else it has no leader yet, and has an offset of -1 here
+            if not error.retriable:  # else the partition has no leader yet, and its offset is -1 here
                 raise
     lasts = [FetchPartition(topic, slot, end.offset - 1, PART_BYTES) for slot, end in enumerate(ends) if end.offset > 0]
     answers = await asyncio.gather(*(kafka.send(FetchRequest(partitions=(last,))) for last in lasts))
@@ -277,4 +285,4 @@ async def check_formats(kafka: Any, topic: str, slots: int) -> None:
                     f"the fleet's state in {where} was written by a newer flowshare: {error.__cause__}"
                 ) from None
         except (OffsetOutOfRange, ServerError):
-            continue  # as with damage: whoever follows the slot tells what is wrong with it
+            continue  # as with damage: the slot's follower reports the fault

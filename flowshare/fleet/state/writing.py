@@ -1,17 +1,17 @@
 """`SlotLog`: an owner's writes, gathered into records of its slot's log (group commit).
 
-All writes that wait go out in one record, which counts as a whole or not at all; the next record is sent while the last
+All waiting writes go out in one record, which counts as a whole or not at all; the next record is sent while the last
 one is under way, but only when it is worth it (`eager_bytes`), so that many small writes cost few requests. An answer
 is given when the record is confirmed (`SlotSender`) and the owner holds its lease; without the lease answers wait, but
 for those of the hand-over: a slot that is given away is fenced by its log, and the lease may never come back.
 
-`exclusive` is for what needs a quiet log (a new claim, the hand-over, writing cold keys again): nothing else is under
-way inside, and what is written meanwhile waits. After a loss everything that waits fails with `NotLed`.
+`exclusive` serves steps that need a quiet log (a new claim, the hand-over, writing cold keys again): no other write is
+under way inside, and new writes wait. After a loss every waiting write fails with `NotLed`.
 
-`SlotMaintenance` is what an owner does for its slot's log beside writing: new claims in time, and pruning. A claim and
-the producer epoch that goes with it are renewed when they are old (`renew_s`) and before the first write after a long
-idleness (`idle_s`): brokers forget idle producers and transactional ids. The log is pruned step by step
-(`slots.pruning`); writes wait for each step, and run between two of them.
+`SlotMaintenance` is an owner's work for its slot's log beside writing: new claims in time, and pruning. A claim and its
+producer epoch are renewed when they are old (`renew_s`) and before the first write after a long idleness (`idle_s`):
+brokers forget idle producers and transactional ids. The log is pruned step by step (`slots.pruning`); writes wait for
+each step, and run between two of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from flowshare.slots.confirm import Confirming
 
 LEASE_POLL_S: Final = 0.05
-"""How often answers that are held back for want of the lease are looked at."""
+"""Time, in s, between two looks at answers that wait for the lease."""
 
 
 class _Write(NamedTuple):
@@ -54,7 +54,7 @@ class _Write(NamedTuple):
 
 
 class SlotLog:
-    """One ownership of one slot, from before the claim to the loss; made for each anew. On one event loop."""
+    """One ownership of one slot, from before the claim to the loss; each ownership has a new one. On one event loop."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class SlotLog:
         lease: Callable[[], bool],
         on_lost: Callable[[str], None],
     ) -> None:
-        """lease: whether answers may be given now. on_lost: told once, and why."""
+        """lease: True if answers may be given now. on_lost: called once, with the reason."""
         self._sender = SlotSender(reading, confirming, settled=self._settled, give_up=self.give_up)
         self._where = reading.where
         self._clock = reading.clock
@@ -77,7 +77,7 @@ class SlotLog:
         self._waiting_bytes = 0
         self._held: list[Written] = []
         self._last: set[Written] = set()
-        """What is written to give the slot away: its answers go to nobody else, and wait for no lease."""
+        """Writes that give the slot away: their answers stay in this process, and wait for no lease."""
         self._kicked = False
         self._exclusive = False
         self._turn = asyncio.Lock()
@@ -87,11 +87,11 @@ class SlotLog:
         self._ended = False
         self.confirming = confirming
         self.claimed_s = self.written_s = self._clock.monotonic()
-        """When the claim was confirmed, and when something was last sent."""
+        """The time of the claim's confirmation, and that of the last sent record."""
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits to be confirmed."""
+        """True if writes wait to be confirmed."""
         return bool(self._queue) or self._sender.waiting > 0
 
     # --- writing ------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class SlotLog:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncGenerator[None]:
-        """Nothing is under way inside; what is queued waits. Raises: NotLed."""
+        """Hold the log quiet: inside, no write is under way, and queued writes wait. Raises NotLed."""
         async with self._turn:
             self._exclusive = True
             try:
@@ -126,9 +126,9 @@ class SlotLog:
                 self._kick()
 
     async def claim(self, make: Callable[[int], Claim]) -> None:
-        """Become, or remain, the owner; inside `exclusive`. `make`: the claim of an epoch.
+        """Become, or remain, the owner; inside `exclusive`. `make`: makes the claim of an epoch.
 
-        Raises: NotLed (another one has it), StorageError.
+        Raises: NotLed (another owner has it), StorageError.
         """
         await self._sender.begin()
         if self.confirming.lost is not None:
@@ -153,9 +153,9 @@ class SlotLog:
         await written
 
     async def hand_over(self, to: str) -> None:
-        """Take no more writes, wait for those that were, and give the slot away. Raises: NotLed."""
+        """Take no more writes, wait for the earlier ones, and give the slot away. Raises NotLed."""
         self._closing = True
-        last = self._put(b"")  # with it all are written
+        last = self._put(b"")  # the empty write comes after all others
         self._last.add(last)
         await last
         async with self.exclusive():
@@ -164,7 +164,7 @@ class SlotLog:
             await self.append(HandOver(epoch=mine.epoch, serial=self.confirming.serial, to=to))
 
     def give_up(self, reason: str) -> None:
-        """Nothing is confirmed any more: all that waits fails with NotLed. Safe to call twice."""
+        """Fail all waiting writes with NotLed: nothing is confirmed any more. Safe to call twice."""
         if self._ended:
             return
         self._ended = self._closing = True
@@ -179,7 +179,7 @@ class SlotLog:
         for written in answers:
             if not written.done():
                 written.set_exception(self._not_led())
-                written.exception()  # seen: whoever asked may be gone, and asyncio would report it
+                written.exception()  # retrieved: the caller may be gone, and asyncio would report the error
         self._on_lost(reason)
 
     async def close(self, reason: str) -> None:
@@ -188,11 +188,11 @@ class SlotLog:
         await self._sender.closed()
 
     def read(self, found: SlotRecords) -> None:
-        """Records of the log, as whoever follows it found them."""
+        """Take in records that the log's follower found."""
         self._sender.read(found)
 
     def recheck(self) -> None:
-        """The lease may be back: give the answers that were held."""
+        """Give the held answers if the lease is back."""
         if self._held and self._lease():
             held, self._held = self._held, []
             _answer(held)
@@ -210,13 +210,13 @@ class SlotLog:
         return written
 
     def _kick(self) -> None:
-        """Look at the queue when everybody who is about to write has written."""
+        """Look at the queue after all callers that are about to write have written."""
         if not self._kicked:
             self._kicked = True
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Make records of what is queued, as many as may be under way."""
+        """Make records of the queued writes, as many as may be under way."""
         self._kicked = False
         while self._queue and self._may_add():
             pieces, answers = list[bytes](), list[Written]()
@@ -295,7 +295,7 @@ logger = logging.getLogger(__name__)
 
 
 class SlotMaintenance:
-    """For one ownership; it ends by itself when that is lost."""
+    """The maintenance of one ownership; it ends by itself when the ownership is lost."""
 
     def __init__(self, log: SlotLog, reading: SlotReading, *, claim: Callable[[int], Claim]) -> None:
         """claim: makes the claim of an epoch."""
@@ -310,7 +310,7 @@ class SlotMaintenance:
         self._clock.call_later(TEND_S, self._look)
 
     def begin(self) -> None:
-        """Do what is to be done, before anything that is written from now on."""
+        """Begin the maintenance that is due; it runs before all writes from now on."""
         if self._task is None:
             self._task = asyncio.create_task(self._maintain(), name=f"maintenance of slot {self._reading.slot}")
 
@@ -347,7 +347,7 @@ class SlotMaintenance:
             self._task = None
 
     async def _prune(self) -> bool:
-        """One step; whether there was one to do. Raises: NotLed, StorageError."""
+        """Do one step of pruning; True if there was one to do. Raises NotLed, StorageError."""
         log = self._log
         async with log.exclusive():
             step = next_step(self._reader, self._settings.prune)

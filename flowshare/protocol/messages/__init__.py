@@ -41,11 +41,11 @@ FAMILIES: Final = (
     "share", "topics", "groups", "records", "state", "classic", "consumer", "transactions", "security", "cooperative",
     "browse",
 )  # fmt: skip
-"""What all share agents speak of is first."""
+"""Modules of messages, searched in this order: the messages of all share agents come first."""
 
 
 def apis() -> tuple[Api, ...]:
-    """All that is declared."""
+    """Return all declared APIs."""
     from flowshare.protocol.declaration import Api
 
     families = (importlib.import_module(f"{__name__}.{family}") for family in FAMILIES)

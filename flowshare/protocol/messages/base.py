@@ -1,4 +1,4 @@
-"""What every request is, and the connection it goes over."""
+"""Base classes of requests and responses, and the connection that requests go over."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from flowshare.protocol.declaration import Api, Route
 
 NOT_ASKED: Final = -(2**31)
-"""Authorized operations that were not asked for, or are not told."""
+"""The value of authorized operations that were not asked for, or are not reported."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
 class FinishedRequest(Protocol):
-    """What became of a request; a future that is done is one."""
+    """A request that is done, with an answer or an error; a finished future is one."""
 
     def result(self) -> Any:
-        """The answer. Raises: why there is none."""
+        """Return the answer. Raises: the error for which there is none."""
 
 
 class Request(Generic[R_co]):
@@ -31,16 +31,16 @@ class Request(Generic[R_co]):
 
     __slots__ = ()
     api: ClassVar[Api | None] = None
-    """The API that it asks; None: it is flowshare's own, or asked within a process only."""
+    """The API of the request; None: the request is flowshare's own, or used within a process only."""
     route: ClassVar[Route | None] = None
-    """Where it goes where it has no API; None: anywhere."""
+    """The route of a request without an API; None: any server."""
     call: ClassVar[str | None] = None
-    """Under which name it crosses a socket as one of flowshare's own calls (`protocol.cooperative_codec`)."""
+    """The request's name on a socket as one of flowshare's own calls (`protocol.cooperative_codec`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """Base of what is answered about a request, or about one thing of many: whether it was done, or why not."""
+    """Base of answers about a request, or about one thing of many: done, or the error."""
 
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
@@ -49,29 +49,30 @@ class Response:
 class Connection(Protocol):
     """One connection to a server: in process, or a socket. Share sessions end with it.
 
-    Requests may overlap; each is accepted in the order of the calls to `send` (before the first await).
+    Requests may overlap; they are accepted in the order of the calls to `send` (before the first await).
     """
 
     @property
     def is_flowshare(self) -> bool:
-        """Whether one of flowshare's own servers is at the other end: it takes acknowledgements beside a parked fetch,
-        and the one that leads after it knows what its members hold."""
+        """True if the other end is one of flowshare's own servers: such a server takes acknowledgements beside a parked
+        fetch, and the next leader knows which records its members hold."""
         ...
 
     @property
     def keeps_time(self) -> bool:
-        """Whether it ends by itself when an answer is overdue: then nobody else needs a timer for each request."""
+        """True if the connection ends by itself when an answer is overdue: then no request needs its own timer."""
         ...
 
     async def send(self, request: Request[R]) -> R:
-        """Answer of the server. Raises ConnectionError when the connection is or gets closed."""
+        """Send a request and return the server's answer. Raises ConnectionError when the connection is or gets
+        closed."""
         ...
 
     def begin(self, request: Request[Any], told: Callable[[FinishedRequest], object]) -> None:
-        """As `send`, for who does not wait: accepted in the order of these calls; `told` is called once."""
+        """Send as `send`, without waiting: accepted in the order of these calls; `told` is called once."""
 
     async def close(self) -> None:
-        """Close; the server releases what this connection's share sessions hold."""
+        """Close; the server releases the records held by this connection's share sessions."""
 
 
 class TopicPartition(NamedTuple):

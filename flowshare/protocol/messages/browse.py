@@ -1,4 +1,4 @@
-"""Looking at a share-partition without taking anything, and acting on what others hold (flowshare's own)."""
+"""Browse a share-partition without acquiring, and act on records that members hold (flowshare's own)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from flowshare.share.intervene import Intervened
 from flowshare.share.types import BlockedKey
 
 RUNS_MAX: Final = 10_000
-"""Runs and holes in one answer."""
+"""The most runs and holes in one answer."""
 RANGES_MAX: Final = 1_000
-"""Ranges that one call acts on."""
+"""The most ranges that one call acts on."""
 RECORDS_MAX: Final = 10_000
-"""Records that one call acts on."""
+"""The most records that one call acts on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareBrowseRequest(Request["ShareBrowseResponse"]):
-    """offset: where to begin; −1: where the share-partition does. limit: runs and holes, 1 to `RUNS_MAX`. states: only
-    runs in one of them, by the names of `share.browse`; none: all, and holes."""
+    """Ask for the runs of a share-partition. offset: the first one; −1: the share-partition's start. limit: runs and
+    holes, 1 to `RUNS_MAX`. states: only runs in these, by the names of `share.browse`; empty: all, and holes."""
 
     route = OF_GROUP
     call = "share_browse"
@@ -37,11 +37,12 @@ class ShareBrowseRequest(Request["ShareBrowseResponse"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareBrowseResponse(Response):
-    """What stands there at one moment, `taken_ms` (of the machine's clock), ascending.
+    """The records of a share-partition at one moment, `taken_ms` (of the machine's clock), in ascending order.
 
-    loaded: it is what the leader decides by; False: what is stored, nothing was loaded. start_offset: −1: it was never
-    initialised. log_start to last_stable: of the log. leader: node id of the worker that leads it, −1: there is one
-    server. next: where to go on, −1: that was all. order: `share.key.order` of the group.
+    loaded: True: the state by which the leader decides; False: the stored state, nothing was loaded. start_offset: −1:
+    the share-partition was never initialised. log_start to last_stable: bounds of the log. leader: node id of the
+    worker that leads the share-partition, −1: there is only one server. next: the offset where to go on, −1: there is
+    no more. order: `share.key.order` of the group.
     """
 
     taken_ms: int = 0
@@ -61,7 +62,7 @@ class ShareBrowseResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharePlacesRequest(Request["SharePlacesResponse"]):
-    """With which partitions a group has begun; nothing is loaded to know it."""
+    """Ask for the partitions that a group has begun with; nothing is loaded for the answer."""
 
     route = OF_GROUP
     call = "share_places"
@@ -71,16 +72,16 @@ class SharePlacesRequest(Request["SharePlacesResponse"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharePlacesResponse(Response):
-    """Topic and partition of each share-partition that has state, in order; those of topics that are gone are not."""
+    """Topic and partition of each share-partition with state, in order, but for topics that do not exist any more."""
 
     places: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareInterveneRequest(Request["ShareInterveneResponse"]):
-    """Act on records that others hold, or that wait. ranges: ascending and disjoint, first and last inclusive.
+    """Act on records that members hold, or that wait. ranges: ascending and disjoint, first and last inclusive.
 
-    act: release, reject, dead_letter or now (`share.intervene`). dry_run: say what would be done.
+    act: release, reject, dead_letter or now (`share.intervene`). dry_run: only report what would be done.
     """
 
     route = OF_GROUP
@@ -96,15 +97,15 @@ class ShareInterveneRequest(Request["ShareInterveneResponse"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareInterveneResponse(Response):
-    """What became of the records of each range; durable."""
+    """The outcome for the records of each range; it is durable."""
 
     found: tuple[Intervened, ...] = ()
 
 
 class Standing(NamedTuple):
-    """Where a share-partition stands, as `SharePartitionOffsets`, with the log's end; in a few numbers.
+    """The state of a share-partition in a few numbers, as in `SharePartitionOffsets`, with the log's end.
 
-    lag: −1: not known. oldest_ms: timestamp of the first unfinished record, −1: none or not known. stuck: as told in
+    lag: −1: not known. oldest_ms: timestamp of the first unfinished record, −1: none or not known. stuck: as in
     `SharePartitionOffsets`.
     """
 
@@ -130,10 +131,10 @@ def _node(request: ShareChangesRequest) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareChangesRequest(Request["ShareChangesResponse"]):
-    """How the share-partitions stand that one server leads, as far as that has changed since an earlier answer.
+    """Ask for the states of the share-partitions that a server leads, as far as they changed since an earlier answer.
 
-    node: which one of a fleet's workers; −1: any, it says who else there is. server, since: `server` and `version` of
-    its last answer; another server, or one that was started anew, tells all.
+    node: the worker of a fleet; −1: any, its answer names the others. server, since: `server` and `version` of its last
+    answer; another or restarted server reports everything.
     """
 
     route = Route(To.BROKER, _node)
@@ -146,9 +147,9 @@ class ShareChangesRequest(Request["ShareChangesResponse"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareChangesResponse(Response):
-    """whole: `rows` are all there are, and what is not among them is gone. gone: group, topic and partition of what
-    this server leads no more, or has forgotten. Only what the asker may DESCRIBE is told. node: this worker's id,
-    nodes: of all of its fleet; −1 and none: it is by itself."""
+    """The changed states, of groups that the caller may DESCRIBE. whole: True: `rows` are complete, others are gone.
+    gone: group, topic and partition that this server leads no more, or has forgotten. node: this worker's id, nodes:
+    ids of its whole fleet; −1 and empty: a server without a fleet."""
 
     server: str = ""
     version: int = 0

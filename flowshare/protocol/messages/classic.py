@@ -15,7 +15,7 @@ from flowshare.protocol.rights import NeededRight, Operation, ResourceType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinGroupRequest(Request["JoinGroupResponse"]):
-    """Answered when the group's join phase is over."""
+    """Join a group; answered when the group's join phase is over."""
 
     group_id: str
     member_id: str = ""
@@ -25,7 +25,7 @@ class JoinGroupRequest(Request["JoinGroupResponse"]):
     protocols: tuple[Supported, ...]
     session_timeout_ms: int
     rebalance_timeout_ms: int = -1
-    """−1: the session timeout (version 0)."""
+    """The rebalance timeout; −1: the session timeout (version 0)."""
     version: int = 9
 
 
@@ -42,7 +42,7 @@ class JoinGroupResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncGroupRequest(Request["SyncGroupResponse"]):
-    """Answered when the leader's assignments are durable."""
+    """Ask for an assignment; answered when the leader's assignments are durable."""
 
     group_id: str
     member_id: str
@@ -51,7 +51,7 @@ class SyncGroupRequest(Request["SyncGroupResponse"]):
     protocol_type: str | None = None
     protocol_name: str | None = None
     assignments: tuple[tuple[str, bytes], ...] = ()
-    """(member id, assignment), from the leader only."""
+    """Pairs (member id, assignment), from the leader only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class HeartbeatRequest(Request[Response]):
 
 
 class LeavingMember(NamedTuple):
-    """Named by its id, or by its group.instance.id with an empty id."""
+    """A member that leaves, named by its id, or by its group.instance.id with an empty id."""
 
     member_id: str
     instance_id: str | None = None
@@ -83,7 +83,7 @@ class LeaveGroupRequest(Request["LeaveGroupResponse"]):
 
 
 class LeftMember(NamedTuple):
-    """What became of one member."""
+    """The outcome for one leaving member."""
 
     member_id: str
     instance_id: str | None
@@ -96,7 +96,7 @@ class LeaveGroupResponse(Response):
 
 
 class OffsetToCommit(NamedTuple):
-    """An offset of one partition."""
+    """An offset of one partition to commit."""
 
     topic: str
     partition: int
@@ -107,21 +107,21 @@ class OffsetToCommit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetCommitRequest(Request["OffsetCommitResponse"]):
-    """A simple consumer commits with no member id and generation −1."""
+    """Commit offsets; a simple consumer has no member id and generation −1."""
 
     group_id: str
     member_id: str = ""
     instance_id: str | None = None
     generation: int = -1
     retention_ms: int = -1
-    """−1: as the server's retention says (version 5 on)."""
+    """How long the server keeps the offsets; −1: its own retention (always from version 5 on)."""
     offsets: tuple[OffsetToCommit, ...]
     version: int = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TxnOffsetCommitRequest(Request["OffsetCommitResponse"]):
-    """The offsets count when the transaction is committed."""
+    """Commit offsets in a transaction; they count when the transaction is committed."""
 
     transactional_id: str
     group_id: str
@@ -134,7 +134,7 @@ class TxnOffsetCommitRequest(Request["OffsetCommitResponse"]):
 
 
 class OffsetResult(NamedTuple):
-    """What became of one partition's offset."""
+    """The outcome for one partition's offset."""
 
     topic: str
     partition: int
@@ -143,7 +143,7 @@ class OffsetResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetCommitResponse:
-    """A request that is refused as a whole has its error at every partition."""
+    """The outcome for each partition; a request that is refused as a whole has its error at every partition."""
 
     message: str | None = None
     partitions: tuple[OffsetResult, ...] = ()
@@ -153,10 +153,10 @@ class OffsetCommitResponse:
 class OffsetFetchRequest(Request["OffsetFetchResponse"]):
     group_id: str
     partitions: tuple[tuple[str, int], ...] | None = None
-    """None: all that the group has."""
+    """The wanted partitions; None: all that the group has."""
     member_id: str | None = None
     member_epoch: int = -1
-    """Of the member that asks, in a group of the consumer protocol; −1: nobody's (version 9 on)."""
+    """The epoch of the asking member, in a group of the consumer protocol; −1: no member asks (version 9 on)."""
     require_stable: bool = False
 
 
@@ -191,23 +191,23 @@ class OffsetDeleteResponse(Response):
 class DescribeGroupRequest(Request["DescribeGroupResponse"]):
     group_id: str
     authorized: bool = False
-    """Ask what the asker may do with the group."""
+    """True: report the operations that the caller may do with the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeGroupResponse(Response):
-    """A classic group; one that does not exist, or is of another kind, is Dead."""
+    """A classic group; a group that does not exist, or is of another kind, is Dead."""
 
     state: str = ""
     protocol_type: str = ""
     protocol_name: str = ""
     members: tuple[MemberView, ...] = ()
     authorized: int = NOT_ASKED
-    """What the asker may do: a bit for each number of an operation."""
+    """The operations that the caller may do, as bits: the bit of each operation's number."""
 
 
 SYNC_WAIT_MS: Final = 10_000
-"""A SyncGroup is answered when the group's leader has sent its own; the request does not say how long that may take."""
+"""The longest time, in milliseconds, that a SyncGroup may take: it waits for the group's leader."""
 
 JOIN_GROUP: Final = Api(
     ApiKey.JOIN_GROUP,
@@ -290,7 +290,7 @@ _RESULTS: Final = rows_of_partitions("partitions", OffsetResult)
 
 
 def _by_id(rows: Array, topic: Path = "topic") -> Array:
-    """Rows that have the ids of topics in place of their names in some versions: the server's edge translates them."""
+    """Return rows with topic ids in place of names in some versions, which the server's edge translates."""
     return replace(rows, shape={**rows.shape, "topic_id": topic})
 
 

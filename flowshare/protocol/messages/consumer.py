@@ -13,7 +13,7 @@ from flowshare.protocol.messages.base import NOT_ASKED, Request, Response, Topic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerGroupHeartbeatRequest(Request["ConsumerGroupHeartbeatResponse"]):
-    """None, and −1 for the timeout: as before."""
+    """A member's heartbeat; None, and −1 for the timeout, mean unchanged."""
 
     group_id: str
     member_id: str
@@ -23,10 +23,10 @@ class ConsumerGroupHeartbeatRequest(Request["ConsumerGroupHeartbeatResponse"]):
     rebalance_timeout_ms: int = -1
     subscribed_topics: tuple[str, ...] | None = None
     subscribed_pattern: str | None = None
-    """Version 1 on."""
+    """A pattern of topics, from version 1 on."""
     assignor: str | None = None
     owned: tuple[TopicPartition, ...] | None = None
-    """What the member uses."""
+    """The partitions that the member uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +35,18 @@ class ConsumerGroupHeartbeatResponse(Response):
     member_epoch: int = 0
     heartbeat_interval_ms: int = 0
     assignment: tuple[TopicPartition, ...] | None = None
-    """What it may use; None: unchanged."""
+    """The partitions that the member may use; None: unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerGroupDescribeRequest(Request["ConsumerGroupDescription"]):
     group_id: str
     authorized: bool = False
-    """Ask what the asker may do with the group."""
+    """True: report the operations that the caller may do with the group."""
 
 
 class DescribedTopic(NamedTuple):
-    """Partitions of a topic that a member has, or is to have."""
+    """Partitions of a topic that a member has, or should have."""
 
     topic_id: uuid.UUID
     topic: str
@@ -76,11 +76,11 @@ class ConsumerGroupDescription(Response):
     assignor: str = ""
     members: tuple[ConsumerMemberDescription, ...] = ()
     authorized: int = NOT_ASKED
-    """What the asker may do: a bit for each number of an operation."""
+    """The operations that the caller may do, as bits: the bit of each operation's number."""
 
 
 CONSUMER_MEMBER: Final = 1
-"""Member type: it speaks the consumer protocol."""
+"""The type of a member that uses the consumer protocol."""
 _OWNED: Final = {"partitions": Each("partition")}
 
 CONSUMER_GROUP_HEARTBEAT: Final = Api(

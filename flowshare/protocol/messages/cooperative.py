@@ -1,8 +1,8 @@
-"""Cooperative groups: what members say to the server that keeps the state of their group (flowshare's own).
+"""Cooperative groups: calls of members to the server that keeps the state of their group (flowshare's own).
 
-A group's members share partitions by keys: each holds ranges of hashes, and commits records one by one under them. Or
-they take what comes next, record by record (free mode): spans. `server.cooperative` answers; ranges are half-open, of
-offsets and of hashes alike, and the words are those of the core (`flowshare.cooperative.types`).
+The members of a group share partitions by keys: each holds ranges of hashes, and commits records one by one under them.
+Or they take the next records one by one (free mode): spans. `server.cooperative` answers. Ranges are half-open, of
+offsets and of hashes; the terms are those of the core (`flowshare.cooperative.types`).
 """
 
 from __future__ import annotations
@@ -29,36 +29,42 @@ from flowshare.protocol.messages.share import RefusedOutput, SettleOutput
 Pair = tuple[int, int]
 TAKE_WAIT_MS_MAX: Final = 5_000
 STABLE_METADATA: Final = "flowshare cooperative E="
-"""How the metadata of a group's committed offset begins that is the stable offset of a cooperative group; the reset
-epoch and the topic's id follow. Whatever has other metadata was committed by somebody else, and the group begins anew
-at it."""
+"""The beginning of the metadata of a committed offset that is the stable offset of a cooperative group; the reset epoch
+and the topic's id follow. An offset with other metadata was committed by another tool, and the group begins anew at
+it."""
 
 
 def stable_metadata(reset_epoch: int, topic_id: uuid.UUID) -> str:
-    """The metadata of a stable offset. The offset itself is committed by the topic's name, which may be another topic's
-    by then."""
+    """Return the metadata of a stable offset. The offset itself is committed by the topic's name, which may be another
+    topic's by then."""
     return f"{STABLE_METADATA}{reset_epoch} T={topic_id}"
 
 
 class GroupOffset(NamedTuple):
-    """An offset that is committed for a group the ordinary way, and its metadata; −1: none is."""
+    """An offset committed for a group the ordinary way, and its metadata; −1: none."""
 
     offset: int
     metadata: str = ""
 
 
 def offset_of(topic_id: uuid.UUID, there: GroupOffset) -> GroupOffset:
-    """What is committed of the topic with this id; none, where it is the stable offset of one that had its name before:
-    a member may commit that once more before it hears that the topic was made anew."""
+    """Return the committed offset `there` if it counts for the topic with this id; otherwise none. A stable offset of
+    an earlier topic with the same name does not count: a member may commit such an offset once more before it hears
+    that the topic was created anew."""
     stable = there.metadata.startswith(STABLE_METADATA)
     return GroupOffset(-1) if stable and not there.metadata.endswith(f" T={topic_id}") else there
 
 
-class WantedKeys(NamedTuple):
-    """The hashes that a member wants to hold of a partition from now on; none: it holds nothing there any more.
+def is_stable(topic_id: uuid.UUID, there: GroupOffset) -> bool:
+    """True if this is a stable offset of the topic with this id."""
+    return there.metadata.startswith(STABLE_METADATA) and offset_of(topic_id, there).offset >= 0
 
-    committed: what the group's coordinator has for the partition, where that is another server: in a fleet members say
-    it while they hold nothing there. None: not said.
+
+class WantedKeys(NamedTuple):
+    """The hashes of a partition that a member wants to hold from now on; empty: none any more.
+
+    committed: the partition's committed offset at the group's coordinator, if that is another server: in a fleet
+    members send it while they hold nothing there. None: not sent.
     """
 
     topic_id: uuid.UUID
@@ -69,8 +75,8 @@ class WantedKeys(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionProgress(Response):
-    """How far a partition is: S, E, how many committed ranges lie behind S, and M; its log's bounds, where they are
-    known (−1)."""
+    """The progress of a partition: S, E, the number of committed ranges behind S, and M; bounds of its log, −1: not
+    known."""
 
     topic_id: uuid.UUID
     partition: int
@@ -87,11 +93,11 @@ class PartitionProgress(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeHoldRequest(Request["CooperativeHoldResponse"]):
-    """All that a member wants to hold from now on, in all partitions; it renews the leases of what it holds.
+    """Claim all hashes that a member wants to hold from now on, in all partitions; renews the leases of its claims.
 
-    What the member holds in partitions that are not named is free, so no partitions at all mean that it leaves.
-    sequence: grows with each call of the member. mode: `strict` or `available`. auto_offset_reset: where a partition
-    begins of which the group has committed nothing: `earliest`, `latest`, `none` (it is refused) or `by_duration:…`.
+    Claims in partitions that are not named are given up, so an empty list means that the member leaves. sequence: grows
+    with each call of the member. mode: `strict` or `available`. auto_offset_reset: the start in a partition without
+    commits of the group: `earliest`, `latest`, `none` (refused) or `by_duration:…`.
     """
 
     call = "cooperative_hold"
@@ -106,12 +112,12 @@ class CooperativeHoldRequest(Request["CooperativeHoldResponse"]):
     drain_timeout_ms: int = DRAIN_TIMEOUT_MS
     auto_offset_reset: str = "none"
     exact_starts: bool = False
-    """Whether the member says each start before it makes it (`Terms`)."""
+    """True if the member reports each start before it makes the start (`Terms`)."""
     partitions: tuple[WantedKeys, ...] = ()
 
 
 class HeldKeys(NamedTuple):
-    """Hashes that the member holds, under this epoch."""
+    """Hashes that the member holds, with their epoch."""
 
     first: int
     end: int
@@ -119,7 +125,7 @@ class HeldKeys(NamedTuple):
 
 
 class BlockedKeys(NamedTuple):
-    """Hashes that the member waits for, because another one holds them."""
+    """Hashes that the member waits for, because another member holds them."""
 
     first: int
     end: int
@@ -128,13 +134,13 @@ class BlockedKeys(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPartition(PartitionProgress):
-    """What a member holds of one partition.
+    """The ranges of one partition that a member holds, and those that the member waits for.
 
-    granted: what of it is new: what is committed there is to be read anew before a handler starts. ranges: R, where
-    something was granted, unless there was no room in the answer: then it is to be asked for
-    (`CooperativeOffsetsRequest`). pending: offsets of open transactions, which nobody is to begin. horizon: the member
-    begins nothing at it or behind without saying so (`StartEntry`). reaches, starts, abandoned: what others may have
-    begun (`cooperative.attempts`), told with `ranges`.
+    granted: newly held ranges: the member reads the committed offsets of these ranges anew before a handler starts.
+    ranges: R, if something was granted. It is None if the answer had no room: then the member asks for R
+    (`CooperativeOffsetsRequest`). pending: offsets of open transactions; no member may begin them. horizon: the member
+    begins nothing at or behind this offset without reporting the start (`StartEntry`). reaches, starts, abandoned:
+    records that others may have begun (`cooperative.attempts`), told with `ranges`.
     """
 
     held: tuple[HeldKeys, ...] = ()
@@ -151,15 +157,16 @@ class HeldPartition(PartitionProgress):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeHoldResponse(Response):
-    """lease_ms: how long what is held is the member's, counted from when it sent the request."""
+    """The claims of a member. lease_ms: how long they are the member's, from the moment when it sent the request."""
 
     lease_ms: int = 0
     partitions: tuple[HeldPartition, ...] = ()
 
 
 class PartitionCommit(NamedTuple):
-    """What a member has finished of a partition whose reset epoch it knows. entries: `CommitEntry` by keys, `SpanEntry`
-    in free mode; `StartEntry` and `SpanStartEntry` for what it is about to begin."""
+    """The records of one partition that a member has finished; the member knows the partition's reset epoch. entries:
+    `CommitEntry` by keys, `SpanEntry` in free mode; `StartEntry` and `SpanStartEntry` for records that the member is
+    about to begin."""
 
     topic_id: uuid.UUID
     partition: int
@@ -169,7 +176,7 @@ class PartitionCommit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeCommitRequest(Request["CooperativeCommitResponse"]):
-    """Commit records one by one; answered when that is durable."""
+    """Commit records one by one; answered when the commit is durable."""
 
     call = "cooperative_commit"
     route = OF_GROUP
@@ -181,7 +188,8 @@ class CooperativeCommitRequest(Request["CooperativeCommitResponse"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedPartition(PartitionProgress):
-    """fenced: the places of the entries of which nothing was taken: the member does not hold them any more."""
+    """The outcome of a partition's commit. fenced: indexes of entries that were not committed: the member does not hold
+    their ranges any more."""
 
     fenced: tuple[int, ...] = ()
 
@@ -193,11 +201,11 @@ class CooperativeCommitResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeSettleRequest(Request["CooperativeSettleResponse"]):
-    """Commit records of one partition and write their outputs, all in one step or nothing.
+    """Commit records of one partition and write their outputs, in one step or not at all.
 
-    entries, reset_epoch: as of `PartitionCommit`. outputs: not transactional, without producer ids. ordered: nothing is
-    written before all offsets before these are committed; they are one run then. generation: of the group, as the
-    member knows it: while it waits for its turn, a newer one refuses it.
+    entries, reset_epoch: as of `PartitionCommit`. outputs: not transactional, without producer ids. ordered: write only
+    when all offsets before these are committed; these are one run then. generation: the group's, as the member knows
+    it: a newer one refuses the request while it waits for its turn.
     """
 
     group_id: str
@@ -213,11 +221,11 @@ class CooperativeSettleRequest(Request["CooperativeSettleResponse"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeSettleResponse(PartitionProgress):
-    """Without an error all of it is durable. With one nothing of this request is, and nothing will be.
+    """The outcome of a settle. Without an error all of it is durable; with an error nothing is, and nothing will be.
 
     With INVALID_RECORD_STATE, fenced: offsets whose keys the member does not hold any more; committed: offsets that are
-    finished already, be it by this very request, whose first answer was lost. outputs: those that are why it was
-    refused, where they are.
+    finished already, maybe by this request, whose first answer was lost. outputs: the outputs that were the reason, if
+    any.
     """
 
     fenced: tuple[Pair, ...] = ()
@@ -239,7 +247,7 @@ COOPERATIVE_SETTLE: Final = Api(
 
 
 class SpanEpochs(NamedTuple):
-    """Spans of a partition, by their epochs."""
+    """Spans of a partition, named by their epochs."""
 
     topic_id: uuid.UUID
     partition: int
@@ -247,7 +255,7 @@ class SpanEpochs(NamedTuple):
 
 
 class TakenFrom(NamedTuple):
-    """A partition that a member takes records of. committed: as in `WantedKeys`."""
+    """A partition from which a member takes records. committed: as in `WantedKeys`."""
 
     topic_id: uuid.UUID
     partition: int
@@ -258,7 +266,7 @@ class TakenFrom(NamedTuple):
 class CooperativeTakeRequest(Request["CooperativeTakeResponse"]):
     """Give back spans, renew the leases of others, and take up to `count` offsets of the first partition that has any.
 
-    count 0: take nothing. max_wait_ms: how long to wait where nothing is free, at most `TAKE_WAIT_MS_MAX`.
+    count 0: take nothing. max_wait_ms: longest wait if nothing is free, at most `TAKE_WAIT_MS_MAX`.
     """
 
     call = "cooperative_take"
@@ -271,14 +279,14 @@ class CooperativeTakeRequest(Request["CooperativeTakeResponse"]):
     lease_ms: int = LEASE_MS
     auto_offset_reset: str = "none"
     exact_starts: bool = False
-    """Whether the member says each start before it makes it (`Terms`)."""
+    """True if the member reports each start before it makes the start (`Terms`)."""
     partitions: tuple[TakenFrom, ...] = ()
     renew: tuple[SpanEpochs, ...] = ()
     give_back: tuple[SpanEpochs, ...] = ()
 
 
 class TakenSpan(NamedTuple):
-    """Offsets that are the member's, under this epoch, for the lease."""
+    """Offsets that are the member's under this epoch, for the lease."""
 
     first: int
     end: int
@@ -287,8 +295,8 @@ class TakenSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenPartition(PartitionProgress):
-    """Spans of one partition, or why there cannot be any. reaches, starts, abandoned: what others may have begun of
-    these offsets."""
+    """Spans of one partition, or the error. reaches, starts, abandoned: records of these spans that others may have
+    begun."""
 
     spans: tuple[TakenSpan, ...] = ()
     reaches: tuple[Reach, ...] = ()
@@ -298,8 +306,8 @@ class TakenPartition(PartitionProgress):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeTakeResponse(Response):
-    """partitions: those of which something was taken, and those that are refused. lost: what was to be renewed or given
-    back and is not the member's any more."""
+    """The outcome of a take. partitions: those with taken spans, and refused ones. lost: spans to renew or give back
+    that are not the member's any more."""
 
     lease_ms: int = 0
     partitions: tuple[TakenPartition, ...] = ()
@@ -311,7 +319,7 @@ class CooperativeTakeResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeOffsetsRequest(Request["CooperativeOffsetsResponse"]):
-    """How far a group is. topics: partitions by topic; None: all that it has state of.
+    """Ask for a group's progress. topics: partitions by topic; None: all with state.
 
     ranges_from: None: without R; else the ranges that begin at this offset or behind it, as many as an answer holds.
     """
@@ -325,7 +333,7 @@ class CooperativeOffsetsRequest(Request["CooperativeOffsetsResponse"]):
 
 
 class ToldClaim(NamedTuple):
-    """What a member holds: hashes in a partition that is shared by keys, else offsets."""
+    """A claim of a member: hashes if the partition is shared by keys, otherwise offsets."""
 
     first: int
     end: int
@@ -334,7 +342,7 @@ class ToldClaim(NamedTuple):
 
 
 class ToldWait(NamedTuple):
-    """Hashes that a member waits for until `holder` gives them back, since `waited_ms` ago."""
+    """Hashes that a member waits for until `holder` gives them back; waited_ms: the wait so far."""
 
     first: int
     end: int
@@ -345,11 +353,11 @@ class ToldWait(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOffsets(PartitionProgress):
-    """State of one partition. more: R goes on behind `ranges`. unstable: a transaction that is open may add to it.
+    """The state of one partition. more: R goes on behind `ranges`. unstable: an open transaction may add to it.
 
-    reaches, starts, abandoned: what was begun by members that are gone, told with `ranges`.
-    unfinished: offsets from S to the log's end that are not committed, −1 when that end is not known. blocked, lapsed,
-    overlaps: counted since the server loaded the partition: `ClaimCounts`.
+    reaches, starts, abandoned: records begun by members that are gone, sent with `ranges`. unfinished: offsets from S
+    to the log's end that are not committed, −1: that end is not known. blocked, lapsed, overlaps: counted since the
+    server loaded the partition: `ClaimCounts`.
     """
 
     topic: str
@@ -393,8 +401,8 @@ class CooperativeResetResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeDeleteRequest(Request["CooperativeDeleteResponse"]):
-    """Delete a group that has no members with all that is kept of it. topics: only what is kept of these partitions,
-    after their committed offsets were deleted (`OffsetDeleteRequest`), where those are another server's."""
+    """Delete a group without members, and all of its state. topics: delete only the state of these partitions, whose
+    committed offsets were deleted before (`OffsetDeleteRequest`), where those are another server's."""
 
     call = "cooperative_delete"
     route = OF_GROUP
@@ -405,4 +413,4 @@ class CooperativeDeleteRequest(Request["CooperativeDeleteResponse"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeDeleteResponse(Response):
-    """It is gone, or why not."""
+    """The outcome of a deletion."""

@@ -13,7 +13,7 @@ from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import Request, Response
 
 COOPERATIVE: Final = "cooperative"
-"""The type by which flowshare's servers tell of cooperative groups, which Kafka has no word for."""
+"""The type by which flowshare's servers report cooperative groups, which Kafka does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class DeleteGroupsResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindCoordinatorRequest(Request["FindCoordinatorResponse"]):
-    """Which node coordinates a group, or a transactional id. −1: the server that is asked."""
+    """Ask for the node that coordinates a group, or a transactional id. −1: the asked server."""
 
     key: str
     """The group's id, or the transactional id."""
@@ -81,7 +81,7 @@ class DescribeConfigsRequest(Request["DescribeConfigsResponse"]):
     resource_type: str
     """`group`, `topic`, or `broker`: the server's own settings."""
     resource: str
-    """Its name; of a broker the node id, or nothing: what is set for all brokers."""
+    """The resource's name; of a broker the node id, or empty: the settings for all brokers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class DescribeConfigsResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredGroupsRequest(Request["ConfiguredGroupsResponse"]):
-    """Which groups have settings of their own; a group that does not exist yet may have some (KIP-1142)."""
+    """Ask for the groups with their own settings; a group that does not exist yet may have some (KIP-1142)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +104,10 @@ class IncrementalAlterConfigsRequest(Request[Response]):
     resource_type: str
     resource: str
     configs: Mapping[str, str | None]
-    """None removes the setting."""
+    """Settings to set by name; None removes the setting."""
     validate_only: bool = False
     by: tuple[str, str] | None = None
-    """Principal and host of who asks at a socket, said by the server itself; None: its own process."""
+    """Principal and host of the caller at a socket, set by the server itself; None: the server's own process."""
 
 
 _RESOURCES: Final = {"topic": 2, "broker": 4, "group": 32}
@@ -115,12 +115,12 @@ _RESOURCE: Final = Coded("resource_type", _RESOURCES)
 
 
 def _operation(value: str | None) -> int:
-    """Set it, or remove it."""
+    """Return the operation's code: 0 to set the value, 1 to remove it."""
     return 1 if value is None else 0
 
 
 def _broker(request: DescribeConfigsRequest | IncrementalAlterConfigsRequest) -> int | None:
-    """The broker whose own settings are meant."""
+    """Return the node id of the broker whose own settings are meant; None: any broker."""
     return int(request.resource) if request.resource_type == "broker" and request.resource else None
 
 

@@ -10,16 +10,16 @@ from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages.base import Request, Response
 
 LATEST: Final = -1
-"""Timestamp that stands for the log's end; readers of committed records: for the last stable offset."""
+"""The timestamp that stands for the log's end; for readers of committed records: the last stable offset."""
 EARLIEST: Final = -2
-"""Timestamp that stands for the log's start."""
+"""The timestamp that stands for the log's start."""
 MAX_TIMESTAMP: Final = -3
-"""Timestamp that stands for the highest one there is (KIP-734)."""
+"""The timestamp that stands for the highest timestamp in the log (KIP-734)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceRequest(Request["ProduceResponse"]):
-    """Record batches (v2) for one partition; answered when confirmed."""
+    """Append record batches (v2) to one partition; answered when confirmed."""
 
     topic: str
     partition: int
@@ -32,23 +32,24 @@ class ProduceResponse(Response):
     base_offset: int = -1
     log_start: int = -1
     append_time_ms: int = -1
-    """When the log stamped the records (message.timestamp.type=LogAppendTime), −1: they keep the producer's time."""
+    """The time when the log stamped the records (message.timestamp.type=LogAppendTime), −1: they keep the producer's
+    time."""
 
 
 class KeyFilter(NamedTuple):
-    """Which records are wanted of a partition: those whose hashes (`key_hash.key_slot_hash`) lie in these half-open
-    ranges, ascending and disjoint. until: no batch is read that begins there or behind."""
+    """The wanted records of a partition: those with hashes (`key_hash.key_slot_hash`) in these half-open ranges,
+    ascending and disjoint. until: no batch is read that begins there or behind."""
 
     keys: tuple[tuple[int, int], ...]
     until: int
 
 
 class FetchPartition(NamedTuple):
-    """One partition to read; its first batch is given even if it is larger than `max_bytes`.
+    """One partition to read; its first batch is returned even if it is larger than `max_bytes`.
 
-    last_epoch: leader epoch of the batch before `offset`, −1: not known; Kafka says when that is not in the log (any
-    more), see `FetchedLog.diverging`. only: flowshare's own: the records that are wanted, for servers that can leave
-    out the others; whether it did is said by `FetchedLog.filtered`.
+    last_epoch: leader epoch of the batch before `offset`, −1: not known; Kafka reports when that is not in the log (any
+    more), see `FetchedLog.diverging`. only: flowshare's own: the wanted records, for servers that can leave out the
+    others; `FetchedLog.filtered` tells if the server did.
     """
 
     topic: str
@@ -61,9 +62,9 @@ class FetchPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest(Request["FetchResponse"]):
-    """Plain read of partitions, no group. Waits up to `max_wait_ms` until there are `min_bytes`.
+    """Read partitions without a group. The server waits up to `max_wait_ms` until there are `min_bytes`.
 
-    `max_bytes` bounds all partitions together; the first batch found is given even if it is larger.
+    max_bytes: bounds all partitions together; the first batch found is returned even if it is larger.
     """
 
     partitions: tuple[FetchPartition, ...]
@@ -71,27 +72,28 @@ class FetchRequest(Request["FetchResponse"]):
     min_bytes: int = 1
     max_bytes: int = 50 << 20
     committed: bool = False
-    """Read no further than the last stable offset, and say which transactions were aborted."""
+    """True: read no further than the last stable offset, and name the aborted transactions."""
     session: tuple[int, int] | None = None
-    """Id and epoch of a fetch session with this broker (KIP-227), (0, 0): a new one. Within it `partitions` are what
-    has changed, and the answer holds what has news."""
+    """Id and epoch of a fetch session with this broker (KIP-227), (0, 0): a new one. In a session, `partitions` are
+    only the changed ones, and the answer has only those with news."""
     forgotten: tuple[tuple[str, int], ...] = ()
     """Partitions that leave the session."""
 
 
 class AbortedTransaction(NamedTuple):
-    """A transaction of which records among those read do not count: the producer's, from this offset on."""
+    """An aborted transaction: the producer's records from this offset on do not count."""
 
     producer_id: int
     first_offset: int
 
 
 class Filtered(NamedTuple):
-    """What a server looked at that left out records of other keys: all from the offset asked for up to `end`, without.
+    """The offsets that a server examined while it left out records of other keys: from the asked offset to before
+    `end`.
 
-    voids: half-open ranges of offsets, ascending, where it found no record of any key: control batches, aborted ones,
-    what compaction took. They are told to who asked for hash 0. unopened: ranges of batches that it could not open and
-    gave whole; what is void in them is not known.
+    voids: half-open ranges of offsets, ascending, without any record: control batches, aborted batches, records removed
+    by compaction; sent only with a fetch for hash 0. unopened: ranges of batches that the server could not open and
+    sent whole; their voids are not known.
     """
 
     end: int
@@ -101,11 +103,11 @@ class Filtered(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedLog(Response):
-    """What was read of one partition: whole batches; the first may begin before the offset asked for.
+    """The batches that were read of one partition, whole; the first may begin before the asked offset.
 
-    diverging: nothing was read, because the log was cut: the highest leader epoch up to the one asked for, and where
-    that ends. filtered: flowshare's own: records of other keys are left out, as was asked for, and those of aborted
-    transactions as well; None: all that is there was given.
+    diverging: nothing was read, because the log was truncated: the highest leader epoch up to the asked one, and the
+    offset where that epoch ends. filtered: flowshare's own: records of other keys were left out, as asked, and those of
+    aborted transactions as well; None: nothing was left out.
     """
 
     topic: str
@@ -121,10 +123,10 @@ class FetchedLog(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchResponse(Response):
-    """`partitions` are in the order in which they were asked for, all of them but in a session.
+    """The logs, in the order of the request, complete except in a session.
 
     session_id: the session that the broker keeps, 0: none. throttle_ms: how long the broker answers nothing on this
-    connection, because of a quota; what was asked for may be missing in an answer with one (KIP-219).
+    connection, because of a quota; partitions may be missing in such an answer (KIP-219).
     """
 
     partitions: tuple[FetchedLog, ...] = ()
@@ -134,29 +136,30 @@ class FetchResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOffsetsRequest(Request["ListOffsetsResponse"]):
-    """`timestamp_ms`: `LATEST`, `EARLIEST`, `MAX_TIMESTAMP`, else the first offset with a timestamp at or after it."""
+    """Ask for an offset. timestamp_ms: `LATEST`, `EARLIEST`, `MAX_TIMESTAMP`, else: the first offset at or after that
+    time."""
 
     topic: str
     partition: int
     timestamp_ms: int
     committed: bool = False
     current_epoch: int = -1
-    """The epoch that the asker takes for the present one; the broker refuses another. −1: it does not know."""
+    """The epoch that the caller takes for the current one; the broker refuses another. −1: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOffsetsResponse(Response):
-    """Offset −1: there is no such record."""
+    """The offset found; −1: no such record."""
 
     offset: int = -1
     timestamp_ms: int = -1
     leader_epoch: int = -1
-    """Leader epoch of the record, −1 when it is not told."""
+    """The leader epoch of the record, −1: not reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManyOffsetsRequest(Request["ManyOffsetsResponse"]):
-    """`ListOffsetsRequest` of many partitions, all led by whoever is asked. Asked of sockets only."""
+    """Ask for offsets of many partitions (`ListOffsetsRequest`), all led by the asked broker. Sockets only."""
 
     partitions: tuple[tuple[str, int], ...]
     timestamp_ms: int
@@ -165,25 +168,25 @@ class ManyOffsetsRequest(Request["ManyOffsetsResponse"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManyOffsetsResponse:
-    """In the order of the request."""
+    """The offsets, in the order of the request."""
 
     offsets: tuple[ListOffsetsResponse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetForLeaderEpochRequest(Request["OffsetForLeaderEpochResponse"]):
-    """Where the records of a leader's epoch end. Asked of sockets only: in process a log has one leader for ever."""
+    """Ask for the end of a leader epoch's records. Sockets only: in process a log has one leader for ever."""
 
     topic: str
     partition: int
     leader_epoch: int
     current_epoch: int = -1
-    """The epoch that the asker takes for the present one; the broker refuses another. −1: it does not know."""
+    """The epoch that the caller takes for the current one; the broker refuses another. −1: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetForLeaderEpochResponse(Response):
-    """The highest epoch up to the one asked for, and the offset behind its last record; −1, −1: there is none."""
+    """The highest epoch up to the asked one, and the offset behind its last record; −1, −1: none."""
 
     leader_epoch: int = -1
     end_offset: int = -1
@@ -194,7 +197,7 @@ class DeleteRecordsRequest(Request["DeleteRecordsResponse"]):
     topic: str
     partition: int
     before: int
-    """−1: all."""
+    """The first offset to keep; −1: delete all records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,10 +206,11 @@ class DeleteRecordsResponse(Response):
 
 
 _COMMITTED: Final = Coded("committed", {False: 0, True: 1}, other=False)
-"""The isolation level."""
+"""Codes of the isolation level."""
 _NO_REPLICA: Final = Fixed(-1)
 WAIT_MS: Final = 15_000
-"""How long a broker may wait for replicas; below request_timeout, so that its answer still comes."""
+"""The longest time, in milliseconds, that a broker may wait for replicas; below request_timeout, so that its answer
+comes."""
 
 PRODUCE: Final = Api(ApiKey.PRODUCE, ProduceRequest, ProduceResponse, server=(3, 13), client=(9, 11), route=LEADER)
 FETCH: Final = Api(
@@ -221,7 +225,7 @@ FETCH: Final = Api(
 FILTERED_FETCH: Final = Api(
     ApiKey.FLOWSHARE_FETCH, server=(0, 0), client=(0, 0), wait_ms=lambda request: request.max_wait_ms
 )
-"""A `FetchRequest` with `FetchPartition.only`, for servers that tell of it in ApiVersions."""
+"""A `FetchRequest` with `FetchPartition.only`, for servers that offer it in ApiVersions."""
 LIST_OFFSETS: Final = Api(
     ApiKey.LIST_OFFSETS,
     ListOffsetsRequest,

@@ -12,7 +12,7 @@ from flowshare.protocol.messages.base import Request, Response
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslHandshakeRequest(Request["SaslHandshakeResponse"]):
-    """Begin a login. In version 0 what follows are bare tokens, no requests."""
+    """Begin a login. In version 0 bare tokens follow, no requests."""
 
     mechanism: str
 
@@ -20,12 +20,12 @@ class SaslHandshakeRequest(Request["SaslHandshakeResponse"]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslHandshakeResponse(Response):
     mechanisms: tuple[str, ...] = ()
-    """Those that there are."""
+    """The mechanisms that the broker accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslAuthenticateRequest(Request["SaslAuthenticateResponse"]):
-    """One step of the mechanism."""
+    """One message of the mechanism."""
 
     auth_bytes: bytes
 
@@ -34,7 +34,7 @@ class SaslAuthenticateRequest(Request["SaslAuthenticateResponse"]):
 class SaslAuthenticateResponse(Response):
     auth_bytes: bytes = b""
     session_lifetime_ms: int = 0
-    """How long the login holds, once it is complete; 0: as long as the connection."""
+    """How long the complete login holds, in milliseconds; 0: as long as the connection."""
 
 
 SASL_HANDSHAKE: Final = Api(

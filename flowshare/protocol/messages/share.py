@@ -27,9 +27,9 @@ from flowshare.protocol.messages.base import NOT_ASKED, Request, Response, Topic
 from flowshare.share.types import AcknowledgeType, AcquiredRange
 
 NO_LEADER: Final = (-1, -1)
-"""The current leader of a partition when it is not told."""
+"""The current leader of a partition when it is not reported."""
 MOVED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
-"""Errors that come with the current leader; beside others brokers send 0 and do not mean it."""
+"""Errors that come with the current leader; with others brokers send 0 without meaning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +47,15 @@ class ShareGroupHeartbeatResponse(Response):
     member_epoch: int = 0
     heartbeat_interval_ms: int = 5000
     assignment: tuple[TopicPartition, ...] | None = None
-    """None: unchanged."""
+    """The assigned partitions; None: unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareBreakerRequest(Request["ShareBreakerResponse"]):
-    """A group's circuit breaker (flowshare's own).
+    """Ask about a group's circuit breaker (flowshare's own).
 
-    act: `tell` (its state), `report` (a member's outcomes since it began, in the order of `share.breaker.Outcomes`),
-    `close` (by hand). known: in a report, what the member was told last: state, left_ms and open_ms of the answer.
+    act: `tell` (its state), `report` (a member's outcomes since its start, in the order of `share.breaker.Outcomes`),
+    `close` (by hand). known: in a report, the last answer to the member: state, left_ms and open_ms.
     """
 
     route = OF_GROUP
@@ -69,7 +69,7 @@ class ShareBreakerRequest(Request["ShareBreakerResponse"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareBreakerResponse(Response):
-    """The fields of `share.breaker.Told`; `closed` too where the group has no breaker."""
+    """The fields of `share.breaker.Told`; `closed` also if the group has no breaker."""
 
     state: str = "closed"
     why: str = ""
@@ -78,10 +78,10 @@ class ShareBreakerResponse(Response):
 
 
 class AckBatch(NamedTuple):
-    """One AcknowledgementBatch. `delay_ms` (on RELEASE) and `unrun` (on REJECT, too) are flowshare's own.
+    """One AcknowledgementBatch. delay_ms (on RELEASE), unrun (also on REJECT) and attempt are flowshare's own.
 
-    `joined`: read off a socket as one batch of this type an offset; see `share.types.AcknowledgeBatch`. Never sent.
-    `attempt`: the delivery count under which all of it was acquired (0: it is not said), flowshare's own.
+    joined: read from a socket as one batch of this type an offset; see `share.types.AcknowledgeBatch`; never sent.
+    attempt: the delivery count under which all of it was acquired; 0: not named.
     """
 
     first: int
@@ -94,7 +94,7 @@ class AckBatch(NamedTuple):
 
 
 class SharePartitionRequest(NamedTuple):
-    """A partition added to the session and/or acknowledged."""
+    """A partition that is added to the session, acknowledged, or both."""
 
     topic_id: uuid.UUID
     partition: int
@@ -109,7 +109,7 @@ class ShareFetchRequest(Request["ShareFetchResponse"]):
     max_wait_ms: int = 500
     min_bytes: int = 1
     max_bytes: int = 0x7FFFFFFF
-    """0 with max_records > 0: acquire without record bytes (flowshare's own)."""
+    """The most bytes; 0 with max_records > 0: acquire without record bytes (flowshare's own)."""
     max_records: int = 500
     batch_size: int = 500
     acquire_mode: int = 0
@@ -118,9 +118,9 @@ class ShareFetchRequest(Request["ShareFetchResponse"]):
     forgotten: tuple[TopicPartition, ...] = ()
     version: int = 2
     heads: int = 0
-    """In a group with an order: of max_records at most so many begin a key; 0: max_records (flowshare's own)."""
+    """In a group with an order: the most of max_records that begin a key; 0: max_records (flowshare's own)."""
     chain: int = 1
-    """Each of them may be followed by the key's next records, so many with itself (flowshare's own)."""
+    """The most records of one key in a row (flowshare's own)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,20 +130,20 @@ class FetchedPartition(Response):
     ack_error: ErrorCode = ErrorCode.NONE
     ack_message: str | None = None
     ack_refused: tuple[tuple[int, int], ...] = ()
-    """As `AcknowledgedPartition.refused`."""
+    """Refused ranges, as in `AcknowledgedPartition.refused`."""
     records: bytes = b""
     acquired: tuple[AcquiredRange, ...] = ()
     current_leader: tuple[int, int] = NO_LEADER
-    """Node and leader epoch, told when the partition is led elsewhere."""
+    """Node and leader epoch, sent if the partition is led elsewhere."""
     fence: tuple[int, int] | None = None
-    """In a group with an order: generation of the load, and serial number of the first acquired record; one that is n
-    offsets behind it has one that is n higher. Never used again (flowshare's own)."""
+    """In a group with an order: generation of the load, and serial number of the first acquired record; a record n
+    offsets behind it has a number n higher. Numbers are never used again (flowshare's own)."""
     following: tuple[tuple[int, int], ...] = ()
-    """Acquired records of parked keys, which are to become dead letters unrun, and the record that their key was parked
+    """Acquired records of parked keys, which shall become dead letters unrun, and the record that their key was parked
     for (flowshare's own)."""
     locked_after_ms: int | None = None
-    """With a fence: so long after the request had come its locks began, rounded down. What is read late, by a member
-    that stood still, does not look as if its locks were new (flowshare's own)."""
+    """With a fence: milliseconds from the request's arrival until its locks began, rounded down. So a member that stood
+    still and reads the answer late does not take the locks for new (flowshare's own)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class ShareFetchResponse(Response):
     node_endpoints: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     """Host and port of the leaders named in `current_leader`."""
     throttle_ms: int = 0
-    """For how long a quota held it back; what was acquired for it is not in it."""
+    """How long a quota held the answer back, in milliseconds; the answer lacks the records acquired for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +172,8 @@ class AcknowledgedPartition(Response):
     partition: int
     current_leader: tuple[int, int] = NO_LEADER
     refused: tuple[tuple[int, int], ...] = ()
-    """Without an error: ranges that do not hold though the others do, and `message` says why (flowshare's own, where a
-    member says which deliveries are meant)."""
+    """Without an error: ranges that do not hold though the others do; `message` gives the reason (flowshare's own, if a
+    member names the deliveries)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ class ShareAcknowledgeResponse(Response):
 
 
 class SettleOutput(NamedTuple):
-    """Record batches for one partition of a topic; topic_id: of the topic that they were made for."""
+    """Record batches for one partition of a topic. topic_id: of the topic that they were made for."""
 
     topic: str
     topic_id: uuid.UUID
@@ -193,7 +193,7 @@ class SettleOutput(NamedTuple):
 
 
 class RefusedOutput(NamedTuple):
-    """An output of a settle that cannot be written, by its position, and why."""
+    """An output of a settle that cannot be written, by its position, and the error."""
 
     place: int
     error: ErrorCode
@@ -202,10 +202,9 @@ class RefusedOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSettleRequest(Request["ShareSettleResponse"]):
-    """Accept and reject records of one share-partition and write outputs, all in one step or nothing (flowshare's own).
+    """Accept and reject records of one share-partition and write outputs, in one step or not at all (flowshare's own).
 
-    acks: ascending, ACCEPT and REJECT only, each with the attempt that is meant. outputs: not transactional, without
-    producer ids.
+    acks: ascending, ACCEPT and REJECT only, each with its attempt. outputs: not transactional, without producer ids.
     """
 
     group_id: str
@@ -218,10 +217,10 @@ class ShareSettleRequest(Request["ShareSettleResponse"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSettleResponse(Response):
-    """Without an error all of it is durable. With one nothing is, and nothing will be.
+    """The outcome of a settle. Without an error all of it is durable; with an error nothing is, and nothing will be.
 
-    refused: with INVALID_RECORD_STATE: ranges of the records that are not the member's (any more), or were settled
-    already. outputs: those that are why it was refused, where they are.
+    refused: with INVALID_RECORD_STATE: ranges of records that are not the member's (any more), or were settled already.
+    outputs: the outputs that were the reason, if any.
     """
 
     lock_timeout_ms: int = 0
@@ -232,9 +231,9 @@ class ShareSettleResponse(Response):
 
 
 class HeldRanges(NamedTuple):
-    """Ranges (first, last: inclusive) that a member holds of a partition.
+    """Ranges (first, last: inclusive) of a partition that a member holds.
 
-    lapsed: what it held until no leader was heard of for the lock's time; that was run, or may have been.
+    lapsed: ranges held until no leader was known for the lock time; they ran, or may have run.
     """
 
     topic_id: uuid.UUID
@@ -245,10 +244,11 @@ class HeldRanges(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareResumeRequest(Request["ShareResumeResponse"]):
-    """A member whose connection ended says what it holds; it sends nothing else before the answer (flowshare's own).
+    """Report the records that a member holds after its connection ended; it sends nothing else before the answer
+    (flowshare's own).
 
-    partitions: all that it fetches from or holds something of. In a fleet: those of them that a worker leads that did
-    not lead them before, or whose connection ended; the rest goes on meanwhile.
+    partitions: all that the member fetches from or holds records of. In a fleet: only those of a worker that is their
+    new leader, or whose connection ended; all others go on meanwhile.
     """
 
     group_id: str
@@ -258,10 +258,10 @@ class ShareResumeRequest(Request["ShareResumeResponse"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareResumeResponse(Response):
-    """What of it is still the member's. Whatever else was locked for it went back: without costing an attempt, unless
-    the member said that it had lapsed.
+    """The records that the member still holds. All other records locked for it were released: without costing an
+    attempt, unless the member reported the lock as lapsed.
 
-    elsewhere: what this worker of a fleet does not lead (yet, or any more): nothing is said of that, and nothing done.
+    elsewhere: partitions that this worker of a fleet does not lead (yet, or any more): nothing was done with them.
     """
 
     partitions: tuple[HeldRanges, ...] = ()
@@ -272,11 +272,11 @@ class ShareResumeResponse(Response):
 class ShareGroupDescribeRequest(Request["GroupDescription"]):
     group_id: str
     authorized: bool = False
-    """Ask what the asker may do with the group."""
+    """True: report the operations that the caller may do with the group."""
 
 
 class AssignedTopic(NamedTuple):
-    """What a member is assigned of one topic."""
+    """The partitions of one topic that a member is assigned."""
 
     topic_id: uuid.UUID
     topic: str
@@ -295,7 +295,7 @@ class MemberDescription:
 
     @property
     def assignment(self) -> dict[str, tuple[int, ...]]:
-        """Topic -> partitions."""
+        """The assigned partitions, by topic."""
         return {one.topic: one.partitions for one in self.assigned}
 
 
@@ -308,7 +308,7 @@ class GroupDescription(Response):
     assignor: str = ""
     members: tuple[MemberDescription, ...] = ()
     authorized: int = NOT_ASKED
-    """What the asker may do: a bit for each number of an operation."""
+    """The operations that the caller may do, as bits: the bit of each operation's number."""
 
 
 def _pair(*two: int) -> tuple[int, ...]:

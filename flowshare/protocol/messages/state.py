@@ -1,5 +1,5 @@
-"""Where share groups are: the state of one share-partition as a share coordinator keeps it (SG-14.5), and the offsets
-of groups for those who look after them (KIP-932)."""
+"""State of share-partitions at a share coordinator (SG-14.5), and offsets of share groups for administration
+(KIP-932)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from flowshare.share.types import BlockedKey, PartitionState, RecordState, State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareGroupStateRequest(Request["ShareGroupStateResponse"]):
-    """What all of them name."""
+    """Base of the requests about share-group state: each names one share-partition."""
 
     group_id: str
     topic_id: uuid.UUID
@@ -44,7 +44,7 @@ class ShareGroupStateRequest(Request["ShareGroupStateResponse"]):
 class InitializeShareGroupStateRequest(ShareGroupStateRequest):
     state_epoch: int
     start_offset: int
-    """−1: found by share.auto.offset.reset at the first fetch."""
+    """The start offset; −1: found by share.auto.offset.reset at the first fetch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class ReadShareGroupStateRequest(ShareGroupStateRequest):
 
 
 class ReadShareGroupStateSummaryRequest(ShareGroupStateRequest):
-    """Asks for the start offset and epochs only, without states of records; changes nothing."""
+    """Ask for the start offset and epochs only, without states of records; changes nothing."""
 
     __slots__ = ()
 
@@ -70,31 +70,31 @@ class WriteShareGroupStateRequest(ShareGroupStateRequest):
 
 
 class DeleteShareGroupStateRequest(ShareGroupStateRequest):
-    """Forget it."""
+    """Delete the state of a share-partition."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareGroupStateResponse(Response):
-    """`state` is what was read; None where nothing was asked for, and for a share-partition that has none."""
+    """The state of a share-partition. state: None if the request does not read, or if there is no state."""
 
     state: PartitionState | None = None
 
     @property
     def told(self) -> PartitionState:
-        """`state`, or what stands for none."""
+        """The state, or `NO_STATE`."""
         return self.state or NO_STATE
 
 
 NO_TOPIC: Final = uuid.UUID(int=0)
-"""Where a request names no topic."""
+"""The topic id of a request without a topic."""
 NO_STATE: Final = PartitionState(delivery_complete_count=-1)
 DELIVERIES_MAX: Final = 2**15 - 1
 
 
 def _state_key(request: ReadShareGroupStateRequest) -> str:
-    """By which Kafka finds who keeps the state of a share-partition."""
+    """Return the key by which Kafka finds the coordinator of a share-partition's state."""
     topic_id = base64.urlsafe_b64encode(request.topic_id.bytes).decode().rstrip("=")
     return f"{request.group_id}:{topic_id}:{request.partition}"
 
@@ -106,18 +106,19 @@ def _read_state(error: ErrorCode, message: str | None, **told: Any) -> ShareGrou
 
 
 def _stored(state: RecordState) -> int:
-    """Records in the hands of members stand as available in Kafka's state: a new leader gives them again."""
+    """Return the code of a record's state: acquired records are available in Kafka's state, for a new leader to hand
+    out."""
     return int(RecordState.AVAILABLE if state is RecordState.ACQUIRED else state)
 
 
 def _asked(**fields: Any) -> Shape:
-    """A request about share-partitions."""
+    """Return the shape of a request about share-partitions."""
     topic_id = Via("topic_id", lambda topic_id: topic_id, lambda topic_id: topic_id or NO_TOPIC)
     return {"topics": One({"topic_id": topic_id, "partitions": One(fields)})}
 
 
 def _told(*names: str, **fields: Any) -> Shape:
-    """An answer that says this of the state of each share-partition."""
+    """Return the shape of an answer with these fields of each share-partition's state."""
     return of_partitions("results", {**{name: f"told.{name}" for name in names}, **fields})
 
 
@@ -188,7 +189,7 @@ READ_SHARE_GROUP_STATE_SUMMARY: Final = Api(
 class DescribeShareGroupOffsetsRequest(Request["DescribeShareGroupOffsetsResponse"]):
     group_id: str
     topics: Mapping[str, tuple[int, ...]] | None = None
-    """None: every partition the group has state for."""
+    """The wanted partitions by topic; None: all with state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,25 +201,25 @@ class SharePartitionOffsets(Response):
     leader_epoch: int = 0
     lag: int = -1
     in_flight: int = 0
-    """Acquired records, −1 when unknown (flowshare's own, as are the following)."""
+    """The number of acquired records, −1: unknown (flowshare's own, as are the following)."""
     delayed: int = 0
-    """Available records whose not-before has not come, −1 when unknown."""
+    """The number of available records that are delayed, −1: unknown."""
     redeliveries: int = 0
-    """Deliveries after the first since the share-partition was loaded, −1 when unknown."""
+    """The number of deliveries after the first since the share-partition was loaded, −1: unknown."""
     oldest_ms: int = -1
-    """Timestamp of the first unfinished record, −1 when unknown or none."""
+    """The timestamp of the first unfinished record, −1: unknown or none."""
     blocked: int = 0
-    """Records that wait for another one of their key, −1 when unknown."""
+    """The number of records that wait for another record of their key, −1: unknown."""
     stuck: tuple[BlockedKey, ...] = ()
-    """The keys of which most of them are."""
+    """The keys for which most of them wait."""
     archiving: int = 0
-    """Records whose dead letters are being written; told within a process and between workers."""
+    """The number of records whose dead letters are being written; reported within a process and between workers."""
     parked: int = 0
-    """Parked keys (SG-18.11), −1 when unknown."""
+    """The number of parked keys (SG-18.11), −1: unknown."""
 
 
 class ParkedKeyTold(NamedTuple):
-    """A parked key of a share-partition; `parked` as it is stored."""
+    """A parked key of a share-partition. parked: as stored."""
 
     topic: str
     topic_id: uuid.UUID
@@ -229,10 +230,10 @@ class ParkedKeyTold(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedKeysRequest(Request["ParkedKeysResponse"]):
-    """Parked keys of a group, or a change of one (flowshare's own).
+    """Ask for the parked keys of a group, or change one (flowshare's own).
 
     act: `list` (of all partitions), `replay` (begin one: the answer has the version that its records carry), `unpark`
-    (the key goes on, its letters stay letters).
+    (the key goes on; its dead letters stay).
     """
 
     route = OF_GROUP
@@ -246,7 +247,8 @@ class ParkedKeysRequest(Request["ParkedKeysResponse"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedKeysResponse(Response):
-    """keys: all, or the one that was changed; empty if it is not parked. order: share.key.order of the group."""
+    """The parked keys. keys: all, or the changed one; empty if it is not parked. order: share.key.order of the
+    group."""
 
     keys: tuple[ParkedKeyTold, ...] = ()
     order: str = ""
@@ -264,7 +266,7 @@ class AlterShareGroupOffsetsRequest(Request["AlterShareGroupOffsetsResponse"]):
     finished: Mapping[tuple[str, int], tuple[tuple[int, int], ...]] = field(
         default_factory=dict[tuple[str, int], tuple[tuple[int, int], ...]]
     )
-    """Offsets from there on that count as processed: (first, last), ascending and disjoint (flowshare's own)."""
+    """Ranges behind the offset that count as processed: (first, last), ascending and disjoint (flowshare's own)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,17 +14,17 @@ from flowshare.protocol.messages.base import Request, Response
 from flowshare.protocol.rights import NeededRight, Operation, ResourceType
 
 TOPIC_IDS_FROM: Final = 12
-"""Version of Metadata from which on topics can be asked for by id (KIP-516)."""
+"""The version of Metadata from which topics can be asked for by id (KIP-516)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataRequest(Request["MetadataResponse"]):
     topics: tuple[str, ...] | None = None
-    """None: all, unless `topic_ids` names some."""
+    """The wanted topics; None: all, unless `topic_ids` names some."""
     topic_ids: tuple[uuid.UUID, ...] = ()
-    """Topics by id; one that does not exist comes back with an empty name and UNKNOWN_TOPIC_ID."""
+    """Topics by id; a topic that does not exist is returned with an empty name and UNKNOWN_TOPIC_ID."""
     authorized: bool = False
-    """Ask what the asker may do with the topics."""
+    """True: report the operations that the caller may do with the topics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +34,17 @@ class TopicMetadata:
     topic_id: uuid.UUID | None = None
     partitions: int = 0
     leaders: tuple[int, ...] = ()
-    """Leading node of each partition, −1 when there is none. Empty in process, where there are no nodes."""
+    """The leading node of each partition, −1: none. Empty in process, where there are no nodes."""
     leader_epochs: tuple[int, ...] = ()
-    """Leader epoch of each partition, −1 when it is not told."""
+    """The leader epoch of each partition, −1: not reported."""
     replicas: int = -1
-    """Replicas of the partition that has fewest, −1 when it is not told."""
+    """The least number of replicas of a partition, −1: not reported."""
+    replica_nodes: tuple[tuple[int, ...], ...] = ()
+    """The nodes that have each partition; empty: not reported."""
+    in_sync: tuple[tuple[int, ...], ...] = ()
+    """The nodes that have all of each partition."""
     authorized: int | None = None
-    """What the asker may do: a bit for each number of an operation; None: not told."""
+    """The operations that the caller may do, as bits: the bit of each operation's number; None: not reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,9 @@ class MetadataResponse:
     nodes: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     """Host and port of each node; empty in process."""
     controller: int = -1
-    """Node that the topic admin APIs are for; −1: not told."""
+    """The node that the topic admin APIs are sent to; −1: not reported."""
+    cluster_id: str | None = None
+    """The cluster's id; None in process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +63,7 @@ class TopicResult(Response):
     topic: str
     topic_id: uuid.UUID | None = None
     throttle_ms: int = 0
-    """With THROTTLING_QUOTA_EXCEEDED: when to ask again."""
+    """With THROTTLING_QUOTA_EXCEEDED: the milliseconds until the next try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +81,8 @@ class DeleteTopicRequest(Request[TopicResult]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatePartitionsRequest(Request[TopicResult]):
-    """breaks_order: also where a group reads the topic in the order of keys. Only flowshare's own API says so."""
+    """Raise a topic's number of partitions. breaks_order: also where a group reads it in key order (flowshare's own API
+    only)."""
 
     name: str
     total: int
@@ -84,7 +91,8 @@ class CreatePartitionsRequest(Request[TopicResult]):
 
 
 _TIMEOUT: Final = Fixed(15_000)
-"""How long a broker may work on a change; below request_timeout, so that its answer still comes."""
+"""The longest time, in milliseconds, that a broker may work on a change; below request_timeout, so that its answer
+comes."""
 _TOLD: Final[Shape] = {"name": Key("name", "topic")}
 
 METADATA: Final = Api(
@@ -139,7 +147,8 @@ CREATE_PARTITIONS: Final = Api(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectLeaderRequest(Request[Response]):
-    """Let a partition's preferred replica lead (KIP-183); where every partition has one replica, it does."""
+    """Make a partition's preferred replica its leader (KIP-183); where every partition has one replica, it leads
+    already."""
 
     topic: str
     partition: int

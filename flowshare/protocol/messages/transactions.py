@@ -13,21 +13,22 @@ from flowshare.protocol.rights import NeededRight, Operation, ResourceType
 
 
 class ProducerIdentity(NamedTuple):
-    """Who a producer is; −1, −1: it does not know yet."""
+    """A producer's id and epoch; −1, −1: not known yet."""
 
     producer_id: int = -1
     epoch: int = -1
 
 
 NOBODY: Final = ProducerIdentity()
-"""A producer that does not know yet who it is."""
+"""A producer whose id is not known yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitProducerIdRequest(Request["InitProducerIdResponse"]):
-    """A producer's id and epoch. With a transactional id older producers of it are shut out by a higher epoch.
+    """Ask for a producer's id and epoch. With a transactional id, a higher epoch fences its older producers.
 
-    timeout_ms: after this long the server aborts a transaction. known: what the producer has, to go on with (KIP-360).
+    timeout_ms: time after which the server aborts a transaction. known: the producer's present identity, to go on with
+    (KIP-360).
     """
 
     transactional_id: str | None = None
@@ -42,7 +43,7 @@ class InitProducerIdResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddPartitionsToTxnRequest(Request[Response]):
-    """Partitions that the transaction is going to write to; all are added, or none."""
+    """Add partitions that a transaction will write to; all are added, or none."""
 
     transactional_id: str
     producer: ProducerIdentity
@@ -51,7 +52,7 @@ class AddPartitionsToTxnRequest(Request[Response]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddOffsetsToTxnRequest(Request[Response]):
-    """A group whose offsets the transaction is going to commit."""
+    """Add a group whose offsets a transaction will commit."""
 
     transactional_id: str
     producer: ProducerIdentity
@@ -60,7 +61,7 @@ class AddOffsetsToTxnRequest(Request[Response]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTxnRequest(Request[Response]):
-    """Commit or abort; answered when that is decided durably and, unless the disk fails, carried out everywhere."""
+    """Commit or abort; answered when the decision is durable and, unless the disk fails, carried out everywhere."""
 
     transactional_id: str
     producer: ProducerIdentity
@@ -69,14 +70,15 @@ class EndTxnRequest(Request[Response]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeTransactionRequest(Request["DescribeTransactionResponse"]):
-    """What is known of a transactional id."""
+    """Ask for the state of a transactional id."""
 
     transactional_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeTransactionResponse(Response):
-    """`state` is Kafka's word (Empty, Ongoing, …); started_ms is −1 without an open transaction, 0 with an error."""
+    """The state of a transactional id. state: Kafka's name (Empty, Ongoing, …). started_ms: −1: no open transaction, 0:
+    error."""
 
     state: str = ""
     timeout_ms: int = 0
@@ -87,7 +89,7 @@ class DescribeTransactionResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListTransactionsRequest(Request["ListTransactionsResponse"]):
-    """Transactional ids; empty filters let everything pass.
+    """Ask for transactional ids; empty filters accept all.
 
     running_ms: only those with a transaction open for longer; −1: all.
     """
@@ -107,7 +109,7 @@ class ListedTransaction(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListTransactionsResponse:
-    """`unknown_states`: words of the filter that are no states."""
+    """The listed transactions. unknown_states: names of the filter that are no states."""
 
     unknown_states: tuple[str, ...] = ()
     transactions: tuple[ListedTransaction, ...] = ()
@@ -115,14 +117,15 @@ class ListTransactionsResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeProducersRequest(Request["DescribeProducersResponse"]):
-    """Which idempotent producers a partition knows."""
+    """Ask for the idempotent producers that a partition knows."""
 
     topic: str
     partition: int
 
 
 class ActiveProducer(NamedTuple):
-    """One of them; last_sequence −1: nothing in this epoch. open_since: first offset of its open transaction, or −1."""
+    """An idempotent producer; last_sequence −1: none in this epoch. open_since: first offset of its open transaction,
+    or −1."""
 
     producer_id: int
     epoch: int
@@ -140,7 +143,8 @@ _PRODUCER: Final = {("producer_id", "producer_epoch"): Parts("producer", Produce
 
 
 def _first_error(results: tuple[tuple[Any, ...], ...]) -> Response:
-    """Partitions are added all or none: what speaks against one of them is the answer, not that others were left."""
+    """Answer with the first error of a partition: partitions are added all or none, so the others were only not
+    attempted."""
     nothing = (ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED)
     return Response(error=next((error for *_, error in results if error not in nothing), ErrorCode.NONE))
 

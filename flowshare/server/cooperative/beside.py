@@ -45,13 +45,13 @@ class Beside(Protocol):
     """The groups' ordinary committed offsets."""
 
     exact: bool
-    """Whether it is written in one piece with the state."""
+    """True if the ordinary committed offset and the state are written in one piece."""
 
     def check(self, group_id: str) -> None:
-        """Whether a group of this id can be cooperative. Raises: CoreError, Refused."""
+        """Check that a group of this id can be cooperative. Raises: CoreError, Refused."""
 
     def committed(self, group_id: str, topic: Topic, partition: int) -> GroupOffset | None:
-        """What is committed for a partition, as far as it is known here."""
+        """Return the committed offset of a partition, as far as this server knows it."""
         ...
 
     def locked(self, group_id: str, party: str | None) -> AbstractAsyncContextManager[None]:
@@ -189,6 +189,6 @@ class InKafka:
 
 
 NEW_BYTES: Final = OFFSET_BYTES + METADATA_BYTES
-"""What a committed offset takes in memory that was not there, about."""
+"""Memory that a newly committed offset takes, in bytes, about."""
 WRITE_ERRORS: Final = (LogError, CoordinatorNotAvailable)
-"""What `Beside.write` raises: nothing of it is stored."""
+"""The errors that `Beside.write` raises: nothing of that write is stored."""

@@ -18,7 +18,7 @@ from flowshare.cooperative import stored
 from flowshare.cooperative.partition import CooperativePartition, PartitionState
 from flowshare.core_errors import CoordinatorNotAvailable, FencedMemberEpoch, InvalidRequest, OffsetOutOfRange
 from flowshare.log.base import SettlesApart
-from flowshare.protocol.messages.cooperative import offset_of
+from flowshare.protocol.messages.cooperative import is_stable, offset_of
 from flowshare.server.cooperative.beside import NEW_BYTES, StableOffset
 from flowshare.server.cooperative.owner import PARTITION_BYTES, PartitionOwner, mirror
 from flowshare.server.cooperative.store import (
@@ -57,6 +57,8 @@ LAPSE_MS: Final = 50
 MEMBERS_MAX: Final = 10_000
 """Members of one group that are known here."""
 MEMBER_BYTES: Final = 300
+FROM_START: Final = ("earliest", "none")
+"""auto.offset.reset by which a partition that was added begins no other way than those that were there."""
 Place = tuple["uuid.UUID", int]
 
 
@@ -166,7 +168,7 @@ class CooperativeGroups:
     # --- finding ------------------------------------------------------------------------------------------------
 
     def check(self, group_id: str) -> None:
-        """Whether a group can be worked with here. Raises: CoreError, Refused."""
+        """Check that a group can be worked with here. Raises: CoreError, Refused."""
         self._check(group_id)
         self._beside.check(group_id)
 
@@ -234,7 +236,7 @@ class CooperativeGroups:
         return None if owner is None or owner.closed else owner
 
     def in_use(self, group_id: str, place: Place) -> bool:
-        """Whether a member holds something of a partition, as far as it is loaded."""
+        """True if a member holds something of a partition that is loaded here."""
         owner = self._owner(group_id, place)
         return owner is not None and owner.partition.in_use
 
@@ -320,7 +322,7 @@ class CooperativeGroups:
     # --- loading ------------------------------------------------------------------------------------------------
 
     def _is_deleted(self, owner: PartitionOwner, begin: Begin) -> bool:
-        """Whether the group, whose offsets are Kafka's, was deleted there since a member had committed one."""
+        """True if the group, whose offsets are Kafka's, was deleted in Kafka after a member had committed an offset."""
         said = begin.committed
         gone = not self._beside.exact and said is not None and said.offset < 0 and owner.seen
         owner.lapse(self.clock.steady_ms())
@@ -350,9 +352,8 @@ class CooperativeGroups:
         there = False
         try:
             async with self._beside.locked(group.group_id, party):
-                owner = await self._make(group, place, topic, begin, anew=anew)
-                if self.groups.get(group.group_id) is not group:
-                    raise CoordinatorNotAvailable(f"group {group.group_id} is served elsewhere from now on; try again")
+                owner = await self._make(group, place, topic, begin, party, anew=anew)
+                self._check_same(group)
                 if owner is None:
                     return None
                 there = True
@@ -366,8 +367,13 @@ class CooperativeGroups:
         self._runtime.expect(owner.partition.next_deadline_ms())
         return owner
 
+    def _check_same(self, group: Group) -> None:
+        """Raises: CoordinatorNotAvailable, when the group was laid down; taken up anew, it is another."""
+        if self.groups.get(group.group_id) is not group:
+            raise CoordinatorNotAvailable(f"group {group.group_id} is served elsewhere from now on; try again")
+
     async def _make(
-        self, group: Group, place: Place, topic: Topic, begin: Begin | None, *, anew: bool
+        self, group: Group, place: Place, topic: Topic, begin: Begin | None, party: str | None, *, anew: bool
     ) -> PartitionOwner | None:
         """The group is locked."""
         key = PartitionKey(group.group_id, *place)
@@ -385,7 +391,7 @@ class CooperativeGroups:
         elif begin is None:
             return None
         else:
-            partition = await self._begin(key, topic, begin, found)
+            partition = await self._begin(group, key, topic, begin, found, party)
         return PartitionOwner(
             key,
             topic,
@@ -400,28 +406,64 @@ class CooperativeGroups:
             run=self._runtime.spawn,
         )
 
-    async def _begin(self, key: PartitionKey, topic: Topic, begin: Begin, left: Stored) -> CooperativePartition:
+    async def _begin(
+        self, group: Group, key: PartitionKey, topic: Topic, begin: Begin, left: Stored, party: str | None
+    ) -> CooperativePartition:
         """The first state of a partition, written in place of what is left over of another one."""
         stable = await self._begin_at(key, topic, begin)
+        others = await self._beside_first(key, topic, begin)
+        self._check_same(group)  # else what others wrote since would be lost
+        self.take(party, NEW_BYTES * len(others))
         self._last_epoch = max(self.clock.now_ms(), self._last_epoch + 1)
         partition = CooperativePartition.new(stable, reset_epoch=self._last_epoch)
         writes: dict[bytes, bytes | None] = dict(deletes_of(key.prefix, left))
         writes.update(writes_of(key.prefix, partition.snapshot()))
         progress = partition.progress
-        first = StableOffset(topic, key.partition, mirror(topic, progress.stable, progress.reset_epoch))
-        await self._beside.write(key.group_id, list(writes.items()), [first])
+        moved = [
+            StableOffset(topic, number, mirror(topic, offset, progress.reset_epoch))
+            for number, offset in {key.partition: progress.stable, **others}.items()
+        ]
+        await self._beside.write(key.group_id, list(writes.items()), moved)
         return partition
 
+    async def _beside_first(self, key: PartitionKey, topic: Topic, begin: Begin) -> dict[int, int]:
+        """Where the topic's other partitions begin, when a group begins with its first one, by partition.
+
+        Only for a group that does not begin at the log's start: one that is not among them was added later.
+        """
+        if not self._beside.exact or begin.reset in FROM_START or self._reads(key.group_id, topic):
+            return {}
+        free = [
+            number
+            for number in range(topic.partitions)
+            if number != key.partition and self._beside.committed(key.group_id, topic, number) is None
+        ]
+        return {number: await self._by_reset(key, topic, number, begin.reset) for number in free}
+
+    def _reads(self, group_id: str, topic: Topic) -> bool:
+        """True if the group has begun with a partition of the topic."""
+        there = (self._beside.committed(group_id, topic, number) for number in range(topic.partitions))
+        return any(is_stable(topic.topic_id, one) for one in there if one is not None)
+
     async def _begin_at(self, key: PartitionKey, topic: Topic, begin: Begin) -> int:
-        """What is committed for the group the ordinary way, or as auto.offset.reset says. Raises: OffsetOutOfRange."""
+        """Return the offset where the group begins: its ordinary committed offset, or the one by auto.offset.reset.
+        Raises: OffsetOutOfRange."""
         bounds = await self._storage.bounds(topic.name, key.partition)
         there = self._beside.committed(key.group_id, topic, key.partition) if self._beside.exact else begin.committed
         if there is None and not self._beside.exact:
             raise InvalidRequest("say what is committed for the group: this server does not keep its offsets")
+        if there is None and begin.reset not in FROM_START and self._reads(key.group_id, topic):
+            return bounds.log_start  # added since: what came before the members heard of it is theirs, too
         there = None if there is None else offset_of(key.topic_id, there)
         if there is not None and 0 <= there.offset <= bounds.high_watermark:
             return max(there.offset, bounds.log_start)
-        strategy, _, duration = begin.reset.partition(":")
+        return await self._by_reset(key, topic, key.partition, begin.reset)
+
+    async def _by_reset(self, key: PartitionKey, topic: Topic, partition: int, reset: str) -> int:
+        """Where a partition begins of which nothing is committed, as auto.offset.reset says. Raises: OffsetOutOfRange,
+        InvalidRequest."""
+        bounds = await self._storage.bounds(topic.name, partition)
+        strategy, _, duration = reset.partition(":")
         match strategy:
             case "earliest":
                 return bounds.log_start
@@ -429,11 +471,11 @@ class CooperativeGroups:
                 return bounds.high_watermark
             case "by_duration":
                 since_ms = self.clock.now_ms() - duration_ms(duration)
-                at = await self._storage.offset_for_timestamp(topic.name, key.partition, since_ms)
+                at = await self._storage.offset_for_timestamp(topic.name, partition, since_ms)
                 return bounds.high_watermark if at is None else at[0]
             case "none":
                 raise OffsetOutOfRange(
-                    f"group {key.group_id} has committed nothing of {topic.name}-{key.partition} that its log still "
+                    f"group {key.group_id} has committed nothing of {topic.name}-{partition} that its log still "
                     "has, and auto.offset.reset is none: commit an offset, or choose earliest or latest"
                 )
             case _:

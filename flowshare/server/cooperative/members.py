@@ -1,7 +1,7 @@
-"""What members of cooperative groups ask: hold keys, commit records, take records.
+"""Answers to members of cooperative groups: hold keys, commit records, take records.
 
-Rights are Kafka's, as for a consumer: READ on the group, which the edge asks for, and on each topic, asked here of the
-connection. Partitions are answered one by one; one that is refused refuses no other.
+Rights are Kafka's, as for a consumer: READ on the group, which the edge checks, and READ on each topic, which is
+checked here through the connection. Each partition gets its own answer; a refused partition refuses no other.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class CooperativeMembers(Family):
         )
 
     async def _taken(self, ask: _Take, connection: InProcess) -> list[TakenPartition]:
-        """What there is, at once or when there is something; a partition that is refused is answered at once, too."""
+        """Take free offsets, at once or as soon as there are some. A refused partition is answered at once, too."""
         wait_ms = min(ask.request.max_wait_ms, TAKE_WAIT_MS_MAX)
         found = await ask.take()
         if found or not wait_ms or not ask.owners:
@@ -160,23 +160,25 @@ class CooperativeMembers(Family):
         connection.watch(waiter)
         self._purgatory.add(waiter, len(ask.owners))
         waits = ask.owners
+        called: list[PartitionOwner] = []
         try:
             while not found and waiter.ended is Ended.NO:
                 for owner in waits:
-                    owner.waiting[waiter] = None
+                    owner.waiting.park(waiter, ask.request.member_id)
                 found = await ask.take()  # again, now that nothing is missed
                 if not found and waiter.ended is Ended.NO:
                     await waiter.wait()
-                    found = [] if waiter.abandoned else await ask.take()
-                for owner in waits:
-                    owner.waiting.pop(waiter, None)
+                called = [owner for owner in waits if owner.waiting.leave(waiter)]
+                if not found and not waiter.abandoned:
+                    found = await ask.take()
+                    called = [owner for owner in called if found and owner is not ask.owners[-1]]
                 waits = ask.owners
         finally:
             timer.cancel()
             connection.unwatch(waiter)
             self._purgatory.remove(waiter)
-            for owner in waits:
-                owner.waiting.pop(waiter, None)
+            for owner in (*called, *(one for one in waits if one.waiting.leave(waiter))):
+                owner.look()  # it was this one's turn there, and it does not come
         return found
 
     async def _owner(self, group: Group, place: Place, party: str | None) -> PartitionOwner | None:
@@ -205,7 +207,7 @@ class _Hold:
         ]
 
     async def hold(self, part: WantedKeys) -> HeldPartition:
-        """What becomes of one partition; those that are not named are left first."""
+        """Answer for one wanted partition; the partitions that the request does not name were freed before."""
         request, groups, place = self._request, self._groups, (part.topic_id, part.partition)
         try:
             await check_readable(groups, place, self._connection)
@@ -347,7 +349,7 @@ def refused(make: Callable[..., R], part: Any, error: BaseException) -> R:
 
 
 async def check_readable(groups: CooperativeGroups, place: Place, connection: InProcess) -> None:
-    """Whether there is such a partition, and the connection's peer may read its topic.
+    """Check that there is such a partition and that the connection's peer may read its topic.
 
     Raises: UnknownTopicId, UnknownTopicOrPartition, LogError, Refused.
     """

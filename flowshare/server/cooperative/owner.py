@@ -20,6 +20,7 @@ from flowshare.log.base import SettlesApart, UnknownTopic
 from flowshare.protocol.messages.cooperative import STABLE_METADATA, GroupOffset, offset_of, stable_metadata
 from flowshare.server.cooperative.apart import ApartSettles
 from flowshare.server.cooperative.parked import PARK_MS, ParkedSettles
+from flowshare.server.runtime.waiting import WaitQueue
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from flowshare.server.cooperative.store import PartitionKey
     from flowshare.server.cooperative.writing import Doubt, GroupWriter
     from flowshare.server.runtime.state import Write
-    from flowshare.server.runtime.waiting import Waiter
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
@@ -83,15 +83,15 @@ class PartitionOwner:
         self.prefix = key.prefix
         self.closed = False
         self.used_ms = clock.steady_ms()
-        self.waiting: dict[Waiter, None] = {}
+        self.waiting = WaitQueue()
         """Who waits for offsets to take."""
         self.seen = seen
-        """Whether the group's ordinary offset was seen to be ours (`store`); to be stored with the next write."""
+        """Records that the group's ordinary offset was once seen to be ours (`store`); the next write stores this."""
         self.seen_stored = seen
         self.mirrored = mirror(topic, partition.offsets.stable, partition.offsets.reset_epoch)
-        """What was written as the group's ordinary offset last; another one that is there is somebody else's."""
+        """The ordinary offset that this server wrote last; any other committed offset is somebody else's."""
         self.doubt: Doubt | None = None
-        """What is to be put right with the next write (`writing`)."""
+        """The entries that the next write has to repair after a failed write (`writing`)."""
         self._adoption: tuple[Decision[Any], GroupOffset | None] | None = None
         """A decision under way that begins anew, and somebody else's offset that it is written over."""
         self.parked = ParkedSettles(clock)
@@ -119,9 +119,10 @@ class PartitionOwner:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody holds, waits for or is told anything."""
+        """True if no member holds or waits for anything, and nothing is left to write or to tell."""
         partition = self.partition
-        unused = not partition.in_use and not partition.claims.state.members and not self.waiting
+        unused = not partition.in_use and not partition.claims.state.members
+        unused = unused and not len(self.waiting) and not self.waiting.called
         return unused and not self._writer.busy and self.doubt is None
 
     def bounds(self) -> LogOffsets | None:
@@ -225,6 +226,8 @@ class PartitionOwner:
         if self._end is None:
             raise UnknownTopic(f"the log of {self.topic.name}-{self.key.partition} is not there")
         decision = self.partition.take(member, count, self._end, now_ms, lease_ms=lease_ms, exact_starts=exact_starts)
+        if decision.answer.spans:
+            self.look()  # there may be more
         return await self._durable(decision)
 
     async def renew(self, member: str, epochs: Iterable[int], *, lease_ms: int) -> tuple[int, ...]:
@@ -276,9 +279,8 @@ class PartitionOwner:
             self.look_anew()
 
     def look(self) -> None:
-        """Something may be free: whoever waits looks again."""
-        for waiter in tuple(self.waiting):
-            waiter.wake()
+        """Something may be free: who has waited longest looks again, and whoever takes something wakes the next one."""
+        self.waiting.wake_some(1)
 
     def look_anew(self) -> None:
         """Something is held, or committed, no more: the same, and whoever waits for its turn sees whether it may."""
@@ -290,13 +292,14 @@ class PartitionOwner:
         self.closed = True
         if self._apart is not None:
             self._apart.close()
-        self.look_anew()
+        self.waiting.wake_all()
+        self.parked.look()
 
     # --- its ordinary offset ------------------------------------------------------------------------------------
 
     def may_mirror(self, decisions: Container[Decision[Any]]) -> bool:
-        """Whether the group's ordinary offset may be written with these decisions: somebody else's is left alone until
-        one of them begins there."""
+        """True if the group's ordinary offset may be written with these decisions. An offset that somebody else has set
+        is left alone until one of the decisions begins anew there."""
         there = self._there()
         if there is None or there == self.mirrored or offset_of(self.key.topic_id, there).offset < 0:
             return True
@@ -331,14 +334,14 @@ class PartitionOwner:
         self._follow(now_ms)
 
     def _adopts(self, there: GroupOffset) -> bool:
-        """Whether a decision that is under way begins anew there."""
+        """True if a decision under way begins anew at this offset."""
         found = self._adoption
         return found is not None and found[0].state is DecisionState.UNDER_WAY and found[1] == there
 
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _begin(self) -> int:
-        """What precedes every step; the time of it. Raises: CoordinatorNotAvailable, StorageError."""
+        """Prepare a step and return its time in milliseconds. Raises: CoordinatorNotAvailable, StorageError."""
         self.check_open()
         self._writer.check_room()
         self.used_ms = now_ms = self._clock.steady_ms()

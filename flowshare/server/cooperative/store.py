@@ -65,12 +65,12 @@ async def group_ids(store: StateStore) -> set[str]:
 
 
 async def read(store: StateStore, key: PartitionKey) -> Stored:
-    """What is stored of a partition. Raises: LogError."""
+    """Read the stored entries of a partition. Raises: LogError."""
     return entries_of(key.prefix, await store.scan(key.prefix))
 
 
 def entries_of(prefix: bytes, found: Iterable[tuple[bytes, bytes]]) -> Stored:
-    """What the entries under a partition's prefix say."""
+    """Return the entries under a partition's prefix, with the prefix removed and this server's own entries left out."""
     named = [(name[len(prefix) :], value) for name, value in found]
     own = [entry for entry in named if entry[0][:1] not in (SEEN_KEY, COOPERATIVE_SETTLES)]
     return Stored(own, any(name == SEEN_KEY for name, _ in named))

@@ -1,7 +1,8 @@
-"""What tools ask about cooperative groups, and a member that has to read all of R: offsets, a reset, a deletion.
+"""Answers to tools about cooperative groups: offsets, a reset, a deletion. A member that has to read all of R asks
+here, too.
 
-Rights as Kafka's: DESCRIBE on group and topics to look, READ on both to reset, DELETE on the group to delete it, which
-the edge asks for.
+Rights are Kafka's: DESCRIBE on group and topics to look, READ on both to reset, DELETE on the group to delete it. The
+edge checks them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What was decided of one group's partitions on its way into the store: queued, written together, then answered.
+"""The way of one group's decisions into the store: queued, written together, then answered.
 
-One write at a time, with everything that is queued: several partitions and many requests in one. Who asked is answered
-when the write is durable. One that fails takes back what was in it and what was decided on top of it meanwhile, in all
-partitions that it was of; whoever asked is told to try again, and nothing is owed to anybody. It may be stored all the
-same (`log.commits`), so the next write puts what it was to put, as it is without it (`Doubt`): else what is written
-later would rest on something else than what is stored.
+There is one write at a time, with everything that is queued: several partitions and many requests in one write. The
+askers are answered when the write is durable. A failed write takes back its decisions, and the decisions made on top of
+them meanwhile, in all its partitions; the askers are told to try again, and nothing is owed to anybody. A failed write
+may be stored all the same (`log.commits`). So the next write puts the same entries again, with the values from before
+the failed write (`Doubt`): otherwise later writes would rest on something else than the stored state.
 
     queued ──taken into a write──→ written ──→ confirmed, answered
       │                              └──the write fails──→ rolled back, refused
@@ -50,8 +50,8 @@ BEFORE_REFUSED: Final = "an output of what was settled before it was refused; tr
 
 
 class Doubt(NamedTuple):
-    """What a write that failed was to put of a partition, as it was before: entries (None: there are none) by name, and
-    the stable offset, if that is among them."""
+    """The entries of a partition that a failed write was to put, with their values from before that write: entries by
+    name (None: there was no entry), and the stable offset, if it is among them."""
 
     entries: Mapping[bytes, bytes | None]
     stable: PutStable | None
@@ -95,7 +95,7 @@ class GroupWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether something is left to write."""
+        """True if something is queued or being written."""
         return self._writing or bool(self._queue)
 
     def check_room(self) -> None:
@@ -225,7 +225,7 @@ class GroupWriter:
             row[:] = [step for step in row if step.decision not in undone]
 
     def _told_of(self, error: Exception) -> Exception:
-        """What those are told who wait for a write that failed: it can be tried again."""
+        """Return the error for those who wait for a failed write: they can try again."""
         if isinstance(error, NotLed):
             return Refused(
                 ErrorCode.NOT_COORDINATOR, f"group {self._group_id} is coordinated by another worker: {error}"
@@ -247,7 +247,7 @@ class GroupWriter:
         return steps
 
     def _writes(self, steps: list[Step]) -> tuple[dict[bytes, bytes | None], dict[PartitionOwner, StableOffset]]:
-        """What is to be put, a later one in place of an earlier one of the same key; and stable offsets that moved."""
+        """Return the entries to put, the last one of each key, and the stable offsets that moved."""
         writes: dict[bytes, bytes | None] = {}
         stable: dict[PartitionOwner, PutStable] = {}
         written = {step.owner for step in steps if step.decision.mutations}

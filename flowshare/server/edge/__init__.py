@@ -1,9 +1,9 @@
-"""The server's side of the wire: what strangers may ask, and how their requests become the server's plain ones.
+"""The server's side of the wire: strangers' requests checked, and turned into the server's plain ones.
 
-In it: who is at the other end and what they may do (`base`), endpoints made from an API's declaration (`derived`),
-answers in kio's form (`forms`), and the table of all (`table`). What the declaration cannot say (rights, merging,
-paging, versions that mean something else) is by family: who one is (`api_versions`, `sasl`), where things are
-(`metadata`), `topics` and `configs`, `records`, `share` groups, consumer `groups`, `transactions`, `acls`, and
-flowshare's own calls (`private`). Not in it: sockets and frames (`server.net`), and what is
-answered: that is the server's, behind `Peer.connection`.
+Here are: the peer and its rights (`base`), endpoints made from an API's declaration (`derived`), answers in kio's form
+(`entities`), and the table of all (`table`). The parts beyond a declaration (rights, merging, paging, versions that
+mean something else) are by family: versions and logins (`api_versions`, `sasl`), the cluster's layout (`metadata`),
+`topics` and `configs`, `records`, `share` groups, consumer `groups`, `transactions`, `acls`, and flowshare's own calls
+(`private`). Not here: sockets and frames (`server.net`), and the answers' contents: those are the server's, behind
+`Peer.connection`.
 """

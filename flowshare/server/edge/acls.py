@@ -1,4 +1,4 @@
-"""DescribeAcls, CreateAcls and DeleteAcls (KIP-140, KIP-290), for principals who may describe or alter the cluster."""
+"""DescribeAcls, CreateAcls and DeleteAcls (KIP-140, KIP-290), for principals that may describe or alter the cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flowshare.protocol.kafka import ApiKey, module
 from flowshare.protocol.rights import CLUSTER_NAME, Operation, ResourceType
 from flowshare.protocol.translation import NO_TIME, kafka_error
 from flowshare.server.edge.base import Endpoint, SocketCall
-from flowshare.server.edge.forms import form
+from flowshare.server.edge.entities import form
 from flowshare.server.runtime.failures import Refused, failure
 from flowshare.server.security.acl_store import AclStore, TooManyAcls
 from flowshare.server.security.acls import Acl, AclFilter, Pattern
@@ -36,7 +36,7 @@ CREATED_MAX: Final = 10_000
 DELETED_MAX: Final = 10_000
 """Most bindings that the filters of one request may mean, together; Kafka's limit."""
 LOOKED_AT_MAX: Final = 10_000_000
-"""Most bindings that are looked at for the filters of one request: a filter without a name looks at all of them."""
+"""Most bindings that the filters of one request look at: a filter without a name looks at all of them."""
 
 
 class AclApis:
@@ -46,7 +46,7 @@ class AclApis:
         self._store = store
 
     def apis(self) -> Sequence[Endpoint]:
-        """DescribeAcls, CreateAcls and DeleteAcls, v1-3 each."""
+        """Return DescribeAcls, CreateAcls and DeleteAcls, v1-3 each."""
         served = {
             ApiKey.DESCRIBE_ACLS: self._describe,
             ApiKey.CREATE_ACLS: self._create,
@@ -66,7 +66,7 @@ class AclApis:
                 bindings = await call.peer.turns.each(lambda acl: make("AclDescription", **_rights(acl)), together)
                 of = {"resource_type": int(resource), "resource_name": name, "pattern_type": int(pattern)}
                 resources.append(make("DescribeAclsResource", **of, acls=bindings))
-        except Refused as error:  # AnswerTooLarge among them
+        except Refused as error:  # AnswerTooLarge is one of them
             return told(error_code=error.code, error_message=str(error), resources=())
         return told(error_code=ErrorCode.NONE, error_message=None, resources=tuple(resources))
 
@@ -108,7 +108,7 @@ class AclApis:
         return made.DeleteAclsResponse(throttle_time=NO_TIME, filter_results=tuple(results))
 
     def _checked(self, call: SocketCall, operation: Operation) -> AclStore:
-        """The bindings, if the caller may. Raises: Refused."""
+        """Return the bindings, if the caller may have them. Raises: Refused."""
         if self._store is None:
             raise Refused(ErrorCode.SECURITY_DISABLED, "this listener has no ACLs; start it with a file of ACLs")
         call.peer.need(operation, ResourceType.CLUSTER)
@@ -116,7 +116,7 @@ class AclApis:
 
 
 async def _deleted(made: Any, store: AclStore, filters: Sequence[Any], turns: Turns) -> list[Any]:
-    """Results of all filters; the bindings that any of them means are removed together. Raises: LogError, Refused."""
+    """Delete the bindings that any of the filters means, together; return all results. Raises: LogError, Refused."""
     meant = await _meant(store, filters, turns)
     await store.delete({acl for acls in meant if isinstance(acls, list) for acl in acls})
     return [
@@ -128,7 +128,7 @@ async def _deleted(made: Any, store: AclStore, filters: Sequence[Any], turns: Tu
 
 
 async def _meant(store: AclStore, filters: Sequence[Any], turns: Turns) -> list[list[Acl] | Refused]:
-    """What each filter means, or why it means nothing. Raises: Refused (they mean too much together)."""
+    """Return each filter's ACLs, or the filter's error. Raises: Refused (too many ACLs together)."""
     meant: list[list[Acl] | Refused] = []
     found = looked_at = 0
     for one in filters:
@@ -177,7 +177,7 @@ def _rights(acl: Acl) -> dict[str, Any]:
 
 
 def _binding(creation: Any) -> Acl:
-    """What is to be created. Raises: Refused."""
+    """Read the ACL that is to be created. Raises: Refused."""
     resource = _kind(ResourceType, creation.resource_type, "resource type")
     operation = _kind(Operation, creation.operation, "operation")
     allow = _permission(creation.permission_type)
@@ -208,7 +208,7 @@ def _binding(creation: Any) -> Acl:
 
 
 def _filter(wanted: Any) -> AclFilter:
-    """The filter of DescribeAcls or DeleteAcls. Raises: Refused."""
+    """Read the filter of DescribeAcls or DeleteAcls. Raises: Refused."""
     try:
         pattern = Pattern(wanted.pattern_type_filter)
     except ValueError:
@@ -225,7 +225,7 @@ def _filter(wanted: Any) -> AclFilter:
 
 
 def _kind(kinds: type[K], code: int, what: str) -> K | None:
-    """The kind of a number, None for any. Raises: Refused."""
+    """Return the kind of a number, None for any. Raises: Refused."""
     if code == ANY:
         return None
     try:

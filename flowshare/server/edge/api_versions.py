@@ -1,4 +1,5 @@
-"""ApiVersions: which APIs are served with which versions, and who the client is (KIP-35, KIP-511, KIP-584)."""
+"""ApiVersions: the served APIs with their versions, and the client's software (KIP-35, KIP-511, KIP-584); a check that
+the broker is the one that the client means (KIP-1242)."""
 
 from __future__ import annotations
 
@@ -8,16 +9,19 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
+from flowshare import processes
+from flowshare.protocol.client_software import MEANT_FROM, OWN_SOFTWARE, process_of, worker_of
 from flowshare.protocol.declaration import Api
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey, module, write_response
-from flowshare.protocol.software import OWN_SOFTWARE, worker_of
 from flowshare.protocol.translation import kafka_error
 from flowshare.server.edge.base import Endpoint, SocketCall
 
 LOWEST: Final = 0
-HIGHEST: Final = 4
+HIGHEST: Final = 5
+NO_NODE: Final = -1
 
+LOOPBACK: Final = ("127.0.0.1", "::1")
 SHARE_VERSION: Final = ("share.version", 1, 1)
 """Feature name, lowest and highest level: clients look for it before they join a share group (KIP-1022)."""
 
@@ -25,13 +29,15 @@ _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.
 
 
 def endpoint(others: Iterable[Endpoint]) -> Endpoint:
-    """What advertises exactly the given APIs, and itself."""
+    """Return the endpoint that advertises the given APIs and itself; flowshare's own APIs to its own clients only."""
     api = Api(ApiKey.API_VERSIONS, server=(LOWEST, HIGHEST))
     ranges = sorted([(int(api.key), LOWEST, HIGHEST), *((int(one.key), *one.versions) for one in others)])
     return Endpoint(api, partial(_answer, ranges))
 
 
 async def _answer(ranges: Sequence[tuple[int, int, int]], call: SocketCall) -> Any:
+    if call.version >= MEANT_FROM and (refused := _another(call)) is not None:
+        return _response(call.version, refused, ())
     if call.version >= 3:
         name, version = call.request.client_software_name, call.request.client_software_version
         if not (_SOFTWARE.fullmatch(name) and _SOFTWARE.fullmatch(version)):
@@ -39,11 +45,34 @@ async def _answer(ranges: Sequence[tuple[int, int, int]], call: SocketCall) -> A
         call.peer.software = name
         call.peer.connection.own = name == OWN_SOFTWARE
         call.peer.connection.worker = worker_of(version) if name == OWN_SOFTWARE else None
-    return _response(call.version, ErrorCode.NONE, ranges)
+        call.peer.connection.process = _process(call, version) if name == OWN_SOFTWARE else None
+        if name == OWN_SOFTWARE:
+            return _response(call.version, ErrorCode.NONE, ranges)
+    # Other clients know Kafka's keys, and some end at an unknown one (kafka-python's `api_versions`).
+    return _response(call.version, ErrorCode.NONE, [one for one in ranges if one[0] < ApiKey.FLOWSHARE])
+
+
+def _another(call: SocketCall) -> ErrorCode | None:
+    """Return the error for a client that means another broker: look for the brokers anew, or a mistake; None: it means
+    this one."""
+    asked, node = call.request, call.peer.node
+    if (asked.cluster_id is None) != (asked.node_id == NO_NODE):
+        return ErrorCode.INVALID_REQUEST
+    if asked.cluster_id is None or (asked.cluster_id, asked.node_id) == (node.cluster_id, node.node_id):
+        return None
+    return ErrorCode.REBOOTSTRAP_REQUIRED
+
+
+def _process(call: SocketCall, version: str) -> tuple[int, int] | None:
+    """Return the process at the other end, if it is one of this machine that runs: the client's word is only a
+    claim."""
+    told = process_of(version)
+    here = call.peer.connection.host in LOOPBACK
+    return told if told is not None and here and processes.runs(told) else None
 
 
 def refusal(correlation_id: int) -> bytes:
-    """The frame that answers a version of ApiVersions that is not served: in the form of v0, naming what is."""
+    """Return the frame for a version of ApiVersions that is not served: in the form of v0, naming the served ones."""
     served = ((int(ApiKey.API_VERSIONS), LOWEST, HIGHEST),)
     return write_response(correlation_id, _response(0, ErrorCode.UNSUPPORTED_VERSION, served))
 

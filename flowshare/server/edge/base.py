@@ -1,17 +1,18 @@
-"""What an API is at the socket: who asks, what may be asked, and what answers.
+"""An API at the socket: its peer, its endpoint, and the peer's rights.
 
-The listener reads frames and finds the `Endpoint` by key. A module of this package has one family of them; each turns
-kio's messages into the plain ones of `protocol.messages`, sends those over `Peer.connection` and turns the answers
-back, by the API's declaration (`derived`) or by hand. Whatever may be asked by a stranger is checked here: rights,
+The listener reads frames and finds the `Endpoint` by key. Each module of this package has one family of endpoints. An
+endpoint turns kio's messages into the plain ones of `protocol.messages`, sends these over `Peer.connection` and turns
+the answers back, by the API's declaration (`derived`) or by hand. A stranger's requests are checked here: rights,
 limits, versions.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import (
@@ -22,7 +23,7 @@ from flowshare.protocol.kafka import (
     request_body,
     write_response,
 )
-from flowshare.protocol.rights import CLUSTER_NAME, Operation, ResourceType
+from flowshare.protocol.rights import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
 from flowshare.server.runtime.failures import Refused
 from flowshare.server.security.acls import ANONYMOUS, Authorizer
 from flowshare.server.security.guesses import network_of
@@ -35,13 +36,22 @@ if TYPE_CHECKING:
     from flowshare.server.runtime.turns import Turns
     from flowshare.share.config import ServerConfig
 
-BEFORE_LOGIN: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
-"""What a listener with SASL answers while it does not know who is at the other end."""
+V = TypeVar("V")
+
+LOGIN_APIS: Final = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
+"""APIs that are answered after the login is over, too: a client that waits for its answers before it logs in again may
+come late."""
+LOGIN_S: Final = 15.0
+"""Seconds for a repeated login; the wait after failed logins is included."""
+BEFORE_LOGIN: Final = frozenset({ApiKey.API_VERSIONS, *LOGIN_APIS})
+"""The APIs that a listener with SASL answers before the login."""
+LEADER_EPOCH: Final = 0
+"""Epoch of every partition's leader: a log has one server at a time, as its store decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvertisedNode:
-    """The one broker that clients are told of: where it is advertised, and the cluster's id."""
+    """The one broker that clients are told of: its advertised address, its node id and the cluster's id."""
 
     host: str
     port: int
@@ -50,65 +60,71 @@ class AdvertisedNode:
 
 
 class ServerBehind(Protocol):
-    """What sockets are connected to: a whole server, or a fleet's worker."""
+    """The server that sockets are connected to: a whole server, or a fleet's worker."""
 
     @property
     def config(self) -> ServerConfig:
-        """Its settings."""
+        """The server's settings."""
         ...
 
     @property
     def clock(self) -> Clock:
-        """What rules all waiting."""
+        """The clock of all waiting."""
         ...
 
     @property
     def topics(self) -> TopicIndex:
-        """The topics that are known here."""
+        """The topics that the server knows."""
+        ...
+
+    async def size(self, topic: str, partition: int) -> int:
+        """Return the bytes of a partition's log; 0 where the log is elsewhere. Raises: LogError."""
         ...
 
     def connect(self, *, client_id: str, host: str) -> InProcess:
-        """A new connection within the process."""
+        """Return a new connection within the process."""
         ...
 
     def authorize(self, authorizer: Authorizer) -> None:
-        """Who may do what at the sockets."""
+        """Set the authorizer that decides rights at the sockets."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Peer:
-    """One socket's state: its direct connection to the server, and who is at the other end."""
+    """State of one socket: its direct connection to the server, its peer's address and login."""
 
     server: ServerBehind
     connection: InProcess
     node: AdvertisedNode
     host: str
     turns: Turns
-    """Taken by what goes through the many things that a request may name."""
+    """Turns for work on a request that names many things."""
     authorizer: Authorizer = field(default_factory=Authorizer)
     producing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a Produce request begins its appends, which may take it several turns: what comes behind it and
-    depends on its records waits for it, in the order in which it came."""
+    """Held while a Produce request begins its appends, which may take several turns: later requests of the connection
+    that depend on its records wait, in their order."""
     principal: str | None = ANONYMOUS
-    """None until a listener with SASL knows who it is."""
+    """Name of the logged-in user; None before the login at a listener with SASL."""
     software: str = ""
     """Client software name of ApiVersions v3 and later."""
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What a family keeps for one connection (an authentication under way)."""
+    """Data that an API family keeps for the connection (an authentication under way)."""
     reauth_max_ms: int | None = None
-    """How long a login holds (connections.max.reauth.ms); None: as long as the connection."""
+    """Milliseconds that a login holds (connections.max.reauth.ms); None: as long as the connection."""
     logged_in_until_s: float | None = None
-    """When the login of this connection is over, on the monotonic clock; None: it holds."""
+    """End of this connection's login, in seconds of the monotonic clock; None: no end."""
+    logging_in_since_s: float | None = None
+    """Begin of the login under way, in seconds of the monotonic clock; None: no login is under way."""
     closing: bool = False
-    """The listener closes the socket once the answer to the request under way is written (a failed login)."""
+    """True if the listener closes the socket once the present answer is written (a failed login)."""
     raw: Callable[[bytes], Awaitable[bytes]] | None = None
-    """Takes the next frames whole in place of requests and gives the answers' bytes (both without their length):
-    SASL tokens after a SaslHandshake of version 0. The listener asks it, one frame after the other, while it is set.
+    """Takes the next frames whole in place of requests and returns the answers' bytes (both without their length): SASL
+    tokens after a SaslHandshake of version 0. The listener calls `raw` for one frame after the other while it is set.
     Raises ConnectionError: the socket is to be closed without an answer."""
 
     def __post_init__(self) -> None:
-        """What waits behind the connection asks for rights again when it is woken."""
+        """Give the connection the peer's rights: waiting requests check the rights again when woken."""
         self.connection.counts_as = lambda: self.party
         self.connection.may_read = lambda topic: self.may(Operation.READ, ResourceType.TOPIC, topic)
         self.connection.may_describe = lambda topic: self.may(Operation.DESCRIBE, ResourceType.TOPIC, topic)
@@ -116,57 +132,92 @@ class Peer:
 
     @property
     def party(self) -> str:
-        """Who it counts as where something is divided: its principal, or its address while nobody knows who it is."""
+        """Name under which limits and shares count the peer: its principal, or its address while the peer is
+        unknown."""
         unknown = self.principal is None or self.principal == ANONYMOUS
         return network_of(self.host) if unknown else str(self.principal)
 
     def answers(self, key: int) -> bool:
-        """Whether a request of this API is answered: before the login only those of `BEFORE_LOGIN`.
+        """Return True if requests of this API are answered; before the login only those of `BEFORE_LOGIN` are.
 
-        The listener closes the connection, with a log line, at any other.
+        At any other API the listener closes the connection, with a log line.
         """
         return not self.closing and (self.principal is not None or key in BEFORE_LOGIN)
 
     def outdated(self, now_s: float) -> bool:
-        """Whether the login is over: the listener closes the connection, whatever is under way."""
+        """Return True if the login is over: from then on only another login is answered."""
         return self.logged_in_until_s is not None and now_s >= self.logged_in_until_s
 
+    def logs_in(self, now_s: float) -> bool:
+        """Return True if a login is under way, for less than `LOGIN_S`."""
+        return self.logging_in_since_s is not None and now_s - self.logging_in_since_s < LOGIN_S
+
     def may(self, operation: Operation, resource: ResourceType, name: str) -> bool:
-        """Whether the peer may do `operation` on the thing of this name."""
+        """Return True if the peer may do `operation` on the resource of this name."""
         if self.principal is None:
             return False
         return self.authorizer.allowed(self.principal, self.host, operation, resource, name)
 
     def need(self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME) -> None:
-        """As `may`. Raises: Refused."""
+        """Check `may`. Raises: Refused."""
         if not self.may(operation, resource, name):
             thing = "the cluster" if resource is ResourceType.CLUSTER else f"{resource.name.lower()} {name}"
             code = ErrorCode[f"{resource.name}_AUTHORIZATION_FAILED"]
             raise Refused(code, f"{operation.name} on {thing} is not allowed for {self.principal}")
 
     def may_somewhere(self, operation: Operation, resource: ResourceType) -> bool:
-        """Whether the peer may do `operation` on some thing of this kind.
+        """Return True if the peer may do `operation` on at least one resource of this kind.
 
-        An idempotent producer has to be allowed to write to some topic, or IDEMPOTENT_WRITE on the cluster (KIP-679).
+        An idempotent producer needs WRITE on some topic, or IDEMPOTENT_WRITE on the cluster (KIP-679).
         """
         if self.principal is None:
             return False
         return self.authorizer.allowed_somewhere(self.principal, self.host, operation, resource)
 
 
+def may_topic(peer: Peer, operation: Operation, topic: str) -> bool:
+    """Return True if the peer may do `operation` on a topic."""
+    return peer.may(operation, ResourceType.TOPIC, topic)
+
+
+def may_group(peer: Peer, operation: Operation, group_id: str) -> bool:
+    """Return True if the peer may do `operation` on a group."""
+    return peer.may(operation, ResourceType.GROUP, group_id)
+
+
+def may_cluster(peer: Peer, operation: Operation) -> bool:
+    """Return True if the peer may do `operation` on the cluster."""
+    return peer.may(operation, ResourceType.CLUSTER, CLUSTER_NAME)
+
+
+def authorized_operations(peer: Peer, resource: ResourceType, name: str) -> int:
+    """Return the operations that the peer may do with a resource, as bits (KIP-430)."""
+    return sum(1 << operation for operation in OPERATIONS[resource] if peer.may(operation, resource, name))
+
+
+def denied(things: Iterable[V], may: Iterable[bool]) -> list[V]:
+    """Return the things whose `may` is False: the ones that `compress` leaves out."""
+    return [thing for thing, one in zip(things, may, strict=True) if not one]
+
+
+def duplicates(values: Iterable[V]) -> set[V]:
+    """Return the values that occur more than once."""
+    return {value for value, count in Counter(values).items() if count > 1}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketCall:
-    """One request off a socket."""
+    """One request from a socket."""
 
     peer: Peer
     version: int
     client_id: str | None
     request: Any
-    """kio's request entity of this version, or what `Endpoint.decode` made of the body."""
+    """kio's request entity of this version, or the result of `Endpoint.decode`."""
 
 
 Answer = Callable[[SocketCall], Awaitable[Any]]
-"""Answers with kio's response entity of the call's version, or with what `Endpoint.encode` takes.
+"""Answers with kio's response entity of the call's version, or with an argument for `Endpoint.encode`.
 
 None: no answer is sent (Produce with acks=0). A request is accepted (its place in the order of the connection's
 requests taken) before the first await. Raises nothing but ConnectionError (the socket is closed).
@@ -175,7 +226,7 @@ requests taken) before the first await. Raises nothing but ConnectionError (the 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An API as it is served at a socket: exactly the versions that work, and what answers it."""
+    """An API as served at a socket: exactly the versions that work, and their handler."""
 
     api: Api
     answer: Answer
@@ -186,27 +237,27 @@ class Endpoint:
 
     @property
     def key(self) -> ApiKey:
-        """Kafka's number of it."""
+        """Kafka's number of the API."""
         return self.api.key
 
     @property
     def name(self) -> str:
-        """kio's name of it."""
+        """kio's name of the API."""
         return self.api.name
 
     @property
     def versions(self) -> tuple[int, int]:
-        """Lowest and highest."""
+        """Lowest and highest version served."""
         assert self.api.server is not None
         return self.api.server
 
     def serves(self, version: int) -> bool:
-        """Whether it is one of the versions."""
+        """Return True if the endpoint serves this version."""
         lowest, highest = self.versions
         return lowest <= version <= highest
 
     def read(self, start: RequestStart, frame: bytes, parts_max: int = REQUEST_PARTS_MAX) -> tuple[str | None, Any]:
-        """Client id and request of a frame. Raises: as `read_request`."""
+        """Return the client id and request of a frame. Raises: as `read_request`."""
         if self.decode is None:
             header, body = read_request(self.name, start, frame, parts_max=parts_max)
         else:
@@ -215,7 +266,7 @@ class Endpoint:
         return header.client_id, body
 
     def write(self, correlation_id: int, version: int, answer: Any) -> bytes:
-        """The frame of an answer, its length included."""
+        """Return the frame of an answer, its length included."""
         if self.encode is None:
             return write_response(correlation_id, answer)
         return self.encode(correlation_id, version, answer)

@@ -1,8 +1,8 @@
-"""Looking at a share-partition, and acting on what others hold, at the socket (`protocol.browse_codec`).
+"""Browsing a share-partition, and acting on records that others hold, at the socket (`protocol.browse_codec`).
 
-To look needs DESCRIBE on the group and on the topic, as its offsets do: what is told are numbers, and names of members.
-Of topics that may not be described no partition is named.
-To act needs READ on both, as moving the group's offsets does.
+Browsing needs DESCRIBE on the group and on the topic, as its offsets do: the answers are numbers, and names of members.
+Partitions of topics that may not be described are not named. Acting needs READ on both, as moving the group's offsets
+does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flowshare.protocol.messages.browse import (
     SharePlacesResponse,
 )
 from flowshare.protocol.rights import Operation, ResourceType
-from flowshare.server.edge.forms import may_topic
+from flowshare.server.edge.base import may_topic
 from flowshare.server.runtime.failures import Refused
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Body = dict[str, Any]
 
 
 async def _answer(name: str, how: Call, call: SocketCall) -> Body:
-    """What a call asks for. Raises: Refused."""
+    """Do the call and return its answer. Raises: Refused."""
     try:
         request = how.read_request(call.request)
     except Malformed as error:
@@ -54,7 +54,7 @@ async def _answer(name: str, how: Call, call: SocketCall) -> Body:
 
 
 def _seen_by(call: SocketCall, answer: ShareChangesResponse) -> ShareChangesResponse:
-    """What the asker may know of it: DESCRIBE on group and topic, each asked about once."""
+    """Leave out rows that the peer may not know of: it needs DESCRIBE on group and topic; each is checked once."""
     may: dict[tuple[ResourceType, str], bool] = {}
 
     def known(group_id: str, topic: str) -> bool:

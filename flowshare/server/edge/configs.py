@@ -1,14 +1,15 @@
-"""The config APIs: DescribeConfigs, IncrementalAlterConfigs, ListConfigResources; for topics, groups and the server.
+"""The config APIs: DescribeConfigs, IncrementalAlterConfigs, AlterConfigs, ListConfigResources; for topics, groups and
+the server.
 
-Rights: DESCRIBE_CONFIGS and ALTER_CONFIGS on the topic or group, for the server's own settings on the cluster. Who
-says where a group's dead letters go needs WRITE on that topic, too, and READ on what the group's members subscribe to:
-the server copies records there. It stays answerable for what comes later, see `server.share.dead_letters`.
+Rights: DESCRIBE_CONFIGS and ALTER_CONFIGS on the topic or group, for the server's own settings on the cluster. A peer
+that sets a group's dead-letter topic needs WRITE on that topic, too, and READ on the topics of the group's members: the
+server copies records there. The peer stays answerable for later copies, see `server.share.dead_letters`.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -25,18 +26,18 @@ from flowshare.protocol.messages import (
 )
 from flowshare.protocol.messages.groups import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from flowshare.protocol.rights import Operation, ResourceType
-from flowshare.server.edge.base import Endpoint, Peer, SocketCall
-from flowshare.server.edge.forms import Form, duplicates, form, may_cluster, may_topic
+from flowshare.server.edge.base import Endpoint, Peer, SocketCall, duplicates, may_cluster, may_topic
+from flowshare.server.edge.entities import Form, form
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.failures import Refused
 from flowshare.share.config import DEAD_LETTER_CONFIGS, DEAD_LETTER_TOPIC
 
 TELEMETRY_ONLY: Final = 0
-"""The version of ListConfigResources that knows only subscriptions of client metrics, of which there are none."""
+"""The version of ListConfigResources that knows only subscriptions of client metrics, which this server has none of."""
 
 
 class ConfigType(enum.IntEnum):
-    """What has settings (Kafka's ConfigResource types)."""
+    """Kinds of resources that have settings (Kafka's ConfigResource types)."""
 
     TOPIC = 2
     BROKER = 4
@@ -46,7 +47,7 @@ class ConfigType(enum.IntEnum):
 
 
 class ConfigSource(enum.IntEnum):
-    """Where a value comes from (Kafka's ConfigSource)."""
+    """Origin of a value (Kafka's ConfigSource)."""
 
     TOPIC = 1
     DYNAMIC_DEFAULT_BROKER = 3
@@ -56,7 +57,7 @@ class ConfigSource(enum.IntEnum):
 
 
 class ConfigOperation(enum.IntEnum):
-    """What is done to a setting (KIP-339)."""
+    """Operations on a setting (KIP-339)."""
 
     SET = 0
     DELETE = 1
@@ -65,20 +66,22 @@ class ConfigOperation(enum.IntEnum):
 
 
 KINDS: Final = {ConfigType.TOPIC: "topic", ConfigType.BROKER: "broker", ConfigType.GROUP: "group"}
-"""Their names in plain requests."""
+"""Names of the kinds in plain requests."""
 SET_BY: Final = {
     ConfigType.TOPIC: ConfigSource.TOPIC,
     ConfigType.BROKER: ConfigSource.DYNAMIC_DEFAULT_BROKER,
     ConfigType.GROUP: ConfigSource.GROUP,
 }
 SETTINGS: Final = 20
-"""So many settings has a resource, about."""
+"""Settings of a resource, about."""
+Change = Callable[[Peer, Any, bool], Awaitable[tuple[ErrorCode, str | None]]]
+"""A function that changes one resource's settings and returns the outcome. The flag: only check the change."""
 BOOLEAN, STRING, LONG = 1, 2, 5
 """Types of values (KIP-569)."""
 
 
 async def describe(call: SocketCall) -> Any:
-    """Settings as they act; what is asked for twice is answered once."""
+    """Describe settings as they act; a resource named twice is answered once."""
     make = form("describe_configs", call.version)
     resources = _wanted(call.request.resources)
     with_docs = call.version >= 3 and call.request.include_documentation
@@ -124,8 +127,17 @@ async def _describe(
 
 
 async def alter(call: SocketCall) -> Any:
-    """Set and unset settings; each resource's all or none."""
-    make, asked = form("incremental_alter_configs", call.version), call.request
+    """Set and unset settings; all of a resource's or none."""
+    return await _alter_all(call, "incremental_alter_configs", "IncrementalAlterConfigsResponse", _alter)
+
+
+async def replace(call: SocketCall) -> Any:
+    """Set settings, and unset all others of the resource: the request of older clients (AlterConfigs)."""
+    return await _alter_all(call, "alter_configs", "AlterConfigsResponse", _replace)
+
+
+async def _alter_all(call: SocketCall, api: str, answer: str, change: Change) -> Any:
+    make, asked = form(api, call.version), call.request
     twice = duplicates([(resource.resource_type, resource.resource_name) for resource in asked.resources])
     done: dict[tuple[int, str], tuple[ErrorCode, str | None]] = {}
     for resource in asked.resources:
@@ -134,9 +146,9 @@ async def alter(call: SocketCall) -> Any:
         if at in twice:
             done[at] = (ErrorCode.INVALID_REQUEST, "a resource may stand in a request only once")
         else:
-            done[at] = await _alter(call.peer, resource, asked.validate_only)
+            done[at] = await change(call.peer, resource, asked.validate_only)
     return make(
-        "IncrementalAlterConfigsResponse",
+        answer,
         responses=tuple(
             make(
                 "AlterConfigsResourceResponse",
@@ -151,9 +163,39 @@ async def alter(call: SocketCall) -> Any:
 
 
 async def _alter(peer: Peer, resource: Any, validate_only: bool) -> tuple[ErrorCode, str | None]:
+    return await _change(peer, resource, validate_only, lambda _: _incremental(resource))
+
+
+async def _replace(peer: Peer, resource: Any, validate_only: bool) -> tuple[ErrorCode, str | None]:
+    return await _change(peer, resource, validate_only, lambda kind: _replaced(peer, kind, resource))
+
+
+async def _incremental(resource: Any) -> dict[str, str | None]:
+    return _changes(resource.configs)
+
+
+async def _replaced(peer: Peer, kind: ConfigType, resource: Any) -> dict[str, str | None]:
+    """Return the settings that the resource is to have; None for other settings that it has now. Raises: Refused."""
+    wanted = _settings(resource.configs)
+    has = await _present(peer, kind, resource.resource_name)
+    others = [one.name for one in has if not (one.is_default or one.read_only or one.name in wanted)]
+    return {**dict.fromkeys(others), **wanted}
+
+
+async def _present(peer: Peer, kind: ConfigType, name: str) -> tuple[ConfigEntry, ...]:
+    """Return the settings of a resource as they act. Raises: Refused."""
+    answer = await peer.connection.send(DescribeConfigsRequest(resource_type=KINDS[kind], resource=name))
+    if answer.error is not ErrorCode.NONE:
+        raise Refused(answer.error, answer.message or f"the settings of {KINDS[kind]} {name} cannot be read")
+    return answer.entries
+
+
+async def _change(
+    peer: Peer, resource: Any, validate_only: bool, changes_of: Callable[[ConfigType], Awaitable[dict[str, str | None]]]
+) -> tuple[ErrorCode, str | None]:
     try:
         kind = _checked(peer, resource.resource_type, resource.resource_name, Operation.ALTER_CONFIGS)
-        changes = _changes(resource.configs)
+        changes = await changes_of(kind)
         if kind is ConfigType.GROUP:
             await _check_dead_letters(peer, resource.resource_name, changes)
     except Refused as refusal:
@@ -171,7 +213,7 @@ async def _alter(peer: Peer, resource: Any, validate_only: bool) -> tuple[ErrorC
 
 
 async def resources(call: SocketCall) -> Any:
-    """What has settings that can be described (KIP-1142)."""
+    """List the resources that have settings which can be described (KIP-1142)."""
     make, peer = form("list_config_resources", call.version), call.peer
     error, found = ErrorCode.NONE, list[tuple[ConfigType, str]]()
     wanted = {ConfigType.CLIENT_METRICS}
@@ -203,7 +245,7 @@ async def _resources(peer: Peer) -> list[tuple[ConfigType, str]]:
 
 
 def _wanted(resources: Iterable[Any]) -> dict[tuple[int, str], set[str] | None]:
-    """The settings that are asked for of each resource, None for all; of one that is named twice all that are named."""
+    """Return the wanted settings of each resource, None for all; of one that is named twice the union."""
     found: dict[tuple[int, str], set[str] | None] = {}
     for one in resources:
         at = (one.resource_type, one.resource_name)
@@ -216,7 +258,7 @@ def _wanted(resources: Iterable[Any]) -> dict[tuple[int, str], set[str] | None]:
 
 
 def _checked(peer: Peer, kind: int, name: str, operation: Operation) -> ConfigType:
-    """The kind of a resource that the peer may do `operation` on. Raises: Refused."""
+    """Return the kind of a resource that the peer may do `operation` on. Raises: Refused."""
     match kind:
         case ConfigType.TOPIC:
             peer.need(operation, ResourceType.TOPIC, name)
@@ -234,13 +276,13 @@ def _checked(peer: Peer, kind: int, name: str, operation: Operation) -> ConfigTy
 
 
 async def _check_dead_letters(peer: Peer, group_id: str, changes: Mapping[str, str | None]) -> None:
-    """Whether the peer may say where the group's dead letters go, or what they carry. Raises: Refused."""
+    """Check that the peer may choose where the group's dead letters go, and what they carry. Raises: Refused."""
     if DEAD_LETTER_CONFIGS.isdisjoint(changes):
         return
     topic = changes.get(DEAD_LETTER_TOPIC)
     if DEAD_LETTER_TOPIC not in changes:
-        acting = await peer.connection.send(DescribeConfigsRequest(resource_type="group", resource=group_id))
-        topic = next((entry.value for entry in acting.entries if entry.name == DEAD_LETTER_TOPIC), "")
+        acting = await _present(peer, ConfigType.GROUP, group_id)
+        topic = next((entry.value for entry in acting if entry.name == DEAD_LETTER_TOPIC), "")
     if not topic:
         return
     if not may_topic(peer, Operation.WRITE, topic):
@@ -256,11 +298,25 @@ async def _check_dead_letters(peer: Peer, group_id: str, changes: Mapping[str, s
         raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, text)
 
 
-def _changes(configs: Sequence[Any]) -> dict[str, str | None]:
-    """Setting -> its new value, None to unset it. Raises: Refused."""
+def _check_once(configs: Sequence[Any]) -> None:
+    """Check. Raises: Refused."""
     twice = duplicates([config.name for config in configs])
     if twice:
         raise Refused(ErrorCode.INVALID_REQUEST, f"these settings stand there twice: {', '.join(sorted(twice))}")
+
+
+def _settings(configs: Sequence[Any]) -> dict[str, str | None]:
+    """Return setting -> value. Raises: Refused."""
+    _check_once(configs)
+    for config in configs:
+        if config.value is None:
+            raise Refused(ErrorCode.INVALID_REQUEST, f"{config.name} has no value")
+    return {config.name: config.value for config in configs}
+
+
+def _changes(configs: Sequence[Any]) -> dict[str, str | None]:
+    """Return setting -> new value, None to unset it. Raises: Refused."""
+    _check_once(configs)
     changes: dict[str, str | None] = {}
     for config in configs:
         match config.config_operation:
@@ -305,5 +361,6 @@ def _type_of(value: str) -> int:
 ENDPOINTS: Final = (
     Endpoint(DESCRIBE_CONFIGS, describe),
     Endpoint(INCREMENTAL_ALTER_CONFIGS, alter),
+    Endpoint(Api(ApiKey.ALTER_CONFIGS, server=(0, 2)), replace),
     Endpoint(Api(ApiKey.LIST_CONFIG_RESOURCES, server=(0, 1)), resources),
 )

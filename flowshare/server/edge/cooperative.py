@@ -23,8 +23,7 @@ from flowshare.protocol.messages.cooperative import (
     CooperativeSettleResponse,
 )
 from flowshare.protocol.rights import Operation, ResourceType
-from flowshare.server.edge.base import Endpoint
-from flowshare.server.edge.forms import may_topic
+from flowshare.server.edge.base import Endpoint, may_topic
 from flowshare.server.edge.share import closed_outputs
 from flowshare.server.runtime.failures import Refused, refusal
 
@@ -39,7 +38,7 @@ _NEEDS: Final[Mapping[type[Any], Operation]] = {
 
 
 async def _answer(name: str, how: Call, call: SocketCall) -> Body:
-    """What a call asks for. Raises: Refused."""
+    """Do the call and return its answer. Raises: Refused."""
     try:
         request = how.read_request(call.request)
     except Malformed as error:

@@ -1,8 +1,8 @@
-"""Endpoints that read requests and write answers as the API's declaration says; what is left is to answer.
+"""Endpoints that read requests and write answers by the API's declaration; a handler only answers.
 
-An answer is made for one plain request at a time. Where a request of the wire is many of them (`declaration.One`), each
-is answered once however often it stands there; the last counts, as in Kafka. Others run between (`Turns`), and of what
-makes an answer too large only the error is told.
+A handler answers one plain request at a time. A wire request may be many plain ones (`declaration.One`): each is
+answered once, even if it stands there twice; the last counts, as in Kafka. Other work runs between (`Turns`), and an
+answer that gets too large tells only the error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.rights import CLUSTER_NAME
 from flowshare.protocol.translation import EntityReader, EntityWriter
 from flowshare.server.edge.base import Endpoint
-from flowshare.server.edge.forms import counted
+from flowshare.server.edge.entities import counted
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.failures import refusal, refusing
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from flowshare.server.runtime.turns import Turns
 
 Answer = Callable[["SocketCall", Any], Awaitable[Any]]
-"""(call, plain request) -> plain answer, or what has its fields."""
+"""(call, plain request) -> plain answer, or an object with its fields."""
 Fields = dict[Any, Any]
 
 
 def derived(api: Api, answer: Answer, *, twice: str | None = None, joined: bool = False) -> Endpoint:
-    """An endpoint of what `answer` says; what it refuses is told as its answer.
+    """Return an endpoint for a handler; its refusals become answers.
 
-    twice: the text of the error for what stands in a request twice; None: the last counts, or, where they are `joined`,
-    all that is asked of one thing together.
+    twice: the error's text for a part that stands in a request twice; None: the last counts, or, where parts are
+    `joined`, all parts about one thing together.
     """
     assert api.response is not None
     return Endpoint(api, partial(_respond, api, refusing(api.response)(answer), twice, joined))
@@ -58,7 +58,7 @@ async def _respond(api: Api, answer: Answer, twice: str | None, joined: bool, ca
 
 
 def handed_on() -> tuple[Endpoint, ...]:
-    """The APIs of which the declaration says all that is needed: who has the right is answered by the server."""
+    """Return endpoints generated from declarations alone: check `api.right`, then forward."""
     return tuple(derived(api, partial(_hand_on, api.right)) for api in messages.apis() if api.right is not None)
 
 
@@ -69,7 +69,7 @@ async def _hand_on(right: NeededRight, call: SocketCall, request: Any) -> Any:
 
 
 class _Each:
-    """Answers the plain requests of which one request of the wire is made."""
+    """Answers the plain requests that make up one wire request."""
 
     def __init__(self, api: Api, answer: Answer, call: SocketCall, twice: str | None, joined: bool) -> None:
         self._api = api
@@ -79,7 +79,7 @@ class _Each:
         self._joined = joined
 
     async def below(self, read: EntityReader, write: EntityWriter, common: Fields) -> list[Any]:
-        """Elements of elements: partitions below their topics."""
+        """Return elements of elements: partitions below their topics."""
         assert read.one is not None
         array, outer = read.one
         writer = _part_of(write)
@@ -96,7 +96,7 @@ class _Each:
         return elements
 
     async def all(self, read: EntityReader, write: EntityWriter, whole: Any, common: Fields) -> tuple[Any, ...]:
-        """Elements of an entity."""
+        """Return elements of an entity."""
         parts: dict[Any, Any] = {}
         twice: set[Any] = set()
         await self._gather(read, write, whole, parts, twice)
@@ -105,7 +105,7 @@ class _Each:
     async def _gather(
         self, read: EntityReader, write: EntityWriter, whole: Any, parts: dict[Any, Any], twice: set[Any]
     ) -> None:
-        """What stands in an array, by the fields that its answer repeats. Later requests wait while this gives way."""
+        """Gather an array's elements by the fields that the answer repeats. Later requests wait meanwhile."""
         assert read.one is not None
         array, part = read.one
         writer = _part_of(write)
@@ -155,7 +155,7 @@ def _part_of(write: EntityWriter) -> EntityWriter:
 
 
 def _join(read: EntityReader | str, fields: Fields, more: Fields) -> Fields:
-    """What is asked of one thing at two places: the rows of both; None stands for all."""
+    """Join the fields of two elements about the same thing: the rows of both; None stands for all rows."""
     joined = dict(fields)
     for name, rows in read.rows.items() if isinstance(read, EntityReader) else ():
         both = (joined[name], more[name])
@@ -175,7 +175,7 @@ def _key(write: EntityWriter, fields: Fields) -> Any:
 
 
 async def fields_of(turns: Turns, read: EntityReader, whole: Any) -> Fields:
-    """The plain values of an entity, long arrays read in turns."""
+    """Return the plain values of an entity, long arrays read in turns."""
     found = read.short(whole)
     for name, rows in read.rows.items():
         array = rows.array(whole)
@@ -190,7 +190,7 @@ async def fields_of(turns: Turns, read: EntityReader, whole: Any) -> Fields:
 
 
 async def entity_of(turns: Turns, write: EntityWriter, answer: Any, asked: Mapping[Any, Any]) -> Any:
-    """An entity about a plain answer, long arrays written in turns. Raises: AnswerTooLarge."""
+    """Return the entity of a plain answer, long arrays written in turns. Raises: AnswerTooLarge."""
     values = write.short(counted, answer, asked)
     for name, of in write.rows.items():
         rows, key, together = of.rows(answer), of.key, of.together

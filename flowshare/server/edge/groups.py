@@ -1,10 +1,10 @@
-"""Consumer groups at the socket, and what is asked about groups of any kind.
+"""Consumer groups at the socket, and requests about groups of any kind.
 
-There is one server, so that it coordinates everything; FindCoordinator still checks what is asked for. Rights: DESCRIBE
-on what is looked for, CLUSTER_ACTION for share-partitions; DESCRIBE on the cluster or on a group to list it, on a group
-to look at it; DELETE on a group to delete it; READ for its members. READ on group and topics to commit offsets, WRITE
-on a transactional id; DESCRIBE on both to fetch them; DELETE on the group and READ on topics to delete them. What is
-not allowed of topics is told partition by partition.
+This one server coordinates everything; FindCoordinator still checks its keys. Rights: DESCRIBE on the thing looked for,
+CLUSTER_ACTION for share-partitions; DESCRIBE on the cluster or on a group to list it, on a group to look at it; DELETE
+on a group to delete it; READ for its members. READ on group and topics to commit offsets, WRITE on a transactional id;
+DESCRIBE on both to fetch them; DELETE on the group and READ on topics to delete them. Refusals for topics are told
+partition by partition.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ from flowshare.protocol.messages.groups import (
     ListGroupsResponse,
 )
 from flowshare.protocol.rights import Operation, ResourceType
+from flowshare.server.edge.base import authorized_operations, denied, may_cluster, may_group, may_topic
 from flowshare.server.edge.derived import derived
-from flowshare.server.edge.forms import authorized_operations, denied, may_cluster, may_group, may_topic
 from flowshare.server.runtime.failures import Refused
 
 if TYPE_CHECKING:
@@ -80,13 +80,13 @@ SHARE_FROM: Final = 6
 MANY_LEAVE_FROM: Final = 3
 """Version of LeaveGroup from which on several members leave, each with its own result."""
 UNKNOWN_FROM: Final = 6
-"""Version of DescribeGroups from which on an error says that there is no such group; before it was only Dead."""
+"""Version of DescribeGroups from which on an unknown group is an error; before, such a group was Dead."""
 OWN_ID_FROM: Final = 1
 """Version of ConsumerGroupHeartbeat from which on a member makes its id itself (KIP-1082)."""
 BY_ID_FROM: Final = 10
 """Version of OffsetCommit and OffsetFetch from which on topics have their ids, and no names (KIP-848)."""
 OF_WHOLE_FROM: Final = 2
-"""First version of OffsetFetch with a place for an error of the whole; before it stands at every partition."""
+"""First version of OffsetFetch with a place for an error of the whole; before, every partition has the error."""
 Place = tuple[str, int]
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
@@ -94,7 +94,8 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 async def find(call: SocketCall, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
-    """Where the coordinator of a group, a transactional id or a share-partition is: here, unless the server knows."""
+    """Find the coordinator of a group, a transactional id or a share-partition: here, unless the server knows
+    another."""
     _check(call, request)
     answer = await call.peer.connection.send(request)
     if answer.error is not ErrorCode.NONE or answer.node_id >= 0:
@@ -104,7 +105,7 @@ async def find(call: SocketCall, request: FindCoordinatorRequest) -> FindCoordin
 
 
 async def listed(call: SocketCall, request: ListGroupsRequest) -> ListGroupsResponse:
-    """Groups by state and type."""
+    """List groups by state and type."""
     peer, answer = call.peer, await call.peer.connection.send(request)
     if may_cluster(peer, Operation.DESCRIBE):
         return answer
@@ -123,7 +124,7 @@ async def delete(call: SocketCall, request: DeleteGroupsRequest) -> DeleteGroups
 
 
 def _check(call: SocketCall, request: FindCoordinatorRequest) -> None:
-    """Raises: Refused."""
+    """Check. Raises: Refused."""
     peer, key = call.peer, request.key
     match request.kind:
         case "group":
@@ -138,7 +139,8 @@ def _check(call: SocketCall, request: FindCoordinatorRequest) -> None:
 
 
 def check_share_key(key: str) -> None:
-    """Check `group:topic id:partition`; the group id may hold colons, so it is read from the right. Raises: Refused."""
+    """Check `group:topic id:partition`; the group id may hold colons, so the key is read from the right. Raises:
+    Refused."""
     group_id, topic_id, partition = ("", "", *key.rsplit(":", 2))[-3:]
     try:
         decoded = base64.b64decode(topic_id + "==", altchars=b"-_", validate=True)
@@ -154,7 +156,7 @@ def check_share_key(key: str) -> None:
 
 
 async def join(call: SocketCall, request: JoinGroupRequest) -> JoinGroupResponse:
-    """Join; it may wait for minutes, so rights are asked for again."""
+    """Join; that may take minutes, so rights are checked again."""
     call.peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
     protocols = tuple({one.name: one for one in request.protocols}.values())
     client_id = call.client_id or ""
@@ -165,7 +167,7 @@ async def join(call: SocketCall, request: JoinGroupRequest) -> JoinGroupResponse
 
 
 async def sync(call: SocketCall, request: SyncGroupRequest) -> SyncGroupResponse:
-    """Get an assignment; it waits for the group's leader, so rights are asked for again."""
+    """Get an assignment; that waits for the group's leader, so rights are checked again."""
     call.peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
     answer = await call.peer.connection.send(request)
     call.peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
@@ -173,7 +175,7 @@ async def sync(call: SocketCall, request: SyncGroupRequest) -> SyncGroupResponse
 
 
 async def leave(call: SocketCall, request: LeaveGroupRequest) -> LeaveGroupResponse:
-    """Members leave."""
+    """Let members leave."""
     call.peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
     answer = await call.peer.connection.send(replace(request, members=tuple(dict.fromkeys(request.members))))
     if call.version < MANY_LEAVE_FROM and answer.error is ErrorCode.NONE:
@@ -182,7 +184,7 @@ async def leave(call: SocketCall, request: LeaveGroupRequest) -> LeaveGroupRespo
 
 
 async def describe(call: SocketCall, request: DescribeGroupRequest) -> DescribeGroupResponse:
-    """A group; one of another kind is Dead."""
+    """Describe a group; one of another kind is Dead."""
     call.peer.need(Operation.DESCRIBE, ResourceType.GROUP, request.group_id)
     answer = await call.peer.connection.send(request)
     if request.authorized:
@@ -193,7 +195,8 @@ async def describe(call: SocketCall, request: DescribeGroupRequest) -> DescribeG
 
 
 async def heartbeat(call: SocketCall, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse:
-    """Join, go on or leave, in the consumer protocol. A pattern matches what may be described, see `Patterns`."""
+    """Join, go on or leave, in the consumer protocol. A pattern matches topics that may be described, see
+    `Patterns`."""
     peer, named = call.peer, request.subscribed_topics
     topics = None if named is None else tuple(dict.fromkeys(named))
     peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
@@ -209,7 +212,7 @@ async def heartbeat(call: SocketCall, request: ConsumerGroupHeartbeatRequest) ->
 
 
 async def describe_consumer(call: SocketCall, request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescription:
-    """A group of the consumer protocol; its members are told of only if all their topics may be described."""
+    """Describe a group of the consumer protocol; its members are shown only if all their topics may be described."""
     peer, group_id = call.peer, request.group_id
     peer.need(Operation.DESCRIBE, ResourceType.GROUP, group_id)
     group = await peer.connection.send(request)
@@ -229,7 +232,7 @@ async def describe_consumer(call: SocketCall, request: ConsumerGroupDescribeRequ
 
 
 async def commit(call: SocketCall, request: OffsetCommitRequest | TxnOffsetCommitRequest) -> OffsetCommitResponse:
-    """Commit what may be committed, in a transaction or at once; of a partition that is named twice the last counts."""
+    """Commit the permitted offsets, in a transaction or at once; of a partition that is named twice the last counts."""
     if call.version < BY_ID_FROM:
         return await _commit(call, request)
     offsets, unknown = await _by_name(call.peer, request.offsets)
@@ -265,7 +268,7 @@ async def _commit(call: SocketCall, request: OffsetCommitRequest | TxnOffsetComm
 
 
 async def delete_offsets(call: SocketCall, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
-    """Forget offsets of a group."""
+    """Delete offsets of a group."""
     peer, places = call.peer, tuple(dict.fromkeys(request.partitions))
     may = await peer.turns.each(_rights(peer, Operation.READ), places)
     peer.need(Operation.DELETE, ResourceType.GROUP, request.group_id)
@@ -276,7 +279,7 @@ async def delete_offsets(call: SocketCall, request: OffsetDeleteRequest) -> Offs
 
 
 async def fetch_offsets(call: SocketCall, request: OffsetFetchRequest) -> OffsetFetchResponse:
-    """One group's offsets; of topics that the peer may not see nothing is said unless it asks for them."""
+    """Fetch one group's offsets; topics hidden from the peer are left out, unless the peer names them."""
     if call.version < BY_ID_FROM:
         return await _fetch_offsets(call, request)
     unknown: Sequence[Any] = ()
@@ -310,7 +313,7 @@ async def _fetch_offsets(call: SocketCall, request: OffsetFetchRequest) -> Offse
 
 
 async def _by_name(peer: Peer, rows: Sequence[Row]) -> tuple[tuple[Row, ...], list[Row]]:
-    """Rows with their topics' names for their ids, and those of topics that are not there."""
+    """Return rows with their topics' names for their ids, and the rows of missing topics."""
     found: list[Row] = []
     unknown: list[Row] = []
     async for some in peer.turns.few(rows):
@@ -325,7 +328,7 @@ async def _by_name(peer: Peer, rows: Sequence[Row]) -> tuple[tuple[Row, ...], li
 
 
 async def _by_id(peer: Peer, rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Rows with their topics' ids for their names; those of topics that have gone meanwhile are left out."""
+    """Return rows with their topics' ids for their names, without rows of topics that have gone meanwhile."""
     known = cache(peer.server.topics.by_name)
     named = [(one, topic.topic_id) for one in rows if (topic := known(one[0])) is not None]
     return await peer.turns.each(lambda pair: _renamed(*pair), named)
@@ -336,7 +339,7 @@ def _renamed(row: Any, topic: Any) -> Any:
 
 
 def _rights(peer: Peer, operation: Operation) -> Callable[[Sequence[Any]], bool]:
-    """Whether the operation is allowed on the topic of a place; asked once for each topic."""
+    """Return a function that is True if the operation is allowed on a place's topic; each topic is checked once."""
 
     @cache
     def may(topic: str) -> bool:
@@ -346,7 +349,7 @@ def _rights(peer: Peer, operation: Operation) -> Callable[[Sequence[Any]], bool]
 
 
 def _refused(places: Iterable[Place], may: Iterable[bool]) -> tuple[OffsetResult, ...]:
-    """What is said of those places that may not be used."""
+    """Return the refusals for the places that may not be used."""
     return tuple([OffsetResult(*place, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for place in denied(places, may)])
 
 

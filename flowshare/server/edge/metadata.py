@@ -1,7 +1,8 @@
-"""Where things are: Metadata, DescribeCluster, DescribeTopicPartitions, ListPartitionReassignments.
+"""The cluster's layout: Metadata, DescribeCluster, DescribeTopicPartitions, ListPartitionReassignments,
+DescribeLogDirs.
 
-There is one node, which leads every partition. Rights: DESCRIBE on topics; those that nobody named are left out
-without it. A topic asked for by a name that does not exist is made if the client wants it, the server is set to it
+There is one node, which leads every partition. Rights: DESCRIBE on topics; unnamed ones are left out without it. A
+topic asked for by a name that does not exist is made if the client wants it, the server is set to it
 (auto.create.topics.enable) and the client may create it.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.log.base import InvalidTopic
+from flowshare.log.base import InvalidTopic, LogError, UnknownTopic
 from flowshare.log.topics import RESERVED_PREFIX, check_name
 from flowshare.protocol.declaration import Api
 from flowshare.protocol.errors import ErrorCode
@@ -20,32 +21,35 @@ from flowshare.protocol.messages import CreateTopicRequest, MetadataRequest, Top
 from flowshare.protocol.messages.base import NOT_ASKED
 from flowshare.protocol.messages.topics import METADATA
 from flowshare.protocol.rights import CLUSTER_NAME, Operation, ResourceType
-from flowshare.server.edge.base import Endpoint, Peer, SocketCall
-from flowshare.server.edge.forms import (
+from flowshare.server.edge.base import (
     LEADER_EPOCH,
-    Form,
+    Endpoint,
+    Peer,
+    SocketCall,
     authorized_operations,
-    form,
     may_cluster,
     may_topic,
 )
+from flowshare.server.edge.entities import Form, form
 from flowshare.server.runtime import answers
+from flowshare.server.runtime.failures import failure
 
 if TYPE_CHECKING:
     from flowshare.server.runtime.failures import Refused
 
 PARTITIONS_MAX: Final = 2_000
-"""Partitions that one answer of DescribeTopicPartitions lists at most (max.request.partition.size.limit)."""
+"""Most partitions in one answer of DescribeTopicPartitions (max.request.partition.size.limit)."""
 WITH_IDS: Final = 12
 """Version of Metadata from which on topics can be asked for by id (KIP-516)."""
 CREATION_ASKED: Final = 4
-"""Version of Metadata from which on the client says whether it wants topics to be made."""
+"""Version of Metadata from which on the client says if topics are to be made."""
+LOG_DIR: Final = "flowshare"
 BROKERS, CONTROLLERS = 1, 2
 """Endpoint types of DescribeCluster."""
 
 
 async def metadata(call: SocketCall) -> Any:
-    """Brokers and topics."""
+    """Describe brokers and topics."""
     make, peer, asked = form("metadata", call.version), call.peer, call.request
     topics = asked.topics
     if topics is None or (call.version == 0 and not topics):
@@ -84,7 +88,7 @@ async def _told(make: Form, call: SocketCall, topic: TopicMetadata) -> Any:
 
 async def _asked(call: SocketCall, topics: Iterable[Any]) -> list[TopicMetadata]:
     by_name = call.version < WITH_IDS
-    # By its id: librdkafka leaves the name out then, Java says an empty one.
+    # By its id: librdkafka leaves the name out then, Java sends an empty one.
     ids = dict.fromkeys(one.topic_id for one in topics if not by_name and (one.name is None or _by_id(one)))
     names = dict.fromkeys(one.name for one in topics if one.name is not None and (by_name or not _by_id(one)))
     found = await _named(call, names)
@@ -96,7 +100,7 @@ async def _asked(call: SocketCall, topics: Iterable[Any]) -> list[TopicMetadata]
 
 
 def _by_id(topic: Any) -> bool:
-    """Whether a topic is named by its id; versions before 10 have none."""
+    """Return True if the request names the topic by its id; versions before 10 have no ids."""
     return not topic.name and topic.topic_id is not None
 
 
@@ -120,7 +124,7 @@ async def _named(call: SocketCall, names: Iterable[str]) -> list[TopicMetadata]:
 
 
 async def _missing(peer: Peer, topic: TopicMetadata, *, create: bool) -> TopicMetadata:
-    """What is said of a topic that does not exist; it may be made."""
+    """Answer for a topic that does not exist; create it if the request wants that and the peer may do it."""
     try:
         check_name(topic.name, internal=True)
     except InvalidTopic:
@@ -142,7 +146,7 @@ async def _missing(peer: Peer, topic: TopicMetadata, *, create: bool) -> TopicMe
 
 
 async def cluster(call: SocketCall) -> Any:
-    """The brokers."""
+    """Describe brokers."""
     make, peer, asked = form("describe_cluster", call.version), call.peer, call.request
     kind = asked.endpoint_type if call.version >= 1 else BROKERS
     if kind != BROKERS:
@@ -171,7 +175,7 @@ async def cluster(call: SocketCall) -> Any:
 
 
 async def partitions(call: SocketCall) -> Any:
-    """Topics with their partitions, in pages (KIP-966)."""
+    """Describe topics with their partitions, in pages (KIP-966)."""
     make, peer, asked = form("describe_topic_partitions", call.version), call.peer, call.request
     if asked.topics:
         names = dict.fromkeys(topic.name for topic in asked.topics)
@@ -190,7 +194,7 @@ async def partitions(call: SocketCall) -> Any:
 
 
 async def reassignments(call: SocketCall) -> Any:
-    """Partitions that move to other brokers: none."""
+    """List partitions that move to other brokers: none."""
     make = form("list_partition_reassignments", call.version)
     error = ErrorCode.NONE
     if not may_cluster(call.peer, Operation.DESCRIBE):
@@ -203,6 +207,63 @@ async def reassignments(call: SocketCall) -> Any:
     )
 
 
+async def log_dirs(call: SocketCall) -> Any:
+    """Describe the one directory of logs, with the sizes of the named partitions, or of all.
+
+    The directory has a name in place of its path, which is nothing to clients.
+    """
+    make, peer = form("describe_log_dirs", call.version), call.peer
+    if not may_cluster(peer, Operation.DESCRIBE):
+        return make("DescribeLogDirsResponse", results=(), error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    wanted: dict[str, set[int] | None]
+    if call.request.topics is None:
+        wanted = {topic.name: None for topic in (await peer.connection.send(MetadataRequest())).topics}
+    else:
+        asked: dict[str, set[int]] = {}
+        for one in call.request.topics:
+            await peer.turns.take(1 + len(one.partitions))
+            asked.setdefault(one.topic, set()).update(one.partitions)
+        wanted = {**asked}
+    error, topics = ErrorCode.NONE, list[Any]()
+    try:
+        topics = [await _log_dir_topic(make, peer, name, numbers) for name, numbers in wanted.items()]
+    except LogError as problem:
+        error, _ = failure(problem)
+    result = make(
+        "DescribeLogDirsResult",
+        error_code=error,
+        log_dir=LOG_DIR,
+        topics=tuple(topic for topic in topics if topic is not None),
+    )
+    return make("DescribeLogDirsResponse", results=(result,), error_code=ErrorCode.NONE)
+
+
+async def _log_dir_topic(make: Form, peer: Peer, name: str, numbers: set[int] | None) -> Any:
+    """Describe one topic; None: it does not exist (any more). Raises: LogError."""
+    topic = peer.server.topics.by_name(name)
+    if topic is None:
+        return None
+    found: list[Any] = []
+    for number in range(topic.partitions):
+        if numbers is not None and number not in numbers:
+            continue
+        await peer.turns.take()
+        try:
+            size = await peer.server.size(name, number)
+        except UnknownTopic:
+            return None
+        found.append(
+            make(
+                "DescribeLogDirsPartition",
+                partition_index=number,
+                partition_size=size,
+                offset_lag=0,
+                is_future_key=False,
+            )
+        )
+    return make("DescribeLogDirsTopic", name=name, partitions=tuple(found))
+
+
 async def _all(peer: Peer) -> list[TopicMetadata]:
     answer = await peer.connection.send(MetadataRequest())
     allowed = await _describable(peer, (topic.name for topic in answer.topics))
@@ -210,20 +271,20 @@ async def _all(peer: Peer) -> list[TopicMetadata]:
 
 
 async def _describable(peer: Peer, names: Iterable[str]) -> dict[str, None]:
-    """Those of the names that the peer may describe."""
+    """Return the names that the peer may describe."""
     allowed = await peer.turns.each(lambda name: name if may_topic(peer, Operation.DESCRIBE, name) else None, names)
     return dict.fromkeys(name for name in allowed if name is not None)
 
 
 def _visible(peer: Peer, topic: TopicMetadata) -> TopicMetadata:
-    """A topic asked for by its id: without the right to describe it, it keeps its name to itself."""
+    """Return a topic asked for by its id, without its name if the peer may not describe it."""
     if topic.error is not ErrorCode.NONE or may_topic(peer, Operation.DESCRIBE, topic.name):
         return topic
     return TopicMetadata(name="", topic_id=topic.topic_id, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 async def _nodes(peer: Peer) -> tuple[list[dict[str, Any]], int]:
-    """All nodes that clients are told of, and the controller among them."""
+    """Return all nodes that clients are told of, and the controller among them."""
     told = await peer.connection.send(MetadataRequest(topics=()))
     if not told.nodes:
         node = peer.node
@@ -260,7 +321,7 @@ def _no_topic(make: Form, topic: TopicMetadata, version: int, error: Refused) ->
 
 
 def _partition(make: Form, peer: Peer, topic: TopicMetadata, number: int) -> Any:
-    """A partition and who leads it: this node, unless the topic says otherwise."""
+    """Return a partition with its leader: this node, unless the topic names another."""
     leader = topic.leaders[number] if topic.leaders else peer.node.node_id
     nodes = () if leader < 0 else (leader,)
     return make(
@@ -278,7 +339,7 @@ def _partition(make: Form, peer: Peer, topic: TopicMetadata, number: int) -> Any
 
 
 async def _page(make: Form, peer: Peer, topics: Iterable[TopicMetadata], cursor: Any, limit: int) -> Any:
-    """Topics from the cursor on until `limit` partitions are listed, and where the next page begins."""
+    """Return topics from the cursor on until `limit` partitions are listed, and the next page's cursor."""
     start = ("", 0) if cursor is None else (cursor.topic_name, max(cursor.partition_index, 0))
     listed: list[Any] = []
     left, following = limit, None
@@ -308,4 +369,5 @@ ENDPOINTS: Final = (
     Endpoint(Api(ApiKey.DESCRIBE_CLUSTER, server=(0, 2)), cluster),
     Endpoint(Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, server=(0, 0)), partitions),
     Endpoint(Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, server=(0, 0)), reassignments),
+    Endpoint(Api(ApiKey.DESCRIBE_LOG_DIRS, server=(1, 4)), log_dirs),
 )

@@ -33,21 +33,20 @@ from flowshare.protocol.private import (
     encode_answer,
 )
 from flowshare.protocol.rights import Operation, ResourceType
-from flowshare.server.edge.base import Endpoint, SocketCall
+from flowshare.server.edge.base import Endpoint, SocketCall, may_topic
 from flowshare.server.edge.browse import BROWSE
 from flowshare.server.edge.cooperative import COOPERATIVE
-from flowshare.server.edge.forms import may_topic
 from flowshare.server.runtime.failures import Refused
 from flowshare.share.breaker import COUNT_MAX, BreakerState
 
 Body = dict[str, Any]
 Handler = Callable[[SocketCall], Awaitable[Body]]
 TOPICS_MAX: Final = 10_000
-"""Topics, and partitions of a topic, that one call may name."""
+"""Most topics, and partitions of a topic, that one call may name."""
 
 
 def endpoint(more: Mapping[str, Handler] | None = None) -> Endpoint:
-    """The one API. more: further calls by name."""
+    """Return the one API's endpoint. more: further calls by name."""
     calls = {
         SHARE_OFFSETS: share_offsets,
         SHARE_RESUME: share_resume,
@@ -63,7 +62,7 @@ def endpoint(more: Mapping[str, Handler] | None = None) -> Endpoint:
 
 
 async def _answer(calls: Mapping[str, Handler], call: SocketCall) -> Body:
-    """What the call asks for, or why not."""
+    """Do the call and return its answer, or the reason for refusing it."""
     name = call.request.get("call")
     handler = calls.get(name) if isinstance(name, str) else None
     if handler is None:
@@ -76,7 +75,7 @@ async def _answer(calls: Mapping[str, Handler], call: SocketCall) -> Body:
 
 
 async def share_offsets(call: SocketCall) -> Body:
-    """What flowshare knows of a group's share-partitions beyond Kafka's answer. Needs DESCRIBE, as that does."""
+    """Return flowshare's figures of a group's share-partitions, beyond Kafka's. Needs DESCRIBE, as Kafka's does."""
     group_id, topics = call.request.get("group_id"), _topics(call.request.get("topics"))
     if not isinstance(group_id, str) or topics is INVALID:
         return refusal(ErrorCode.INVALID_REQUEST, "share_offsets needs a group_id, and topics or null")
@@ -103,9 +102,9 @@ async def share_offsets(call: SocketCall) -> Body:
 
 
 async def share_resume(call: SocketCall) -> Body:
-    """What of a member's records is still its own. Needs READ on group and topics, as acknowledging does.
+    """Return the records that a member still holds. Needs READ on group and topics, as acknowledging does.
 
-    Partitions of topics that may not be read are left out.
+    Partitions of topics that the member may not read are left out.
     """
     group_id, member_id = call.request.get("group_id"), call.request.get("member_id")
     partitions = _held(call.request.get("partitions"))
@@ -143,9 +142,9 @@ async def share_place(call: SocketCall) -> Body:
 
 
 async def share_parked(call: SocketCall) -> Body:
-    """Parked keys of a group, or a change of one. Needs READ on group and topics: keys are what records hold.
+    """Return parked keys of a group, or change one. Needs READ on group and topics: keys are a part of records.
 
-    Those of topics that may not be read are left out.
+    Keys of topics that may not be read are left out.
     """
     group_id, act = call.request.get("group_id"), call.request.get("act")
     topic, partition = call.request.get("topic", ""), call.request.get("partition", -1)
@@ -176,7 +175,8 @@ async def share_parked(call: SocketCall) -> Body:
 
 
 async def share_breaker(call: SocketCall) -> Body:
-    """A group's breaker. Needs DESCRIBE on the group to be told of it, READ for members, ALTER_CONFIGS to close it."""
+    """Report, read or close a group's breaker. Needs READ on the group for members, DESCRIBE to read, ALTER_CONFIGS to
+    close."""
     asked = call.request
     group_id, act, member_id = asked.get("group_id"), asked.get("act"), asked.get("member_id", "")
     outcomes, known = _counts(asked.get("outcomes", [0, 0, 0, 0])), _known(asked.get("known", ["closed", 0, 0]))
@@ -201,7 +201,7 @@ async def share_breaker(call: SocketCall) -> Body:
 
 
 def _counts(value: Any) -> tuple[int, int, int, int] | None:
-    """Four counts; None for anything else."""
+    """Return four counts; None for anything else."""
     try:
         succeeded, failed, tried_succeeded, tried_failed = value
     except (TypeError, ValueError):
@@ -211,7 +211,7 @@ def _counts(value: Any) -> tuple[int, int, int, int] | None:
 
 
 def _known(value: Any) -> tuple[str, int, int] | None:
-    """A breaker's state and two times; None for anything else."""
+    """Return a breaker's state and two times; None for anything else."""
     try:
         state, left_ms, open_ms = value
     except (TypeError, ValueError):
@@ -229,7 +229,8 @@ _OF_BREAKER: Final[Mapping[str, Operation]] = {
 
 
 async def topic_grow(call: SocketCall) -> Body:
-    """Raise a topic's partition count, whoever reads it in the order of keys. Needs ALTER, as CreatePartitions."""
+    """Raise a topic's partition count, even if the topic is read in the order of keys. Needs ALTER, as
+    CreatePartitions."""
     topic, total = call.request.get("topic"), call.request.get("total")
     if not isinstance(topic, str) or not isinstance(total, int) or isinstance(total, bool):
         return refusal(ErrorCode.INVALID_REQUEST, "topic_grow needs a topic and a total")
@@ -245,26 +246,26 @@ async def topic_grow(call: SocketCall) -> Body:
 
 
 ON_TOPICS: Final[Mapping[str, Handler]] = {TOPIC_GROW: topic_grow}
-"""Calls of a server whose topics are its own."""
+"""Calls of a server with topics of its own."""
 
 
 def _check(answer: Response | TopicResult) -> None:
-    """Raises: Refused."""
+    """Check. Raises: Refused."""
     if answer.error is not ErrorCode.NONE:
         raise Refused(answer.error, answer.message or "")
 
 
 INVALID: Final[dict[str, tuple[int, ...]]] = {}
-"""Stands for topics that are not what they should be; compared by identity."""
+"""Stands for malformed topics; compared by identity."""
 
 
 def refusal(code: ErrorCode, message: str | None) -> Body:
-    """An answer that says why there is none."""
+    """Return a refusing answer."""
     return {"error": int(code), "message": message}
 
 
 def _topics(asked: object) -> dict[str, tuple[int, ...]] | None:
-    """Partitions by topic name; None: all; `INVALID`."""
+    """Return partitions by topic name; None: all; `INVALID`."""
     if asked is None:
         return None
     if not isinstance(asked, dict) or len(cast("Body", asked)) > TOPICS_MAX:
@@ -282,9 +283,8 @@ def _topics(asked: object) -> dict[str, tuple[int, ...]] | None:
 
 
 def _held(told: Any) -> tuple[HeldRanges, ...] | None:
-    """What a member says it holds; None when that makes no sense. Ranges are ascending and disjoint, partitions named
-    once.
-    """
+    """Read the ranges that a member claims to hold; None if they are malformed. Ranges must be ascending and disjoint,
+    and each partition named once."""
     if not isinstance(told, list):
         return None
     found: list[HeldRanges] = []
@@ -307,7 +307,7 @@ Placed = Mapping[tuple[str, int], tuple[int, tuple[tuple[int, int], ...]]]
 
 
 def _placed(told: Any) -> Placed | None:
-    """Offset and what is finished behind it by topic and partition; None when that makes no sense."""
+    """Return offset and finished ranges behind it by topic and partition; None if they are malformed."""
     if not isinstance(told, list):
         return None
     parts = cast("Sequence[Any]", told)
@@ -327,7 +327,7 @@ def _placed(told: Any) -> Placed | None:
 
 
 def _in_order(ranges: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether ranges are of whole numbers, ascending and disjoint."""
+    """Return True if the ranges are of whole numbers, ascending and disjoint."""
     edges = [edge for one in ranges for edge in one]
     if any(type(edge) is not int for edge in edges):
         return False

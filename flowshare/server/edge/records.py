@@ -1,18 +1,18 @@
-"""Records at the socket: Produce, Fetch, what is asked about offsets, and DeleteRecords, which moves the first one.
+"""Records at the socket: Produce, Fetch, questions about offsets, and DeleteRecords, which moves the first one.
 
 Rights: WRITE on topics (and on the transactional id), READ to fetch, before a fetch waits and again before it is
-answered; DESCRIBE to ask about offsets, DELETE to delete; what is not allowed is told partition by partition, the
-others go on. There are no fetch sessions: a client that asks for one is told session 0 and sends whole requests from
-then on (KIP-227).
+answered; DESCRIBE to ask about offsets, DELETE to delete; refusals are told partition by partition, the others go on.
+There are no fetch sessions: a client that asks for one is told session 0 and sends whole requests from then on
+(KIP-227).
 """
 
 from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.filter_codec import decode_fetch, encode_fetched
@@ -43,9 +43,9 @@ from flowshare.protocol.messages.records import (
 )
 from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.protocol.translation import milliseconds
-from flowshare.server.edge.base import Endpoint, Peer, SocketCall
+from flowshare.server.edge.base import LEADER_EPOCH, Endpoint, Peer, SocketCall, may_cluster, may_topic
 from flowshare.server.edge.derived import derived
-from flowshare.server.edge.forms import LEADER_EPOCH, Form, check_epoch, form, may_cluster, may_topic, once, topics_of
+from flowshare.server.edge.entities import Form, form
 from flowshare.server.runtime import answers
 from flowshare.server.runtime.failures import Refused, refusal
 
@@ -53,6 +53,10 @@ if TYPE_CHECKING:
     import uuid
 
     from flowshare.server.runtime.turns import Turns
+
+K = TypeVar("K")
+V = TypeVar("V")
+R = TypeVar("R")
 
 PRODUCE_WITH_IDS: Final = 13
 FETCH_WITH_IDS: Final = 13
@@ -62,19 +66,19 @@ ZSTD: Final = 4
 ZSTD_FROM: Final = 7
 """Version of Produce from which on batches may be compressed with zstd (KIP-110)."""
 APPEND_COST: Final = 20
-"""What an append counts in its connection's turn: its first step alone takes as long as so many small things."""
+"""Cost of an append in its connection's turn: its first step takes as long as this many small things."""
 PART_BYTES: Final = 200
-"""What a partition takes in an answer beside its records, about."""
+"""Bytes of memory that a partition takes in an answer beside its records, about."""
 PAIR_BYTES: Final = 16
 NO_SESSION: Final = 0
 WHOLE_FETCH: Final = (-1, 0)
 """Session epochs of a fetch that names all its partitions."""
 EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
 SPECIAL_TIMES: Final = {-1: 1, -2: 1, -3: 7, -4: 8, -5: 9, -6: 11}
-"""Timestamps of ListOffsets with a meaning of their own, and the version from which on they have it."""
+"""Timestamps of ListOffsets with a meaning of their own -> first version with that meaning."""
 LOCAL_EARLIEST: Final = -4
 REMOTE: Final = (-5, -6)
-"""Times that only a tiered log knows: there is no such offset here (KIP-1005, KIP-1023)."""
+"""Times that only a tiered log knows: this server has no such offset (KIP-1005, KIP-1023)."""
 
 
 class NamedPartition(NamedTuple):
@@ -89,9 +93,9 @@ class NamedPartition(NamedTuple):
 
 
 async def produce(call: SocketCall) -> Any:
-    """Append batches to partitions, side by side; with acks=0 nothing is answered.
+    """Append batches to partitions, concurrently; with acks=0 nothing is answered.
 
-    Raises: ConnectionError when acks=0 and something failed: closing is all that can be said then.
+    Raises: ConnectionError when acks=0 and an append failed: closing is the only possible answer then.
     """
     asked = call.request
     with_ids = call.version >= PRODUCE_WITH_IDS
@@ -115,16 +119,16 @@ async def produce(call: SocketCall) -> Any:
 async def _begin(
     call: SocketCall, tasks: list[tuple[NamedPartition, asyncio.Future[ProduceResponse]]], *, with_ids: bool
 ) -> None:
-    """Begin the appends. A short request's are begun before anything else runs."""
+    """Begin the appends, those of a short request before anything else runs."""
     turns, topics = call.peer.turns, call.request.topic_data
     twice: set[tuple[Any, int]] = set()
-    named = await once(turns, topics, "topic_id" if with_ids else "name", "index", parts="partition_data", twice=twice)
+    named = await _once(turns, topics, "topic_id" if with_ids else "name", "index", parts="partition_data", twice=twice)
     for topic, parts in named.items():
         name, topic_id = _named(call.peer, topic, with_ids=with_ids)
         for number, part in parts.items():
             await turns.take(APPEND_COST)
-            # A task each, also for a single one: tasks begin in the order in which they are made, so that what
-            # was sent first is appended first.
+            # A task each, also for a single one: tasks begin in the order in which they are made, so that appends keep
+            # the order of the requests.
             place = NamedPartition(name, topic_id, number)
             work = _twice() if (topic, number) in twice else _append(call, place, part.records)
             tasks.append((place, asyncio.ensure_future(work)))
@@ -140,13 +144,13 @@ async def _append(call: SocketCall, place: NamedPartition, records: bytes | None
 
 
 def _to_append(call: SocketCall, topic: str, partition: int, records: bytes) -> ProduceRequest:
-    """Raises: Refused."""
+    """Convert. Raises: Refused."""
     asked = call.request
     if asked.acks not in ACKS:
         raise Refused(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={asked.acks} is none of -1, 0, 1")
     if len(records) <= ATTRIBUTES_AT + 1:
         raise Refused(ErrorCode.INVALID_RECORD, "there is no record batch")
-    magic, attributes = records[MAGIC_AT], records[ATTRIBUTES_AT + 1]  # the low byte has all that is looked at
+    magic, attributes = records[MAGIC_AT], records[ATTRIBUTES_AT + 1]  # the low byte has all needed bits
     if magic != 2:
         raise Refused(ErrorCode.INVALID_RECORD, f"message format {magic} is not taken; format 2 is")
     if attributes & CODEC_MASK == ZSTD and call.version < ZSTD_FROM:
@@ -180,7 +184,7 @@ async def fetch(call: SocketCall) -> Any:
     places: list[NamedPartition] = []
     wanted: dict[int, FetchPartition] = {}
     found: dict[int, FetchedLog] = {}
-    named = await once(peer.turns, asked.topics, "topic_id" if with_ids else "topic", "partition")
+    named = await _once(peer.turns, asked.topics, "topic_id" if with_ids else "topic", "partition")
     for topic, parts in named.items():
         name, topic_id = _named(peer, topic, with_ids=with_ids)
         for number, part in parts.items():
@@ -189,7 +193,7 @@ async def fetch(call: SocketCall) -> Any:
             places.append(place)
             try:
                 allowed = _readable(peer, place, replica)
-                check_epoch(part.current_leader_epoch if call.version >= 9 else -1)
+                _check_epoch(part.current_leader_epoch if call.version >= 9 else -1)
             except Refused as error:
                 found[index] = refusal(FetchedLog, error, topic=name or "", partition=place.partition)
             else:
@@ -215,7 +219,7 @@ async def fetch(call: SocketCall) -> Any:
         "FetchResponse",
         error_code=ErrorCode.NONE,
         session_id=NO_SESSION,
-        responses=await topics_of(
+        responses=await _topics_of(
             peer.turns,
             map(fetched, range(len(places))),
             lambda topic, parts: make("FetchableTopicResponse", topic=topic, topic_id=topic, partitions=parts),
@@ -224,7 +228,7 @@ async def fetch(call: SocketCall) -> Any:
 
 
 async def filtered_fetch(call: SocketCall) -> FetchResponse:
-    """The same of some keys, plain: `protocol.filter_codec` reads and writes it."""
+    """Read batches thinned to some keys; `protocol.filter_codec` reads and writes the messages."""
     peer, asked = call.peer, call.request
     places = [NamedPartition(part.topic, None, part.partition) for part in asked.partitions]
     found: dict[int, FetchedLog] = {}
@@ -247,32 +251,75 @@ async def filtered_fetch(call: SocketCall) -> FetchResponse:
 
 
 def _named(peer: Peer, topic: Any, *, with_ids: bool) -> tuple[str | None, uuid.UUID | None]:
-    """Name and id of a topic as a request says it; older versions give the name, later ones the id."""
+    """Return a topic's name and id from a request; older versions give the name, later ones the id."""
     if not with_ids:
         return topic, None
     found = None if topic is None else peer.server.topics.by_id(topic)
     return None if found is None else found.name, topic
 
 
+async def _topics_of(
+    turns: Turns, pairs: Iterable[tuple[K, V]], make: Callable[[K, tuple[V, ...]], R]
+) -> tuple[R, ...]:
+    """Call `make` with each topic and its values; return the results, topics in the order of their first coming.
+
+    pairs: of topic and value; if it is an iterator, it makes the pairs in turns, too.
+    """
+    found: dict[K, list[V]] = {}
+    async for some in turns.few(pairs):
+        for topic, value in some:
+            found.setdefault(topic, []).append(value)
+    return await turns.each(lambda one: make(one[0], tuple(one[1])), tuple(found.items()))
+
+
+async def _once(
+    turns: Turns,
+    topics: Iterable[Any],
+    topic: str,
+    partition: str,
+    *,
+    parts: str = "partitions",
+    twice: set[tuple[Any, int]] | None = None,
+) -> dict[Any, dict[int, Any]]:
+    """Return the parts of a request by partition: topic -> number -> part, in the order of their first coming.
+
+    If a partition is named twice, its last part counts, as in Kafka. topic, parts, partition: names of the fields that
+    hold a topic's name or id, its parts, a part's number. twice: receives the partitions that are named more than once.
+    Meanwhile no later request of the connection is begun.
+    """
+    found: dict[Any, dict[int, Any]] = {}
+    for one in topics:
+        at = getattr(one, topic)
+        named = found.setdefault(at, {})
+        async for some in turns.few(getattr(one, parts)):
+            for part in some:
+                number = getattr(part, partition)
+                if twice is not None and number in named:
+                    twice.add((at, number))
+                named[number] = part
+    return found
+
+
 async def _twice() -> ProduceResponse:
-    """A partition may stand in a request only once: of two batches one might be taken and the other not."""
+    """Refuse a partition that stands in a request twice: of two batches one might be appended and the other not."""
     return ProduceResponse(error=ErrorCode.INVALID_REQUEST, message="the partition stands in the request twice")
 
 
 def _allowed(peer: Peer, place: NamedPartition, operation: Operation) -> str:
-    """The topic's name. Raises: Refused (no topic has the id, or it may not be used)."""
+    """Return the topic's name. Raises: Refused (no topic has the id, or it may not be used)."""
     if place.topic is None:
         raise Refused(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {place.topic_id}")
     if not may_topic(peer, operation, place.topic):
         verb = "writing to" if operation is Operation.WRITE else "reading"
-        # Who asked by the id may not know the name.
+        # A client that asked by the id may not know the name.
         asked_for = place.topic if place.topic_id is None else place.topic_id
         raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{verb} topic {asked_for} is not allowed")
     return place.topic
 
 
 def _readable(peer: Peer, place: NamedPartition, replica: int) -> str:
-    """The name of a topic that may be fetched; who says it is a replica needs a right of its own. Raises: Refused."""
+    """Return the name of a topic that may be fetched; a client that calls itself a replica needs a right of its own.
+    Raises: Refused."""
     if replica < 0:
         return _allowed(peer, place, Operation.READ)
     if not may_cluster(peer, Operation.CLUSTER_ACTION):
@@ -283,7 +330,7 @@ def _readable(peer: Peer, place: NamedPartition, replica: int) -> str:
 
 
 def _still_readable(peer: Peer, place: NamedPartition, log: FetchedLog, replica: int) -> FetchedLog:
-    """What was read, unless the right to it was taken away while the fetch waited."""
+    """Return the records that were read, or a refusal if the right to read was taken away while the fetch waited."""
     if log.error is not ErrorCode.NONE:
         return log
     try:
@@ -314,7 +361,7 @@ async def _produced(
     )
     return make(
         "ProduceResponse",
-        responses=await topics_of(
+        responses=await _topics_of(
             turns,
             parts,
             lambda topic, found: make("TopicProduceResponse", name=topic, topic_id=topic, partition_responses=found),
@@ -344,7 +391,7 @@ def _time(milliseconds_: int) -> datetime.datetime | None:
 
 
 def _take_note(task: asyncio.Future[Any]) -> None:
-    """Look at the error of a task whose request has failed already by another one's: asyncio warns of one unseen."""
+    """Read a task's error, whose request has already failed by another error: asyncio warns of one unread."""
     if not task.cancelled():
         task.exception()
 
@@ -353,9 +400,9 @@ def _take_note(task: asyncio.Future[Any]) -> None:
 
 
 async def list_offsets(call: SocketCall, request: ListOffsetsRequest) -> ListOffsetsResponse:
-    """An offset by time."""
+    """Find an offset by time."""
     call.peer.need(Operation.DESCRIBE, ResourceType.TOPIC, request.topic)
-    check_epoch(request.current_epoch)
+    _check_epoch(request.current_epoch)
     time = request.timestamp_ms
     if time < 0 and SPECIAL_TIMES.get(time, call.version + 1) > call.version:
         return ListOffsetsResponse(error=ErrorCode.UNSUPPORTED_VERSION)
@@ -370,16 +417,22 @@ async def list_offsets(call: SocketCall, request: ListOffsetsRequest) -> ListOff
 
 
 async def epoch_end(call: SocketCall, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
-    """Where the log of a leader's epoch ends: there is one epoch, and it goes to the log's end."""
+    """Return the end of a leader epoch's log: the only epoch ends at the log's end."""
     peer = call.peer
     if not may_cluster(peer, Operation.CLUSTER_ACTION):
         peer.need(Operation.DESCRIBE, ResourceType.TOPIC, request.topic)
-    check_epoch(request.current_epoch)
+    _check_epoch(request.current_epoch)
     end = ListOffsetsRequest(topic=request.topic, partition=request.partition, timestamp_ms=LATEST)
     answer = await peer.connection.send(end)
     if answer.error is not ErrorCode.NONE or request.leader_epoch != LEADER_EPOCH:
         return OffsetForLeaderEpochResponse(error=answer.error)
     return OffsetForLeaderEpochResponse(leader_epoch=LEADER_EPOCH, end_offset=answer.offset)
+
+
+def _check_epoch(epoch: int) -> None:
+    """Check that a client's leader epoch is not ahead of this server's; −1: it knows none. Raises: Refused."""
+    if epoch > LEADER_EPOCH:
+        raise Refused(ErrorCode.UNKNOWN_LEADER_EPOCH, f"leader epoch {epoch} has not come; it is {LEADER_EPOCH}")
 
 
 async def delete_records(call: SocketCall, request: DeleteRecordsRequest) -> DeleteRecordsResponse:

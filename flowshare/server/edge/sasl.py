@@ -1,9 +1,9 @@
-"""SASL: a socket says who it is (KIP-43, KIP-152), and users that are made over the wire (KIP-554).
+"""SASL: logins at a socket (KIP-43, KIP-152), and users made over the wire (KIP-554).
 
-A login holds for connections.max.reauth.ms, which the client is told; until then it logs in again on the same
-connection, as the same user by the same mechanism (KIP-368), while other requests go on. Who does not loses the
-connection (`server.net.socket`), so a user that was removed, or whose password is another, has none any more after that
-time. A failed login, the first or a later one, is answered after `FAILED_S` and ends the connection.
+A login holds for connections.max.reauth.ms, which the client is told; until then the client logs in again on the same
+connection, as the same user by the same mechanism (KIP-368), while other requests go on. A client that does not loses
+the connection (`server.net.socket`); so does, after that time, a user who was removed or whose password changed. A
+failed login, the first or a later one, is answered after `FAILED_S` and ends the connection.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FAILED_S: Final = 0.1
-"""From a login's last message to the answer that it failed (Kafka's connection.failed.authentication.delay.ms)."""
+"""Seconds from a login's last message to the answer that it failed (Kafka's
+connection.failed.authentication.delay.ms)."""
 
 LOGIN: Final = "login"
-"""Where a peer keeps its login under way."""
+"""Key in `Peer.extra` of the login under way."""
 MADE: Final = "login made"
-"""Where a peer keeps mechanism and time of its last login."""
+"""Key in `Peer.extra` of mechanism and time of the last login."""
 AGAIN_S: Final = 1.0
-"""Least time from a login to the next one of the connection, as in Kafka."""
+"""Least seconds from a login to the next one of the connection, as in Kafka."""
 
 MECHANISMS: Final[Mapping[int, str]] = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
-"""Kafka's codes (ScramMechanism)."""
+"""Mechanisms by Kafka's codes (ScramMechanism)."""
 CODES: Final[Mapping[str, int]] = {name: code for code, name in MECHANISMS.items()}
 CHANGES_MAX: Final = 1_000
 """Most changes in one request."""
@@ -72,7 +73,7 @@ class SaslApis:
         self._guesses = Guesses(clock)
 
     def apis(self) -> Sequence[Endpoint]:
-        """Both."""
+        """Return both."""
         return (derived(SASL_HANDSHAKE, self._handshake), derived(SASL_AUTHENTICATE, self._authenticate))
 
     async def _handshake(self, call: SocketCall, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
@@ -84,6 +85,7 @@ class SaslApis:
         except UnknownMechanism:
             peer.closing = True
             return answer(error=ErrorCode.UNSUPPORTED_SASL_MECHANISM)
+        peer.logging_in_since_s = self._clock.monotonic()
         if call.version == 0:
             peer.raw = partial(self._raw, peer)
         return answer()
@@ -102,14 +104,15 @@ class SaslApis:
         return SaslAuthenticateResponse(auth_bytes=reply, session_lifetime_ms=lifetime_ms)
 
     async def _raw(self, peer: Peer, token: bytes) -> bytes:
-        """Take a bare token after a SaslHandshake v0."""
+        """Process a bare token after a SaslHandshake v0."""
         try:
             return await self._step(peer, token)
         except LoginFailed as error:
             raise ConnectionError(str(error)) from None
 
     def _may_begin(self, peer: Peer, version: int, mechanism: str) -> bool:
-        """Whether a login may begin: the first one, or another like it, not by bare tokens and not at once."""
+        """Return True if a login may begin: the connection's first one; or a repeated one with the same mechanism, not
+        by bare tokens and not too soon."""
         made = peer.extra.get(MADE)
         if made is None:
             return peer.principal is None
@@ -117,7 +120,7 @@ class SaslApis:
         return version > 0 and mechanism == before and self._clock.monotonic() - at_s >= AGAIN_S
 
     async def _step(self, peer: Peer, message: bytes) -> bytes:
-        """Take a login's next message; the reply.
+        """Process a login's next message; return the reply.
 
         Raises: LoginFailed, after a time that tells nothing; ConnectionError: too many failed before it.
         """
@@ -141,11 +144,12 @@ class SaslApis:
         return step.reply
 
     def _logged_in(self, peer: Peer, principal: str, mechanism: str) -> None:
-        """Raises: LoginFailed (it was somebody else before)."""
+        """Log a user in. Raises: LoginFailed (another user before)."""
         if peer.principal not in (None, principal):
             logger.warning("login failed: host=%s: it was made again as another user", peer.host)
             raise LoginFailed("log in again as the same user; who is another one opens a connection of its own")
         del peer.extra[LOGIN]
+        peer.logging_in_since_s = None
         peer.raw = None
         peer.principal = principal
         now_s = self._clock.monotonic()
@@ -155,13 +159,13 @@ class SaslApis:
 
 
 class ScramApis:
-    """The two APIs of a listener with SASL. The password itself never comes here: clients send it salted and hashed."""
+    """The two APIs of users' credentials. The password itself never comes here: clients send it salted and hashed."""
 
     def __init__(self, users: Users) -> None:
         self._users = users
 
     def apis(self) -> Sequence[Endpoint]:
-        """Both v0."""
+        """Return both, v0."""
         return (
             Endpoint(Api(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, server=(0, 0)), self._describe),
             Endpoint(Api(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, server=(0, 0)), self._alter),
@@ -204,7 +208,7 @@ class ScramApis:
         )
 
     async def _altered(self, request: Any, names: Iterable[str]) -> dict[str, Outcome]:
-        """What became of each user's changes; those of one user are made together or not at all. Raises: LogError."""
+        """Make the changes, those of one user all or none; return each user's outcome. Raises: LogError."""
         outcomes: dict[str, Outcome] = dict.fromkeys(names, (ErrorCode.NONE, None))
         puts: list[tuple[str, Credential]] = []
         removals: list[tuple[str, str]] = []
@@ -223,7 +227,8 @@ class ScramApis:
         return outcomes
 
     def _check_changes(self, name: str, new: Sequence[Credential], gone: Sequence[str], before: int) -> int:
-        """How many credentials there are more by it. before: what the request has added so far. Raises: Refused."""
+        """Return how many credentials a change adds. before: number that the request has added so far. Raises:
+        Refused."""
         try:
             check_name(name)
         except BadUsersFile as error:
@@ -257,7 +262,7 @@ def _described(made: Any, name: str, credentials: Sequence[Credential], times: i
 
 
 def _credential(put: Any) -> Credential:
-    """The credential that a client hashed. Raises: Refused."""
+    """Return the credential that a client hashed. Raises: Refused."""
     mechanism = _mechanism(put.mechanism)
     if len(put.salted_password) != KEY_BYTES[mechanism]:
         raise Refused(

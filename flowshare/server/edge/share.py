@@ -1,11 +1,11 @@
-"""Share groups at the socket: what members ask, what those ask who look after groups, and the state APIs (KIP-932).
+"""Share groups at the socket: requests of members and administrators, and the state APIs (KIP-932).
 
 Rights of members (SG-16.1): READ on the group; DESCRIBE on each subscribed topic for a heartbeat; READ on each topic
 for records and acknowledgements, told partition by partition; to settle, WRITE on each topic that is written to, as for
-Produce, or nothing is done. A fetch that was parked needs them again for what it is
-given (`server.share.fetch`). Of administrators (SG-16.2): DESCRIBE on the group and its topics to describe; READ on
-both to alter offsets; DELETE on the group and READ on the topics to delete offsets. A topic that may not be described
-is left out where nobody named it. The state APIs need CLUSTER_ACTION on the cluster (SG-16.3).
+Produce, or nothing is done. A parked fetch needs the rights again for the records that it gets (`server.share.fetch`).
+Of administrators (SG-16.2): DESCRIBE on the group and its topics to describe; READ on both to alter offsets; DELETE on
+the group and READ on the topics to delete offsets. A topic that may not be described is left out where nobody named it.
+The state APIs need CLUSTER_ACTION on the cluster (SG-16.3).
 """
 
 from __future__ import annotations
@@ -62,9 +62,8 @@ from flowshare.protocol.messages.state import (
 from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.protocol.settle_codec import decode_settle, encode_settled
 from flowshare.protocol.share_codec import decode_acknowledge, decode_fetch, encode_acknowledged, encode_fetched
-from flowshare.server.edge.base import Endpoint, SocketCall
+from flowshare.server.edge.base import Endpoint, SocketCall, authorized_operations, denied, may_topic
 from flowshare.server.edge.derived import derived
-from flowshare.server.edge.forms import authorized_operations, denied, may_topic
 from flowshare.server.runtime.failures import Refused, refusal
 from flowshare.share.types import RecordState, StateRun
 
@@ -88,13 +87,13 @@ async def heartbeat(call: SocketCall, request: ShareGroupHeartbeatRequest) -> Sh
 
 
 async def fetch(call: SocketCall) -> ShareFetchResponse:
-    """Acknowledge and fetch. Request and answer are plain: `protocol.share_codec` reads and writes them."""
+    """Acknowledge and fetch. Request and answer are plain messages: `protocol.share_codec` reads and writes them."""
     refused = _refused(call, ShareFetchResponse)
     return await call.peer.connection.send(call.request) if refused is None else refused
 
 
 async def acknowledge(call: SocketCall) -> ShareAcknowledgeResponse:
-    """Acknowledge alone. Plain, too."""
+    """Acknowledge alone. Plain messages, too."""
     refused = _refused(call, ShareAcknowledgeResponse)
     return await call.peer.connection.send(call.request) if refused is None else refused
 
@@ -102,7 +101,7 @@ async def acknowledge(call: SocketCall) -> ShareAcknowledgeResponse:
 async def settle(call: SocketCall) -> ShareSettleResponse:
     """Accept and reject records and write outputs in one step. Plain: `protocol.settle_codec` reads and writes it.
 
-    Whether the topic of the records may be read is asked by the server, as for acknowledgements.
+    The server checks the right to read the records' topic, as for acknowledgements.
     """
     peer, request = call.peer, call.request
     refused = _refused(call, ShareSettleResponse)
@@ -119,7 +118,7 @@ async def settle(call: SocketCall) -> ShareSettleResponse:
 
 
 async def closed_outputs(call: SocketCall) -> tuple[RefusedOutput, ...]:
-    """The outputs that the peer may not write. They are told so whether their topics exist or not, as of Produce."""
+    """Return the outputs that the peer may not write. The refusal is the same for missing topics, as in Produce."""
     names = tuple(dict.fromkeys(output.topic for output in call.request.outputs))
     may = await call.peer.turns.each(lambda name: may_topic(call.peer, Operation.WRITE, name), names)
     closed = frozenset(denied(names, may))
@@ -132,7 +131,8 @@ async def closed_outputs(call: SocketCall) -> tuple[RefusedOutput, ...]:
 
 
 def _refused(call: SocketCall, make: Callable[..., R]) -> R | None:
-    """Why the group is closed to the peer; a missing group id is refused by the server. Topics are asked for later."""
+    """Return a refusal if the group is closed to the peer; a missing group id is refused by the server. Topics are
+    checked later."""
     try:
         if call.request.group_id:
             call.peer.need(Operation.READ, ResourceType.GROUP, call.request.group_id)
@@ -145,7 +145,7 @@ def _refused(call: SocketCall, make: Callable[..., R]) -> R | None:
 
 
 async def describe(call: SocketCall, request: ShareGroupDescribeRequest) -> GroupDescription:
-    """A group; its members are told of only if all their topics may be described."""
+    """Describe a group; its members are shown only if all their topics may be described."""
     peer, group_id = call.peer, request.group_id
     peer.need(Operation.DESCRIBE, ResourceType.GROUP, group_id)
     group = await peer.connection.send(request)
@@ -160,7 +160,7 @@ async def describe(call: SocketCall, request: ShareGroupDescribeRequest) -> Grou
 async def describe_offsets(
     call: SocketCall, request: DescribeShareGroupOffsetsRequest
 ) -> DescribeShareGroupOffsetsResponse:
-    """Start offsets and lag of a group."""
+    """Describe start offsets and lag of a group."""
     peer, topics = call.peer, request.topics
     peer.need(Operation.DESCRIBE, ResourceType.GROUP, request.group_id)
     if topics is None:
@@ -206,7 +206,7 @@ async def alter_offsets(call: SocketCall, request: AlterShareGroupOffsetsRequest
 
 
 async def delete_offsets(call: SocketCall, request: DeleteShareGroupOffsetsRequest) -> DeleteShareGroupOffsetsResponse:
-    """Forget what an empty group read of topics."""
+    """Delete an empty group's state on topics."""
     peer, names = call.peer, tuple(dict.fromkeys(request.topics))
     may = await peer.turns.each(lambda name: may_topic(peer, Operation.READ, name), names)
     peer.need(Operation.DELETE, ResourceType.GROUP, request.group_id)
@@ -225,7 +225,8 @@ async def delete_offsets(call: SocketCall, request: DeleteShareGroupOffsetsReque
 
 
 async def ask_state(call: SocketCall, request: ShareGroupStateRequest) -> ShareGroupStateResponse:
-    """Read, change or delete one share-partition's state. Raises: Refused: rights first, then what it says."""
+    """Read, change or delete one share-partition's state. Raises: Refused: rights are checked first, then the
+    contents."""
     call.peer.need(Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
     if request.topic_id == NO_TOPIC:
         raise Refused(ErrorCode.INVALID_REQUEST, "the topic id is missing")
@@ -238,7 +239,7 @@ async def ask_state(call: SocketCall, request: ShareGroupStateRequest) -> ShareG
 
 
 def _run(run: StateRun) -> StateRun:
-    """A leader's change, of which the state is any number yet. Raises: Refused."""
+    """Convert a leader's change, whose state may be any number. Raises: Refused."""
     first, last, state, count, *_ = run
     if 0 <= first <= last and count >= 0 and state in STORED_STATES:
         return StateRun(first, last, RecordState(state), count)

@@ -1,4 +1,4 @@
-"""All APIs that are served at a socket."""
+"""The table of all APIs that are served at a socket."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 def endpoints(*, clock: Clock, sasl: Sasl | None = None, authorizer: Authorizer | None = None) -> tuple[Endpoint, ...]:
-    """The APIs of a server, ApiVersions excepted.
+    """Return the APIs of a server, ApiVersions excepted.
 
-    sasl: who may log in, None: nobody has to. authorizer: who may do what, None: everybody everything.
+    sasl: the logins, None: no login is needed. authorizer: the rights, None: everybody may do everything.
     """
     return (
         *AclApis(authorizer if isinstance(authorizer, AclStore) else None).apis(),
@@ -52,7 +52,7 @@ def endpoints(*, clock: Clock, sasl: Sasl | None = None, authorizer: Authorizer 
 
 
 def table(endpoints: Iterable[Endpoint], *, only: Container[int] | None = None) -> Mapping[int, Endpoint]:
-    """API key -> API; ApiVersions comes along and advertises the rest. Raises: ValueError for a key given twice.
+    """Return API key -> API; ApiVersions is added and advertises the rest. Raises: ValueError for a key given twice.
 
     only: keys to leave out all others.
     """

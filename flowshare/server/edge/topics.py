@@ -1,11 +1,11 @@
 """CreateTopics, DeleteTopics, CreatePartitions.
 
 Rights: CREATE on the cluster or the topic; DELETE, ALTER on the topic. Everything has one replica, on the one node.
-Topics of a request are made side by side; those not ready in the time that the client gives are answered with
+Topics of a request are made concurrently; those not ready in the time that the client gives are answered with
 REQUEST_TIMED_OUT, and made all the same.
 
-What is beyond a party's quota (`server.records.mutations`) is refused in all versions alike. Kafka accepts it in those
-before KIP-599 and reads no more from the connection for a while, which another connection gets around.
+Changes beyond a party's quota (`server.records.mutations`) are refused in all versions alike. Kafka accepts them in
+versions before KIP-599 and reads no more from the connection for a while, which another connection gets around.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from flowshare.protocol.messages import CreatePartitionsRequest, CreateTopicRequ
 from flowshare.protocol.messages.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.protocol.translation import duration, milliseconds
-from flowshare.server.edge.base import Endpoint, Peer, SocketCall
+from flowshare.server.edge.base import Endpoint, Peer, SocketCall, duplicates, may_cluster, may_topic
 from flowshare.server.edge.configs import ConfigSource
-from flowshare.server.edge.forms import Form, duplicates, form, may_cluster, may_topic
+from flowshare.server.edge.entities import Form, form
 from flowshare.server.runtime.failures import Refused, refusal
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ T = TypeVar("T")
 Q = TypeVar("Q", CreateTopicRequest, DeleteTopicRequest, CreatePartitionsRequest)
 
 CHANGE_COST: Final = 20
-"""What a topic's change counts in its connection's turn: its first step alone takes as long as so many small things."""
+"""Cost of a topic's change in its connection's turn: its first step takes as long as this many small things."""
 REPLICAS: Final = 1
 UNSET: Final = -1
 WITH_IDS: Final = 6
 """Version of DeleteTopics from which on topics can be named by id (KIP-516)."""
 Key = tuple[str | None, "uuid.UUID | None"]
-"""Name or id of a topic, as a request has it."""
+"""Name or id of a topic, as in a request."""
 
 
 class _Allowance:
@@ -53,8 +53,8 @@ class _Allowance:
         self._max = self._left = config.request_partitions_max
 
     def take(self, count: int) -> None:
-        """Make so many. Raises: Refused."""
-        if self._left < count <= TOPIC_PARTITIONS_MAX:  # what is more than a topic may have is refused as that
+        """Use `count` of them. Raises: Refused."""
+        if self._left < count <= TOPIC_PARTITIONS_MAX:  # more than a topic may have is refused as that
             raise Refused(
                 ErrorCode.POLICY_VIOLATION,
                 f"one request makes at most {self._max} partitions (max.request.new.partitions); ask for the rest in "
@@ -65,7 +65,7 @@ class _Allowance:
 
 
 async def create(call: SocketCall) -> Any:
-    """Make topics, or only see whether they could be made."""
+    """Make topics, or only check that they could be made."""
     make, peer, asked = form("create_topics", call.version), call.peer, call.request
     allowance = _Allowance(peer.server.config)
 
@@ -136,9 +136,9 @@ async def add_partitions(call: SocketCall) -> Any:
 async def _carry_out(
     call: SocketCall, named: Sequence[tuple[Key, T]], ask: Callable[[T], Q]
 ) -> tuple[dict[Key, Q], dict[Key, TopicResult]]:
-    """Requests that `ask` makes of what is named, and all results; `ask` raises Refused.
+    """Make `ask`'s requests of the named topics, and carry them out; return requests and results. `ask` raises Refused.
 
-    REQUEST_TIMED_OUT is the result of what is not done in the client's time: it goes on.
+    REQUEST_TIMED_OUT is the result of a change not done in the client's time: it goes on.
     """
     turns, connection = call.peer.turns, call.peer.connection
     twice = duplicates(key for key, _ in named)
@@ -158,7 +158,7 @@ async def _carry_out(
         tasks[key] = asyncio.ensure_future(connection.send(request))
     everything = asyncio.gather(*tasks.values(), return_exceptions=True)
     with contextlib.suppress(TimeoutError):
-        # Shielded: what the client does not wait for is done all the same.
+        # Shielded: a change goes on when the client stops waiting for it.
         await call.peer.server.clock.wait_for(
             asyncio.shield(everything), max(milliseconds(call.request.timeout), 0) / 1000
         )
@@ -170,7 +170,7 @@ async def _carry_out(
 
 
 def _to_create(peer: Peer, topic: Any, *, validate_only: bool) -> CreateTopicRequest:
-    """Raises: Refused."""
+    """Convert. Raises: Refused."""
     if not may_cluster(peer, Operation.CREATE):
         peer.need(Operation.CREATE, ResourceType.TOPIC, topic.name)
     partitions = topic.num_partitions
@@ -192,7 +192,7 @@ def _to_create(peer: Peer, topic: Any, *, validate_only: bool) -> CreateTopicReq
 
 
 def _to_delete(peer: Peer, name: str | None, topic_id: uuid.UUID | None) -> str:
-    """The name of a topic that may be deleted. Raises: Refused."""
+    """Return the name of a topic that may be deleted. Raises: Refused."""
     if (name is None) == (topic_id is None):
         raise Refused(ErrorCode.INVALID_REQUEST, "name a topic by its name or by its id")
     if topic_id is not None:
@@ -208,7 +208,7 @@ def _to_delete(peer: Peer, name: str | None, topic_id: uuid.UUID | None) -> str:
 
 
 def _check_growth(peer: Peer, topic: Any, there: int) -> None:
-    """there: partitions that it has, 0: it is not known. Raises: Refused."""
+    """Check more partitions. there: partitions now, 0: not known. Raises: Refused."""
     peer.need(Operation.ALTER, ResourceType.TOPIC, topic.name)
     added = topic.count - there
     if topic.assignments is None or not there or added <= 0:
@@ -220,7 +220,7 @@ def _check_growth(peer: Peer, topic: Any, there: int) -> None:
 
 
 def _assigned(peer: Peer, topic: Any) -> int:
-    """Number of partitions of a topic whose replicas are given by hand. Raises: Refused."""
+    """Return the number of partitions of a topic with assigned replicas. Raises: Refused."""
     if topic.num_partitions != UNSET or topic.replication_factor != UNSET:
         text = "with replicas assigned, partition count and replication factor must be -1"
         raise Refused(ErrorCode.INVALID_REQUEST, text)
@@ -232,12 +232,13 @@ def _assigned(peer: Peer, topic: Any) -> int:
 
 
 def _throttle_time(results: Iterable[TopicResult]) -> datetime.timedelta:
-    """When a client is to ask again; versions that do not know the error are refused all the same."""
+    """Return the time after which a client is to ask again; versions that do not know the error are refused all the
+    same."""
     return duration(max((one.throttle_ms for one in results), default=0))
 
 
 def _check_brokers(peer: Peer, assignments: Iterable[Any]) -> None:
-    """Raises: Refused."""
+    """Check. Raises: Refused."""
     node_id = peer.node.node_id
     if any(assignment.broker_ids != (node_id,) for assignment in assignments):
         text = f"every partition has one replica, on broker {node_id}"

@@ -1,4 +1,5 @@
-"""Producers and transactions at the socket: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, and looks.
+"""Producers and transactions at the socket: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, and
+descriptions.
 
 Transactions are of version 1 (KIP-890's version 2 is not offered): the highest versions of AddPartitionsToTxn and
 EndTxn here are the last ones before it, so that no client expects more.
@@ -34,26 +35,25 @@ from flowshare.protocol.messages.transactions import (
     ListTransactionsResponse,
 )
 from flowshare.protocol.rights import Operation, ResourceType
-from flowshare.server.edge.base import Peer, SocketCall
+from flowshare.server.edge.base import Peer, SocketCall, may_topic
 from flowshare.server.edge.derived import derived
-from flowshare.server.edge.forms import may_topic
 
 INIT_FENCED_FROM: Final = 4
 """First version of InitProducerId that knows PRODUCER_FENCED. Before: INVALID_PRODUCER_EPOCH."""
 FENCED_FROM: Final = 2
-"""The same of the others."""
+"""First such version of the other APIs."""
 Place = tuple[str, int]
 R = TypeVar("R", InitProducerIdResponse, Response)
 
 
 class Added(NamedTuple):
-    """What is said of partitions that are to be added: (topic, partition, error)."""
+    """The outcome for partitions to add: (topic, partition, error)."""
 
     results: tuple[tuple[str, int, ErrorCode], ...]
 
 
 async def add_partitions(call: SocketCall, request: AddPartitionsToTxnRequest) -> Added:
-    """All partitions, or none."""
+    """Add all partitions, or none."""
     turns, places = call.peer.turns, tuple(dict.fromkeys(request.partitions))
     there = cache(partial(_partitions, call.peer))
     errors = await turns.each(lambda place: _error(place[1], there(place[0])), places)
@@ -68,23 +68,22 @@ async def add_partitions(call: SocketCall, request: AddPartitionsToTxnRequest) -
 
 
 def _partitions(peer: Peer, topic: str) -> int | None:
-    """How many there are of a topic that may be written to; None: it may not. One that is deleted afterwards is passed
-    over when the transaction ends.
-    """
+    """Return the partition count of a topic that the peer may write to; None: it may not. A topic deleted afterwards is
+    passed over when the transaction ends."""
     known = peer.server.topics.by_name(topic)
     there = 0 if known is None else known.partitions
     return there if may_topic(peer, Operation.WRITE, topic) else None
 
 
 def _error(number: int, there: int | None) -> ErrorCode:
-    """What speaks against a partition."""
+    """Return a partition's error, or NONE. there: partitions of the topic; None: writing is not allowed."""
     if there is None:
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return ErrorCode.NONE if 0 <= number < there else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def init(call: SocketCall, request: InitProducerIdRequest) -> InitProducerIdResponse:
-    """A producer's id and epoch."""
+    """Return a producer's id and epoch."""
     peer, transactional_id = call.peer, request.transactional_id
     if transactional_id is not None:
         peer.need(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
@@ -94,7 +93,7 @@ async def init(call: SocketCall, request: InitProducerIdRequest) -> InitProducer
 
 
 async def add_offsets(call: SocketCall, request: AddOffsetsToTxnRequest) -> Response:
-    """A group's offsets will be committed."""
+    """Announce that a group's offsets will be committed."""
     call.peer.need(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
     call.peer.need(Operation.READ, ResourceType.GROUP, request.group_id)
     return _told(call, await call.peer.connection.send(request))
@@ -103,13 +102,13 @@ async def add_offsets(call: SocketCall, request: AddOffsetsToTxnRequest) -> Resp
 async def end(call: SocketCall, request: EndTxnRequest) -> Response:
     """Commit or abort."""
     async with call.peer.producing:
-        pass  # records that were sent before are of the transaction
+        pass  # records that were sent before belong to the transaction
     call.peer.need(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
     return _told(call, await call.peer.connection.send(request))
 
 
 async def describe(call: SocketCall, request: DescribeTransactionRequest) -> DescribeTransactionResponse:
-    """A transactional id, and those partitions of its transaction that the peer may see."""
+    """Describe a transactional id, with the partitions of its transaction that the peer may see."""
     call.peer.need(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
     found = await call.peer.connection.send(request)
     seen = tuple([place for place in found.partitions if may_topic(call.peer, Operation.DESCRIBE, place[0])])
@@ -117,7 +116,7 @@ async def describe(call: SocketCall, request: DescribeTransactionRequest) -> Des
 
 
 async def listed(call: SocketCall, request: ListTransactionsRequest) -> ListTransactionsResponse:
-    """Those that the peer may describe."""
+    """List the transactional ids that the peer may describe."""
     found = await call.peer.connection.send(request)
     may = await call.peer.turns.each(
         lambda one: call.peer.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, one.transactional_id),
@@ -127,7 +126,7 @@ async def listed(call: SocketCall, request: ListTransactionsRequest) -> ListTran
 
 
 def _told(call: SocketCall, answer: R, fenced_from: int = FENCED_FROM) -> R:
-    """The answer with its error in words of the client's version."""
+    """Return the answer with an error that the client's version knows."""
     if answer.error is ErrorCode.PRODUCER_FENCED and call.version < fenced_from:
         return replace(answer, error=ErrorCode.INVALID_PRODUCER_EPOCH)
     return answer

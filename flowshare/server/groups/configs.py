@@ -1,5 +1,5 @@
-"""Settings of groups of the consumer protocol (KIP-848) as they were set and as they act; a group can be configured
-before it exists. What was stored and lies outside the server's bounds by now is moved to the nearest bound."""
+"""Settings of groups of the consumer protocol (KIP-848): as set, and as they act; a group can be configured before it
+exists. Stored values outside the server's present bounds are moved to the nearest bound."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from flowshare.groups.consumer_types import ConsumerConfig, ConsumerGroupConfig
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.runtime.coordinator import group_id_of
 from flowshare.server.runtime.failures import Refused
+from flowshare.server.runtime.one_at_a_time import OneAtATime
 from flowshare.share.config import ConfigValue
 from flowshare.share.settings import Setting, by_name, number, read_fields, unknown
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = b"kc/"
 CONFIGURED_MAX: Final = 10_000
-"""Groups that may have settings of their own."""
+"""Most groups with settings of their own."""
 
 CONSUMER_GROUP_CONFIGS: Final[Mapping[str, Setting]] = by_name(
     number(
@@ -49,7 +50,7 @@ CONSUMER_GROUP_CONFIGS: Final[Mapping[str, Setting]] = by_name(
         "Least time between two computations of the assignment of members with group.protocol=consumer.",
     ),
 )
-"""Name -> setting of a group; the server's defaults and bounds count."""
+"""Name -> setting of a group; the server's defaults and bounds apply."""
 
 
 class ConsumerGroupConfigs:
@@ -60,10 +61,11 @@ class ConsumerGroupConfigs:
         self._storage = storage
         self._stored: dict[str, dict[str, str]] = {}
         self._acting: dict[str, ConsumerGroupConfig] = {}
+        self._altering = OneAtATime()
         self._default = self._effective({})
 
     async def start(self, damage: Damage) -> None:
-        """Read what is stored. Raises: LogError."""
+        """Read the stored settings. Raises: LogError."""
         for key, value in await self._storage.scan(PREFIX):
             group_id = group_id_of(key, PREFIX)
             if group_id is None:
@@ -79,11 +81,11 @@ class ConsumerGroupConfigs:
         return self._stored.keys()
 
     def acting(self, group_id: str) -> ConsumerGroupConfig:
-        """A group's settings with the server's defaults and bounds."""
+        """Return a group's settings with the server's defaults and bounds."""
         return self._acting.get(group_id, self._default)
 
     def values(self, group_id: str) -> tuple[ConfigValue, ...]:
-        """All of a group's settings by name as they act."""
+        """Return all of a group's settings by name as they act."""
         stored, acting = self._stored.get(group_id, {}), self.acting(group_id)
         return tuple(
             ConfigValue(name, setting.text(getattr(acting, setting.field)), name not in stored, setting.doc)
@@ -91,10 +93,14 @@ class ConsumerGroupConfigs:
         )
 
     async def alter(self, group_id: str, changes: Mapping[str, str | None], *, validate_only: bool) -> None:
-        """Set (None: unset) settings of a group, all or none; what changes nothing is not written.
+        """Set (None: unset) settings of a group, all or none; without a change nothing is written.
 
         Raises: InvalidConfig, Refused, LogError
         """
+        async with self._altering.of(group_id):  # else a concurrent call would write without these changes
+            await self._alter(group_id, changes, validate_only=validate_only)
+
+    async def _alter(self, group_id: str, changes: Mapping[str, str | None], *, validate_only: bool) -> None:
         for name in changes:
             if name not in CONSUMER_GROUP_CONFIGS:
                 raise unknown(name, CONSUMER_GROUP_CONFIGS)
@@ -114,7 +120,7 @@ class ConsumerGroupConfigs:
         self._keep(group_id, wanted)
 
     def _table(self) -> dict[str, Setting]:
-        """The settings with the defaults and bounds of this server."""
+        """Return the settings with the defaults and bounds of this server."""
         found: dict[str, Setting] = {}
         for name, setting in CONSUMER_GROUP_CONFIGS.items():
             stem = setting.field.removesuffix("_ms")
@@ -123,7 +129,7 @@ class ConsumerGroupConfigs:
         return found
 
     def _effective(self, stored: Mapping[str, str]) -> ConsumerGroupConfig:
-        """What stored settings mean under the server's bounds of today; never raises."""
+        """Read stored settings under the server's present bounds; never raises."""
         values: dict[str, int] = {}
         for name, setting in self._table().items():
             text = stored.get(name, setting.default)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from flowshare.core_errors import CoreError
+from flowshare.core_errors import CoreError, UnknownMemberId
 from flowshare.groups.consumer_types import JOIN, Beat, check_beat
 from flowshare.log.base import LogError
 from flowshare.protocol.errors import ErrorCode
@@ -21,6 +20,7 @@ from flowshare.protocol.messages import (
     TopicPartition,
 )
 from flowshare.server.groups.patterns import Patterns
+from flowshare.server.runtime import answers
 from flowshare.server.runtime.connection import Family, InProcess, handles
 from flowshare.server.runtime.failures import EXPECTED, Refused, refusal
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from flowshare.server.groups.entry import GroupEntry
 
 SOON_MS: Final = 500
-"""So soon a member is to come again that waits for partitions, or is to give some up, at the latest."""
+"""Longest heartbeat interval, in ms, of a member that waits for partitions, or is to give some up."""
 
 
 class ConsumerMemberApis(Family):
@@ -47,7 +47,7 @@ class ConsumerMemberApis(Family):
     async def heartbeat(
         self, request: ConsumerGroupHeartbeatRequest, connection: InProcess
     ) -> ConsumerGroupHeartbeatResponse:
-        """Join, go on or leave; answered when everything that it changed is durable."""
+        """Join, go on or leave; answered when all its changes are durable."""
         try:
             return await self._heartbeat(request, connection)
         except LogError as error:
@@ -66,13 +66,14 @@ class ConsumerMemberApis(Family):
         check_beat(request.group_id, beat, groups.assignors)
         if beat.pattern:
             self._patterns.check(beat.pattern)
+        matching = await self._matching(request.group_id, beat, connection)
         if beat.member_epoch == JOIN:
             entry, group = groups.join_consumer(request.group_id, party)
         else:
             entry, group = groups.find_consumer_for_member(request.group_id)
         before = group.assignment_epoch
         try:
-            answer = self._take(entry, group, beat, connection)
+            answer = self._take(entry, group, beat, connection, matching)
         except (CoreError, Refused):
             groups.discard_void(entry)
             raise
@@ -89,21 +90,44 @@ class ConsumerMemberApis(Family):
             assignment=None if answer.assignment is None else tuple(TopicPartition(*key) for key in answer.assignment),
         )
 
-    def _take(self, entry: GroupEntry, group: ConsumerGroup, beat: Beat, connection: InProcess) -> BeatAnswer:
-        """Raises: CoreError, Refused (there is no room for it)."""
+    async def _matching(self, group_id: str, beat: Beat, connection: InProcess) -> frozenset[str]:
+        """Return the topics that the member's pattern matches, found in turns, and again if the pattern changed
+        meanwhile.
+
+        Raises: StateCorrupt
+        """
+        pattern, found = "", frozenset[str]()
+        while (now := self._pattern(group_id, beat)) != pattern:
+            turns = answers.turns(self._groups.clock)
+            pattern, found = now, await self._patterns.matching(now, turns, connection.may_describe)
+        return found
+
+    def _pattern(self, group_id: str, beat: Beat) -> str:
+        """Return the member's pattern after its heartbeat."""
+        if beat.pattern is not None or beat.leaves:
+            return beat.pattern or ""
+        try:
+            return self._groups.find_consumer_for_member(group_id)[1].pattern_of(beat)
+        except UnknownMemberId:
+            return ""  # the next use of the group says so, if it is to be there
+
+    def _take(
+        self, entry: GroupEntry, group: ConsumerGroup, beat: Beat, connection: InProcess, matching: frozenset[str]
+    ) -> BeatAnswer:
+        """Apply a heartbeat. Raises: CoreError, Refused (no room for it)."""
         self._groups.take(connection.counts_as(), group.growth(beat))
-        # Of what was answered on another connection nobody knows whether it arrived.
+        # Of an answer on another connection nobody knows if it arrived.
         heard = entry.heard.pop(beat.member_id, None) is connection
         return group.heartbeat(
             replace(beat, heard=heard),
             topics=self._groups.topics,
-            matching=partial(self._patterns.matching, may_know=connection.may_describe),
+            matching=lambda _pattern: matching,
             now_ms=self._groups.time_of(entry),
         )
 
     @handles(ConsumerGroupDescribeRequest)
     async def describe(self, request: ConsumerGroupDescribeRequest, _: InProcess) -> ConsumerGroupDescription:
-        """A group with its members; of topics that are gone nothing is told."""
+        """Describe a group with its members, without topics that are gone."""
         try:
             group = self._groups.find_consumer(request.group_id)[1]
         except EXPECTED as error:

@@ -1,11 +1,12 @@
 """Consumer groups of both protocols: all of them in memory, written before anybody is told, watched by one task.
 
-The rules are in `groups`. Here: which group a request means, writing what a step leads to, deleting, what a deleted
-topic takes with it, and members' timeouts; `server.groups.waiting` has joins and syncs that wait for the other members,
-`server.groups.sweep` removes expired offsets. A connection that is closed removes no member: its session times out.
+The rules are in `groups`. Here: finding a request's group, writing a step's result, deleting groups, removing the
+offsets of deleted topics, and members' timeouts; `server.groups.waiting` has joins and syncs that wait for the other
+members, `server.groups.sweep` removes expired offsets. A closed connection removes no member: the member's session
+times out.
 
-A group without members becomes one of the other protocol by its first member of that; its offsets stay, its epochs go
-on from its generation and the other way round. Members of both at once are refused.
+A group without members changes its protocol with the first member that joins by the other one; its offsets stay, its
+epochs go on from its generation and the other way round. Members of both at once are refused.
 
 A group's decisions about offsets are made, written and applied one after another, under the lock of its `GroupEntry`.
 """
@@ -67,12 +68,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LATE_MS: Final = 500
-"""Who looks later than that after its members has not heard of them either."""
+"""Lateness of a look at members, in ms, after which the process is taken to have stood still and not read
+heartbeats."""
 SOON_MS: Final = 3_000
-"""So much longer they have then."""
+"""Extra time for members then, in ms."""
 
 Gone = Sequence[tuple["uuid.UUID", int]] | None
-"""Partitions, by topic id, of which a group's committed offset goes; None: the group goes with all it has."""
+"""Partitions, by topic id, whose committed offsets go; None: the whole group goes."""
 
 
 class ConsumerGroups:
@@ -89,9 +91,9 @@ class ConsumerGroups:
         is_share_group: Callable[[str], bool],
         budget: StateBudget,
     ) -> None:
-        """config: of classic groups, and what counts for all; configs: of groups of the consumer protocol.
+        """config: of classic groups, and the limits of all groups; configs: of groups of the consumer protocol.
 
-        budget: bytes of all state; what the groups hold is counted there.
+        budget: bytes of all state; the groups' bytes are counted there.
         """
         self.storage = storage
         self.topics = topics
@@ -100,7 +102,7 @@ class ConsumerGroups:
         self.offsets_expired = 0
         """Committed offsets that expired since the start."""
         self.rebalances = 0
-        """Assignments that were made anew since the start."""
+        """Assignments made anew since the start."""
         self.configs = configs
         self.waiting = WaitingRequests()
         self._runtime = CoordinatorRuntime[GroupEntry](
@@ -112,17 +114,17 @@ class ConsumerGroups:
         self.is_share_group = is_share_group
         self._damage = Damage()
         self.beside: Callable[[str, Gone], Awaitable[Sequence[Write]]] = _nothing_beside
-        """Asked when committed offsets of a group go: what is written in one piece with that, because it goes with
-        them. The group's lock is held."""
+        """Called when committed offsets of a group go: returns the writes to make in the same step. The group's lock is
+        held."""
         self.in_use: Callable[[str, uuid.UUID, int], bool] = _nothing_in_use
-        """Whether somebody works with a partition of a group who need not be a member: its offset does not expire."""
+        """Returns True if a client, member or not, uses a group's partition: its offset then does not expire."""
 
     def __contains__(self, group_id: str) -> bool:
-        """Whether the id belongs to a consumer group."""
+        """Return True if the id belongs to a consumer group."""
         return group_id in self.entries or group_id in self._damage
 
     async def start(self) -> None:
-        """Read all groups and begin to watch them; offsets of topics that are gone go. Raises: LogError."""
+        """Read all groups and begin to watch them; remove offsets of deleted topics. Raises: LogError."""
         now_ms = self.clock.steady_ms()
         self._runtime.loaded()
         await self.configs.start(self._damage)
@@ -140,7 +142,7 @@ class ConsumerGroups:
         self._runtime.start(self._expire, self._next_ms, sweep.run(self))
 
     def _loaded(self, group_id: str, loaded: StoredGroup, now_ms: int) -> ClassicGroup | ConsumerGroup:
-        """Raises: StateCorrupt."""
+        """Restore a group. Raises: StateCorrupt."""
         if loaded.consumer is not None:
             config = self.configs.acting(group_id)
             return ConsumerGroup(group_id, config=config, stored=loaded.consumer, now_ms=now_ms)
@@ -148,13 +150,13 @@ class ConsumerGroups:
         return ClassicGroup(group_id, config=self.config, state=loaded.state, now_ms=now_ms, ahead_ms=ahead)
 
     async def close(self) -> None:
-        """Stop watching; what is being written is written to the end."""
+        """Stop watching; writes under way are finished."""
         await self._runtime.close()
 
     # --- finding ------------------------------------------------------------------------------------------------
 
     def find(self, group_id: str) -> GroupEntry:
-        """The group. Raises: GroupIdNotFound, StateCorrupt (what is stored of it cannot be read)."""
+        """Return the group. Raises: GroupIdNotFound, StateCorrupt (its stored state cannot be read)."""
         self._damage.check(group_id)
         entry = self.entries.get(group_id)
         if entry is None:
@@ -163,19 +165,19 @@ class ConsumerGroups:
         return entry
 
     def find_for_member(self, group_id: str) -> GroupEntry:
-        """The group that a member speaks of. Raises: UnknownMemberId (the group has no members), StateCorrupt."""
+        """Return the group that a member names. Raises: UnknownMemberId (the group does not exist), StateCorrupt."""
         try:
             return self.find(group_id)
         except GroupIdNotFound as error:
             raise UnknownMemberId(str(error)) from None
 
     def find_classic(self, group_id: str) -> tuple[GroupEntry, ClassicGroup]:
-        """The group that a member of the classic protocol speaks of. Raises: UnknownMemberId, StateCorrupt."""
+        """Return the group that a member of the classic protocol names. Raises: UnknownMemberId, StateCorrupt."""
         entry = self.find_for_member(group_id)
         return entry, entry.classic()
 
     def join_classic(self, group_id: str, party: str | None, *, known: bool) -> tuple[GroupEntry, ClassicGroup]:
-        """The group that a member of the classic protocol joins, made if the member is not known yet.
+        """Return the group that a member of the classic protocol joins, made if the member is not known yet.
 
         Raises: as `ensure`, UnknownMemberId, InconsistentGroupProtocol (it has members of the other protocol),
         CoordinatorNotAvailable
@@ -200,17 +202,17 @@ class ConsumerGroups:
         return entry, made
 
     def find_consumer(self, group_id: str) -> tuple[GroupEntry, ConsumerGroup]:
-        """The group of the consumer protocol. Raises: GroupIdNotFound, StateCorrupt."""
+        """Return the group of the consumer protocol. Raises: GroupIdNotFound, StateCorrupt."""
         entry = self.find(group_id)
         if not isinstance(entry.group, ConsumerGroup):
             raise GroupIdNotFound(f"group {group_id} is a classic group, none of group.protocol=consumer")
         return entry, entry.group
 
     def find_consumer_for_member(self, group_id: str) -> tuple[GroupEntry, ConsumerGroup]:
-        """As `find_consumer`, for who believes that it is a member. Raises: UnknownMemberId, StateCorrupt.
+        """Return `find_consumer` for a client that names a member id. Raises: UnknownMemberId, StateCorrupt.
 
-        Kafka says that there is no such group, which Java takes for its end; so a member that was away for long joins
-        again where its group went meanwhile.
+        Kafka answers GROUP_ID_NOT_FOUND, on which a Java client ends; with this error a member that was away for long
+        joins again where its group went meanwhile.
         """
         try:
             return self.find_consumer(group_id)
@@ -218,7 +220,7 @@ class ConsumerGroups:
             raise UnknownMemberId(f"{error}; join again with epoch 0") from None
 
     def join_consumer(self, group_id: str, party: str | None) -> tuple[GroupEntry, ConsumerGroup]:
-        """The group that a member of the consumer protocol joins, made if there is none.
+        """Return the group that a member of the consumer protocol joins, made if it does not exist.
 
         Raises: GroupIdNotFound (it has members of the other protocol, or is a share group), InvalidGroupId, Refused,
         StateCorrupt, CoordinatorNotAvailable
@@ -244,17 +246,18 @@ class ConsumerGroups:
 
     @property
     def assignors(self) -> tuple[str, ...]:
-        """The assignors that members of the consumer protocol may ask for; the first is used where nobody does."""
+        """The assignors that members of the consumer protocol may ask for; the first is used where no member asks for
+        one."""
         return self.configs.server.assignors
 
     def configure(self, group_id: str) -> None:
-        """The settings of a group have changed."""
+        """Apply a group's changed settings."""
         entry = self.entries.get(group_id)
         if entry is not None and isinstance(entry.group, ConsumerGroup):
             entry.group.config = self.configs.acting(group_id)
 
     def ensure(self, group_id: str, party: str | None = None) -> GroupEntry:
-        """The group, made if there is none. party: who makes it, None: the server's own process.
+        """Return the group, made if it does not exist. party: the maker; None: the server's own process.
 
         Raises: InvalidGroupId, InconsistentGroupProtocol (a share group has this id), Refused (too many groups),
         StateCorrupt
@@ -272,27 +275,27 @@ class ConsumerGroups:
         )
 
     def discard_void(self, entry: GroupEntry) -> None:
-        """Forget a group that was made for a request that came to nothing."""
+        """Remove a group that was made for a request without effect."""
         if entry.void and self.holds(entry):
             entry.group.delete()
             del self.entries[entry.group.group_id]
 
     def holds(self, entry: GroupEntry) -> bool:
-        """Whether the group is still there: it may have been deleted while something waited for its lock."""
+        """Return True if the group still exists: it may have been deleted during a wait for its lock."""
         return self.entries.get(entry.group.group_id) is entry
 
     async def listed(self, between: Turns) -> tuple[ListedGroup, ...]:
-        """All consumer groups for ListGroups."""
+        """Return all consumer groups for ListGroups."""
         return await between.each(lambda entry: entry.listed(), tuple(self.entries.values()))
 
     def states(self) -> dict[tuple[str, str], int]:
-        """Number of groups by type and state."""
+        """Return the number of groups by type and state."""
         return Counter((found.type, found.state) for entry in self.entries.values() if (found := entry.listed()))
 
     # --- writing ------------------------------------------------------------------------------------------------
 
     def settle(self, entry: GroupEntry, step: GroupStep) -> asyncio.Future[bool] | None:
-        """Do what a step leads to; the future, if there is something to write, says whether it is durable."""
+        """Carry out a group's step; the future, if there is something to write, says whether it is durable."""
         self.watch(entry)
         self.rebalances += step.assign is not None
         if step.write is None:
@@ -301,11 +304,12 @@ class ConsumerGroups:
         return self.run(self._write_step(entry, entry.classic(), step, step.write))
 
     def watch(self, entry: GroupEntry) -> None:
-        """A deadline of the group may be nearer than what is waited for."""
+        """Watch a group's next deadline, which may be nearer than the present one."""
         self._runtime.expect(entry.group.next_deadline_ms())
 
     def time_of(self, entry: GroupEntry) -> int:
-        """The time for a step of a group, which is told, too, how the machine's clock was set since the start."""
+        """Return the time for a step of a group, in ms, and tell the group how far the machine's clock was set since
+        the start."""
         if isinstance(entry.group, ClassicGroup):
             entry.group.ahead_ms = ahead_ms(self.clock)
         return self.clock.steady_ms()
@@ -341,12 +345,12 @@ class ConsumerGroups:
             entry.outdated = []
 
     async def write_members(self, entry: GroupEntry, group: ConsumerGroup) -> None:
-        """Write what has changed of a group of the consumer protocol, with all that waits for its write.
+        """Write a consumer-protocol group's unwritten changes, and end all waits for that write.
 
         Raises: LogError
         """
         async with entry.members_lock:
-            # Deleted, or of the other protocol by now: then it had no members, and nobody is told anything.
+            # Deleted, or of the other protocol by now: then the group had no members, and nobody is told anything.
             if entry.group is not group or not self.holds(entry):
                 return
             changes, outdated = group.unwritten(), entry.outdated
@@ -368,12 +372,12 @@ class ConsumerGroups:
         beside: Sequence[Write] = (),
         outputs: Sequence[CheckedOutput] = (),
     ) -> None:
-        """Write and apply what was decided; the caller holds the entry's lock.
+        """Write and apply decided changes of offsets; the caller holds the entry's lock.
 
-        Others run while the bytes are made. check: asked when nothing is left to do before the write; raises what
-        speaks against it by then. beside, outputs: written in one piece with it.
+        Other tasks run while the bytes are made. check: called last before the write; raises an objection that has come
+        up. beside, outputs: written in one piece with the offsets.
 
-        Raises: CoordinatorNotAvailable, OutputRefused, whatever `check` does
+        Raises: CoordinatorNotAvailable, OutputRefused, errors that `check` raises
         """
         decided, writes = await self._encoded(entry, changes)
         writes += beside
@@ -429,13 +433,13 @@ class ConsumerGroups:
         """Delete a group; the caller holds the entry's lock. Raises: GroupIdNotFound, NonEmptyGroup, LogError."""
         group_id = entry.group.group_id
         beside = await self.beside(group_id, None) if entry.offsets else ()
-        # Nothing is awaited from its end to the write: whoever makes the group anew writes behind that.
+        # Nothing is awaited from the end of `_encoded` to the write: a group made anew is written behind it.
         _, offsets = await self._encoded(entry, entry.offsets.clear())
         if not self.holds(entry):
             raise GroupIdNotFound(f"group {group_id!r} was deleted meanwhile")
         group = entry.group
         group.delete()
-        del self.entries[group_id]  # first: who joins from now on makes a new group
+        del self.entries[group_id]  # first: a member that joins from now on makes a new group
         left = group.unwritten() if isinstance(group, ConsumerGroup) else {}
         try:
             await self.storage.write([*entry.outdated, *group_removal(group_id, left), *offsets, *beside])
@@ -462,7 +466,8 @@ class ConsumerGroups:
     async def complete_transaction(
         self, group_ids: Iterable[str], producer_id: int, producer_epoch: int, committed: bool
     ) -> None:
-        """A transaction has ended: its offsets count from now on, or never did. May be repeated.
+        """Complete an ended transaction: its offsets count from now on if committed, else they are dropped. May be
+        repeated.
 
         Raises: CoordinatorNotAvailable (could not be written; try again)
         """
@@ -489,9 +494,9 @@ class ConsumerGroups:
         return min(dues, default=None)
 
     async def _expire(self, late_ms: int = 0) -> None:
-        """Let members go that were silent, end phases that took too long, write what could not be written.
+        """Remove silent members, end phases that took too long, repeat failed writes.
 
-        late_ms: for so long this process stood still: heartbeats may wait to be read.
+        late_ms: time this process stood still: heartbeats may wait to be read.
         """
         now_ms = self.clock.steady_ms()
         for entry in tuple(self.entries.values()):

@@ -1,4 +1,4 @@
-"""One consumer group of a server: its members' group, its offsets, and what is being written of it."""
+"""One consumer group of a server: its members' group, its offsets, and its writes under way."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class GroupEntry:
     offsets: Offsets = field(default_factory=Offsets)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     unwritten: bytes | None = None
-    """What is still to be stored of a classic group."""
+    """State of a classic group that is still to be stored."""
     writing: int = 0
     """Writes of a classic group under way."""
     members_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the write of members under way, of a group of the consumer protocol."""
     heard: dict[str, InProcess] = field(default_factory=dict["str", "InProcess"])
-    """Such a member -> the connection that its last heartbeat was answered on."""
+    """Member of the consumer protocol -> the connection of its last answered heartbeat."""
     outdated: list[Write] = field(default_factory=list["Write"])
-    """What removes the group as it was under the other protocol; goes with the next write."""
+    """The writes that remove the group as it was under the other protocol; they go with the next write."""
 
     @property
     def size(self) -> int:
-        """About the bytes that it takes in memory."""
+        """Bytes of memory that the group takes, about."""
         return self.group.size + self.offsets.size + len(self.unwritten or b"")
 
     @property
     def void(self) -> bool:
-        """Whether it is as if it had never been: made for a request that came to nothing."""
+        """True if the group had no use after the request that made it: no members, offsets or history."""
         group = self.group
         if isinstance(group, ConsumerGroup):
             unused = group.empty and group.group_epoch == 0
@@ -57,18 +57,18 @@ class GroupEntry:
 
     @property
     def owes(self) -> bool:
-        """Whether members of the consumer protocol are being written, which may fail, or are to be."""
+        """True if members of the consumer protocol are still to be written, or are being written, which may fail."""
         return isinstance(self.group, ConsumerGroup) and (self.group.to_write or self.members_lock.locked())
 
     def classic(self) -> ClassicGroup:
-        """Its classic group, asked in the name of a member. Raises: UnknownMemberId (it is none)."""
+        """Return the classic group, for a member. Raises: UnknownMemberId (it is none)."""
         group = self.group
         if not isinstance(group, ClassicGroup):
             raise UnknownMemberId(f"group {group.group_id} has no members of group.protocol=classic; join again")
         return group
 
     def listed(self) -> ListedGroup:
-        """As ListGroups has it."""
+        """Return the group's row of ListGroups."""
         group = self.group
         if isinstance(group, ConsumerGroup):
             return ListedGroup(group_id=group.group_id, state=group.state, type="consumer", protocol_type=CONSUMER)
@@ -76,7 +76,7 @@ class GroupEntry:
         return ListedGroup(group_id=group.group_id, state=group.state.value, type="classic", protocol_type=kind)
 
     def gone(self, decided: Iterable[OffsetChange]) -> list[tuple[uuid.UUID, int]]:
-        """Partitions of which a committed offset is to go, by the ids of their topics."""
+        """Return partitions whose committed offset is to go, by the ids of their topics."""
         committed = self.offsets.committed
         found = [one.partition for one in decided if one.value is None and one.producer is None]
         return [(committed[partition].topic_id, partition.number) for partition in found if partition in committed]

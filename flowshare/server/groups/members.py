@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flowshare.server.groups.entry import GroupEntry
 
 MEMBER_BYTES_MAX: Final = 256 * 1024
-"""Names and metadata of the protocols of one member."""
+"""Most bytes of names and metadata of one member's protocols."""
 
 
 class ClassicMemberApis(Family):
@@ -100,7 +100,7 @@ class ClassicMemberApis(Family):
 
     @handles(SyncGroupRequest, SyncGroupResponse)
     async def sync(self, request: SyncGroupRequest, connection: InProcess) -> SyncGroupResponse:
-        """Get one's assignment, or as the leader give everybody theirs; answered when they are durable."""
+        """Return a member's assignment, or store the leader's assignments of all; answered when they are durable."""
         groups = self._groups
         entry, group = groups.find_classic(request.group_id)
         assignments = dict(request.assignments)
@@ -126,7 +126,7 @@ class ClassicMemberApis(Family):
 
     @handles(HeartbeatRequest, Response)
     async def heartbeat(self, request: HeartbeatRequest, _: InProcess) -> Response:
-        """Say that one is alive, and hear of a rebalance."""
+        """Keep a member alive, and tell it of a rebalance."""
         entry, group = self._groups.find_classic(request.group_id)
         group.heartbeat(
             member_id=request.member_id,
@@ -138,7 +138,7 @@ class ClassicMemberApis(Family):
 
     @handles(LeaveGroupRequest, LeaveGroupResponse)
     async def leave(self, request: LeaveGroupRequest, _: InProcess) -> LeaveGroupResponse:
-        """Let members go."""
+        """Remove members."""
         entry = self._groups.find_classic(request.group_id)[0]
         writes: list[asyncio.Future[bool]] = []
         members = await answers.turns(self._groups.clock).each(
@@ -164,7 +164,7 @@ class ClassicMemberApis(Family):
 
     @handles(DescribeGroupRequest, partial(DescribeGroupResponse, state="Dead"))
     async def describe(self, request: DescribeGroupRequest, _: InProcess) -> DescribeGroupResponse:
-        """A group with its members."""
+        """Describe a group with its members."""
         group = self._groups.find(request.group_id).group
         if isinstance(group, ConsumerGroup):
             raise GroupIdNotFound(f"group {request.group_id} is one of group.protocol=consumer, no classic group")

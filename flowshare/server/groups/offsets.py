@@ -50,7 +50,7 @@ class ClassicOffsetApis(Family):
     """Answers requests for committed offsets."""
 
     def __init__(self, groups: ConsumerGroups, *, check: Callable[[str, int, int, str], None]) -> None:
-        """`check`(transactional id, producer id, epoch, group) raises what speaks against a transaction's offsets."""
+        """`check`(transactional id, producer id, epoch, group) raises an objection to a transaction's offsets."""
         self._groups = groups
         self._check = check
 
@@ -73,7 +73,7 @@ class ClassicOffsetApis(Family):
         return OffsetCommitResponse(partitions=results)
 
     def _entry_for_commit(self, request: CommitRequest, party: str | None) -> GroupEntry:
-        """The group; a simple consumer's first commit makes it."""
+        """Return the group; a simple consumer's first commit makes it."""
         try:
             return self._groups.find(request.group_id)
         except GroupIdNotFound as error:
@@ -114,14 +114,14 @@ class ClassicOffsetApis(Family):
                     growth += entry.offsets.growth(partition, made, producer)
                     made = ErrorCode.NONE
                 results.append(OffsetResult(one.topic, one.partition, made))
-        # Others ran: who may have committed before may be fenced, and the transaction have ended.
+        # Others ran: a member that might commit before may be fenced now, and the transaction have ended.
         changes = entry.offsets.commit(values, producer)
         self._groups.take(party, growth)
         await self._groups.write_offsets(entry, changes, lambda: self._check_commit(entry, request))
         return tuple(results)
 
     def _check_commit(self, entry: GroupEntry, request: CommitRequest) -> None:
-        """Raises: CoreError."""
+        """Check a commit. Raises: CoreError."""
         transactional = isinstance(request, TxnOffsetCommitRequest)
         if isinstance(request, TxnOffsetCommitRequest):
             self._check(request.transactional_id, request.producer_id, request.producer_epoch, request.group_id)
@@ -141,7 +141,7 @@ class ClassicOffsetApis(Family):
             raise
 
     def _value(self, entry: GroupEntry, one: OffsetToCommit, retention_ms: int) -> Committed | ErrorCode:
-        """What is to be committed, or why not."""
+        """Return the offset that is to be committed, or the error that refuses it."""
         topic = self._groups.topics.by_name(one.topic)
         if topic is None or not 0 <= one.partition < topic.partitions:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -163,7 +163,7 @@ class ClassicOffsetApis(Family):
 
     @handles(OffsetFetchRequest)
     async def fetch(self, request: OffsetFetchRequest, _: InProcess) -> OffsetFetchResponse:
-        """Committed offsets of the partitions asked for, or of all; −1 where there is none."""
+        """Return committed offsets of the named partitions, or of all; −1 where there is none."""
         wanted = request.partitions
         try:
             entry = self._groups.find(request.group_id)
@@ -176,7 +176,7 @@ class ClassicOffsetApis(Family):
             return OffsetFetchResponse(partitions=none)
         except EXPECTED as error:
             return refusal(OffsetFetchResponse, error)
-        # As they are at one moment, whatever is committed while the answer is made.
+        # As they are at one moment, even if commits come while the answer is made.
         told = partial(_fetched, require_stable=request.require_stable)
         found = entry.offsets.of(wanted)
         return OffsetFetchResponse(partitions=await answers.turns(self._groups.clock).each(told, found))
@@ -217,7 +217,7 @@ class ClassicOffsetApis(Family):
 
 
 def _reads_unknown(group: ClassicGroup | ConsumerGroup) -> bool:
-    """Whether it is not known what its members read: they are no consumers."""
+    """Return True if the topics that the group's members read are not known: the members are no consumers."""
     return isinstance(group, ClassicGroup) and not group.empty and group.protocol_type != CONSUMER
 
 

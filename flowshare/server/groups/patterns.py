@@ -1,5 +1,6 @@
-"""Patterns of topics that members subscribe to, matched by RE2: in time that is linear in a name's length, whatever the
-pattern. Python's own engine takes as long as a stranger's pattern likes."""
+"""Patterns of topics that members subscribe to, matched by RE2: in time linear in a name's length, for any pattern.
+Python's own engine takes as long as a stranger's pattern likes. The time for one letter grows with the pattern's
+program, so that is bounded, nothing is captured, and the names are gone through in turns."""
 
 from __future__ import annotations
 
@@ -13,27 +14,34 @@ from flowshare.server.runtime.failures import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from flowshare.server.runtime.turns import Turns
+
 PATTERN_BYTES_MAX: Final = 4_096
-PATTERN_MEMORY_MAX: Final = 1024 * 1024
-"""Bytes that a pattern may take once it is read; one that takes more is refused."""
+PATTERN_MEMORY_MAX: Final = 64 * 1024
+"""Most bytes of a compiled pattern; a larger one is refused. Matching a name then takes milliseconds."""
 KEPT_MAX: Final = 256
-"""Patterns that are kept with what they match; the one that was not asked for longest goes."""
+"""Patterns kept with their matches; the least recently used goes."""
+KNOWN_MAX: Final = 500_000
+"""Names with a known match, of all patterns; the least recently used patterns forget theirs."""
 
 
 class Patterns:
-    """Which topics match which pattern."""
+    """Matches of patterns with topics."""
 
     def __init__(self, names: Callable[[], Iterable[str]]) -> None:
-        """names: of all topics that there are."""
+        """names: returns all topics' names."""
         self._names = names
         self._kept: OrderedDict[str, tuple[Any, dict[str, bool]]] = OrderedDict()
 
     def check(self, pattern: str) -> None:
-        """Whether a pattern can be read. Raises: InvalidRegularExpression, Refused (there is no engine for it)."""
+        """Check that a pattern can be read. Raises: InvalidRegularExpression, Refused (no engine is installed)."""
         self._known(pattern)
 
-    def matching(self, pattern: str, may_know: Callable[[str], bool] | None = None) -> frozenset[str]:
-        """The topics whose whole names match, of those that may be known. Of what cannot be read nothing matches."""
+    async def matching(
+        self, pattern: str, turns: Turns, may_know: Callable[[str], bool] | None = None
+    ) -> frozenset[str]:
+        """Return the topics whose whole names match, of those that may be known. An unreadable pattern matches
+        nothing."""
         try:
             read, known = self._known(pattern)
         except (InvalidRegularExpression, Refused):
@@ -41,10 +49,16 @@ class Patterns:
         names = tuple(self._names())
         if len(known) > 2 * len(names):
             known.clear()
-        for name in names:
-            if name not in known:
-                known[name] = read.fullmatch(name) is not None
-        return frozenset(name for name in names if known[name] and (may_know is None or may_know(name)))
+        found: list[str] = []
+        async for some in turns.few(names):
+            for name in some:
+                if name not in known:
+                    await turns.take()
+                    known[name] = read.fullmatch(name.encode()) is not None
+                if known[name] and (may_know is None or may_know(name)):
+                    found.append(name)
+        self._forget(pattern)
+        return frozenset(found)
 
     def _known(self, pattern: str) -> tuple[Any, dict[str, bool]]:
         if pattern in self._kept:
@@ -55,9 +69,19 @@ class Patterns:
             self._kept.popitem(last=False)
         return made
 
+    def _forget(self, pattern: str) -> None:
+        """Make room for this pattern's known matches; other patterns forget first."""
+        room = KNOWN_MAX - sum(len(known) for _, known in self._kept.values())
+        for other, (_, known) in self._kept.items():
+            if room >= 0:
+                return
+            if other != pattern:
+                room += len(known)
+                known.clear()
+
 
 def _read(pattern: str) -> Any:
-    """RE2's reading of a pattern. Raises: InvalidRegularExpression, Refused."""
+    """Compile a pattern with RE2. Raises: InvalidRegularExpression, Refused."""
     if len(pattern.encode()) > PATTERN_BYTES_MAX:
         raise InvalidRegularExpression(f"a pattern of topics has at most {PATTERN_BYTES_MAX} bytes")
     try:
@@ -68,6 +92,7 @@ def _read(pattern: str) -> Any:
     engine: Any = re2
     options = engine.Options()
     options.max_mem = PATTERN_MEMORY_MAX
+    options.never_capture = True
     options.log_errors = False
     try:
         return engine.compile(pattern, options)

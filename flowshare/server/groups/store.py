@@ -1,4 +1,4 @@
-"""Where consumer groups and their offsets lie in the `StateStore`: one entry a group, one a committed offset; of
+"""Keys of consumer groups and their offsets in the `StateStore`: one entry a group, one a committed offset; of
 groups of the consumer protocol (KIP-848) one a member, too.
 
 cg/ <group id>                                                                                   a classic group
@@ -48,12 +48,12 @@ _EPOCH: Final = struct.Struct(">h")
 
 @dataclass(slots=True)
 class StoredGroup:
-    """What is stored of one group."""
+    """The stored state of one group."""
 
     state: ClassicGroupState | None = None
-    """None: it is no classic group, never had members, or none that the leader assigned anything to."""
+    """None: not a classic group, one that never had members, or one whose leader assigned nothing."""
     epochs: GroupEpochs | None = None
-    """Of a group of the consumer protocol."""
+    """Epochs of a group of the consumer protocol."""
     members: list[ConsumerMember] = field(default_factory=list["ConsumerMember"])
     offsets: Offsets = field(default_factory=Offsets)
 
@@ -64,28 +64,28 @@ class StoredGroup:
 
 
 def group_key(group_id: str) -> bytes:
-    """Where a classic group lies."""
+    """Return a classic group's key."""
     return GROUPS + group_id.encode()
 
 
 def consumer_key(group_id: str, name: str = EPOCHS) -> bytes:
-    """Where a group of the consumer protocol lies, or its member of this name."""
+    """Return the key of a group of the consumer protocol, or of its member of this name."""
     return CONSUMER_GROUPS + group_id.encode() if name == EPOCHS else MEMBERS + _name(group_id) + name.encode()
 
 
 def consumer_writes(group_id: str, entries: Mapping[str, bytes | None]) -> list[Write]:
-    """The writes for what `ConsumerGroup.unwritten` says."""
+    """Return the writes of `ConsumerGroup.unwritten`."""
     return [(consumer_key(group_id, name), entry) for name, entry in entries.items()]
 
 
 def group_removal(group_id: str, members: Iterable[str] = ()) -> list[Write]:
-    """The writes that remove a group without members, of whichever protocol; of `members` something may be left."""
+    """Return the writes that remove a group without members, of any protocol; entries of `members` may be left."""
     keys = (group_key(group_id), consumer_key(group_id), *(consumer_key(group_id, name) for name in members))
     return [(key, None) for key in dict.fromkeys(keys)]
 
 
 def offset_write(group_id: str, change: OffsetChange) -> Write:
-    """The write for a change of a group's offsets."""
+    """Return the write for a change of a group's offsets."""
     partition, value, producer = change
     key = OFFSETS if producer is None else PENDING
     key += _name(group_id)
@@ -99,7 +99,7 @@ def offset_write(group_id: str, change: OffsetChange) -> Write:
 
 
 async def load(store: StateStore, damage: Damage) -> dict[str, StoredGroup]:
-    """Everything that is stored, by group; groups of which something cannot be read are added to `damage` instead."""
+    """Read everything stored, by group; groups with an unreadable entry are added to `damage` instead."""
     found: dict[str, StoredGroup] = {}
     for key, value in await store.scan(GROUPS):
         group_id = key[len(GROUPS) :].decode(errors="backslashreplace")
@@ -139,7 +139,7 @@ async def _load_consumer_groups(store: StateStore, damage: Damage, found: dict[s
 
 
 async def everything_of(store: StateStore, group_id: str) -> list[Write]:
-    """The writes that remove all that is stored of a group."""
+    """Return the writes that remove everything stored of a group."""
     keys = [group_key(group_id), consumer_key(group_id)]
     for prefix in (MEMBERS, OFFSETS, PENDING):
         keys += [key for key, _ in await store.scan(prefix + _name(group_id))]
@@ -152,7 +152,7 @@ def _name(group_id: str) -> bytes:
 
 
 def _split(key: bytes, prefix: bytes) -> tuple[str, bytes]:
-    """Group id, and what follows it in the key."""
+    """Return group id, and the rest of the key."""
     start = len(prefix) + _LENGTH.size
     end = start + int.from_bytes(key[len(prefix) : start], "big")
     return key[start:end].decode(errors="backslashreplace"), key[end:]

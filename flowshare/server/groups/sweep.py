@@ -1,8 +1,8 @@
-"""The sweep: removes committed offsets that expired (offsets.retention.minutes), and the groups that go with them.
+"""The sweep: removes committed offsets that expired (offsets.retention.minutes), and groups that expired with them.
 
-It looks every offsets.retention.check.interval.ms, in slices with a pause in between in which others run. Between two
-slices anything may happen to a group, so each is decided anew, under the lock of the group's `GroupEntry` once there is
-something to remove; what has begun is written to the end, the sweep itself ends at any pause.
+The sweep looks every offsets.retention.check.interval.ms, in slices with a pause in between in which others run.
+Between two slices anything may happen to a group, so each is decided anew, under the lock of the group's `GroupEntry`
+once there is something to remove; a begun write is finished, the sweep itself ends at any pause.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 async def run(groups: ConsumerGroups) -> None:
-    """For ever."""
+    """Run for ever."""
     while True:
         await groups.clock.sleep(groups.config.retention_check_interval_ms / 1000)
         await once(groups)
 
 
 async def once(groups: ConsumerGroups) -> None:
-    """Remove what has expired."""
+    """Remove expired offsets."""
     turns = Turns(groups.clock)
     for entry in tuple(groups.entries.values()):
         try:

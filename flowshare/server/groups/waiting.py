@@ -28,7 +28,7 @@ class WaitingRequest:
         self.answer: JoinAnswer | SyncAnswer | None = None
 
     async def answered(self, kind: type[A]) -> A:
-        """The answer to a join or a sync; an error nobody will see if the connection is closed."""
+        """Wait for the answer to a join or a sync; an error nobody will see if the connection is closed."""
         while self.answer is None and not self.waiter.abandoned:
             await self.waiter.wait()
         gone = CoordinatorNotAvailable("the connection was closed")
@@ -36,7 +36,7 @@ class WaitingRequest:
 
 
 class WaitingRequests:
-    """All requests that wait: at most one join and one sync a member; how long is the group's to say."""
+    """All waiting requests: at most one join and one sync a member; the group ends their waits."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -44,7 +44,7 @@ class WaitingRequests:
 
     @contextmanager
     def place(self, connection: InProcess) -> Generator[WaitingRequest]:
-        """A place to wait in, until the connection is closed at the latest."""
+        """Yield a place to wait in, until the connection is closed at the latest."""
         number = next(self._numbers)
         place = self._places[number] = WaitingRequest(number)
         connection.watch(place.waiter)
@@ -55,7 +55,7 @@ class WaitingRequests:
             del self._places[number]
 
     def deliver(self, answers: Iterable[TicketAnswer]) -> None:
-        """Hand out answers; those that nobody waits for any more are dropped."""
+        """Deliver answers; those that nobody waits for any more are dropped."""
         for ticket, answer in answers:
             place = self._places.get(ticket)
             if place is not None:
@@ -64,7 +64,7 @@ class WaitingRequests:
 
 
 def refused(answers: Iterable[TicketAnswer]) -> list[TicketAnswer]:
-    """What those are told whose good answer was not to be made durable."""
+    """Turn good join answers into errors, because the group could not be written; other answers stay."""
     error = CoordinatorNotAvailable("the group could not be written; try again")
     return [
         TicketAnswer(ticket, JoinAnswer(error=error) if isinstance(answer, JoinAnswer) and not answer.error else answer)

@@ -1,7 +1,7 @@
-"""Cuts what comes off a socket into frames: an int32 length and that many bytes (Kafka protocol guide).
+"""Frames of a socket's bytes: an int32 length and that many bytes (Kafka protocol guide).
 
-A frame is refused as soon as its length, or the API key behind it, is known: nothing of what is too large is kept.
-A chunk that holds whole frames is sliced; a frame that comes in many chunks is joined once, when it is complete.
+A frame is refused as soon as its length, or the API key behind it, is known: nothing too large is kept. A chunk that
+holds whole frames is sliced; a frame that comes in many chunks is joined once, when it is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SMALL: Final = 4_096
 
 
 class FrameError(Exception):
-    """The bytes cannot be frames; the text says why, the connection is of no use any more."""
+    """The bytes cannot be frames; the text gives the reason. The connection is of no use any more."""
 
 
 class Frames:
@@ -27,27 +27,27 @@ class Frames:
     __slots__ = ("_bytes_max", "_chunks", "_longer", "_longest", "_need", "_position", "buffered")
 
     def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: longest frame allowed."""
+        """bytes_max: bytes of the longest frame."""
         self._bytes_max = self._longest = bytes_max
         self._longer: Mapping[int, int] = {}
         self._chunks: deque[bytes | bytearray] = deque()
-        self._position = 0  # of what is next in the first chunk
+        self._position = 0  # of the next byte in the first chunk
         self._need = 0  # bytes of the next frame with its length; 0: not known yet
         self.buffered = 0
         """Bytes fed and not yet taken."""
 
     def allow(self, bytes_max: int) -> None:
-        """From now on a frame may have that many bytes; what is longer for an API key (`allow_longer`) stays."""
+        """Set the longest frame in bytes; longer ones for an API key (`allow_longer`) stay."""
         self._bytes_max = bytes_max
         self._longest = max(bytes_max, *self._longer.values()) if self._longer else bytes_max
 
     def allow_longer(self, longer: Mapping[int, int]) -> None:
-        """From now on requests with one of these API keys may have that many bytes, if that is more."""
+        """Set the longest frame in bytes of requests with these API keys, if that is more."""
         self._longer = longer
         self._longest = max(self._bytes_max, *longer.values())
 
     def feed(self, data: bytes) -> None:
-        """Take over what came off the socket."""
+        """Add received bytes."""
         self.buffered += len(data)
         chunks = self._chunks
         if len(data) < _SMALL and chunks:
@@ -59,7 +59,7 @@ class Frames:
         chunks.append(data)
 
     def next(self) -> bytes | None:
-        """The next frame without its length; None when it is not complete. Raises: FrameError."""
+        """Return the next frame without its length; None when it is not complete. Raises: FrameError."""
         need = self._need or self._measure()
         if not need or self.buffered < need:
             return None
@@ -75,12 +75,12 @@ class Frames:
         return self._join(need - 4)
 
     def clear(self) -> None:
-        """Forget what is there."""
+        """Forget all bytes."""
         self._chunks.clear()
         self._position = self._need = self.buffered = 0
 
     def _measure(self) -> int:
-        """Length of the next frame with the length itself, once that may be known. Raises: FrameError."""
+        """Return the length of the next frame with the length itself, 0 while it is not known. Raises: FrameError."""
         if self.buffered < 4:
             return 0
         (length,) = _LENGTH.unpack(self._peek(4))

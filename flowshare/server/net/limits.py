@@ -1,7 +1,8 @@
-"""What a listener allows its clients: bytes, connections, requests under way, time. Kafka's names where Kafka has them.
+"""The limits that a listener sets its clients: bytes, connections, requests under way, time. Limits that Kafka has bear
+Kafka's names.
 
-Every limit has a default, and is kept by `listener.py`, `socket.py`, `memory_pool.py`, `server/runtime/answers.py`; a
-client that goes over one loses its connection or is not read from for a while, and nobody else notices.
+Every limit has a default, and is kept by `listener.py`, `socket.py`, `memory_pool.py`, `server/runtime/answers.py`. A
+client that exceeds a limit loses its connection or is not read from for a while; other clients do not notice.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from flowshare.share.settings import Setting, by_name, number, read_fields
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 REAUTH_MS_MIN: Final = 5_000
-"""Logins that hold for less would cost a server more than they are good for."""
+"""Shortest login in ms: a shorter one would cost a server more than it is good for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerLimits:
-    """Limits of one listener; `LISTENER_CONFIGS` says what each is called in a server.properties."""
+    """Limits of one listener; `LISTENER_CONFIGS` has their names in a server.properties."""
 
     connections_max: int = 2_000
     connections_per_address_max: int | None = None
-    """None: half of all; from this machine itself, where all clients have one address, nine of ten."""
+    """None: half of all; nine of ten for this machine itself, where all clients have one address."""
     backlog: int = 50
     request_bytes_max: int = 100 * MIB
     plain_request_bytes_max: int = MIB
@@ -48,14 +49,14 @@ class ListenerLimits:
     unread_max_ms: int = 60_000
 
     def connections_from(self, all_: int, *, own: bool) -> int:
-        """Connections that one address may have of `all_`. own: it is this machine's."""
+        """Return the connections that one address may have of `all_`. own: the address is this machine's."""
         if self.connections_per_address_max is not None:
             return self.connections_per_address_max
         return all_ - all_ // 10 if own else max(all_ // 2, 1)
 
     @classmethod
     def parse(cls, values: Mapping[str, str]) -> ListenerLimits:
-        """Read limits by their names; what is not given has its default.
+        """Read limits by their names; a limit not given has its default.
 
         Raises: InvalidConfig for an unknown name or a value out of bounds.
         """

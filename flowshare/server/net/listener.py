@@ -1,7 +1,7 @@
-"""The TCP listener: accepts sockets, watches their time, closes them in order.
+"""The TCP listener: accepts sockets, watches their time limits, closes them in order.
 
-One `ListenerSocket` a connection does the reading and writing. All waiting that is no more than "has this taken too
-long" is one timer for all connections, so that an idle connection costs nothing.
+One `ListenerSocket` a connection does the reading and writing. One timer for all connections checks every time limit,
+so that an idle connection costs nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.forks import hold_alone
 from flowshare.log.descriptors import connections as descriptors_left
 from flowshare.log.descriptors import limit_now
+from flowshare.protocol.kafka import load
 from flowshare.server.edge.base import AdvertisedNode
 from flowshare.server.net.limits import ListenerLimits
 from flowshare.server.net.memory_pool import MemoryPool
@@ -40,33 +41,35 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+FIRST_WORDS: Final = (*(("api_versions", version) for version in range(6)), ("metadata", 1), ("metadata", 12))
+"""APIs and versions of clients' first requests."""
 CLOSE_S: Final = 2.0
-"""Time that sockets get to take their last answers, and requests to end, when the listener closes."""
+"""Seconds that sockets get to take their last answers, and requests to end, when the listener closes."""
 
 
 ACCEPT_AT_ONCE: Final = 50
-"""Connections taken before others have their turn."""
+"""Connections accepted before other work of the loop has its turn."""
 LOOK_S: Final = 0.5
-"""Time between two looks at begun requests while others wait for room."""
+"""Seconds between two looks at begun requests while others wait for room."""
 ACCEPT_AGAIN_S: Final = 0.5
-"""Wait after a connection could not be accepted."""
+"""Seconds before the next try after a connection could not be accepted."""
 LARGE_AT_ONCE: Final = 4
-"""Requests of many parts that are read and neither answered nor waiting: each takes up to some 50 MB, of a client that
-sent less than one."""
+"""Requests of many parts that are read and neither answered nor waiting: each takes up to some 50 MB, for less than 1
+MB that the client sent."""
 HANDSHAKES_MAX: Final = 256
-"""TLS handshakes at a time: each may take the 256 KiB of the loop's buffer and 128 KiB of OpenSSL's, of a stranger."""
+"""TLS handshakes at a time: each may take the 256 KiB of the loop's buffer and 128 KiB of OpenSSL's, for a stranger."""
 HANDSHAKE_S: Final = 1.0
-"""A handshake that takes longer gives way when others want to begin."""
+"""Seconds after which a handshake gives way when other clients want to begin one."""
 HANDSHAKE_AGAIN_S: Final = 0.02
-"""Wait while all handshakes are younger than that."""
+"""Seconds to wait while all handshakes are younger than `HANDSHAKE_S`."""
 
 
 class ListenerError(FlowshareError):
-    """The listener cannot start; the text says what to do."""
+    """The listener cannot start; the error's text says how to mend that."""
 
 
 class Listener:
-    """Serves a `Server` to sockets. `start` and `close` on the server's loop; the server is the caller's to close."""
+    """Serves a `Server` to sockets. Call `start` and `close` on the server's loop; the caller closes the server."""
 
     def __init__(
         self,
@@ -80,9 +83,11 @@ class Listener:
         authorizer: Authorizer | None = None,
         apis: Mapping[int, Endpoint] | None = None,
     ) -> None:
-        """node: what clients are told; None: the address listened at (its port, too, when the node's is 0).
+        """node: the broker that clients are told of; None: the address listened at (its port, too, when the node's is
+        0).
 
-        tls: wraps every socket. sasl: who may log in; None: nobody has to. apis: instead of the whole table.
+        tls: wraps every socket. sasl: the logins; None: clients need no login. apis: endpoints in place of the whole
+        table.
         """
         self.server = server
         self.clock = clock
@@ -96,27 +101,27 @@ class Listener:
             server.authorize(authorizer)
         self.pool = MemoryPool(self.limits.queued_request_bytes_max)
         self.strangers = MemoryPool(self.limits.queued_login_bytes_max)
-        """Of who has to log in and has not."""
+        """Memory of clients that have to log in and have not."""
         self._looking: TimerHandle | None = None
         self.answers = Answers(*_answer_limits(self.limits))
         self.answers.unread = self._unread_bytes
         self.line = TurnLine()
         self.beside = asyncio.Lock()
-        """Held by who reads a long request or writes a long answer beside the loop: more at once would only take the
-        interpreter from it."""
+        """Held while a long request is read or a long answer is written in a thread: more threads would only take the
+        interpreter from the loop."""
         self.places = Places(LARGE_AT_ONCE)
         self._apis = apis
         self.unread: set[ListenerSocket] = set()
-        """Sockets whose clients have more to read than they may."""
+        """Sockets whose clients have more to read than allowed."""
         self.holding: set[ListenerSocket] = set()
-        """Sockets that may have answers which are finished and not read."""
+        """Sockets that may have finished answers which clients have not read."""
         self._node = node
         self._sockets: set[ListenerSocket] = set()
         self._silent: dict[ListenerSocket, None] = {}
-        """Those that have asked for nothing since they connected, or have to log in and have not, oldest first."""
+        """Sockets that have asked for nothing since they connected, or have to log in and have not, oldest first."""
         self._addresses: Counter[str] = Counter()
         self._handshaking: dict[ListenerSocket, None] = {}
-        """Those whose TLS handshake is under way, oldest first."""
+        """Sockets whose TLS handshake is under way, oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: list[sockets.socket] = []
         self._accepting_again: dict[sockets.socket, TimerHandle] = {}
@@ -125,10 +130,10 @@ class Listener:
 
     @cached_property
     def endpoints(self) -> Mapping[int, Endpoint]:
-        """API key -> what answers it.
+        """Endpoints by API key.
 
-        Imported at the first request: an embedded path that only its own process uses never gets one, and starts in
-        two thirds of the time.
+        Imported at the first request: an embedded path that only its own process uses never gets one, and starts in two
+        thirds of the time.
         """
         apis = self._apis
         if apis is None:
@@ -145,12 +150,12 @@ class Listener:
         return self._node
 
     def rename(self, node_id: int) -> None:
-        """The broker that clients are told of has this id; connections that are open keep the one they know."""
+        """Advertise this node id to clients from now on; open connections keep the id that they know."""
         self._node = replace(self.node, node_id=node_id)
 
     @property
     def connections_max(self) -> int:
-        """Connections that there may be: `max.connections`, or what the process's descriptors leave."""
+        """Most connections that may be open: `max.connections`, or as many as the process's descriptors allow."""
         return descriptors_left(self._descriptors, self.limits.connections_max)
 
     def _say_if_fewer(self) -> None:
@@ -167,8 +172,18 @@ class Listener:
         """Open sockets."""
         return len(self._sockets)
 
+    async def load(self) -> None:
+        """Import the modules that the first request needs: the import takes a second of processor time, more than some
+        clients wait.
+
+        Meant for listeners with clients of other makers; a path's own members have codecs of their own.
+        """
+        await asyncio.to_thread(load, FIRST_WORDS)
+        await asyncio.to_thread(lambda: self.endpoints)
+
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; port 0: a free one. Returns where. Raises: ListenerError when the address cannot be had."""
+        """Listen at `host` and `port` (0: a free one). Return the bound address. Raises: ListenerError when it cannot
+        be had."""
         self._say_if_fewer()
         try:
             self._listening = await _listen(host, port, self.limits.backlog)
@@ -188,7 +203,7 @@ class Listener:
         return bound_host, bound_port
 
     async def close(self) -> None:
-        """Listen no more, close all connections, end what is under way; harmless when it is not open."""
+        """Stop listening, close all connections, end work under way; harmless when the listener is not open."""
         if not self._listening:
             return
         listening, self._listening = self._listening, []
@@ -212,7 +227,7 @@ class Listener:
         await cancelled(*self._tasks)
 
     def configure(self, limits: ListenerLimits) -> None:
-        """Other limits hold from now on, for connections that are open, too; none of them is closed for it."""
+        """Apply other limits from now on, to open connections, too; no connection is closed for that."""
         told = self.limits.connections_max
         self.limits = limits
         if limits.connections_max != told:
@@ -228,10 +243,10 @@ class Listener:
             self._timer.cancel()
             self._watch()
 
-    # What sockets ask and tell.
+    # Methods that sockets call.
 
     def forget(self, socket: ListenerSocket) -> None:
-        """A socket is gone; harmless when that is known."""
+        """Remove a socket that is gone; harmless when the socket was removed before."""
         if socket not in self._sockets:
             return
         self._sockets.discard(socket)
@@ -245,18 +260,18 @@ class Listener:
         self._look_whether_empty()
 
     def spoke(self, socket: ListenerSocket) -> None:
-        """A client, logged in if it has to, has asked for something."""
+        """Note that a client, logged in if it has to be, has asked for something."""
         self._silent.pop(socket, None)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run work of a socket, to its end even when the socket goes."""
+        """Run work of a socket, to its end even when the socket is closed."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
     def too_much_unread(self) -> None:
-        """A client has much to read; when all of them together have too much, the worst loses its socket."""
+        """Check unread answers after a client's grew; over the limit of all clients, close the socket with the most."""
         total = self._unread_bytes()
         if total > self.limits.queued_answer_bytes_max:
             worst = max(self.holding, key=lambda socket: socket.unread_bytes)
@@ -267,7 +282,7 @@ class Listener:
             )
 
     def too_many_strangers(self) -> None:
-        """Who has not logged in has sent something; when all of them have sent too much, the oldest one goes."""
+        """Check the bytes of clients that have not logged in; over the limit, close the oldest ones."""
         while self.strangers.full and (oldest := self.strangers.oldest()) is not None:
             oldest.end(
                 f"{self.strangers.held} bytes came of clients that have not logged in (queued.max.login.bytes)",
@@ -275,7 +290,8 @@ class Listener:
             )
 
     def look_soon(self) -> None:
-        """A connection is not read from because of what all hold: look who only holds."""
+        """Look soon for begun requests without progress: a connection is not read from, as the memory of all is
+        short."""
         if self._looking is None and self._listening:
             self._looking = self.clock.call_later(LOOK_S, self._look)
 
@@ -292,7 +308,7 @@ class Listener:
             self.look_soon()
 
     def _unread_bytes(self) -> int:
-        """Bytes of answers that are finished and not read."""
+        """Return the bytes of answers that are finished and not read."""
         total = 0
         for socket in tuple(self.holding):
             count = socket.unread_bytes
@@ -302,23 +318,23 @@ class Listener:
         return total
 
     def _accept_on(self, listening: sockets.socket) -> None:
-        """Take connections for as long as the listener is open.
+        """Accept connections for as long as the listener is open.
 
-        Not left to the loop's own servers: those would only tell of a connection when its TLS handshake is over, and
-        until then nothing would count it. Nor to a task: one that is cancelled may have a socket in hand.
+        The loop's own servers do not fit: they tell of a connection only when its TLS handshake is over, so that
+        nothing would count it before. A task does not fit either: a cancelled task may have a socket in hand.
         """
         self._accepting_again.pop(listening, None)
         asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: sockets.socket) -> None:
-        """Take the connections that wait, or some of many; the loop calls again while there are more."""
+        """Accept the waiting connections, or some of many; the loop calls again while there are more."""
         for _ in range(ACCEPT_AT_ONCE):
             if not self._accept_one(listening):
                 return
 
     def _accept_one(self, listening: sockets.socket) -> bool:
-        """Whether there may be another one waiting."""
-        from flowshare.server.net.socket import ListenerSocket  # not before one comes: see `endpoints`
+        """Accept one connection; return True if another one may be waiting."""
+        from flowshare.server.net.socket import ListenerSocket  # imported at the first connection: see `endpoints`
 
         if not self._room_for_handshake():
             self._accept_later(listening, HANDSHAKE_AGAIN_S)
@@ -326,7 +342,7 @@ class Listener:
         try:
             socket, (address, port, *_) = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return False  # none there any more
+            return False  # no connection waits any more
         except OSError as error:  # the process may have no more files open
             logger.warning("a connection could not be accepted: %s", _reason(error))
             self._accept_later(listening, ACCEPT_AGAIN_S)
@@ -354,7 +370,8 @@ class Listener:
         self._accepting_again[listening] = again
 
     def _room_for_handshake(self) -> bool:
-        """Whether a TLS handshake may begin; the oldest one goes for it if it has had its time."""
+        """Make room for a TLS handshake, ending the oldest one if it is older than `HANDSHAKE_S`; False if there is no
+        room."""
         if len(self._handshaking) < HANDSHAKES_MAX:
             return True
         oldest = next(iter(self._handshaking))
@@ -365,9 +382,11 @@ class Listener:
         return True
 
     def _room_for(self, network: str, *, own: bool) -> str | None:
-        """Why there may be no further connection from an address; None when there may. own: it is this machine's.
+        """Return the reason why an address may have no further connection; None when it may. own: the address is this
+        machine's.
 
-        Where all are taken the oldest one goes of those that were only made; of this address, if it has its part.
+        When all connections are taken, the oldest silent one is closed; one of this address, if the address has its
+        part.
         """
         most = self.connections_max
         allowed = self.limits.connections_from(most, own=own)
@@ -377,7 +396,7 @@ class Listener:
         oldest = next((one for one in self._silent if not crowded or one.network == network), None)
         if oldest is not None:
             oldest.end("it asked for nothing, and others want to connect (max.connections)", at_once=True)
-            self.forget(oldest)  # it counts no more, whenever the loop says that it is gone
+            self.forget(oldest)  # not counted any more, whenever the loop reports the closing
             return None
         if crowded:
             return f"there are {allowed} connections from {network} already (max.connections.per.ip)"
@@ -392,9 +411,9 @@ class Listener:
             made.end(f"TLS handshake failed: {error}", at_once=True)
 
     def _connected(self, made: ListenerSocket, socket: sockets.socket) -> None:
-        """The connection is the loop's now, or it is over.
+        """End the connecting: the loop has the connection now, or the connection is over.
 
-        A callback, not the end of the task: a task that is cancelled before its first step never runs a line.
+        Called back rather than run at the task's end: a task that is cancelled before its first step never runs a line.
         """
         made.connecting = None
         self._handshaking.pop(made, None)
@@ -411,7 +430,7 @@ class Listener:
             self._emptied.set()
 
     def _watch(self) -> None:
-        """Look at the time of all sockets, now and again later."""
+        """Check the time limits of all sockets, now and again later."""
         now = self.clock.monotonic()
         for socket in tuple(self._sockets):
             socket.check(now)
@@ -432,7 +451,7 @@ def _answer_limits(limits: ListenerLimits) -> tuple[int, int, int]:
 
 
 async def _listen(host: str, port: int, backlog: int) -> list[sockets.socket]:
-    """Sockets that listen on all addresses of a host; port 0 is the same free one for all. Raises: OSError."""
+    """Open sockets that listen on all addresses of a host; port 0 is the same free one for all. Raises: OSError."""
     loop = asyncio.get_running_loop()
     flags = sockets.AI_PASSIVE
     infos = await loop.getaddrinfo(host or None, port, type=sockets.SOCK_STREAM, flags=flags)
@@ -456,7 +475,7 @@ async def _listen(host: str, port: int, backlog: int) -> list[sockets.socket]:
 
 
 def _reason(error: OSError) -> str:
-    """What the system says, without the loop's own words around it."""
+    """Return the system's text of an error, without the event loop's own words around it."""
     if isinstance(error, sockets.gaierror) or error.errno is None:
         return error.strerror or str(error)
     return os.strerror(error.errno)

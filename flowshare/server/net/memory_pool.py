@@ -1,15 +1,15 @@
-"""The memory of requests that all connections of a listener hold together, and who is not read from when it is short.
+"""The memory of requests that all connections of a listener share, and the order of reading when memory is short.
 
-What counts is what was received: a client cannot reserve by telling a length. Nobody may hold more than as much again
-is left: a principal, or an address where nobody logs in, not more than of the budget, and a connection not more than of
-its principal's part. So whoever comes finds something, however many others hold all that they may. A connection that
-holds more is not read from further; when there is more room those of who holds least go on first, and of these who had
-a request answered last.
+Received bytes count: a client cannot reserve memory by announcing a length. No principal (an address where nobody logs
+in) may hold more bytes than the budget has left, and no connection more than its principal's part has left. So a new
+client always finds room, however many others hold all that they may. A connection that holds more is not read from
+further; when there is more room, connections of the principals that hold least go on first, among equals the most
+recently answered.
 
-When nobody's part is enough for a whole request, one connection at a time is read to the end of it beyond its part.
-While somebody waits, a begun request of which little comes gives its bytes up.
+When nobody's part is enough for a whole request, one connection at a time is read to the end of its request beyond its
+part. While connections wait, a begun request that makes little progress gives its bytes up.
 
-What stays when requests are answered has a budget of its own (`server.runtime.budget`).
+State that stays when requests are answered has a budget of its own (`server.runtime.budget`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 
 KIB: Final = 1024
 SMALL_BYTES: Final = 64 * KIB
-"""A connection may hold that, whatever all others do."""
+"""Bytes that a connection may hold in any case."""
 SMALL_PART: Final = 16
-"""The same as a part of a smaller budget."""
+"""Divisor for the same limit in a small budget."""
 UNDER_WAY_PART: Final = 4
-"""While requests under way hold more than this part of the budget nobody is read from beyond its part."""
+"""Divisor: while requests under way hold more than a fourth of the budget, no connection is read from beyond its
+part."""
 ARRIVING_BYTES: Final = 16 * KIB
-"""A begun request of which less comes between two looks stands still."""
+"""Bytes between two looks below which a begun request stands still."""
 LOOKED_AT: Final = 64
-"""Of those that wait so many are read from between two looks, so that it is seen whether anything comes of them."""
+"""Waiting connections that are read from between two looks, to see if their requests make progress."""
 
 
 class Account:
-    """What one connection holds; made by `MemoryPool.open`."""
+    """The bytes that one connection holds; made by `MemoryPool.open`."""
 
     __slots__ = ("came", "holder", "last", "looked_at", "party", "tried", "under_way", "unfinished")
 
@@ -43,16 +44,17 @@ class Account:
         self.holder = holder
         self.party = party
         self.unfinished = 0
-        """Bytes received that are no request yet."""
+        """Bytes received that are not a whole request yet."""
         self.under_way = 0
-        """Bytes of requests that are not answered."""
+        """Bytes of unanswered requests."""
         self.last = 0
-        """When its last request was answered, counted in requests of all."""
+        """Serial number, among all requests, of the connection's last answered one."""
         self.came = 0
-        """Bytes since the last look."""
+        """Bytes received since the last look."""
         self.looked_at = False
         self.tried = False
-        """Whether it waits for memory and is read from all the same, to see whether anything comes."""
+        """True if the connection waits for memory and is read from all the same, to see if its request makes
+        progress."""
 
     @property
     def held(self) -> int:
@@ -79,34 +81,34 @@ class MemoryPool:
 
     @property
     def waiting(self) -> int:
-        """Connections that are not read from because of what is held."""
+        """Number of connections that are not read from because memory is short."""
         return len(self._waiting)
 
     @property
     def full(self) -> bool:
-        """Whether more is held than may be."""
+        """True if more bytes are held than allowed."""
         return self.held > self._bytes_max
 
     def configure(self, bytes_max: int) -> None:
-        """So many bytes may be held from now on."""
+        """Set the bytes that may be held from now on."""
         self._bytes_max = bytes_max
         self._freed = SMALL_BYTES
         self._release()
 
     def open(self, holder: ListenerSocket, party: str) -> Account:
-        """An account for a connection. party: its principal or its address."""
+        """Return a new account for a connection. party: its principal or its address."""
         account = Account(holder, party)
         self._accounts[account] = None
         return account
 
     def received(self, account: Account, count: int) -> None:
-        """Bytes came."""
+        """Count received bytes."""
         account.unfinished += count
         account.came += count
         self._change(account, count)
 
     def allows(self, account: Account) -> bool:
-        """Whether the holder, who wants to, may be read from now; if not, it is resumed later."""
+        """Return True if a holder that wants to be read from may be now; if False, the holder is resumed later."""
         if account is self._favoured or account.tried or self._fits(account):
             self._waiting.pop(account, None)
             return True
@@ -117,7 +119,7 @@ class MemoryPool:
         return False
 
     def withdraw(self, account: Account) -> None:
-        """The holder does not want to be read from now."""
+        """Note that the holder does not want to be read from now."""
         self._waiting.pop(account, None)
         account.tried = account.looked_at = False
         if account is self._favoured:
@@ -125,7 +127,7 @@ class MemoryPool:
             self._release()
 
     def accepted(self, account: Account, count: int) -> None:
-        """One request of `count` bytes is complete and under way."""
+        """Count one request of `count` bytes as complete and under way."""
         account.unfinished -= count
         account.under_way += count
         account.tried = account.looked_at = False
@@ -135,7 +137,7 @@ class MemoryPool:
             self._release()
 
     def finished(self, account: Account, count: int) -> None:
-        """A request of `count` bytes is under way no more."""
+        """End a request of `count` bytes under way."""
         self._answered += 1
         account.last = self._answered
         account.under_way -= count
@@ -144,7 +146,7 @@ class MemoryPool:
         self._release()
 
     def left(self, account: Account) -> None:
-        """The holder is gone, with what never became a request; what is under way stays."""
+        """Remove a closed connection's account with its unfinished request; requests under way still count."""
         self._accounts.pop(account, None)
         self._waiting.pop(account, None)
         if account is self._favoured:
@@ -154,13 +156,12 @@ class MemoryPool:
         self._release()
 
     def oldest(self) -> ListenerSocket | None:
-        """Whoever has begun a request, of all these the connection that was there first."""
+        """Return the oldest connection with a begun request, or None."""
         return next((account.holder for account in self._accounts if account.unfinished), None)
 
     def look(self) -> list[ListenerSocket]:
-        """Whose begun requests have stood still since the last look, those that hold most first. Call it every now
-        and then while somebody waits, and close them as long as somebody does.
-        """
+        """Return connections whose begun requests stood still since the last look, those of the largest holders first.
+        Call it regularly while connections wait, and close the returned ones as long as some wait."""
         still: list[Account] = []
         for account in self._accounts:
             if account.unfinished <= self._small or account in self._waiting or not account.holder.arriving:
@@ -183,7 +184,7 @@ class MemoryPool:
         return self._favoured is None and self._under_way <= self._bytes_max // UNDER_WAY_PART
 
     def _fits(self, account: Account) -> bool:
-        """Whether what the holder has is within its part."""
+        """Return True if the bytes that the holder has are within its part."""
         held = account.held
         if held <= self._small:
             return True
@@ -202,10 +203,11 @@ class MemoryPool:
         self._freed -= min(count, 0)
 
     def _release(self) -> None:
-        """Let those go on that may. Not for every few bytes while somebody is favoured: it goes over all that wait."""
+        """Resume connections that may go on. Not for every few bytes while one is favoured: the search covers all
+        waiting ones."""
         if not self._waiting or self._releasing or (self._favoured is not None and self._freed < self._small):
             return
-        self._releasing = True  # whoever is resumed may end, and release more
+        self._releasing = True  # a resumed connection may end, and release more
         try:
             self._freed = 0
             for account in sorted(self._waiting, key=self._order):
@@ -220,19 +222,19 @@ class MemoryPool:
 
     def _favour(self, account: Account) -> None:
         if self._favoured is not None:
-            self._waiting.setdefault(self._favoured)  # it is told so by the next bytes that come
+            self._waiting.setdefault(self._favoured)  # the connection hears so by its next bytes
         self._waiting.pop(account, None)
         self._favoured = account
         account.came = 0
         account.looked_at = False
 
     def _comes_before_favoured(self, account: Account) -> bool:
-        """Whether it had a request answered since the favoured one, of which nothing much comes."""
+        """Return True if this account was answered later than the favoured one, which makes little progress."""
         favoured = self._favoured
         return favoured is not None and favoured.last < account.last and favoured.came < ARRIVING_BYTES
 
     def _choose(self) -> Account:
-        """The next one that is favoured: whoever comes first, and in every second turn who has waited longest."""
+        """Choose the next favoured account: the first by `_order`, and in every second turn the longest waiting."""
         self._oldest_first = not self._oldest_first
         return next(iter(self._waiting)) if not self._oldest_first else min(self._waiting, key=self._order)
 

@@ -1,4 +1,4 @@
-"""The requests of one socket that are under way, each with the place of its answer, and which of them are long."""
+"""The requests of one socket that are under way, each with the place of its answer, and the sizes of long ones."""
 
 from __future__ import annotations
 
@@ -27,28 +27,27 @@ SHORT: Final = frozenset(
         ApiKey.FLOWSHARE_COOPERATIVE_SETTLE,
     }
 )
-"""What clients send all the time. Behind any other request the next one is taken up when it is known what that takes:
-in the next round, or when it needs no further turns."""
+"""The APIs that clients use all the time. Behind a request of any other API the next request waits until the cost of
+that one is known: until the next round, or until it needs no further turns."""
 LONG: Final = 64 * 1024
-"""A longer request, which can name tens of thousands of things, is read beside the loop, and so is its answer written,
-and any answer that takes more: a second's work, for which the loop's other work waits no longer than the interpreter
-lets a thread run."""
+"""Bytes above which a request, or an answer, is read or written in a thread: such a request can name tens of thousands
+of things, a second's work, for which the loop's other work waits no longer than the interpreter lets a thread run."""
 PARTS: Final = 500
-"""A request of more parts is as long, whatever its bytes: each becomes an object, a millisecond's work for so many, and
-in one round of the loop each of thousands of connections may send one."""
+"""Parts above which a request counts as long, for any number of bytes: each part becomes an object, this many are a
+millisecond's work, and in one round of the loop each of thousands of connections may send one."""
 WITH_RECORDS: Final[frozenset[int]] = frozenset(
     {ApiKey.PRODUCE, ApiKey.FLOWSHARE_SETTLE, ApiKey.FLOWSHARE_COOPERATIVE_SETTLE}
 )
-"""Long by their records; their answers are short."""
+"""APIs that are long by their records; their answers are short."""
 
 
 class OpenRequest:
-    """One request under way and, when its turn has not come, its answer."""
+    """One request under way and, until its turn, its answer."""
 
     __slots__ = ("frame", "ordered", "size", "space")
 
     def __init__(self, size: int, space: AnswerSpace, *, ordered: bool) -> None:
-        """size: of the request. space: of its answer."""
+        """size: bytes of the request. space: account of its answer."""
         self.size = size
         self.space = space
         self.ordered = ordered
@@ -56,43 +55,43 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """The requests of one socket that are not answered, and the answers that wait for their turn.
+    """The unanswered requests of one socket, and the answers that wait for their turn.
 
     Invariant: ordered answers are given out in the order of their requests, each once; others at once.
     """
 
     def __init__(self, unwritten: Callable[[], int]) -> None:
-        """unwritten: bytes that were written and that the client has not read."""
+        """unwritten: returns the bytes that were written and that the client has not read."""
         self._unwritten = unwritten
         self._open: dict[OpenRequest, None] = {}
         self._queue: deque[OpenRequest] = deque()
-        """Those whose answers keep their order."""
+        """Requests whose answers keep their order."""
         self._starved: list[Waiter] = []
-        """Fetches that may read nothing now."""
+        """Fetches without room to read now."""
         self.request_bytes = 0
-        """Of requests that are not answered."""
+        """Bytes of unanswered requests."""
         self.held = 0
         """Bytes of answers whose turn has not come."""
 
     def __len__(self) -> int:
-        """Requests that are not answered."""
+        """Return the number of unanswered requests."""
         return len(self._open)
 
     def begin(self, exchange: OpenRequest) -> None:
-        """A request is accepted."""
+        """Add an accepted request."""
         self._open[exchange] = None
         self.request_bytes += exchange.size
         if exchange.ordered:
             self._queue.append(exchange)
 
     def end(self, exchange: OpenRequest) -> None:
-        """A request is over; `answer` what it came to, unless nobody is there any more."""
+        """End a request; call `answer` with its frame then, unless the socket is gone."""
         self._open.pop(exchange, None)
         self.request_bytes -= exchange.size
         exchange.space.finish()
 
     def answer(self, exchange: OpenRequest, frame: bytes) -> Iterable[bytes]:
-        """The answers whose turn has come with this one; an empty one is none."""
+        """Return the answers whose turn has come with this one, without empty ones."""
         if not exchange.ordered:
             return (frame,) if frame else ()
         exchange.frame = frame
@@ -108,17 +107,17 @@ class OpenRequests:
                 yield frame
 
     def clear(self) -> None:
-        """The socket is gone: no answer is given out any more."""
+        """Drop all requests and answers: the socket is gone."""
         for exchange in (*self._open, *self._queue):
             exchange.space.finish()
         self._queue.clear()
 
-    # Asked by the spaces of the answers.
+    # Methods that the spaces of answers call.
 
     def ahead(self, space: AnswerSpace) -> tuple[bool, int]:
-        """Whether the space's answer is the next one, and bytes that the client has to read before.
+        """Return True if the space's answer is the next one, and the bytes that the client has to read before it.
 
-        Without an order every answer is the next one while no other one has bytes.
+        Without an order, every answer is the next one while no other one has bytes.
         """
         total = self._unwritten()
         if not self._queue:
@@ -131,11 +130,11 @@ class OpenRequests:
         return self._queue[0].space is space, total
 
     def starved(self, waiter: Waiter) -> None:
-        """Wake `waiter` when the client has read something, or its answer may be the next one."""
+        """Wake `waiter` when the client has read, or its answer may be the next one."""
         self._starved.append(waiter)
 
     def feed(self) -> None:
-        """Let the fetches look again that could read nothing."""
+        """Wake the fetches that had no room to read."""
         starved, self._starved = self._starved, []
         for waiter in starved:
             waiter.wake()

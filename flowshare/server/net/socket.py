@@ -1,7 +1,8 @@
 """One socket: bytes to frames, frames to calls, answers back in the order of their requests.
 
-Requests are accepted in the order in which they came. A client that says it is `flowshare` gets each answer as soon as
-it is there (its requests are told apart by correlation id); all others get them in the order of their requests.
+Requests are accepted in the order in which they came. A client that names itself `flowshare` gets each answer as soon
+as the answer is ready (such a client tells answers apart by correlation id); all others get theirs in the order of
+their requests.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import logging
 import struct
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from flowshare.protocol.client_software import OWN_SOFTWARE
 from flowshare.protocol.kafka import ApiKey, RequestStart, request_start
-from flowshare.protocol.software import OWN_SOFTWARE
 from flowshare.protocol.walk import TooManyParts
 from flowshare.server.edge.api_versions import refusal
-from flowshare.server.edge.base import Endpoint, Peer, SocketCall
+from flowshare.server.edge.base import LOGIN_APIS, Endpoint, Peer, SocketCall
 from flowshare.server.net.frames import FrameError, Frames
 from flowshare.server.net.requests import LONG, PARTS, SHORT, WITH_RECORDS, OpenRequest, OpenRequests
 from flowshare.server.runtime import answers
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 READ_AHEAD: Final = 64 * 1024
-"""Bytes read beyond what can be accepted, so that the end of a socket with many parked requests is seen at once."""
+"""Bytes read beyond the requests that can be accepted, so that a socket's end is seen even with many parked
+requests."""
 ACCEPTED_AT_ONCE: Final = 16
-"""Requests of one connection that are taken up in one round of the loop."""
+"""Requests of one connection that are accepted in one round of the loop."""
 LINGER_S: Final = 5.0
-"""A socket that was closed and does not go is cut after this."""
+"""Seconds after which a closed socket that stays open is cut."""
 _LENGTH: Final = struct.Struct(">i")
 
 
@@ -43,12 +45,12 @@ class ListenerSocket(asyncio.Protocol):
     """The protocol of one accepted socket."""
 
     def __init__(self, listener: Listener, address: str, port: int) -> None:
-        """address, port: the client's."""
+        """address, port: the client's address."""
         self.connecting: asyncio.Task[None] | None = None
-        """The TLS handshake, while there is one."""
+        """The TLS handshake under way."""
         self.address = address
         self.network = network_of(address)
-        """What the address counts as."""
+        """The network of the address, as limits count it."""
         self._port = port
         self._listener = listener
         self._limits = limits = listener.limits
@@ -65,7 +67,7 @@ class ListenerSocket(asyncio.Protocol):
         self._under_way = OpenRequests(lambda: self._unwritten)
         self._reading = True
         self._pumping = False
-        self._decoding = False  # a long request, whose place is before that of any other
+        self._decoding = False  # True while a long request is read, which comes before any other
         self._deferred = False  # requests wait for the connection's next turn
         self._writing = True
         self._unread_then = 0
@@ -73,10 +75,10 @@ class ListenerSocket(asyncio.Protocol):
         self._ending_since: float | None = None
         self._lost = False
 
-    # Called by the loop.
+    # Methods that the loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client connected, and its TLS handshake is over if there is one."""
+        """Begin with a connected client, whose TLS handshake is over."""
         self._transport = cast("asyncio.Transport", transport)
         listener = self._listener
         self._peer = Peer(
@@ -93,7 +95,7 @@ class ListenerSocket(asyncio.Protocol):
         self._limit_unread(self._transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Take received bytes."""
         if self._ending_since is not None:
             return
         if not self._frames.buffered:
@@ -105,7 +107,7 @@ class ListenerSocket(asyncio.Protocol):
             self._check_stranger()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone; the server takes back at once what its share sessions held."""
+        """End with a socket that is gone; the server releases at once the records of the socket's share sessions."""
         del exc
         if self._lost:
             return
@@ -120,7 +122,7 @@ class ListenerSocket(asyncio.Protocol):
             self._listener.spawn(self._peer.connection.close())
 
     def pause_writing(self) -> None:
-        """The client does not read what was written."""
+        """Note that the client is not reading."""
         self._writing = False
         self._unread_then = self._unwritten
         self._unread_since = self._listener.clock.monotonic()
@@ -128,17 +130,17 @@ class ListenerSocket(asyncio.Protocol):
         self._listener.too_much_unread()
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Go on after the client has read."""
         self._writing = True
         self._listener.unread.discard(self)
         self._under_way.feed()
         self._pump()
 
-    # Called by the listener.
+    # Methods that the listener calls.
 
     @property
     def connected(self) -> bool:
-        """Whether the loop has the socket, its TLS handshake behind it."""
+        """True if the event loop has the socket and its TLS handshake is done."""
         return self._transport is not None
 
     @property
@@ -147,7 +149,7 @@ class ListenerSocket(asyncio.Protocol):
         return self._under_way.held + (0 if self._lost else self._unwritten)
 
     def configure(self, limits: ListenerLimits) -> None:
-        """Other limits hold from now on; what is under way stays."""
+        """Apply other limits from now on; requests under way keep theirs."""
         self._limits = limits
         known = self._logged_in or self._listener.sasl is None
         self._frames.allow(limits.plain_request_bytes_max if known else limits.login_request_bytes_max)
@@ -160,24 +162,24 @@ class ListenerSocket(asyncio.Protocol):
             self._pump()
 
     def resume(self) -> None:
-        """The pool has room again."""
+        """Read on, as the pool has room."""
         self._progress = self._listener.clock.monotonic()
         self._pump()
 
     @property
     def arriving(self) -> bool:
-        """Whether what its client sends is being read now; not while its requests wait for room."""
+        """True if the client's bytes are being read now; False while its requests wait for room."""
         return self._reading and self._has_room and not self._deferred
 
     def check(self, now: float) -> None:
-        """Close a socket that has taken too long for something."""
+        """Close the socket if a time limit is over; `now`: monotonic seconds."""
         limits = self._limits
         if self._ending_since is not None:
             if now - self._ending_since > LINGER_S:
                 self.abort()
         elif not self._logged_in:
             self._check_login(now)
-        elif self._peer is not None and self._peer.outdated(now):
+        elif self._peer is not None and self._peer.outdated(now) and not self._peer.logs_in(now):
             self.end("it did not log in again in time (connections.max.reauth.ms)", at_once=True)
         elif not self._writing:
             self._check_reader(now)
@@ -188,7 +190,7 @@ class ListenerSocket(asyncio.Protocol):
             self.end("no request for too long (connections.max.idle.ms)", level=logging.INFO)
 
     def end(self, reason: str, *, at_once: bool = False, level: int = logging.WARNING) -> None:
-        """Read no more, and close when what is under way has been answered, at the latest after `LINGER_S`."""
+        """Stop reading, and close when all requests under way are answered, at the latest after `LINGER_S`."""
         if self._ending_since is not None:
             return
         client = self._peer.connection.client_id if self._peer is not None else ""
@@ -203,7 +205,7 @@ class ListenerSocket(asyncio.Protocol):
             self._close_when_done()
 
     def stop(self) -> None:
-        """The listener closes: no further request, no answer to what is under way."""
+        """Stop for a closing listener: accept no further request, answer none under way."""
         if self._ending_since is None:
             self._ending_since = self._listener.clock.monotonic()
         if self._transport is None:
@@ -218,14 +220,14 @@ class ListenerSocket(asyncio.Protocol):
         elif self.connecting is not None:
             self.connecting.cancel()
 
-    # What is known of the other end.
+    # The client and its login.
 
     @property
     def _unwritten(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _see_login(self, peer: Peer) -> None:
-        """Only who is known may send long requests, and takes of the memory of those who are."""
+        """Allow long requests after the login, and count the client in the pool of logged-in clients."""
         if not self._logged_in and peer.principal is not None:
             self._logged_in = True
             self._frames.allow(self._limits.plain_request_bytes_max)
@@ -236,7 +238,7 @@ class ListenerSocket(asyncio.Protocol):
             self._pool.received(self._bytes, self._frames.buffered)
 
     def _check_stranger(self) -> None:
-        """Who has not logged in may send little ahead, and all of them together."""
+        """Close the socket of a client that sends much before its login; check all such clients together."""
         limit = self._limits.login_request_bytes_max
         if self._ending_since is None and self._frames.buffered > limit + _LENGTH.size:
             self.end(
@@ -258,12 +260,12 @@ class ListenerSocket(asyncio.Protocol):
 
     @property
     def _has_room(self) -> bool:
-        """Whether another request may be accepted."""
+        """True if another request may be accepted."""
         peer = self._peer
         if peer is None or self._ending_since is not None or not self._writing or self._decoding:
             return False
         if not self._logged_in:
-            return not self._under_way  # a login decides about what follows it
+            return not self._under_way  # a login decides about the requests that follow it
         limits, under_way = self._limits, self._under_way
         own = peer.software == OWN_SOFTWARE
         return (
@@ -273,9 +275,9 @@ class ListenerSocket(asyncio.Protocol):
         )
 
     def _pump(self) -> None:
-        """Accept what is there and may be accepted, then read on or not."""
+        """Accept buffered requests within the limits, then read on or pause."""
         if self._pumping:
-            return  # a request that was answered on the spot; the loop below goes on
+            return  # called for a request that was answered on the spot; the loop below goes on
         self._pumping = True
         self._deferred = False
         self._turns.begin()
@@ -316,7 +318,7 @@ class ListenerSocket(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _accept(self, frame: bytes) -> bool:
-        """Take one request's place in the order of all, and start it; whether it is a short one."""
+        """Take a request's place in the order of all, and start the request; return True if it is short."""
         peer = self._peer
         assert peer is not None
         space = AnswerSpace(self._listener.answers, self._under_way, self._turns)
@@ -350,7 +352,7 @@ class ListenerSocket(asyncio.Protocol):
                 client_id, request = endpoint.read(start, frame, PARTS)
         except TooManyParts:
             long = True
-        except Exception as error:  # noqa: BLE001 - whatever a decoder says about bytes from outside
+        except Exception as error:  # noqa: BLE001 - any error of a decoder about bytes from outside
             self._drop(exchange, _no_request(endpoint, start, error))
             return True
         if long:
@@ -362,12 +364,12 @@ class ListenerSocket(asyncio.Protocol):
         return start.key in SHORT
 
     def _problem(self, peer: Peer, endpoint: Endpoint | None, start: RequestStart) -> str | None:
-        """Why a request is not answered at all."""
+        """Return the reason why a request is not answered at all, or None."""
         if endpoint is None:
             return f"it asked for API key {start.key}, which is not served"
         if not peer.answers(start.key):
             return f"it asked for {endpoint.name} before it logged in"
-        if peer.outdated(self._listener.clock.monotonic()):
+        if start.key not in LOGIN_APIS and peer.outdated(self._listener.clock.monotonic()):
             return f"it asked for {endpoint.name} and did not log in again in time (connections.max.reauth.ms)"
         if not endpoint.serves(start.version) and start.key != ApiKey.API_VERSIONS:
             lowest, highest = endpoint.versions
@@ -377,19 +379,19 @@ class ListenerSocket(asyncio.Protocol):
     async def _answer_long(
         self, endpoint: Endpoint, peer: Peer, start: RequestStart, frame: bytes, exchange: OpenRequest
     ) -> None:
-        """Read a long request beside the loop; what comes behind it waits until it has its place."""
-        if start.key != ApiKey.FLOWSHARE:  # those of a fleet's own processes may wait for each other
+        """Read a long request in a thread, then answer it; requests behind it wait until it has its place."""
+        if start.key != ApiKey.FLOWSHARE:  # requests of a fleet's own processes may wait for each other
             await self._listener.places.take(peer.party)
             exchange.space.take_place(self._listener.places.give)
         try:
             async with self._listener.beside:
                 client_id, request = await asyncio.to_thread(endpoint.read, start, frame)
-        except Exception as error:  # noqa: BLE001 - whatever a decoder says about bytes from outside
+        except Exception as error:  # noqa: BLE001 - any error of a decoder about bytes from outside
             self._decoding = False
             self._drop(exchange, _no_request(endpoint, start, error))
         else:
             self._decoding = False
-            asyncio.get_running_loop().call_soon(self._pump)  # when the first step of what follows has its place
+            asyncio.get_running_loop().call_soon(self._pump)  # when the first step of the answer has its place
             call = SocketCall(peer=peer, version=start.version, client_id=client_id, request=request)
             await self._answer(endpoint, call, start.correlation_id, exchange)
         finally:
@@ -428,19 +430,19 @@ class ListenerSocket(asyncio.Protocol):
     # Answers.
 
     def _drop(self, exchange: OpenRequest, reason: str) -> None:
-        """There is no answer: the connection ends."""
+        """End the connection for a request without an answer."""
         self.end(reason)
         self._finish(exchange, b"")
 
     def _finish(self, exchange: OpenRequest, frame: bytes) -> None:
-        """A request is over; its answer is written when its turn has come."""
+        """End a request; its answer is written when its turn has come."""
         self._under_way.end(exchange)
         if not self._under_way:
             self._progress = self._listener.clock.monotonic()  # idle from now on
         self._pool.finished(self._bytes, exchange.size)
         if self._lost:
             return
-        assert self._transport is not None  # a request came over it
+        assert self._transport is not None  # a request came over the transport
         self._listener.holding.add(self)
         for due in self._under_way.answer(exchange, frame):
             self._transport.write(due)
@@ -480,5 +482,5 @@ def _no_request(endpoint: Endpoint, start: RequestStart, error: Exception) -> st
 
 
 def _text(error: BaseException) -> str:
-    """An error in a few words of one line."""
+    """Return an error's text on one line, at most 200 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -36,7 +36,7 @@ GROUP: Final = "group"
 TOPIC: Final = "topic"
 BROKER: Final = "broker"
 CONSUMER: Final = "consumer."
-"""How names of settings begin that are of consumer groups (KIP-848)."""
+"""Beginning of the names of consumer groups' settings (KIP-848)."""
 
 
 class ConfigApis(Family):
@@ -49,8 +49,8 @@ class ConfigApis(Family):
         alter_topic: AlterTopic | None = None,
         consumer_groups: ConsumerGroups | None = None,
     ) -> None:
-        """alter_topic: of the log; None: its topics are not this server's to change. consumer_groups: None: there are
-        none here, they are the brokers'."""
+        """alter_topic: changes a topic of the log; None: its topics are not this server's to change. consumer_groups:
+        None: the brokers have them."""
         self._log = log
         self._consumer_groups = consumer_groups
         self._alter_topic = alter_topic
@@ -59,7 +59,7 @@ class ConfigApis(Family):
 
     @handles(DescribeConfigsRequest, DescribeConfigsResponse)
     async def describe(self, request: DescribeConfigsRequest, _: InProcess) -> DescribeConfigsResponse:
-        """All settings of a group, a topic or the server as they act. A group need not exist."""
+        """Describe all settings of a group, a topic or the server as they act. A group need not exist."""
         entries = self._describe(request)
         return DescribeConfigsResponse(entries=tuple(entries))
 
@@ -76,7 +76,7 @@ class ConfigApis(Family):
 
     @handles(ConfiguredGroupsRequest)
     async def configured(self, _: ConfiguredGroupsRequest, __: InProcess) -> ConfiguredGroupsResponse:
-        """Groups with settings of their own."""
+        """Return the groups with settings of their own."""
         consumer = () if self._consumer_groups is None else self._consumer_groups.configs.configured
         return ConfiguredGroupsResponse(group_ids=tuple(sorted({*self._configs.configured, *consumer})))
 
@@ -86,7 +86,7 @@ class ConfigApis(Family):
             acting = self._configs.acting(request.resource)
             consumer = () if self._consumer_groups is None else self._consumer_groups.configs.values(request.resource)
             return _entries((*acting.values(self._configs.stored(request.resource)), *consumer))
-        if request.resource_type == BROKER:  # without a node id: what is set for all brokers together, which is nothing
+        if request.resource_type == BROKER:  # without a node id: the settings for all brokers together, which are none
             return _entries(self._service.config.values(), read_only=True) if request.resource else []
         self._check_type(request.resource_type)
         topic = self._log.topics().get(request.resource)
@@ -124,7 +124,7 @@ class ConfigApis(Family):
         await self._alter_topic(request.resource, request.configs)
 
     async def _alter_group(self, request: IncrementalAlterConfigsRequest) -> None:
-        """Settings of a share group and of a consumer group of the same name, all or none."""
+        """Change settings of a share group and of a consumer group of the same name, all or none."""
         group_id, groups = request.resource, self._consumer_groups
         consumer = {name: text for name, text in request.configs.items() if name.startswith(CONSUMER)}
         if consumer and groups is None:
@@ -141,7 +141,7 @@ class ConfigApis(Family):
             await self._service.coordinator.configure(group_id)
 
     async def _check_order(self, group_id: str, changes: Mapping[str, str | None]) -> None:
-        """A group's order may change when nothing was handed out in the old one (SG-18.2). Raises: Refused."""
+        """Check that a group's order may change: nothing was handed out in the old one (SG-18.2). Raises: Refused."""
         if KEY_ORDER not in changes or (changes[KEY_ORDER] or "").strip() == self._configs.acting(group_id).key_order:
             return
         group = self._service.coordinator.groups.get(group_id)

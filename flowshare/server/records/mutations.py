@@ -1,10 +1,10 @@
-"""How many partitions a party makes and removes: Kafka's quota `controller_mutation_rate` (KIP-599).
+"""Limits on the partitions that a party makes and removes: Kafka's quota `controller_mutation_rate` (KIP-599).
 
 Each party has a bucket of tokens that fills at the quota's rate. Partitions that are created, added or deleted take a
-token each, whatever comes of it. A topic may take more than there are; from then on the party is refused until the
-bucket is out of debt, as in Kafka. So a party makes at most the burst and one more topic at once.
+token each, whether that succeeds or not. A topic may take more than there are; from then on the party is refused until
+the bucket is out of debt, as in Kafka. So a party makes at most the burst and one more topic at once.
 
-Pure: time comes in, in seconds of a clock that is never set.
+Pure: times are arguments, in seconds of a clock that is never set.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.server.runtime.failures import Refused
 
 BUCKETS_MAX: Final = 10_000
-"""Parties that are remembered; who has a full bucket need not be."""
+"""Most parties remembered; a party with a full bucket need not be."""
 
 
 class Throttled(Refused):
-    """A party has made too many partitions lately. `throttle_ms`: it may make some again after this."""
+    """A party has made too many partitions lately. `throttle_ms`: time until it may make some again."""
 
     def __init__(self, message: str, throttle_ms: int) -> None:
         super().__init__(ErrorCode.THROTTLING_QUOTA_EXCEEDED, message)
@@ -38,7 +38,7 @@ class MutationQuota:
     """The buckets of all parties."""
 
     def __init__(self, rate: float | None, window_s: float) -> None:
-        """rate: partitions a second, None: as many as anybody likes. window_s: so many seconds' worth at once.
+        """rate: partitions a second, None: no limit. window_s: seconds of that rate allowed at once.
 
         Kafka's window is controller.quota.window.num times controller.quota.window.size.seconds.
         """
@@ -47,7 +47,7 @@ class MutationQuota:
         self._buckets: dict[str, _Bucket] = {}
 
     def take(self, party: str | None, partitions: int, now_s: float) -> None:
-        """A party makes or removes partitions now. party: None is the server's own process, which may all.
+        """Count partitions that a party makes or removes now. party: None: the server's own process, without limit.
 
         Raises: Throttled.
         """
@@ -74,7 +74,7 @@ class MutationQuota:
             bucket.at_s = now_s
 
     def _forget(self, now_s: float) -> None:
-        """Those whose bucket is full, and of the others the tenth part that lacks least, so that this is rare."""
+        """Forget full buckets, and of the others the tenth that lacks least, so that this is rare."""
         for bucket in self._buckets.values():
             self._fill(bucket, now_s)
         left = sorted(

@@ -1,9 +1,9 @@
 """The record APIs that need no group: produce, fetch, list offsets, delete records.
 
-A fetch reads its partitions in the order in which they were asked for, each from where the last look ended (`Reading`),
-and waits for more (`LogWatch`). The first batch found is given whatever its size, so that a reader never gets stuck;
-all others keep to the limits (KIP-74). Of a partition of which only some keys are wanted the fetch looks on until it
-has enough of them, and is answered when there is something to tell (`filtering`).
+A fetch reads its partitions in the order of the request, each from where the last look ended (`Reading`), and waits for
+more (`LogWatch`). The first batch found is given whatever its size, so that a reader never gets stuck; all others keep
+to the limits (KIP-74). With a filter of keys on a partition, the fetch looks on until it has enough records, and
+is answered when there is something to tell (`filtering`).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 
 
 WAIT_MAX_MS: Final = 10 * 60 * 1000
-"""Longest wait that is granted, whatever max_wait_ms says."""
+"""Longest wait granted, in ms, for any max_wait_ms."""
 WAITING_PARTS_MAX: Final = 200_000
-"""Partitions of all fetches that wait together, about a kilobyte each, of a client that sent 16 bytes: when there are
-more, those of most partitions are answered with what they have."""
+"""Partitions of all waiting fetches together, about a kilobyte each, for 16 bytes that the client sent: beyond that,
+the fetches of most partitions are answered with their present records."""
 WAITED_BYTES_MAX: Final = 1 << 20
-"""Bytes that are gathered for a fetch that waits, whatever min_bytes says; more are given but not waited for."""
+"""Bytes gathered for a waiting fetch, for any min_bytes; more are given but not waited for."""
 BEFORE_ALL: Final = -(1 << 62)
-"""A time before that of any record."""
+"""A timestamp below that of any record."""
 
 
 class LogWatch:
@@ -71,7 +71,7 @@ class LogWatch:
             self._waiters.setdefault(place, set()).add(waiter)
 
     def leave(self, waiter: Waiter, places: Iterable[tuple[str, int]]) -> None:
-        """Wake it no more."""
+        """Stop waking `waiter`."""
         for place in places:
             waiters = self._waiters.get(place)
             if waiters is not None:
@@ -86,7 +86,7 @@ class LogWatch:
 
 @dataclass(slots=True)
 class _Part:
-    """One partition of a fetch: what was read of it so far."""
+    """One partition of a fetch, with the records read so far."""
 
     asked: FetchPartition
     next_offset: int
@@ -97,27 +97,27 @@ class _Part:
     error: tuple[ErrorCode, str | None] = (ErrorCode.NONE, None)
     full: bool = False
     scan: Scan | None = None
-    """Where only some keys are wanted."""
+    """The scan, where only some keys are wanted."""
 
     @property
     def tells(self) -> bool:
-        """Whether something beside records is to be told now."""
+        """True if the scan has something to tell now beside records: voids, unopened ranges, or its end when full."""
         return self.scan is not None and (self.full or bool(self.scan.voids or self.scan.unopened))
 
 
 class Reading:
-    """What one fetch has read; `look` reads on."""
+    """The records that one fetch has read; `look` reads on."""
 
     def __init__(self, log: Log, request: FetchRequest, turns: Turns, space: AnswerSpace, batches: BatchFilter) -> None:
-        """space: where the bytes are reserved that are read."""
+        """space: account in which read bytes are reserved."""
         self._batches = batches
         self._looked = 0
-        """Bytes of what only some keys are wanted of."""
+        """Bytes read on partitions with a filter of keys."""
         self._log = log
         self._turns = turns
         self._space = space
         self.short = False
-        """Whether the space let less be read than there may be; what was read is to be answered then."""
+        """True if the space allowed less to be read than there may be; the read records are to be answered then."""
         self._committed = request.committed
         self._left = min(max(request.max_bytes, 1), FETCH_BYTES_MAX)
         self._asked = request.partitions
@@ -126,21 +126,21 @@ class Reading:
 
     @property
     def failed(self) -> bool:
-        """Whether a partition has an error to tell."""
+        """True if a partition has an error to tell."""
         return any(part.error[0] is not ErrorCode.NONE for part in self._parts)
 
     @property
     def full(self) -> bool:
-        """Whether nothing more can be added, or something is to be told beside records."""
+        """True if nothing more can be added, or something is to be told beside the records."""
         return self._left <= 0 or all(part.full for part in self._parts) or any(part.tells for part in self._parts)
 
     async def places(self) -> tuple[tuple[str, int], ...]:
-        """Begin; the partitions, for `LogWatch`."""
+        """Begin, and return the partitions, for `LogWatch`."""
         self._parts = await self._turns.each(_part, self._asked)
         return await self._turns.each(lambda asked: (asked.topic, asked.partition), self._asked)
 
     async def look(self) -> None:
-        """Read what has come."""
+        """Read all new records."""
         self.short = False
         for part in self._parts:
             if self._left <= 0 and self.size:
@@ -154,7 +154,7 @@ class Reading:
                 else:
                     await self._scan(part, part.scan)
             except OffsetOutOfRange as error:
-                # What was read of a log whose start moved on meanwhile is still good.
+                # Records read from a log whose start moved on meanwhile are still good.
                 if not part.pieces:
                     part.error = failure(error)
             except LogError as error:
@@ -182,25 +182,25 @@ class Reading:
             self._space.settle(given, self.size - kept)
 
     def _take(self, part: _Part, read: ReadResult, end: int, room: int) -> None:
-        """Keep what was read, if there is room for it."""
+        """Keep read batches, if there is room for them."""
         asked, size = part.asked, read.size
         if not read.batches:
             return
         if self.size and size > room:
-            part.full = True  # one batch larger than what is left; it is the first one of some later fetch
+            part.full = True  # one batch larger than the room left; a later fetch begins with it
             return
         part.pieces += read.pieces
         if self._committed:
             part.aborted += aborted_in(read)
         part.size += size
         part.next_offset = read.batches[-1].last + 1
-        # What is there and was not given does not fit: waiting would not change that.
+        # Records that are there and were not given do not fit: waiting would not change that.
         part.full = part.size >= asked.max_bytes or part.next_offset < end
         self.size += size
         self._left -= size
 
     async def _scan(self, part: _Part, scan: Scan) -> None:
-        """Look at what has come, up to the log's end, or until there is enough."""
+        """Look through new records, up to the log's end, or until there are enough."""
         asked = part.asked
         while not part.full:
             part.offsets = offsets = self._log.offsets(asked.topic, asked.partition)
@@ -236,7 +236,7 @@ class Reading:
                 return
 
     async def answer(self) -> tuple[FetchedLog, ...]:
-        """Everything read so far."""
+        """Return everything read so far."""
         return await self._turns.each(self._answer, self._parts)
 
     def _answer(self, part: _Part) -> FetchedLog:
@@ -264,7 +264,7 @@ def _part(asked: FetchPartition) -> _Part:
 
 
 def aborted_in(read: ReadResult) -> list[AbortedTransaction]:
-    """Aborted transactions with records in what was read: where each one's first batch is."""
+    """Return the aborted transactions with records in a read: producer and offset of the first batch of each."""
     if not read.aborted:
         return []
     found: list[AbortedTransaction] = []
@@ -288,7 +288,7 @@ class RecordApis(Family):
     def __init__(
         self, log: BrokerStorage, clock: Clock, *, admission: Callable[[ProduceRequest], Admission | None]
     ) -> None:
-        """`admission`: what the log is to ask before it takes a transaction's batch."""
+        """`admission`: returns the check that the log makes before it accepts a transaction's batch."""
         self._log = log
         self._admission = admission
         self._clock = clock
@@ -317,7 +317,7 @@ class RecordApis(Family):
     async def fetch(self, request: FetchRequest, connection: InProcess) -> FetchResponse:
         """Read batches of partitions; with a wait limit, wait until there are enough or something fails.
 
-        What the connection's space allows is answered, if it is less.
+        The connection's space may allow fewer batches.
         """
         space = answers.space()
         reading = Reading(self._log, request, answers.turns(self._clock), space, self._batches)
@@ -330,7 +330,7 @@ class RecordApis(Family):
             return FetchResponse(partitions=await reading.answer())
         connection.watch(waiter)
         limit = waiter.end_after(self._clock, wait_ms)
-        self._watch.park(waiter, places)  # before looking, so that nothing that comes meanwhile is missed
+        self._watch.park(waiter, places)  # before looking, so that no append meanwhile is missed
         try:
             await reading.look()
             self._purgatory.add(waiter, len(places))
@@ -354,7 +354,7 @@ class RecordApis(Family):
 
     @handles(ListOffsetsRequest, ListOffsetsResponse)
     async def list_offsets(self, request: ListOffsetsRequest, _: InProcess) -> ListOffsetsResponse:
-        """First, last or first offset from a time on; offset −1 when no record is that young."""
+        """Find the first or last offset, or the first from a timestamp on; offset −1 when no record is that young."""
         offset, timestamp_ms = await self._offset(request)
         return ListOffsetsResponse(offset=offset, timestamp_ms=timestamp_ms)
 
@@ -368,7 +368,7 @@ class RecordApis(Family):
         return DeleteRecordsResponse(log_start=log_start)
 
     async def _offset(self, request: ListOffsetsRequest) -> tuple[int, int]:
-        """Offset and timestamp. Raises: LogError."""
+        """Return offset and timestamp. Raises: LogError."""
         topic, partition = request.topic, request.partition
         bounds = self._log.offsets(topic, partition)
         end = bounds.last_stable if request.committed else bounds.high_watermark
@@ -383,7 +383,8 @@ class RecordApis(Family):
         return found if found is not None and found[0] < end else (-1, -1)
 
     async def _newest(self, topic: str, partition: int) -> tuple[int, int] | None:
-        """First record with the highest timestamp: steps in time, doubled until they lead too far, then halved."""
+        """Find the first record with the highest timestamp: steps in time, doubled until they lead too far, then
+        halved."""
         newest = await self._log.offset_for_timestamp(topic, partition, BEFORE_ALL)
         step, growing = 1, True
         while newest is not None and step:

@@ -55,7 +55,7 @@ class TopicApis(Family):
 
     @handles(MetadataRequest)
     async def metadata(self, request: MetadataRequest, _: InProcess) -> MetadataResponse:
-        """Ids and partition counts of all topics or of those asked for."""
+        """Return ids and partition counts of all topics or of the named ones."""
         names: Iterable[str] = request.topics or ()
         if request.topics is None and not request.topic_ids:
             names = sorted(self._log.topics())
@@ -65,7 +65,7 @@ class TopicApis(Family):
 
     @handles(ElectLeaderRequest)
     async def elect(self, request: ElectLeaderRequest, _: InProcess) -> Response:
-        """There is one node, which leads every partition."""
+        """Refuse an election: there is one node, which leads every partition."""
         topic = self._topics.by_name(request.topic)
         there = range(0 if topic is None else topic.partitions)
         error = ErrorCode.ELECTION_NOT_NEEDED if request.partition in there else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -73,12 +73,12 @@ class TopicApis(Family):
 
     @handles(FindCoordinatorRequest)
     async def find(self, _: FindCoordinatorRequest, __: InProcess) -> FindCoordinatorResponse:
-        """It coordinates everything; where it is, whoever asks knows."""
+        """Answer that this server coordinates everything; the caller knows its address."""
         return FindCoordinatorResponse()
 
     @handles(CreateTopicRequest)
     async def create(self, request: CreateTopicRequest, connection: InProcess) -> TopicResult:
-        """Make a topic, or only see whether it could be made."""
+        """Make a topic, or only check that it could be made."""
         try:
             if not 1 <= request.partitions <= PARTITIONS_MAX:
                 text = f"a topic has 1 to {PARTITIONS_MAX} partitions, not {request.partitions}"
@@ -97,7 +97,7 @@ class TopicApis(Family):
 
     @handles(DeleteTopicRequest)
     async def delete(self, request: DeleteTopicRequest, connection: InProcess) -> TopicResult:
-        """Delete a topic, its records and what groups remember of it."""
+        """Delete a topic, its records and its state in groups."""
         topic = self._topics.by_name(request.name)
         try:
             if topic is not None:
@@ -105,7 +105,7 @@ class TopicApis(Family):
             try:
                 await self._log.delete_topic(request.name)
             finally:
-                self._counted = None  # another one may have been made by the time it is gone
+                self._counted = None  # another topic may have been made by the time this one is gone
             if topic is not None:
                 await self._coordinator.topic_deleted(topic.topic_id)
                 await self._classic.topic_deleted(topic.topic_id)
@@ -138,18 +138,18 @@ class TopicApis(Family):
         return TopicResult(topic=topic.name, topic_id=topic.topic_id)
 
     def _ordered_groups(self, topic: Topic) -> list[str]:
-        """Groups with an order by key that have read the topic, or whose members subscribe to it."""
+        """Return the groups with an order by key that have read the topic, or whose members subscribe to it."""
         groups = {key.group_id for key in self._partitions.of_topic(topic.topic_id)}
         groups |= {name for name, group in self._coordinator.groups.items() if topic.name in group.subscribed}
         return sorted(name for name in groups if self._acting(name).key_order)
 
     def _count(self, connection: InProcess, partitions: int) -> None:
-        """Partitions are made or removed. Raises: Throttled."""
+        """Count changed partitions. Raises: Throttled."""
         self._quota.take(connection.counts_as(), partitions, self._classic.clock.monotonic())
 
     @contextmanager
     def _room_for(self, count: int, *, grows: bool = False) -> Generator[None]:
-        """While so many partitions are made, of a topic that `grows` or a new one.
+        """Reserve room while `count` partitions are made, of a topic that `grows` or a new one.
 
         Raises: Refused (there would be too many).
         """
@@ -169,7 +169,7 @@ class TopicApis(Family):
                 self._counted = None
 
     def _there(self) -> int:
-        """Partitions there are; counted anew only when topics came or went: there may be as many topics."""
+        """Return the number of partitions; counted anew only when topics came or went: there may be as many topics."""
         topics = self._log.topics()
         if self._counted is None or self._counted[0] != len(topics):
             self._counted = len(topics), sum(topic.partitions for topic in topics.values())
@@ -189,7 +189,7 @@ class TopicApis(Family):
 
 
 def breaks_order(topic: str, total: int, groups: Sequence[str]) -> str:
-    """Why partitions are not added without being told to, and what to do (SG-18.8)."""
+    """Return the text that refuses to add partitions to an ordered topic, with a remedy (SG-18.8)."""
     return (
         f"topic {topic} is read in the order of keys by {', '.join(groups)} (share.key.order, or a cooperative group), "
         "and with other partitions the next records of a key may go to another one and run beside the earlier ones: "

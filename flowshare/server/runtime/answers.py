@@ -1,10 +1,11 @@
 """Bytes of answers that a listener holds: reserved before they are read, being built, waiting, or not read by clients.
 
-Each request off a socket has an `AnswerSpace`. A fetch reserves what it may read beforehand; every part of another
-answer counts as it is built. Invariant: beyond `queued.max.response.bytes` there is at most one batch a connection, and
-a connection has more than `connection.queued.max.response.bytes` only by the answer whose turn it is.
+Each request off a socket has an `AnswerSpace`. A fetch reserves the bytes that it may read beforehand; every part of
+another answer counts as it is built. Invariant: beyond `queued.max.response.bytes` there is at most one batch a
+connection, and a connection has more than `connection.queued.max.response.bytes` only by the answer whose turn it is.
 
-Handlers find their request's space by `space()`. A connection within the process has none: it gets all that it wants.
+Handlers find their request's space by `space()`. A connection within the process has none: its requests get all that
+they want.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ T = TypeVar("T")
 
 KIB: Final = 1024
 FETCH_BYTES_MAX: Final = 64 << 20
-"""Most that one fetch is given."""
+"""Most bytes that one fetch is given."""
 LEAST_BYTES: Final = 64 * KIB
-"""Least that a fetch is let read; whose turn it is gets that, and one batch, whatever all others hold."""
+"""Least bytes that a fetch is let read; the answer whose turn it is gets that, and one batch, even over the limit."""
 PART_OF_REST: Final = 4
-"""A fetch gets at most the fourth part of what is left, so that something is left for the next one."""
+"""Divisor: a fetch gets at most a fourth of the bytes left, so that some are left for the next fetch."""
 STEP_BYTES: Final = 64 * KIB
-"""Growth of an answer after which is looked at what all of them hold."""
+"""Growth of an answer, in bytes, between two checks of all answers' bytes."""
 LARGE_BYTES: Final = 1024 * KIB
-"""An answer below that is built whatever all others hold."""
+"""Bytes below which an answer is built even when all answers together are over the limit."""
 
 
 class AnswerTooLarge(Refused):
-    """An answer grew beyond its limit while it was built."""
+    """An answer grew beyond a limit while it was built."""
 
 
 def granted(wanted: int, *, first: bool, ahead: int, ahead_max: int, left: int) -> int:
-    """Bytes of `wanted` that a fetch may read now, 0: none yet.
+    """Return the bytes of `wanted` that a fetch may read now, 0: none yet.
 
-    first: its answer is the next one of its connection. ahead: bytes that have to be read before it by its client;
-    ahead_max: how many of them there may be. left: bytes that all connections together may hold beside those they do.
+    first: its answer is the next one of its connection. ahead: bytes that its client has to read before it; ahead_max:
+    most bytes that may be ahead. left: bytes that all connections together may hold in addition.
     """
     if ahead > ahead_max:
         return 0
@@ -60,7 +61,7 @@ class SpaceHolder(Protocol):
     """The connection of a space."""
 
     def ahead(self, space: AnswerSpace) -> tuple[bool, int]:
-        """Whether the space's answer is the connection's next one, and bytes that its client has to read before."""
+        """Return True if the space's answer is its connection's next one, and the bytes to read before it."""
         ...
 
     def starved(self, waiter: Waiter) -> None:
@@ -72,31 +73,31 @@ class Answers:
     """The account of one listener. `unread`: bytes that are written, or wait for their turn, and were not read."""
 
     def __init__(self, bytes_max: int, connection_bytes_max: int, one_bytes_max: int) -> None:
-        """Limits of all answers, of what one connection does not read, of one answer that is built."""
+        """Set limits, in bytes: of all answers, of one connection's unread ones, of one answer that is built."""
         self.configure(bytes_max, connection_bytes_max, one_bytes_max)
         self.reserved = 0
-        """Bytes of answers that are not finished."""
+        """Bytes of unfinished answers."""
         self.unread: Callable[[], int] = int
 
     def configure(self, bytes_max: int, connection_bytes_max: int, one_bytes_max: int) -> None:
-        """Other limits hold from now on."""
+        """Apply other limits from now on."""
         self._bytes_max = bytes_max
         self.connection_bytes_max = connection_bytes_max
         self.one_bytes_max = one_bytes_max
 
     @property
     def held(self) -> int:
-        """Bytes of all answers there are."""
+        """Bytes of all answers."""
         return self.reserved + self.unread()
 
     @property
     def left(self) -> int:
-        """Bytes that there may be more of; negative: there are too many."""
+        """Bytes left until the limit; negative: over the limit."""
         return self._bytes_max - self.held
 
 
 class AnswerSpace:
-    """What the answer to one request takes."""
+    """The memory that the answer to one request takes."""
 
     __slots__ = ("_account", "_free", "_holder", "_looked", "_place", "built", "held", "turns")
 
@@ -111,12 +112,12 @@ class AnswerSpace:
         self._place: Callable[[], object] | None = None
         self.turns = turns
         self.built = 0
-        """Bytes that the parts take which were made so far."""
+        """Bytes of the parts made so far."""
         self.held = 0
-        """Bytes that count: those, and what was reserved."""
+        """Bytes that count: built parts and reservations."""
 
     def reserve(self, wanted: int) -> int:
-        """Bytes that may be read now, at most `wanted` and 0 if none may; `settle` says how many they were."""
+        """Reserve bytes to read now, at most `wanted`; return their number, 0 if none; `settle` corrects the number."""
         account, holder = self._account, self._holder
         if account is None or holder is None:
             return wanted
@@ -126,16 +127,16 @@ class AnswerSpace:
         return found
 
     def settle(self, reserved: int, read: int) -> None:
-        """Of what was reserved so many bytes were read; they may be more by one batch."""
+        """Correct a reservation to the bytes that were read; these may be more by one batch."""
         self._change(read - reserved)
 
     def wake(self, waiter: Waiter) -> None:
-        """Wake `waiter` when there may be something to reserve."""
+        """Wake `waiter` when `reserve` may succeed."""
         if self._holder is not None:
             self._holder.starved(waiter)
 
     def add(self, count: int) -> None:
-        """A part of an answer is made. Raises: AnswerTooLarge."""
+        """Count a made part of an answer, in bytes. Raises: AnswerTooLarge."""
         account = self._account
         if account is None:
             return
@@ -159,9 +160,10 @@ class AnswerSpace:
                 )
 
     async def fitting(self, make: Callable[[], Awaitable[T]], refuse: Callable[[Refused], T]) -> T:
-        """What `make` makes of one name of a request; where the answer becomes too large by it, what `refuse` does.
+        """Return the result of `make` for one name of a request; if `make` makes the answer too large, return the
+        result of `refuse`.
 
-        That counts, and is never too much: it has about the size of the name.
+        The refusal counts, and is never too large: it has about the size of the name.
         """
         before = self.built
         try:
@@ -176,17 +178,17 @@ class AnswerSpace:
                 self._free = False
 
     def take_place(self, give: Callable[[], object]) -> None:
-        """The request has a place among those of many parts; `give` gives it back."""
+        """Note the request's place among those of many parts; `give` gives the place back."""
         self._place = give
 
     def give_place(self) -> None:
-        """The request is answered, or waits for what may come in minutes; harmless when it has no place."""
+        """Give the place back: the request is answered, or waits for events minutes away; harmless without a place."""
         give, self._place = self._place, None
         if give is not None:
             give()
 
     def finish(self) -> None:
-        """The answer is finished, or nobody waits for it."""
+        """End the account: the answer is finished, or nobody waits for it."""
         self._change(-self.held)
 
     def _change(self, count: int) -> None:
@@ -198,17 +200,17 @@ class AnswerSpace:
 _UNBOUNDED: Final = AnswerSpace()
 _SPACE: ContextVar[AnswerSpace] = ContextVar("space", default=_UNBOUNDED)
 space = _SPACE.get
-"""The space of the request that is answered."""
+"""Returns the space of the request that is answered."""
 enter = _SPACE.set
-"""From now on this task answers the request of a space."""
+"""Makes this task answer the request of a space from now on."""
 
 
 def turns(clock: Clock) -> Turns:
-    """The turns of the connection whose request is answered; new ones within the process."""
+    """Return the turns of the connection whose request is answered; new turns within the process."""
     found = space().turns
     return Turns(clock) if found is None else found
 
 
 def text_bytes(texts: Iterable[str]) -> int:
-    """About what these take as parts of an answer."""
+    """Return the bytes that texts take as parts of an answer, about."""
     return sum(64 + len(one) for one in texts)

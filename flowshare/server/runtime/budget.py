@@ -1,6 +1,6 @@
-"""Budgets of what stays when requests are answered: groups, transactional ids, and the bytes that they hold.
+"""Budgets of state that stays when requests are answered: groups, transactional ids, and the bytes that they hold.
 
-`Makers` counts things and who made them, `StateBudget` their bytes; both leave something to others.
+`Makers` counts things by maker, `StateBudget` their bytes; both leave something to others.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.server.runtime.failures import Refused
 
 RECOUNT_S: Final = 1.0
-"""State is not counted more often."""
+"""Least seconds between two counts of all state."""
 
 
 class Makers:
-    """Who made how many of things that there may be only so many of, as far as this process saw it.
+    """Numbers of limited things by maker, as far as this process saw the making.
 
     A party (a principal, or an address where nobody logs in) makes at most as many as are left to others; the server's
-    own process, whose party is None, as many as there may be.
+    own process, whose party is None, up to the limit.
     """
 
     def __init__(self, things: str, limit: str) -> None:
-        """things: what they are called; limit: the name of the setting that says how many there may be."""
+        """things: their name; limit: the name of the setting that limits their number."""
         self._things = things
         self._limit = limit
         self._made: dict[str, set[str]] = {}
         self._makers: dict[str, str] = {}
 
     def check(self, party: str | None, there: Container[str], count: int, count_max: int) -> None:
-        """Whether a party may make one more. there: all names there are, `count` of them, of at most `count_max`.
+        """Check that a party may make one more. there: all present names, `count` of them, of at most `count_max`.
 
         Raises: Refused.
         """
@@ -51,7 +51,7 @@ class Makers:
             )
 
     def add(self, party: str | None, name: str, there: Container[str], count_max: int) -> None:
-        """A party has made something."""
+        """Note that a party has made a thing."""
         self._take_away(name)
         if party is None:
             return
@@ -61,29 +61,29 @@ class Makers:
             self._forget(there)
 
     def maker_of(self, name: str) -> str | None:
-        """The party that made what is there under this name; None: not known, or the server's own process."""
+        """Return the party that made the thing of this name; None: not known, or the server's own process."""
         return self._makers.get(name)
 
     def _take_away(self, name: str) -> None:
-        """Somebody may have made it, and it was deleted since."""
+        """Drop a name's former maker: the thing was deleted since."""
         former = self._makers.pop(name, None)
         if former is not None:
             self._made[former].discard(name)
 
     def _forget(self, there: Container[str]) -> None:
-        """Forget what is there no more."""
+        """Forget things that are gone."""
         kept = {party: {name for name in names if name in there} for party, names in self._made.items()}
         self._made = {party: names for party, names in kept.items() if names}
         self._makers = {name: party for party, names in self._made.items() for name in names}
 
 
 class StateBudget:
-    """Bytes of what groups and transactions hold in memory, and who may make it more.
+    """Bytes of groups and transactions in memory, with a limit for each party that adds to them.
 
-    A party holds at most as much as is left to others; the server's own process, whose party is None, is never
-    refused. What requests add is estimated and charged to who sent them, and nothing is taken off when state goes:
-    before anybody is refused all is counted anew, at most once in `RECOUNT_S`. Counted, it is the party's who made the
-    group or transactional id; where that is not known it counts in the total only.
+    A party holds at most as much as is left to others; the server's own process, whose party is None, is never refused.
+    The bytes that requests add are estimated and charged to their sender, and nothing is taken off when state goes:
+    before anybody is refused all is counted anew, at most once in `RECOUNT_S`. A recount charges the maker of the group
+    or transactional id; state without a known maker counts in the total only.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -94,19 +94,19 @@ class StateBudget:
         self._counted_s: float | None = None
 
     def configure(self, bytes_max: int) -> None:
-        """So many bytes may be held from now on."""
+        """Set the bytes that may be held from now on."""
         self._bytes_max = bytes_max
 
     def counts(self, held: Callable[[], Iterable[tuple[str | None, int]]]) -> None:
-        """Count a kind of state. held: of each thing of the kind who made it and its bytes; called by a recount."""
+        """Count a kind of state. held: returns maker and bytes of each thing of the kind; called by a recount."""
         self._kinds.append(held)
 
     def came(self) -> None:
-        """State was read from the store: the next request finds all counted anew."""
+        """Have the next request count all anew: state was read from the store."""
         self._counted_s = None
 
     def take(self, party: str | None, size: int, now_s: float) -> None:
-        """A request of the party is about to add `size` bytes. Raises: Refused (nothing is charged)."""
+        """Account for `size` bytes that a request of the party adds. Raises: Refused (nothing is charged)."""
         if size <= 0:
             return
         if self._counted_s is None:

@@ -1,4 +1,4 @@
-"""A connection within the process: requests are handed to the server's handlers as they are, no socket, no bytes."""
+"""A connection within the process: requests go to the server's handlers as objects, without socket or bytes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ IN_PROCESS: Final = "in-process"
 
 Handler = Callable[[Any, "InProcess"], Awaitable[Any]]
 Handlers = dict[type[Any], Handler]
-"""Request class -> what answers it. A handler accepts its request before its first await."""
+"""Request class -> its handler. A handler accepts its request before its first await."""
 
 
 def handles(request: type[Any], refused: Callable[..., Any] | None = None) -> Callable[[F], F]:
-    """For a method of a family: it answers these requests. refused: makes answers of what is `EXPECTED` (`refusal`)."""
+    """Mark a family's method as the handler of these requests. refused: makes answers of `EXPECTED` errors
+    (`refusal`)."""
 
     def mark(handler: F) -> F:
         answering = handler if refused is None else cast("F", refusing(refused)(handler))
@@ -45,7 +46,7 @@ class Family(Protocol):
     """Answers several kinds of requests."""
 
     def handlers(self) -> Handlers:
-        """What this family answers: what its methods are marked with."""
+        """Return the handlers of this family, by the marks on its methods."""
         methods = vars(type(self)).items()
         return {one: getattr(self, name) for name, method in methods for one in getattr(method, "handles", ())}
 
@@ -53,7 +54,7 @@ class Family(Protocol):
 class Table(dict[type[Any], Handler]):
     """All handlers of a server by class of request.
 
-    later: makes families that most processes never ask, one after the other until one of them has a handler.
+    later: makers of families that most processes never use, called one after the other until one has a handler.
     """
 
     def __init__(self, families: Iterable[Family], later: Iterable[Callable[[], Iterable[Family]]] = ()) -> None:
@@ -62,7 +63,7 @@ class Table(dict[type[Any], Handler]):
         self._add(families)
 
     def __missing__(self, request: type[Any]) -> Handler:
-        """Raises: KeyError (nobody answers it)."""
+        """Make later families until one handles it. Raises: KeyError."""
         while self._later and request not in self:
             self._add(self._later.popleft()())
         if request not in self:
@@ -75,7 +76,7 @@ class Table(dict[type[Any], Handler]):
 
 
 class InProcess:
-    """One connection; `protocol.messages.Connection` says what it promises."""
+    """One connection; `protocol.messages.Connection` states its promises."""
 
     def __init__(
         self, handlers: Handlers, *, client_id: str, host: str, on_close: Callable[[InProcess], Awaitable[None]]
@@ -85,32 +86,35 @@ class InProcess:
         self.client_id = client_id
         self.host = host
         self.own = False
-        """Whether flowshare's own client is at the other end: then its end means that its process is gone."""
+        """True if flowshare's own client is at the other end: if the connection ends, the client's process is gone."""
         self.worker: int | None = None
-        """Node id of the fleet's worker whose process is at the other end; None: none is, or it does not say."""
+        """Node id of the fleet's worker whose process is at the other end; None: no worker, or not told."""
+        self.process: tuple[int, int] | None = None
+        """Number and birth of the process of this machine at the other end; None: no such process, or not told."""
         self.closed = False
         self.counts_as: Callable[[], str | None] = lambda: None
-        """Who the peer counts as where something is divided among all; None: this process, which may have all."""
+        """Returns the peer's name where limits are shared; None: this process, which may have all."""
         self.may_read: Callable[[str], bool] | None = None
-        """Whether the peer may read a topic at this moment, by its name; None: all topics."""
+        """Returns True if the peer may read the topic of this name now; None: it may read all topics."""
         self.may_describe: Callable[[str], bool] | None = None
-        """Whether the peer may know of a topic at this moment, by its name; None: of all topics."""
+        """Returns True if the peer may know of the topic of this name now; None: it may know of all topics."""
         self.may_share: Callable[[str], bool] | None = None
-        """Whether the peer may read in a group at this moment, by its id; None: in all groups."""
+        """Returns True if the peer may read in the group of this id now; None: it may read in all groups."""
         self._handlers = handlers
         self._on_close = on_close
         self._waiters: set[Waiter] = set()
         self._heard: list[Callable[[str], object]] = []
 
     def answers(self, request: type[Any]) -> bool:
-        """Whether the server has what answers requests of a class."""
+        """Return True if the server has a handler for requests of this class."""
         try:
             return self._handlers[request] is not None
         except KeyError:
             return False
 
     async def send(self, request: Request[R]) -> R:
-        """Answer of the server. Raises ConnectionError when the connection is or gets closed."""
+        """Send a request and return the answer. Raises: ConnectionError when the connection is or gets closed, or the
+        handler fails."""
         if self.closed:
             raise ConnectionError("the connection is closed")
         handler = self._handlers[type(request)]
@@ -124,11 +128,11 @@ class InProcess:
         return answer
 
     def begin(self, request: Request[Any], told: Callable[[FinishedRequest], object]) -> None:
-        """As `Connection.begin`."""
+        """Begin a request, as `Connection.begin`."""
         asyncio.ensure_future(self.send(request)).add_done_callback(told)
 
     async def close(self) -> None:
-        """Close; the server releases what this connection's share sessions hold."""
+        """Close; the server releases the records of this connection's share sessions."""
         if self.closed:
             return
         self.closed = True
@@ -139,7 +143,7 @@ class InProcess:
         await self._on_close(self)
 
     def on_closed(self, listener: Callable[[str], object]) -> None:
-        """Call `listener` with the reason when the connection ends, from whichever end."""
+        """Call `listener` with the reason when either end closes the connection."""
         self._heard.append(listener)
 
     def watch(self, waiter: Waiter) -> None:
@@ -149,5 +153,5 @@ class InProcess:
             waiter.end(Ended.CONNECTION)
 
     def unwatch(self, waiter: Waiter) -> None:
-        """Forget `waiter`."""
+        """Stop watching `waiter`."""
         self._waiters.discard(waiter)

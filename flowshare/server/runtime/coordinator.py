@@ -1,9 +1,9 @@
-"""What every coordinator does, whatever it coordinates (Kafka's CoordinatorRuntime).
+"""The common work of all coordinators (Kafka's CoordinatorRuntime).
 
-Share groups, consumer groups and transactional ids have rules of their own, in the cores, and a coordinator each that
-writes what those decide before anybody is told. What the three do alike is here: all they coordinate in memory, by id;
-what is stored and cannot be read; who may make how many of them, and how many bytes they may take; one task that
-carries out what is due; and work that goes on to its end when whoever asked for it is gone.
+Share groups, consumer groups and transactional ids have their own rules, in the cores, and a coordinator each, which
+writes the core's decisions before anybody is told. The common work is here: all coordinated things in memory, by id;
+stored entries that cannot be read; limits on the number of things by maker, and on their bytes; one task that does the
+work that is due; and work that goes on to its end when its caller is gone.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 RETRY_MS: Final = 1_000
-"""Pause before what failed is tried again."""
+"""Ms before failed work is tried again."""
 
 
 class CoordinatorRuntime(Generic[T]):
     """All things of one kind that a server coordinates. A coordinator has one; `start` and `close` it with its own.
 
-    Invariant: at most one `expire` runs at a time; what `run` and `spawn` were given is over when `close` returns.
+    Invariant: at most one `expire` runs at a time; work of `run` and `spawn` is over when `close` returns.
     """
 
     def __init__(
         self, things: str, *, limit: str, clock: Clock, budget: StateBudget, size_of: Callable[[T], int]
     ) -> None:
-        """things: what they are called; limit: the setting that says how many there may be.
+        """things: their name; limit: name of the setting that limits their number.
 
-        budget: bytes of all state; size_of: what one of the things takes of it.
+        budget: bytes of all state; size_of: returns a thing's bytes of it.
         """
         self.things = things
         self.entries: dict[str, T] = {}
         self._clock = clock
         self._budget = budget
         self.loaded = budget.came
-        """Call it when entries were read from the store."""
+        """Called when entries were read from the store."""
         self._size_of = size_of
         self._makers = Makers(things, limit)
         self._alarm = Alarm(clock)
@@ -63,30 +63,30 @@ class CoordinatorRuntime(Generic[T]):
         next_ms: Callable[[], int | None],
         *beside: Coroutine[Any, Any, None],
     ) -> None:
-        """Begin to carry out what is due.
+        """Start the task of due work.
 
-        expire: does that, and is told how late it is: for so long this process stood still. next_ms: when something is
-        due next. beside: run until `close`, too.
+        expire: does the work; its argument is the lateness in ms, for which this process stood still. next_ms: returns
+        when work is due next. beside: run until `close`, too.
         """
         watch = self._watch(expire, next_ms)
         self._tasks = [asyncio.create_task(work, name=self.things) for work in (watch, *beside)]
 
     async def close(self, give_up: Callable[[], object] = lambda: None) -> None:
-        """Stop watching, and wait for what is under way. give_up: ends what would not end by itself."""
+        """Stop watching, and wait for work under way. give_up: ends work that would not end by itself."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        while self._jobs:  # one may begin another
+        while self._jobs:  # a job may begin another
             give_up()
             await asyncio.wait(list(self._jobs))
 
-    # --- what there is --------------------------------------------------------------------------------------------
+    # --- things ---------------------------------------------------------------------------------------------------
 
     def make(self, name: str, make: Callable[[], T], party: str | None, count_max: int) -> T:
-        """Add a thing that is not there yet. party: who makes it, None: the server's own process.
+        """Add a new thing. party: its maker; None: the server's own process.
 
-        Raises: Refused (there are too many).
+        Raises: Refused (too many).
         """
         self._makers.check(party, self.entries, len(self.entries), count_max)
         made = self.entries[name] = make()
@@ -94,22 +94,22 @@ class CoordinatorRuntime(Generic[T]):
         return made
 
     def take(self, party: str | None, size: int) -> None:
-        """The things are about to take so many bytes more, for a request of the party. Raises: Refused."""
+        """Account for `size` more bytes of the things, for a request of the party. Raises: Refused."""
         self._budget.take(party, size, self._clock.monotonic())
 
     def _held(self) -> Iterable[tuple[str | None, int]]:
-        """Of each who made it and how many bytes it takes."""
+        """Yield the maker and the bytes of each thing."""
         for name, entry in self.entries.items():
             yield self._makers.maker_of(name), self._size_of(entry)
 
     # --- work -----------------------------------------------------------------------------------------------------
 
     def run(self, work: Coroutine[Any, Any, R]) -> asyncio.Future[R]:
-        """Run `work` to its end even if whoever asked goes away meanwhile: memory must follow what was stored."""
+        """Run `work` to its end even if the caller goes away meanwhile: memory must follow the store."""
         return asyncio.shield(self.spawn(work))
 
     def spawn(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
-        """Run `work`, which `close` waits for."""
+        """Run `work`; `close` waits for it."""
         task = asyncio.create_task(work)
         self._jobs.add(task)
         task.add_done_callback(self._jobs.discard)
@@ -118,11 +118,11 @@ class CoordinatorRuntime(Generic[T]):
     # --- time -----------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Look at once what is due."""
+        """Do due work at once."""
         self._alarm.ring()
 
     def expect(self, due_ms: int | None) -> None:
-        """Something may be due then; None: nothing."""
+        """Expect work due at `due_ms`; None: none."""
         if due_ms is not None and (self._alarm.due_ms is None or due_ms < self._alarm.due_ms):
             self._alarm.ring()
 
@@ -140,10 +140,10 @@ class CoordinatorRuntime(Generic[T]):
 
 
 class Damage:
-    """What is stored and cannot be read, by the group it belongs to: it is refused, and left as it is.
+    """The stored entries that cannot be read, by group: such a group is refused and left as it is.
 
-    A group that was left out instead would be made anew by the next member that joins, over the bytes that a backup or
-    a later version could still make sense of. Only deleting such a group on purpose removes them.
+    If such a group were left out instead, the next member that joins would create it anew, over bytes that a backup or
+    a later version could still read. Only deleting the group on purpose removes the bytes.
     """
 
     def __init__(self) -> None:
@@ -153,12 +153,12 @@ class Damage:
         return group_id in self._found
 
     def add(self, group_id: str, key: bytes, reason: str) -> None:
-        """Remember that the entry under `key` cannot be read."""
+        """Note that the entry under `key` cannot be read."""
         self._found.setdefault(group_id, {})[key] = reason
         logger.error("group is refused, what is stored of it cannot be read: %s group=%s", reason, group_id)
 
     def check(self, group_id: str) -> None:
-        """Whether a group can be worked with. Raises: StateCorrupt."""
+        """Check that a group can be worked with. Raises: StateCorrupt."""
         found = self._found.get(group_id)
         if found:
             raise StateCorrupt(
@@ -168,16 +168,16 @@ class Damage:
             )
 
     def keys(self, group_id: str) -> tuple[bytes, ...]:
-        """Store keys of what is stored of a group and cannot be read; deleted when the group is given up."""
+        """Return the store keys of a group's unreadable entries; deleted when the group is given up."""
         return tuple(self._found.get(group_id, ()))
 
     def forget(self, group_id: str) -> None:
-        """The group's entries are deleted."""
+        """Forget a group whose entries are deleted."""
         self._found.pop(group_id, None)
 
 
 def group_id_of(key: bytes, prefix: bytes) -> str | None:
-    """The group id behind `prefix` in a store key; None, with a log line, when it is no text."""
+    """Return the group id behind `prefix` in a store key; None, with a log line, when it is no text."""
     try:
         return key[len(prefix) :].decode()
     except UnicodeDecodeError:

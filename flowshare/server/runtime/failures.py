@@ -1,7 +1,7 @@
-"""From an exception to what an answer carries: an error code and a text.
+"""From an exception to an answer's error code and text.
 
-Core errors have their table in `protocol.errors`; the log's errors have theirs here. Anything else is a fault of ours:
-`UNKNOWN_SERVER_ERROR`, and the place that catches it logs it with its traceback.
+Core errors have their table in `protocol.errors`; the log's errors have theirs here. Any other error is a fault of
+ours: `UNKNOWN_SERVER_ERROR`, and the place that catches it logs it with its traceback.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ LOG_ERRORS: Final[dict[type[LogError], ErrorCode]] = {
     InvalidTimestamp: ErrorCode.INVALID_TIMESTAMP,
     RecordsTooLarge: ErrorCode.MESSAGE_TOO_LARGE,
 }
-"""All others are the disk's: KAFKA_STORAGE_ERROR."""
+"""Codes of the log's errors. All others are the disk's: KAFKA_STORAGE_ERROR."""
 
 
 class Refused(Exception):
-    """An answer with an error code that no core error stands for. `code`: the number, the text says why."""
+    """An answer with an error code that no core error stands for. `code`: the number; the text gives the reason."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -58,11 +58,11 @@ class Refused(Exception):
 
 
 EXPECTED: Final = (CoreError, LogError, Refused)
-"""What a request may end with without anything being wrong with the server."""
+"""The errors that a request may end with although nothing is wrong with the server."""
 
 
 def failure(error: BaseException) -> tuple[ErrorCode, str]:
-    """Code and text that tell a client of `error`."""
+    """Return the code and text that tell a client of `error`."""
     text = str(error) or type(error).__name__
     if isinstance(error, Refused):
         return error.code, text
@@ -76,13 +76,13 @@ def failure(error: BaseException) -> tuple[ErrorCode, str]:
 
 
 def refusal(make: Callable[..., R], error: BaseException, **more: object) -> R:
-    """The answer that tells of `error`: it has the code and text as `error` and `message`."""
+    """Return the answer that tells of `error`: it has the code and text as `error` and `message`."""
     code, message = failure(error)
     return make(error=code, message=message, **more)
 
 
 def refusing(make: Callable[..., R]) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
-    """For a handler: what is `EXPECTED` is its answer, see `refusal`."""
+    """Decorate a handler so that an `EXPECTED` error becomes its answer, see `refusal`."""
 
     def wrap(handler: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         @functools.wraps(handler)

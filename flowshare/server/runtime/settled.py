@@ -1,9 +1,9 @@
-"""What follows from settles that were decided apart from the state (`log.base.SettlesApart`), when nobody made it yet.
+"""State changes of settles decided apart from the state (`log.base.SettlesApart`) that nobody has made yet.
 
-An update is made where the records are still acquired in the delivery that was settled. That is where nobody has: while
-a settle is under way its records are stored as acquired, and who settled it writes what follows from it before they can
-be anything else. So an update that is found a second time changes nothing, and one of a log that was cut and begins
-anew does not touch other records.
+An update is made only where the records are still acquired in the delivery that was settled: there, nobody has made it.
+While a settle is under way its records are stored as acquired, and the settling server writes the changes that follow
+before the records can become anything else. So an update that is found a second time changes nothing, and one of a log
+that was cut and begins anew does not touch other records.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def encode_settled(decision: Decision) -> bytes:
-    """What becomes of a decision's records, as it is stored until the state has it."""
+    """Encode the changes of a decision's records, as they are stored until the state has them."""
     return encode_update(PartitionUpdate(start_offset=-1, delivery_complete_count=-1, runs=tuple(decision.changes)))
 
 
 async def follow_settled(store: StateStore, key: ShareKey) -> None:
-    """Have the state of a share-partition say all that was decided, before it is read. Raises: LogError."""
+    """Write all decided settles into a share-partition's state, before it is read. Raises: LogError."""
     if isinstance(store, SettlesApart):
         await store.decided(key.prefix)
 
@@ -35,8 +35,8 @@ async def follow_settled(store: StateStore, key: ShareKey) -> None:
 def settled_writes(
     entries: Sequence[tuple[bytes, bytes]], settles: Iterable[tuple[bytes, Sequence[Write]]]
 ) -> list[Write]:
-    """The writes by which a share-partition's state, which is `entries`, follows settles: an update each, and what is
-    to be written with it. Raises: StateCorrupt."""
+    """Return the writes by which a share-partition's state, which is `entries`, follows settles: an update each, and
+    the writes beside it. Raises: StateCorrupt."""
     if not entries:
         return []
     key = key_of(entries[0][0])
@@ -60,7 +60,7 @@ def settled_writes(
 
 
 def _common(acquired: Sequence[StateRun], changes: Sequence[StateRun]) -> Iterator[StateRun]:
-    """Where both are, in the same delivery; both ascend."""
+    """Yield the parts of changes whose records are acquired, in the same delivery; both ascend."""
     at = 0
     for change in changes:
         while at < len(acquired) and acquired[at].last < change.first:

@@ -1,4 +1,4 @@
-"""Where share-partition state lies in the `StateStore`, and how its writes are numbered.
+"""Keys of share-partition state in the `StateStore`, and the numbering of its writes.
 
 A share-partition has one snapshot and the updates made after it, each under its own key in the order of writing:
 
@@ -36,14 +36,15 @@ PREFIX: Final = b"s/"
 SNAPSHOT: Final = b"\x00"
 UPDATE: Final = b"\x01"
 GENERATION: Final = b"\x02"
-"""Of a group with an order: the number of the last load, 8 bytes. It outlives a reset of the offsets."""
+"""Key of the generation of an ordered group: the number of the last load, 8 bytes. It outlives a reset of the
+offsets."""
 PARKED: Final = b"\x03"
 FOREIGN: Final = b"\x04"
-"""What a storage that settles apart notes beside the state; it goes with it."""
+"""Key of entries that a storage that settles apart keeps beside the state; they go with the state."""
 _PARKED: Final = struct.Struct(">B7q")
-"""Format version, the fields of `ParkedKey`; the key follows."""
+"""Format version and the fields of `ParkedKey`; the key follows."""
 GROUP_ID_BYTES_MAX: Final = 1_024
-"""Longest group id; it is part of the keys."""
+"""Longest group id, in bytes; group ids are part of the keys."""
 _LENGTH: Final = struct.Struct(">H")
 _PARTITION: Final = struct.Struct(">i")
 _NUMBER: Final = struct.Struct(">Q")
@@ -52,7 +53,7 @@ Write = tuple[bytes, bytes | None]
 
 
 class ShareKey(NamedTuple):
-    """Which share-partition: group, topic id, partition."""
+    """Key of a share-partition: group, topic id, partition."""
 
     group_id: str
     topic_id: uuid.UUID
@@ -68,28 +69,28 @@ class ShareKey(NamedTuple):
 
 
 def group_prefix(group_id: str) -> bytes:
-    """Start of all store keys of a group's share-partitions."""
+    """Return the start of all store keys of a group's share-partitions."""
     return group_head(PREFIX, group_id)
 
 
 def key_of(stored: bytes) -> ShareKey:
-    """The share-partition that a store key belongs to. Raises: StateCorrupt."""
+    """Return the share-partition that a store key belongs to. Raises: StateCorrupt."""
     return ShareKey(*partition_of(PREFIX, stored))
 
 
 def group_head(kind: bytes, group_id: str) -> bytes:
-    """Start of all store keys of this kind that are of a group's partitions."""
+    """Return the start of all store keys of this kind of a group's partitions."""
     name = group_id.encode()
     return kind + _LENGTH.pack(len(name)) + name
 
 
 def partition_head(kind: bytes, group_id: str, topic_id: uuid.UUID, partition: int) -> bytes:
-    """Start of all store keys of this kind that are of one partition for one group."""
+    """Return the start of all store keys of this kind of a group's partition."""
     return group_head(kind, group_id) + topic_id.bytes + _PARTITION.pack(partition)
 
 
 def partition_of(kind: bytes, stored: bytes) -> tuple[str, uuid.UUID, int]:
-    """Group id, topic id and partition that a store key of this kind belongs to. Raises: StateCorrupt."""
+    """Return the group id, topic id and partition in a store key of this kind. Raises: StateCorrupt."""
     try:
         (length,) = _LENGTH.unpack_from(stored, len(kind))
         start = len(kind) + _LENGTH.size
@@ -102,8 +103,8 @@ def partition_of(kind: bytes, stored: bytes) -> tuple[str, uuid.UUID, int]:
 
 
 class StoredState(NamedTuple):
-    """What the store holds of one share-partition: the state with all updates applied, the updates' numbers, and the
-    generation of who loaded it last (0: nobody did in an order); its parked keys."""
+    """The stored state of one share-partition: the state with all updates applied, and the updates' numbers.
+    generation: number of the last load (0: never loaded in an order). parked: the parked keys."""
 
     state: PartitionState
     first_number: int
@@ -113,12 +114,13 @@ class StoredState(NamedTuple):
 
 
 async def read_state(store: StateStore, key: ShareKey) -> StoredState | None:
-    """State of a share-partition; None if it was never initialised. Raises: StateCorrupt."""
+    """Read the state of a share-partition; None if it was never initialised. Raises: StateCorrupt."""
     return stored_in(await store.scan(key.prefix), key)
 
 
 def stored_in(entries: Sequence[tuple[bytes, bytes]], key: ShareKey) -> StoredState | None:
-    """State of a share-partition in all entries under its prefix, in the order of their keys. Raises: StateCorrupt."""
+    """Return a share-partition's state from all entries under its prefix, in the order of their keys. Raises:
+    StateCorrupt."""
     prefix = key.prefix
     entries = [entry for entry in entries if not entry[0].startswith(prefix + FOREIGN)]
     if not entries:
@@ -134,14 +136,14 @@ def stored_in(entries: Sequence[tuple[bytes, bytes]], key: ShareKey) -> StoredSt
 
 
 def parked_write(key: ShareKey, change: Change) -> Write:
-    """The write that stores a change of a parked key."""
+    """Return the write that stores a change of a parked key."""
     name, parked = change
     at = key.prefix + PARKED + hashlib.sha256(name).digest()[:16]
     return at, None if parked is None else _PARKED.pack(1, *parked) + name
 
 
 def _read_parked(value: bytes) -> tuple[bytes, ParkedKey]:
-    """Raises: StateCorrupt."""
+    """Decode a parked key. Raises: StateCorrupt."""
     try:
         version, *fields = _PARKED.unpack_from(value)
     except struct.error as error:
@@ -152,33 +154,34 @@ def _read_parked(value: bytes) -> tuple[bytes, ParkedKey]:
 
 
 def generation_write(key: ShareKey, generation: int) -> Write:
-    """The write that makes `generation` the last one that was given out."""
+    """Return the write that stores `generation` as the last one given out."""
     return key.prefix + GENERATION, _NUMBER.pack(generation)
 
 
 async def delete_state(store: StateStore, keys: Sequence[ShareKey]) -> list[Write]:
-    """The writes that remove everything stored of `keys`."""
+    """Return the writes that remove everything stored of `keys`."""
     return [(name, None) for key in keys for name, _ in await store.scan(key.prefix)]
 
 
 def outlives(key: ShareKey, name: bytes, *, anew: bool) -> bool:
-    """Whether an entry stays when the state is another one: the generation always, since no fence may come again;
-    parked keys unless it begins anew."""
+    """Return True if an entry stays when the state is replaced. The generation always stays, since no fence may come
+    again. Parked keys stay unless the state begins anew."""
     kept = (GENERATION,) if anew else (GENERATION, PARKED)
     return name.startswith(tuple(key.prefix + kind for kind in kept))
 
 
 def initial_writes(key: ShareKey, state: PartitionState) -> list[Write]:
-    """The write that makes `state` the first state of a share-partition without any."""
+    """Return the writes that make `state` the first state of a share-partition without any."""
     return [(key.prefix + SNAPSHOT, encode_state(state))]
 
 
 class Journal:
     """Turns the updates of one share-partition into store writes, one write at a time.
 
-    `plan` gives the writes, `done` says that they are durable; a plan that failed is forgotten by planning again.
-    `snapshot_due` may be set from outside: the next plan then carries the whole state, which repairs what an earlier
-    failed write left out, and takes away what a cut log has lost. updates_max: updates between two snapshots.
+    `plan` returns the writes, `done` notes that they are durable; a failed plan is replaced by planning again.
+    `snapshot_due` may be set from outside: the next plan then carries the whole state, which repairs the gaps of an
+    earlier failed write, and removes the state of records lost by a cut log. updates_max: updates between two
+    snapshots.
     """
 
     def __init__(self, key: ShareKey, stored: StoredState, *, updates_max: int) -> None:
@@ -195,18 +198,18 @@ class Journal:
 
     @staticmethod
     def following(key: ShareKey, stored: StoredState, update: PartitionUpdate) -> list[Write]:
-        """The writes of one update more, of a share-partition that nobody has loaded."""
+        """Return the writes of one more update of a share-partition that is not loaded."""
         return [(key.prefix + UPDATE + _NUMBER.pack(stored.next_number), encode_update(update))]
 
     def plan(self, update: PartitionUpdate | None, partition: SharePartition) -> list[Write]:
-        """The writes for `update` (of steps of which none is applied to the state that a snapshot shows)."""
+        """Return the writes for `update`, whose steps must not be applied yet to the state that a snapshot shows."""
         writes: list[Write] = []
         self._planned_first = self._first
         self._planned_snapshot = self.snapshot_due or self._next - self._first >= self._updates_max
         if self._planned_snapshot:
-            self.snapshot_due = False  # it may be due again before this one is written
+            self.snapshot_due = False  # a snapshot may be due again before this one is written
             writes.append((self._prefix + SNAPSHOT, encode_state(self._whole(partition))))
-            # One more than was confirmed: a write that failed may be in the store all the same.
+            # One more than was confirmed: a failed write may be in the store all the same.
             writes.extend((self._update_key(number), None) for number in range(self._first, self._next + 1))
             self._planned_first = self._next
         if update is not None:
@@ -214,11 +217,11 @@ class Journal:
         return writes
 
     def undone(self) -> None:
-        """The last planned writes were refused before anything was stored."""
+        """Note that the last planned writes were refused before anything was stored."""
         self.snapshot_due |= self._planned_snapshot
 
     def done(self, update: PartitionUpdate | None) -> None:
-        """The last planned writes are durable."""
+        """Note that the last planned writes are durable."""
         if self._planned_snapshot:
             self._first = self._planned_first
         if update is not None:
@@ -239,7 +242,7 @@ class Journal:
 
 
 def merge(updates: Sequence[PartitionUpdate]) -> PartitionUpdate:
-    """Several updates of one share-partition, in the order of their steps, as one."""
+    """Merge several updates of one share-partition, in the order of their steps, into one."""
     if len(updates) == 1:
         return updates[0]
     furthest = max(updates, key=lambda update: update.start_offset)
@@ -252,7 +255,7 @@ def merge(updates: Sequence[PartitionUpdate]) -> PartitionUpdate:
 
 
 def cut(update: PartitionUpdate, end: int) -> PartitionUpdate:
-    """What of an update that is still to be written stands after the log was cut at `end`."""
+    """Return the part of an unwritten update that still holds after the log was cut at `end`."""
     return PartitionUpdate(
         start_offset=min(update.start_offset, end),
         delivery_complete_count=update.delivery_complete_count if update.start_offset < end else 0,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TopicIndex(Mapping[str, TopicInfo]):
-    """A view of the log's topics: by name as groups want them, by id as share requests do.
+    """A view of the log's topics: by name for groups, by id for share requests.
 
     The ids are looked up again when an id or a name no longer fits.
     """
@@ -38,11 +38,11 @@ class TopicIndex(Mapping[str, TopicInfo]):
         return len(self._log.topics())
 
     def by_name(self, name: str) -> Topic | None:
-        """The topic of this name, if there is one."""
+        """Return the topic of this name, or None."""
         return self._log.topics().get(name)
 
     def by_id(self, topic_id: uuid.UUID) -> Topic | None:
-        """The topic with this id, if it (still) exists."""
+        """Return the topic with this id, or None if it does not exist (any more)."""
         topics = self._log.topics()
         name = self._names.get(topic_id)
         topic = topics.get(name) if name is not None else None
@@ -53,7 +53,7 @@ class TopicIndex(Mapping[str, TopicInfo]):
         return topics[name] if name is not None else None
 
     def find(self, topic_id: uuid.UUID, partition: int) -> Topic:
-        """The topic with this id and this partition. Raises: UnknownTopicId, UnknownTopicOrPartition."""
+        """Return the topic with this id and this partition. Raises: UnknownTopicId, UnknownTopicOrPartition."""
         topic = self.by_id(topic_id)
         if topic is None:
             raise UnknownTopicId(f"no topic has the id {topic_id}")

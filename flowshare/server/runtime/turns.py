@@ -1,6 +1,6 @@
-"""Long work in turns: whoever goes through many small things lets others run after every few of them.
+"""Long work in turns: a task that goes through many small things lets others run after every few of them.
 
-A request may name tens of thousands of topics or groups, and there may be as many groups with offsets to look at. Each
+A request may name tens of thousands of topics or groups, and as many groups with offsets may have to be visited. Each
 is quick; all of them without a break would hold up every other connection. The requests of one connection share its
 turn of a round of the loop. When that is used up they stand in line with those of the other connections, and each round
 of the loop one request goes on, the connections in turn: however many do long work, it is one turn a round.
@@ -22,27 +22,27 @@ R = TypeVar("R")
 K = TypeVar("K")
 
 TURN: Final = 2_000
-"""Small things that are done at once, a few milliseconds' work."""
+"""Small things done at once, a few milliseconds' work."""
 TOGETHER: Final = 10
-"""Of the smallest ones so many are done between two looks at the time."""
+"""Number of the smallest things done between two looks at the clock."""
 TURN_S: Final = 0.005
-"""Longest time that one connection's work takes of a round, whatever it consists of; it is looked at between things."""
+"""Longest work of one connection in a round, in seconds; checked between things."""
 
 
 class _Line(Generic[K]):
-    """Requests that wait: whose they are have their turns one after the other, the requests of one in their order."""
+    """Waiting requests by owner: owners have their turns one after the other, the requests of one in their order."""
 
     def __init__(self) -> None:
         self._waiting: dict[K, deque[asyncio.Future[None]]] = {}
 
     def stand(self, whose: K) -> asyncio.Future[None]:
-        """The request's turn, to be awaited."""
+        """Return the request's turn, to be awaited."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(whose, deque()).append(turn)
         return turn
 
     def go_on(self) -> bool:
-        """It is the next one's turn, if there is one; a request that was cancelled has none."""
+        """Give the next request its turn; return False if none waits. A cancelled request has none."""
         while self._waiting:
             whose = next(iter(self._waiting))
             requests = self._waiting.pop(whose)
@@ -56,7 +56,7 @@ class _Line(Generic[K]):
 
 
 class TurnLine:
-    """Who has used up a turn: each round of the loop one goes on."""
+    """Connections that have used up their turn: each round of the loop one goes on."""
 
     def __init__(self) -> None:
         self._line = _Line[Turns]()
@@ -77,12 +77,12 @@ class TurnLine:
 
 
 class Turns:
-    """Counts what one connection has done in a round of the loop, and gives way when it was enough."""
+    """Counts the work of one connection in a round of the loop, and gives way when it was enough."""
 
     __slots__ = ("_again", "_clock", "_in_round", "_left", "_line", "_scheduled", "_since", "_waiting")
 
     def __init__(self, clock: Clock, line: TurnLine | None = None) -> None:
-        """line: of the listener; None: whoever gives way goes on in the next round."""
+        """line: the listener's; None: work that gives way goes on in the next round."""
         self._clock = clock
         self._line = line
         self._left = TURN
@@ -94,11 +94,11 @@ class Turns:
 
     @property
     def over(self) -> bool:
-        """Whether the turn is used up, so that nothing new is to be begun; `begin` has been called."""
+        """True if the turn is used up, so that nothing new may begin; call `begin` first."""
         return self._waiting > 0 or self._left < 0 or self._clock.monotonic() - self._since > TURN_S
 
     def begin(self) -> None:
-        """Something is done now; the first thing of a round begins the turn."""
+        """Begin work; the first work of a round begins the turn."""
         if not self._in_round:
             self._in_round = True
             self._left = TURN
@@ -106,12 +106,12 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._end)
 
     def call_next(self, again: Callable[[], object]) -> None:
-        """Call `again` in the next round, behind what is ready now, and not while a request waits for its turn."""
+        """Call `again` in the next round, behind ready work, and not while a request waits for its turn."""
         self._again = again
         self._schedule()
 
     async def take(self, things: int = 1) -> None:
-        """So many things come next; others run first if many were done, or it took long, in this round."""
+        """Count `things` that come next; let others run first if this round's work was long."""
         self.begin()
         self._left -= things
         if not self.over:
@@ -131,7 +131,7 @@ class Turns:
         self._since = self._clock.monotonic()
 
     async def each(self, do: Callable[[T], R], things: Iterable[T]) -> tuple[R, ...]:
-        """What `do` makes of each of the things."""
+        """Call `do` with each of the things and return the results; others run in between if the things are many."""
         if isinstance(things, tuple | list) and len(things) <= TOGETHER:
             await self.take(len(things))
             return tuple(map(do, things))
@@ -141,7 +141,7 @@ class Turns:
         return tuple(made)
 
     def few(self, things: Iterable[T]) -> Few[T]:
-        """The things, a few at a time, others running between; an iterator is asked for the next ones in their turn."""
+        """Return the things, a few at a time, others running between; an iterator makes the next ones in their turn."""
         return Few(self, things)
 
     def _end(self) -> None:
@@ -160,15 +160,15 @@ class Turns:
 
 
 class Places:
-    """So many may do at a time what takes much memory; the parties that wait have their turns one after the other."""
+    """Places for work that takes much memory; waiting parties have their turns one after the other."""
 
     def __init__(self, count: int) -> None:
         self.free = count
-        """Places that nobody has."""
+        """Free places."""
         self._line = _Line[str]()
 
     async def take(self, party: str) -> None:
-        """Wait for a place, which is to be given back; a party's requests have theirs in the order of their asking."""
+        """Wait for a place, to be given back by `give`; a party's requests get places in their order."""
         if self.free:
             self.free -= 1
             return
@@ -181,13 +181,13 @@ class Places:
             raise
 
     def give(self) -> None:
-        """A place is free."""
+        """Give a place back."""
         if not self._line.go_on():
             self.free += 1
 
 
 class Few(Generic[T]):
-    """An iterator over tuples; an async generator would cost short requests more than what they ask for."""
+    """An iterator over tuples; an async generator would cost a short request more than its work."""
 
     __slots__ = ("_over", "_rest", "_turns")
 

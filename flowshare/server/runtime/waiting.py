@@ -1,14 +1,14 @@
-"""Waiting: a request that waits to be woken (Kafka's purgatory), a task that sleeps until something is due.
+"""Waiting: a request that waits to be woken (Kafka's purgatory), a task that sleeps until a deadline.
 
-`Waiter` is one request that waits, mostly a fetch for records; `WaitQueue` those at one share-partition, `Purgatory`
-bounds those of all. `Alarm` is for a task that carries out what is due.
+`Waiter` is one waiting request, mostly a fetch for records; `WaitQueue` has those at one share-partition, `Purgatory`
+bounds those of all. `Alarm` is for a task that does work when due.
 
-A parked fetch waits at each share-partition of its session. Whatever makes records available there wakes one waiter,
-the one that has waited longest; when that one is done and something is left, the next is woken. So an append of a
-few records does not wake every member of a group to find nothing.
+A parked fetch waits at each share-partition of its session. Records that become available there wake one waiter, the
+longest waiting; when that waiter is done and records are left, the next is woken. So an append of a few records does
+not wake every member of a group to find nothing.
 
-Where keys have an order, what a member holds ahead keeps its key from the others. There those go first whose members
-hold nothing, before a fetch that just comes, too: it leaves one key for each of them.
+Where keys have an order, records that a member holds ahead keep their key from the others. There, members that hold
+nothing go first, also before a fetch that just comes: that fetch leaves one key for each of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Ended(enum.Enum):
-    """Why a fetch stops waiting for good."""
+    """Reason why a fetch stops waiting for good."""
 
     NO = "it goes on"
     TIMEOUT = "its wait limit came, or its session asked for its answer"
@@ -43,13 +43,13 @@ class Waiter:
     def __init__(self) -> None:
         self.ended = Ended.NO
         self.at: WaitQueue | None = None
-        """Where it takes something just now; it comes to the other share-partitions later."""
+        """The queue where the fetch takes records just now; it comes to the other share-partitions later."""
         self._woken = False
         self._future: asyncio.Future[None] | None = None
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody is there any more to give records to."""
+        """True if nobody is left to give records to: the fetch's session or connection has ended."""
         return self.ended in (Ended.SESSION, Ended.CONNECTION)
 
     def wake(self) -> None:
@@ -59,13 +59,14 @@ class Waiter:
             self._future.set_result(None)
 
     def end(self, reason: Ended) -> None:
-        """Let the fetch answer with what it has; the first reason stands, unless nobody is there to be answered."""
+        """Let the fetch answer with its present records; the first reason stands, but an ended session or connection
+        replaces TIMEOUT."""
         if self.ended in (Ended.NO, Ended.TIMEOUT):
             self.ended = reason
         self.wake()
 
     def end_after(self, clock: Clock, limit_ms: int) -> TimerHandle:
-        """Let the fetch answer after this time; the timer is to be cancelled when the fetch is over."""
+        """Let the fetch answer after `limit_ms`; cancel the returned timer when the fetch is over."""
         return clock.call_later(limit_ms / 1000, lambda: self.end(Ended.TIMEOUT))
 
     async def wait(self) -> None:
@@ -81,7 +82,7 @@ class Waiter:
 
 
 class Standing(NamedTuple):
-    """Of whom a fetch is that waits. singles: it takes records of parked keys, too."""
+    """Place of a waiting fetch: its member. singles: True if the fetch takes records of parked keys, too."""
 
     member_id: str
     singles: bool
@@ -90,8 +91,7 @@ class Standing(NamedTuple):
 class WaitQueue:
     """The fetches that wait at one share-partition, longest waiting first, each with its member.
 
-    One that is woken leaves the line, and is *called* until it has come to look, or has gone. A *poor* one's member
-    holds nothing.
+    A woken fetch leaves the line, and is *called* until it looks or ends. A *poor* fetch's member holds nothing.
     """
 
     __slots__ = ("_called", "_waiters")
@@ -101,30 +101,30 @@ class WaitQueue:
         self._called: dict[Waiter, Standing] = {}
 
     def __len__(self) -> int:
-        """How many wait, without those that are called."""
+        """Return how many fetches wait, without called ones."""
         return len(self._waiters)
 
     @property
     def called(self) -> int:
-        """How many are woken and have not come yet."""
+        """Number of woken fetches that have not looked yet."""
         return len(self._called)
 
     def park(self, waiter: Waiter, member_id: str, *, singles: bool = False) -> None:
-        """Stand in line, keeping the place of one who already does."""
+        """Put a fetch in line; a fetch in line already keeps its place."""
         self._called.pop(waiter, None)
         if waiter not in self._waiters:
             self._waiters[waiter] = Standing(member_id, singles)
 
-    def leave(self, waiter: Waiter) -> None:
-        """Stand in line no more; harmless for one who does not."""
-        self._called.pop(waiter, None)
+    def leave(self, waiter: Waiter) -> bool:
+        """Take a fetch out of the line, if it is there. Return True if the fetch was called and had not looked."""
         self._waiters.pop(waiter, None)
+        return self._called.pop(waiter, None) is not None
 
     def poor(self, held: Container[str], but: str, most: int, *, singles: bool | None = None) -> int:
-        """How many poor ones wait, or are called, counted up to `most`; without the member `but`.
+        """Return how many poor fetches wait or are called, at most `most`; without the member `but`.
 
-        singles: only those that do (True) or do not (False) take records of parked keys; None: all. Without those that
-        are busy elsewhere: what they read there may take long.
+        singles: only fetches that do (True) or do not (False) take records of parked keys; None: all. Fetches that are
+        busy at another share-partition do not count: their reads may take long.
         """
         if not self._waiters and not self._called:
             return 0
@@ -137,14 +137,14 @@ class WaitQueue:
         return sum(itertools.islice(found, most))
 
     def wake_by(self, place: Callable[[str], Any]) -> None:
-        """Wake the one whose member has the lowest place, among equals the one that has waited longest."""
+        """Wake the fetch whose member has the lowest place, among equals the longest waiting."""
         if self._waiters:
             self._wake(min(self._waiters, key=lambda waiting: place(self._waiters[waiting].member_id)))
 
     def wake_poor(self, held: Container[str], count: int, *, apart: bool = False) -> None:
-        """Wake the `count` poor ones that have waited longest, or if there is none the one that has.
+        """Wake the `count` longest waiting poor fetches, or without any the longest waiting fetch.
 
-        apart: of those that take records of parked keys, and of those that do not, each: one of them is the right one.
+        apart: do so among fetches that take records of parked keys, and among those that do not: one of the two fits.
         """
         for singles in (True, False) if apart else (None,):
             line = (item for item in self._line() if singles in (None, item[1].singles))
@@ -156,19 +156,19 @@ class WaitQueue:
                 self._wake(waiter)
 
     def _line(self) -> Iterable[tuple[Waiter, Standing]]:
-        """Longest waiting first; those that take something elsewhere last, as they come later."""
+        """Return the line, longest waiting first; fetches busy at another share-partition last, as they come later."""
         line = self._waiters.items()
         if all(waiter.at is None for waiter in self._waiters):
             return line
         return sorted(line, key=lambda item: item[0].at not in (None, self))
 
     def wake_some(self, count: int) -> None:
-        """Wake the `count` that have waited longest; they leave the line."""
+        """Wake the `count` longest waiting fetches; they leave the line."""
         for waiter in tuple(itertools.islice(self._waiters, count)):
             self._wake(waiter)
 
     def wake_all(self) -> None:
-        """Wake everyone: the share-partition is no longer served here."""
+        """Wake all fetches: the share-partition is no longer served here."""
         self.wake_some(len(self._waiters))
 
     def _wake(self, waiter: Waiter) -> None:
@@ -177,22 +177,22 @@ class WaitQueue:
 
 
 class Purgatory:
-    """Fetches that wait, and how much they take together; when that is too much, those go that take most."""
+    """The waiting fetches and their partitions; with too many partitions, the largest fetches are ended."""
 
     def __init__(self, parts_max: int) -> None:
-        """parts_max: partitions of all of them."""
+        """parts_max: most partitions of all fetches together."""
         self._parts_max = parts_max
         self._parts = 0
         self._sizes: dict[Waiter, int] = {}
         self._alike: dict[int, dict[Waiter, None]] = {}
-        """Those of about the same size, longest waiting first."""
+        """Fetches by about the same size, longest waiting first."""
 
     def __len__(self) -> int:
-        """Partitions of all that wait."""
+        """Return the partitions of all waiting fetches."""
         return self._parts
 
     def add(self, waiter: Waiter, parts: int) -> None:
-        """A fetch of so many partitions waits; it is ended with others, or itself, when there are too many."""
+        """Add a fetch of `parts` partitions; over the limit, end the largest fetches, which may include this one."""
         self._parts += parts
         self._sizes[waiter] = parts
         self._alike.setdefault(parts.bit_length(), {})[waiter] = None
@@ -202,7 +202,7 @@ class Purgatory:
             largest.end(Ended.TIMEOUT)
 
     def remove(self, waiter: Waiter) -> None:
-        """It waits no more; harmless for one that does not."""
+        """Remove a fetch whose wait has ended; harmless for one that does not wait."""
         parts = self._sizes.pop(waiter, None)
         if parts is None:
             return
@@ -214,9 +214,9 @@ class Purgatory:
 
 
 class Alarm:
-    """Sleeping until something is due or something happens, whichever is first.
+    """Sleep until a deadline or an event, whichever is first.
 
-    One task sleeps on it, anybody rings it; a ring while nobody sleeps ends the next sleep at once.
+    One task sleeps on the alarm, anybody rings it; a ring while nobody sleeps ends the next sleep at once.
     """
 
     __slots__ = ("_clock", "_future", "_rung", "due_ms")
@@ -226,7 +226,7 @@ class Alarm:
         self._future: asyncio.Future[None] | None = None
         self._rung = False
         self.due_ms: int | None = None
-        """What the sleeper waits for, None when it does not sleep or has no deadline."""
+        """The deadline of the sleeper, in ms of the steady clock; None: the task does not sleep or has no deadline."""
 
     def ring(self) -> None:
         """Wake the sleeper."""
@@ -235,7 +235,7 @@ class Alarm:
             self._future.set_result(None)
 
     async def sleep_until(self, due_ms: int | None) -> None:
-        """Sleep until `due_ms` (None: for ever) or until rung; a millisecond at least if it is due already."""
+        """Sleep until `due_ms` (None: for ever) or until rung; at least a millisecond if `due_ms` has passed."""
         if self._rung:
             self._rung = False
             return

@@ -7,8 +7,8 @@
     deny  User:* all topic audit from 10.0.0.7
     allow User:root alter cluster
 
-Operations and kinds are Kafka's names in lower or upper case; a cluster has no name. Words with spaces stand in
-double quotes. Empty lines and what follows a `#` at a line's beginning are left.
+Operations and kinds are Kafka's names in lower or upper case; a cluster has no name. Words with spaces stand in double
+quotes. Empty lines, and lines that begin with `#`, are skipped.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.protocol.rights import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
 from flowshare.server.security.acls import ANYWHERE, Acl
 
 ACLS_MAX: Final = 100_000
-"""Bindings a file may have."""
+"""Most bindings of a file."""
 FORM: Final = "write: allow|deny principal operation topic|group|transactional_id name [prefixed] [from host]"
 
 
@@ -60,7 +60,7 @@ def parse_acls(text: str, *, where: str) -> tuple[Acl, ...]:
 
 
 def check_principal(principal: str) -> None:
-    """Whether this is a principal's form. Raises: BadAclFile."""
+    """Check that this has the form of a principal. Raises: BadAclFile."""
     if not principal.startswith("User:") or not principal.removeprefix("User:"):
         raise BadAclFile(f"the principal {principal!r} is no User:name; User:* is everybody")
 
@@ -110,7 +110,7 @@ def _operation(word: str, resource: ResourceType) -> Operation:
 
 
 def _host(rest: list[str]) -> str:
-    """Takes `from host` off the end of a line."""
+    """Take `from host` off the end of a line; return the host. Raises: BadAclFile."""
     if len(rest) < 2 or rest[-2].lower() != "from":
         return ANYWHERE
     host = rest.pop()

@@ -1,4 +1,4 @@
-"""The authorizer of a listener: super users, a file's bindings, and those made over the wire, which are durable."""
+"""The authorizer of a listener: super users, a file's bindings, and durable ones made over the wire."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = b"x/acl/"
 STORED_MAX: Final = 100_000
-"""Bindings that may be made over the wire."""
+"""Most bindings made over the wire."""
 
 
 class TooManyAcls(Exception):
@@ -36,7 +36,7 @@ class AclStore(Acls):
         super().__init__(self._file)
 
     async def start(self) -> None:
-        """Read what is stored.
+        """Read the stored bindings.
 
         Raises: LogError (StorageDamaged: a binding cannot be read; leaving it out could permit what it denies).
         """
@@ -49,19 +49,19 @@ class AclStore(Acls):
             self.add(acl)
 
     def allowed(self, principal: str, host: str, operation: Operation, resource: ResourceType, name: str) -> bool:
-        """Whether it is permitted."""
+        """Return True if the bindings permit `operation`, or `principal` is a super user."""
         return principal in self._super_users or super().allowed(principal, host, operation, resource, name)
 
     def allowed_somewhere(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> bool:
-        """Whether it is permitted on some thing of this kind."""
+        """Return True if `operation` is permitted on some resource of this kind, or `principal` is a super user."""
         return principal in self._super_users or super().allowed_somewhere(principal, host, operation, resource)
 
     def from_file(self, acl: Acl) -> bool:
-        """Whether the file has this binding."""
+        """Return True if the file has this binding."""
         return acl in self._file
 
     async def create(self, acls: Sequence[Acl]) -> None:
-        """Store bindings, all or none; those that are there stay. Raises: TooManyAcls, LogError."""
+        """Store bindings, all or none; present ones stay. Raises: TooManyAcls, LogError."""
         async with self._changing:
             new = {acl for acl in acls if acl not in self}
             if len(self._stored) + len(new) > STORED_MAX:
@@ -82,7 +82,7 @@ class AclStore(Acls):
 
 
 def _encode(acl: Acl) -> bytes:
-    """A binding is its own key; the value is empty."""
+    """Return a binding's key, which is the whole binding; the value is empty."""
     parts = [acl.resource, acl.name, acl.prefixed, acl.principal, acl.host, acl.operation, acl.allow]
     return PREFIX + orjson.dumps(parts)
 

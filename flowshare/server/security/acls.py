@@ -1,8 +1,8 @@
-"""Who may do what to which thing: bindings, and the rules by which Kafka's authorizer reads them.
+"""Rights: bindings of principals to operations on things, and the rules by which Kafka's authorizer reads them.
 
-The words are Kafka's (`protocol.rights`); `acl_store.py` has the bindings there are. A denial goes before every
-permission. Reading, writing, deleting or altering a thing includes describing it, altering its settings includes
-describing those. What no binding permits is denied.
+The words are Kafka's (`protocol.rights`); `acl_store.py` has the present bindings. A denial goes before every
+permission. Permission to read, write, delete or alter a thing includes describing it, altering its settings includes
+describing those. An operation that no binding permits is denied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from flowshare.protocol.rights import Operation, ResourceType
 
 ANONYMOUS: Final = "User:ANONYMOUS"
-"""The principal of who did not log in where nobody has to."""
+"""The principal of a client without login, where no login is needed."""
 EVERYBODY: Final = "User:*"
 ANYWHERE: Final = "*"
 ANY_NAME: Final = "*"
@@ -24,7 +24,7 @@ INCLUDED_IN: Final[Mapping[Operation, frozenset[Operation]]] = {
     Operation.DESCRIBE: frozenset({Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER}),
     Operation.DESCRIBE_CONFIGS: frozenset({Operation.ALTER_CONFIGS}),
 }
-"""Operation -> those whose permission includes it."""
+"""Operation -> the operations whose permission includes it."""
 
 PERMITTING: Final[Mapping[Operation, frozenset[Operation]]] = {
     operation: frozenset({operation, Operation.ALL}) | INCLUDED_IN.get(operation, frozenset())
@@ -34,7 +34,7 @@ PERMITTING: Final[Mapping[Operation, frozenset[Operation]]] = {
 
 
 class Pattern(enum.IntEnum):
-    """How a binding's name, or a filter's, is meant (Kafka's PatternType codes)."""
+    """Meaning of a binding's or a filter's name (Kafka's PatternType codes)."""
 
     ANY = 1
     MATCH = 2
@@ -44,7 +44,7 @@ class Pattern(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acl:
-    """One binding. `name`: of one thing, `*` for all, or with `prefixed` what names begin with."""
+    """A binding. `name`: of one thing, `*` for all, or with `prefixed` the beginning of names."""
 
     principal: str
     operation: Operation
@@ -62,7 +62,7 @@ class Acl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AclFilter:
-    """Which bindings are meant; None means any. `pattern` MATCH: all that bear on the thing called `name`."""
+    """A choice of bindings; None means any. `pattern` MATCH: all bindings that bear on the thing called `name`."""
 
     principal: str | None = None
     operation: Operation | None = None
@@ -73,7 +73,7 @@ class AclFilter:
     allow: bool | None = None
 
     def matches(self, acl: Acl) -> bool:
-        """Whether the binding is meant."""
+        """Return True if the filter matches the binding."""
         return (
             self.principal in (None, acl.principal)
             and self.operation in (None, acl.operation)
@@ -94,7 +94,7 @@ class AclFilter:
 
 
 class _Patterns:
-    """Bindings on one kind of things. A look-up costs one dictionary access for each length that prefixes have."""
+    """Bindings on one kind of things. A look-up costs one dictionary access per length of prefixes."""
 
     def __init__(self) -> None:
         self.literal: dict[str, dict[str, frozenset[Acl]]] = {}
@@ -102,10 +102,10 @@ class _Patterns:
         self.permissions: dict[str, set[Acl]] = {}
         """Principal -> its bindings that allow something."""
         self._lengths: dict[int, int] = {}
-        """Length -> how many different prefixes have it."""
+        """Length -> number of different prefixes of that length."""
 
     def change(self, acl: Acl, *, add: bool) -> None:
-        """Take in or drop a binding."""
+        """Add or drop a binding."""
         if acl.allow:
             self._permit(acl, add=add)
         table = self.prefixed if acl.prefixed else self.literal
@@ -124,7 +124,7 @@ class _Patterns:
                 self._forget_length(len(acl.name))
 
     def on(self, name: str) -> Iterator[Mapping[str, frozenset[Acl]]]:
-        """By principal, the bindings that bear on the thing of this name, one mapping a pattern."""
+        """Yield the bindings that bear on the thing of this name, by principal, one mapping a pattern."""
         for literal in {name, ANY_NAME}:
             if (people := self.literal.get(literal)) is not None:
                 yield people
@@ -133,7 +133,7 @@ class _Patterns:
                 yield people
 
     def named(self, name: str, pattern: Pattern) -> Iterator[Mapping[str, frozenset[Acl]]]:
-        """By principal, the bindings that a filter with this name can mean, one mapping a pattern."""
+        """Yield the bindings that a filter with this name can mean, by principal, one mapping a pattern."""
         if pattern is Pattern.MATCH:
             yield from self.on(name)
             return
@@ -158,21 +158,21 @@ class _Patterns:
 
 
 class Authorizer:
-    """Decides what a principal may do. This one allows everything to everybody: a listener without security."""
+    """Decides the rights of a principal. This class allows everything to everybody: a listener without security."""
 
     def allowed(self, principal: str, host: str, operation: Operation, resource: ResourceType, name: str) -> bool:
-        """Whether `principal` (`User:alice`), coming from the address `host`, may do `operation`."""
+        """Return True if `principal` (`User:alice`), coming from the address `host`, may do `operation`."""
         del principal, host, operation, resource, name
         return True
 
     def allowed_somewhere(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> bool:
-        """Whether there can be a thing of this kind on which it is allowed."""
+        """Return True if there can be a resource of this kind on which `operation` is allowed."""
         del principal, host, operation, resource
         return True
 
 
 class Acls(Authorizer):
-    """A set of bindings that answers quickly who may do what."""
+    """A set of bindings with a fast check of rights."""
 
     def __init__(self, acls: Iterable[Acl] = ()) -> None:
         self._all: set[Acl] = set()
@@ -184,23 +184,24 @@ class Acls(Authorizer):
         return acl in self._all
 
     def add(self, acl: Acl) -> None:
-        """Take in a binding; harmless when it is there."""
+        """Add a binding; harmless when present."""
         if acl not in self._all:
             self._all.add(acl)
             self._patterns[acl.resource].change(acl, add=True)
 
     def remove(self, acl: Acl) -> None:
-        """Drop a binding; harmless when it is not there."""
+        """Drop a binding; harmless when absent."""
         if acl in self._all:
             self._all.remove(acl)
             self._patterns[acl.resource].change(acl, add=False)
 
     def matching(self, wanted: AclFilter) -> list[Acl]:
-        """All bindings that a filter means, in a fixed order."""
+        """Return all bindings that a filter means, in a fixed order."""
         return sorted((acl for acl in self.candidates(wanted) if wanted.matches(acl)), key=_order)
 
     def candidates(self, wanted: AclFilter) -> Collection[Acl]:
-        """The bindings that have to be looked at to find those that a filter means; few if it has a name."""
+        """Return a superset of the bindings that a filter means, to be checked one by one; few if the filter has a
+        name."""
         if wanted.name is None:
             return self._all
         kinds = ResourceType if wanted.resource is None else (wanted.resource,)
@@ -212,7 +213,7 @@ class Acls(Authorizer):
         return found
 
     def allowed(self, principal: str, host: str, operation: Operation, resource: ResourceType, name: str) -> bool:
-        """Whether the bindings permit it."""
+        """Return True if the bindings permit `operation`."""
         permitted = False
         for people in self._patterns[resource].on(name):
             for acl in _about(people, principal, host):
@@ -224,7 +225,7 @@ class Acls(Authorizer):
         return permitted
 
     def allowed_somewhere(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> bool:
-        """Whether there can be a thing of this kind on which the bindings permit it."""
+        """Return True if there can be a resource of this kind on which the bindings permit `operation`."""
         patterns = self._patterns[resource]
         if self._denied(patterns.literal.get(ANY_NAME, {}), principal, host, operation):
             return False
@@ -235,7 +236,7 @@ class Acls(Authorizer):
         )
 
     def _denied_at(self, patterns: _Patterns, acl: Acl, principal: str, host: str, operation: Operation) -> bool:
-        """Whether all things that `acl` means are denied by another binding."""
+        """Return True if another binding denies all the resources that `acl` names."""
         if acl.name == ANY_NAME and not acl.prefixed:
             return False
         prefixes = [acl.name[:length] for length in range(1, len(acl.name) + 1)]
@@ -252,7 +253,7 @@ class Acls(Authorizer):
 
 
 def _about(people: Mapping[str, Iterable[Acl]], principal: str, host: str) -> Iterator[Acl]:
-    """Bindings for this principal at this host."""
+    """Yield the bindings for this principal at this host."""
     for who in (principal, EVERYBODY):
         for acl in people.get(who, ()):
             if acl.host in (ANYWHERE, host):

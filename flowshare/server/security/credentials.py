@@ -1,4 +1,4 @@
-"""What a server keeps of a password: enough to check a login by SCRAM or PLAIN, not enough to log in."""
+"""The hashed password that a server keeps: enough to check a login by SCRAM or PLAIN, not enough to log in."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from flowshare.protocol.scram import (
 )
 
 ITERATIONS: Final = ITERATIONS_MIN
-"""Rounds of hashing for passwords that a file has in plain."""
+"""Rounds of hashing for plain passwords of a file."""
 ITERATIONS_MAX: Final = 16_384
-"""Most rounds taken (Kafka's limit): a login by PLAIN costs them."""
+"""Most rounds accepted (Kafka's limit): a login by PLAIN costs them."""
 SALT_BYTES_MAX: Final = 128
 SALT_BYTES: Final = 16
-"""Of salts that are made here."""
+"""Bytes of salts made here."""
 KEY_BYTES: Final[Mapping[str, int]] = {"SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}
 LETTERS: Final = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -47,18 +47,18 @@ class Credential:
         return DIGESTS[self.mechanism]
 
     def matches(self, password: str) -> bool:
-        """Whether this is the password; takes some milliseconds, and as long for a wrong one."""
+        """Return True if this is the password; takes some milliseconds, and as long for a wrong one."""
         salted = salted_password(self.digest, password.encode(), self.salt, self.iterations)
         return hmac.compare_digest(stored_key(self.digest, salted), self.stored_key)
 
     def __str__(self) -> str:
-        """`SCRAM-SHA-256=salt,iterations,storedkey,serverkey`: what stands behind a name in a file of users."""
+        """Return `SCRAM-SHA-256=salt,iterations,storedkey,serverkey`: the text behind a name in a file of users."""
         parts = (base64_of(self.salt), str(self.iterations), base64_of(self.stored_key), base64_of(self.server_key))
         return f"{self.mechanism}={','.join(parts)}"
 
     @classmethod
     def parse(cls, text: str) -> Credential:
-        """Read what `str` writes. Raises: ScramError."""
+        """Parse the text of `str`. Raises: ScramError."""
         mechanism, _, rest = text.partition("=")
         if mechanism not in DIGESTS:
             raise ScramError(f"the mechanism is none of {', '.join(DIGESTS)}")
@@ -79,7 +79,7 @@ class Credential:
 
 
 def hashed(mechanism: str, password: str, *, salt: bytes, iterations: int = ITERATIONS) -> Credential:
-    """The credential of a password; takes some milliseconds. Raises: ScramError (bad iterations or salt)."""
+    """Hash a password; takes some milliseconds. Raises: ScramError (bad iterations or salt)."""
     return from_salted(
         mechanism,
         salted_password(DIGESTS[mechanism], password.encode(), salt, iterations),
@@ -89,7 +89,7 @@ def hashed(mechanism: str, password: str, *, salt: bytes, iterations: int = ITER
 
 
 def from_salted(mechanism: str, salted: bytes, *, salt: bytes, iterations: int) -> Credential:
-    """The credential of a password that was salted and hashed elsewhere. Raises: as `hashed`."""
+    """Return the credential of a password salted and hashed elsewhere. Raises: as `hashed`."""
     digest = DIGESTS[mechanism]
     return Credential(
         mechanism=mechanism,
@@ -101,23 +101,23 @@ def from_salted(mechanism: str, salted: bytes, *, salt: bytes, iterations: int) 
 
 
 class Shape(NamedTuple):
-    """What everybody learns of a credential who begins a login with its name, the salt's value excepted."""
+    """The part of a credential that shows to any client that begins a login with its name, except the salt's value."""
 
     mechanism: str
     iterations: int
     salt_bytes: int
     salt_in_letters: bool
-    """Of digits and small letters only, as Kafka's tools draw theirs."""
+    """True if the salt has only digits and small letters, as Kafka's tools draw theirs."""
 
     @classmethod
     def of(cls, credential: Credential) -> Shape:
-        """A credential's."""
+        """Return a credential's shape."""
         letters = all(byte in LETTERS for byte in credential.salt)
         return cls(credential.mechanism, credential.iterations, len(credential.salt), letters)
 
 
 def drawn(secret: bytes, name: str, shapes: Mapping[Shape, int]) -> Shape:
-    """The shape that a name without a credential shows: drawn from those of real ones, as often as they occur.
+    """Return the shape that a name without a credential shows: drawn from those of real ones, as often as they occur.
 
     The draw is the name's own, so it stays the same; when a credential comes or goes only few names change (the least
     of exponentially distributed numbers, one a shape).
@@ -131,17 +131,18 @@ def drawn(secret: bytes, name: str, shapes: Mapping[Shape, int]) -> Shape:
 
 
 def salt_for(secret: bytes, mechanism: str, name: str) -> bytes:
-    """The salt of a user whose file has none; the same each time, and for names that no user has just as well."""
+    """Return the salt of a user whose file has none; the same each time, and for names that no user has just as
+    well."""
     return keyed("sha256", secret, f"salt {mechanism} {name}".encode())[:SALT_BYTES]
 
 
 def plain_shape(mechanism: str) -> Shape:
-    """The shape of passwords that a file has in plain."""
+    """Return the shape of plain passwords of a file."""
     return Shape(mechanism, ITERATIONS, SALT_BYTES, salt_in_letters=False)
 
 
 def decoy(secret: bytes, name: str, shape: Shape) -> Credential:
-    """What a name that no user has is checked against: looks like a real one to the other end, and fits no password."""
+    """Return the credential to check an unknown name against: it looks real from outside and fits no password."""
     mechanism = shape.mechanism
     size = KEY_BYTES[mechanism]
     salt = salt_for(secret, mechanism, name)

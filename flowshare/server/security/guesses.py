@@ -1,13 +1,13 @@
-"""How fast passwords can be guessed: logins that fail are counted, by address and by user name.
+"""Limits on guessing passwords: failed logins are counted, by address and by user name.
 
 An address may fail `ADDRESS.burst` times at once and `ADDRESS.per_s` times a second from then on. Further logins from
-it wait for their turn, in their order; who waits too long loses its connection before its password is looked at, which
-is no refusal: a client tries again. A login that succeeds counts nothing, however many come at once.
+it wait for their turn, in their order; a login that waits too long loses its connection before its password is checked,
+which is no refusal: a client tries again. A successful login counts nothing, however many come at once.
 
-A name is slowed over all addresses together, but never refused: after `NAME_WAIT_S` its password is looked at. And not
-at all from an address that it has logged in from before. So whoever guesses, no matter from where, locks nobody out at
-another address; it is the count by address that holds who guesses back, this one only keeps many addresses from adding
-up. An IPv6 address counts with its whole /64. What is remembered is bounded, the longest unused is forgotten first.
+A name is slowed over all addresses together, but never refused: after `NAME_WAIT_S` its password is checked. And a name
+is not slowed at all from an address that it has logged in from before. So a guesser, at any address, locks nobody out
+at another address; the count by address stops the guesser, the count by name only keeps many addresses from adding up.
+An IPv6 address counts with its whole /64. The memory is bounded, the longest unused is forgotten first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Pace(NamedTuple):
-    """How many logins may fail: at once, and a second from then on."""
+    """Logins that may fail: at once, and per second from then on."""
 
     burst: int
     per_s: float
@@ -35,13 +35,13 @@ NAME: Final = Pace(burst=20, per_s=10.0)
 ADDRESS_WAIT_S: Final = 10.0
 NAME_WAIT_S: Final = 2.0
 WAITING_MAX: Final = 100
-"""Logins of one address that wait at the same time. Of one name all may that there are connections for."""
+"""Most waiting logins of one address. A name has no such limit but the number of connections."""
 REMEMBERED_MAX: Final = 10_000
-"""Addresses, names, and pairs of both that are remembered, each."""
+"""Most addresses, names, and pairs of both that are remembered, each."""
 
 
 class FailureTally:
-    """Failures of one address or name, and logins under way that may become some. Time comes in, seconds."""
+    """Failures of one address or name, and logins under way that may fail. Times are arguments, in seconds."""
 
     __slots__ = ("_at_s", "_level", "_pace", "under_way", "waiting")
 
@@ -53,12 +53,12 @@ class FailureTally:
         self.waiting: deque[asyncio.Future[None]] = deque()
 
     def wait_s(self, now_s: float) -> float:
-        """How long until another login may begin, if none of those under way succeeds; 0: now."""
+        """Return the seconds until another login may begin, if none of those under way succeeds; 0: now."""
         self._drain(now_s)
         return max(0.0, (self._level + self.under_way + 1 - self._pace.burst) / self._pace.per_s)
 
     def failed(self, now_s: float) -> None:
-        """One of those under way has failed."""
+        """Count a failure of a login under way."""
         self._drain(now_s)
         self._level += 1
 
@@ -68,7 +68,7 @@ class FailureTally:
 
 
 class _Gates:
-    """Lets logins through, tally by tally."""
+    """Lets logins begin, tally by tally."""
 
     def __init__(self, pace: Pace, limit_s: float, clock: Clock, *, waiting_max: int | None = None) -> None:
         self._pace = pace
@@ -79,7 +79,7 @@ class _Gates:
         self._timers: dict[FailureTally, TimerHandle] = {}
 
     async def enter(self, key: Hashable) -> FailureTally | None:
-        """Wait until a login may begin; None: it may not. The tally has to be left again."""
+        """Wait until a login may begin; None: it may not. Call `leave` with the tally afterwards."""
         tally = self._of(key)
         if tally.waiting or tally.wait_s(self._clock.monotonic()) > 0:
             if self._waiting_max is not None and len(tally.waiting) >= self._waiting_max:
@@ -104,14 +104,14 @@ class _Gates:
         return tally
 
     def leave(self, tally: FailureTally, *, failed: bool) -> None:
-        """A login is over."""
+        """End a login."""
         tally.under_way -= 1
         if failed:
             tally.failed(self._clock.monotonic())
         self._pass(tally)
 
     def _pass(self, tally: FailureTally) -> None:
-        """Let through who may, and look again when the next one may."""
+        """Let waiting logins begin while they may, and look again when the next one may."""
         timer = self._timers.pop(tally, None)
         if timer is not None:
             timer.cancel()
@@ -136,10 +136,10 @@ class _Gates:
 
 
 class EndLoginTry(Protocol):
-    """The password of a login was looked at."""
+    """Called when the password of a login was checked."""
 
     def __call__(self, *, failed: bool) -> None:
-        """failed: it was wrong."""
+        """Count. failed: it was wrong."""
 
 
 class Guesses:
@@ -151,7 +151,7 @@ class Guesses:
         self._familiar: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     async def begin(self, host: str, name: str) -> EndLoginTry:
-        """Before a password, or a proof of one, is looked at; call what is returned when it was.
+        """Wait before a password, or a proof of one, is checked; call the result afterwards.
 
         Raises: ConnectionError (too many have failed from this address; the connection is to be closed).
         """
@@ -181,7 +181,7 @@ class Guesses:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or a host of that name, is the machine's way to itself: no other one reaches it there."""
+    """Return True if an address, or a host of that name, is loopback: no other machine reaches it."""
     try:
         found = ipaddress.ip_address(host)
     except ValueError:
@@ -190,7 +190,7 @@ def is_loopback(host: str) -> bool:
 
 
 def network_of(host: str) -> str:
-    """What an address counts as: IPv4 itself, IPv6 its /64."""
+    """Return the network that an address counts as: an IPv4 address itself, the /64 of an IPv6 address."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

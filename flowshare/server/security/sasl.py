@@ -1,4 +1,4 @@
-"""The server's side of SASL: which mechanisms are on, and the steps of one login by each.
+"""The server's side of SASL: the mechanisms that are on, and the steps of one login by each.
 
 PLAIN (RFC 4616) is one message with the name and the password. SCRAM (RFC 5802, RFC 7677):
 
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from flowshare.server.security.users import Users
 
 MECHANISMS: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
-"""All that are spoken, best first."""
+"""All supported mechanisms, best first."""
 HASHED: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256")
-"""Those by which nobody who listens on the network learns a password."""
+"""Mechanisms that show no password to a listener on the network."""
 
 
 PLAIN_BYTES_MAX: Final = 4_096
-"""Longest message of PLAIN that is read."""
+"""Longest PLAIN message that is read, in bytes."""
 
 
 class LoginFailed(Exception):
-    """The login is over; the text goes to the other end, and says nothing about which users there are."""
+    """The login failed; the text goes to the client, and does not tell which users exist."""
 
 
 class UnknownMechanism(ValueError):
-    """A mechanism that is not spoken here, or not on."""
+    """A mechanism that is not supported, or not on."""
 
 
 WRONG: Final = "the user name or the password is wrong"
@@ -57,7 +57,7 @@ WRONG: Final = "the user name or the password is wrong"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginStep:
-    """What a message of the client leads to: bytes to send back, and who it is once that is proven."""
+    """The result of a client's message: bytes to send back, and the user once that is proven."""
 
     reply: bytes
     user: str | None = None
@@ -67,26 +67,27 @@ class ServerLogin(Protocol):
     """One login under way: a state machine without I/O."""
 
     mechanism: str
-    """Its name."""
+    """Mechanism name."""
     slow: bool
-    """Whether a step computes for milliseconds and belongs on a thread."""
+    """True if a step computes for milliseconds and belongs on a thread."""
 
     def decides(self, message: bytes) -> str | None:
-        """The user whose password, or a proof of it, the next message gives; None: it gives none."""
+        """Return the user whose password, or a proof of it, the next message gives; None: it gives none."""
         ...
 
     def step(self, message: bytes) -> LoginStep:
-        """Take the client's next message. Raises: LoginFailed (nothing may be asked of this login again)."""
+        """Process the client's next message. Raises: LoginFailed (the login must not be used again)."""
         ...
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """Mechanisms as an option names them, separated by commas."""
+    """Split an option's comma-separated mechanisms."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def offered(named: Sequence[str] | None, *, tls: bool) -> tuple[str, ...]:
-    """Mechanisms of a listener, best first: those named; None: all, PLAIN with TLS only. Raises: UnknownMechanism."""
+    """Return a listener's mechanisms, best first: those named; None: all, PLAIN with TLS only. Raises:
+    UnknownMechanism."""
     if named is None:
         return MECHANISMS if tls else HASHED
     for mechanism in named:
@@ -136,7 +137,7 @@ class PlainLogin:
         self._over = False
 
     def decides(self, message: bytes) -> str | None:
-        """The user; empty when the message makes no sense."""
+        """Return the user's name; empty when the message is malformed."""
         try:
             return _plain(message)[0]
         except LoginFailed:
@@ -172,7 +173,7 @@ def _plain(message: bytes) -> tuple[str, str]:
 
 
 class Turn(enum.Enum):
-    """Which message of the client comes next."""
+    """The client's message that comes next."""
 
     FIRST = enum.auto()
     FINAL = enum.auto()
@@ -195,12 +196,12 @@ class ScramLogin:
         self._dialogue = ""
 
     def decides(self, message: bytes) -> str | None:
-        """The user, when the proof comes."""
+        """Return the user, when the proof comes next, else None."""
         del message
         return self._name if self._turn is Turn.FINAL else None
 
     def step(self, message: bytes) -> LoginStep:
-        """Take the client's next message. Raises: LoginFailed."""
+        """Process the client's next message. Raises: LoginFailed."""
         turn, self._turn = self._turn, Turn.NONE
         try:
             text = text_of(message)
@@ -245,7 +246,7 @@ class ScramLogin:
 
 
 def _split_first(text: str) -> tuple[str, str]:
-    """RFC 5802's gs2-header and client-first-message-bare."""
+    """Split off RFC 5802's gs2-header; return it and client-first-message-bare."""
     flag, separator, rest = text.partition(",")
     acting, separator_2, bare = rest.partition(",")
     if not separator or not separator_2:

@@ -1,4 +1,4 @@
-"""TLS of a listener: which files, and who a client certificate says is at the other end."""
+"""TLS of a listener: its files, and the principal of a client certificate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, cast
 
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.server.security.acls import ANONYMOUS
 
 ClientCertificates = Literal["none", "requested", "required"]
@@ -29,16 +29,16 @@ SHORT_NAMES: Final[Mapping[str, str]] = {
 
 
 class BadTls(FlowshareError, ValueError):
-    """TLS cannot be set up; the text names the file that is wrong."""
+    """TLS cannot be set up; the text names the wrong file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
     """Files of a listener with TLS, all PEM.
 
-    certificate: the server's own, those between it and the CA behind it.
-    key: its private key without a pass phrase; None: it stands in the certificate's file.
-    ca: whose client certificates are trusted; needed when they are asked for.
+    certificate: the server's own, with those between it and the CA behind it.
+    key: its private key without a pass phrase; None: in the certificate's file.
+    ca: certificates of the CA trusted for clients; needed when client certificates are requested.
     client_certificates: `none` (default), `requested` (a client may show one), `required` (none: no connection).
     """
 
@@ -48,7 +48,7 @@ class ServerTls:
     client_certificates: ClientCertificates = "none"
 
     def context(self) -> ssl.SSLContext:
-        """The context of a listening socket, TLS 1.2 or later. Raises: BadTls."""
+        """Return the context of a listening socket, TLS 1.2 or later. Raises: BadTls."""
         if self.client_certificates != "none" and self.ca is None:
             raise BadTls("client certificates are asked for, but no CA file says whose are trusted; name one")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -78,7 +78,8 @@ class ServerTls:
 
 
 def principal_of(tls: ssl.SSLObject | None) -> str:
-    """Who is at the other end: `User:` and the subject of the client's certificate, or `User:ANONYMOUS` without one.
+    """Return the peer's principal: `User:` and the subject of the client's certificate, or `User:ANONYMOUS` without
+    one.
 
     The subject is written by RFC 2253, as Kafka's default is: `User:CN=etl,OU=data,O=shop`.
     """

@@ -1,4 +1,4 @@
-"""All users who can log in: those of a file, and those that were made over the wire and lie in the state store."""
+"""All users that can log in: those of a file, and those that were made over the wire and lie in the state store."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PLAIN: Final = "PLAIN"
 PREFIX: Final = b"x/user/"
 SECRET: Final = b"x/secret"
 STORED_MAX: Final = 10_000
-"""Credentials that may be made over the wire."""
+"""Most credentials made over the wire."""
 logger = logging.getLogger(__name__)
 
 
 class Users:
-    """Names and hashed passwords. What a file says cannot be changed over the wire and goes before what is stored."""
+    """Names and hashed passwords. A file's users cannot be changed over the wire and go before stored ones."""
 
     def __init__(self, store: StateStore, file: UsersFile | None = None) -> None:
         self._store = store
@@ -34,11 +34,11 @@ class Users:
         self._stored: dict[tuple[str, str], Credential] = {}
         self._secret = b""
         self._shapes: dict[str, Counter[Shape]] = {}
-        """What the credentials of a mechanism look like; under PLAIN those that it is checked against."""
+        """Counts of the shapes of each mechanism's credentials; under PLAIN: of those that PLAIN checks."""
         self._changing = asyncio.Lock()
 
     async def start(self, random: Callable[[int], bytes]) -> None:
-        """Read what is stored and hash the file's passwords, in a thread: some milliseconds a user.
+        """Read the stored users and hash the file's passwords, in a thread: some milliseconds a user.
 
         Raises: LogError (StorageDamaged: a stored user cannot be read).
         """
@@ -56,20 +56,21 @@ class Users:
         self._look()
 
     def credential(self, mechanism: str, name: str) -> tuple[Credential, bool]:
-        """A user's credential and True; for a name without one a decoy and False.
+        """Return a user's credential and True; for a name without one a decoy and False.
 
-        A decoy is one of many in what it shows (`credentials.drawn`): nothing tells it from a user's.
+        A decoy looks like one of many (`credentials.drawn`): nothing tells it from a user's.
         """
         found = self._known(mechanism, name)
         return (found, True) if found is not None else (self._decoy(mechanism, name), False)
 
     def fix(self, name: str, credential: Credential) -> None:
-        """A user of this process's own: not stored, and not changed over the wire."""
+        """Add a user of this process's own: not stored, and not changed over the wire."""
         self._fixed[credential.mechanism, name] = credential
         self._look()
 
     def password_fits(self, name: str, password: str) -> bool:
-        """Whether this is the user's password; takes as long when there is no such user. Blocks for milliseconds."""
+        """Return True if this is the user's password; takes as long if there is no such user. Blocks for
+        milliseconds."""
         known = True
         credential = next((found for kind in DIGESTS if (found := self._known(kind, name)) is not None), None)
         if credential is None:
@@ -81,7 +82,7 @@ class Users:
         return credential.matches(password) and known
 
     def all(self) -> Mapping[str, tuple[Credential, ...]]:
-        """Credentials by name."""
+        """Return credentials by name."""
         merged = {**self._stored, **self._fixed}
         names: dict[str, list[Credential]] = {}
         for (_, name), credential in merged.items():
@@ -89,16 +90,16 @@ class Users:
         return {name: tuple(credentials) for name, credentials in names.items()}
 
     def fixed(self, name: str) -> bool:
-        """Whether a file says what this user's password is."""
+        """Return True if a file fixes this user's password."""
         return any((mechanism, name) in self._fixed for mechanism in DIGESTS)
 
     @property
     def count(self) -> int:
-        """Credentials that were made over the wire."""
+        """Number of credentials made over the wire."""
         return len(self._stored)
 
     def stored(self, mechanism: str, name: str) -> bool:
-        """Whether a credential of this kind was made over the wire."""
+        """Return True if a credential of this kind was made over the wire."""
         return (mechanism, name) in self._stored
 
     async def alter(self, puts: Iterable[tuple[str, Credential]], removals: Iterable[tuple[str, str]]) -> None:
@@ -127,7 +128,7 @@ class Users:
         return decoy(self._secret, name, plain_shape(next(iter(DIGESTS)) if mechanism == PLAIN else mechanism))
 
     def _look(self) -> None:
-        """See anew what credentials look like; some milliseconds for the most that there can be."""
+        """Count the shapes of credentials anew; some milliseconds for the most that there can be."""
         shapes: dict[str, Counter[Shape]] = {kind: Counter() for kind in (*DIGESTS, PLAIN)}
         for credentials in self.all().values():
             by_kind = {credential.mechanism: credential for credential in credentials}
@@ -138,7 +139,7 @@ class Users:
         self._shapes = shapes
 
     async def _durable_secret(self, random: Callable[[int], bytes]) -> bytes:
-        """Salts come from it, so that a name has the same one after a restart, whether a user has it or not."""
+        """Return the stored secret of the salts, so that a name has the same salt after a restart, user or not."""
         found = await self._store.scan(SECRET)
         if found:
             return found[0][1]

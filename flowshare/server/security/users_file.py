@@ -4,7 +4,7 @@
     alice=her password
     bob: SCRAM-SHA-256=salt,iterations,storedkey,serverkey
 
-Behind `=` stands the password, to the line's end, without spaces around it. Behind `:` stands a hashed one, salt and
+The password stands behind `=`, to the line's end, without spaces around it. A hashed one stands behind `:`, salt and
 keys in base64, as `entry` makes it; a user may have one line for each mechanism.
 """
 
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.protocol.scram import DIGESTS, ScramError, prepared
 from flowshare.server.security.credentials import ITERATIONS, Credential, hashed
 
 USERS_MAX: Final = 10_000
-"""Users a file may have: each costs some milliseconds at the start."""
+"""Most users of a file: each costs some milliseconds at the start."""
 NAME_MAX: Final = 255
 LINE_MAX: Final = 1_024
 
@@ -38,20 +38,21 @@ class BadUsersFile(FlowshareError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsersFile:
-    """What a file says: passwords by name, and hashed ones by (mechanism, name)."""
+    """The contents of a file of users: passwords by name, and hashed ones by (mechanism, name)."""
 
     passwords: Mapping[str, str] = field(repr=False)
     hashed: Mapping[tuple[str, str], Credential]
 
 
 def entry(name: str, password: str, *, mechanism: str, salt: bytes, iterations: int = ITERATIONS) -> str:
-    """The line of a user with a hashed password. `salt`: fresh random bytes. Raises: ScramError, BadUsersFile."""
+    """Return the line of a user with a hashed password. `salt`: fresh random bytes. Raises: ScramError,
+    BadUsersFile."""
     check_name(name)
     return f"{name}: {hashed(mechanism, prepared(password), salt=salt, iterations=iterations)}"
 
 
 def check_name(name: str) -> None:
-    """Whether this can be a user. Raises: BadUsersFile."""
+    """Check a user's name. Raises: BadUsersFile."""
     if len(name) > NAME_MAX or not re.fullmatch(r"[^=:,\s]+", name):
         raise BadUsersFile(f"a user's name has 1 to {NAME_MAX} characters, none of '=', ':', ',' and no space")
     if _prepared(name) != name:
@@ -59,7 +60,7 @@ def check_name(name: str) -> None:
 
 
 def read_users(path: Path) -> UsersFile:
-    """Read a file of users; warns in the log when it has passwords that others on the machine can read.
+    """Read a file of users; warn in the log when it has passwords that others on the machine can read.
 
     Raises: BadUsersFile
     """

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 RENEW: Final = int(AcknowledgeType.RENEW)
 TYPE_LAST: Final = {1: int(AcknowledgeType.REJECT)}
-"""Highest acknowledge type of a protocol version; later ones have RENEW."""
+"""Protocol version -> its highest acknowledge type; later versions have RENEW."""
 
 
 class Result(NamedTuple):
-    """What becomes of a partition's acknowledgements. refused: ranges that do not hold although the rest does."""
+    """The outcome for a partition's acknowledgements. refused: ranges that were refused although the rest holds."""
 
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
@@ -81,7 +81,7 @@ class Acknowledger:
         renew_allowed: bool,
         may_read: MayRead,
     ) -> dict[TopicPartition, Pending]:
-        """Check and decide, partition by partition; awaits nothing."""
+        """Check and decide, partition by partition; await nothing."""
         decided: dict[TopicPartition, Pending] = {}
         for at, acks in requested.items():
             try:
@@ -119,14 +119,14 @@ class Acknowledger:
 
 
 def check_readable(topic: Topic | None, may_read: MayRead) -> None:
-    """Whether a member may have records of a topic; one that does not exist is refused elsewhere. Raises: Refused."""
+    """Check that a member may have a topic's records; a missing topic is refused elsewhere. Raises: Refused."""
     if may_read is not None and topic is not None and not may_read(topic.name):
         # Members ask by the id, and may not know the name.
         raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"reading topic {topic.topic_id} is not allowed")
 
 
 def check_batches(acks: Sequence[AckBatch], *, version: int, renew_allowed: bool) -> None:
-    """The checks on one partition's batches that need no state (SG-7.1). Raises: InvalidRequest."""
+    """Check one partition's batches as far as that needs no state (SG-7.1). Raises: InvalidRequest."""
     last_type = TYPE_LAST.get(version, RENEW)
     previous_last = -1
     for ack in acks:
@@ -147,7 +147,7 @@ def check_batches(acks: Sequence[AckBatch], *, version: int, renew_allowed: bool
 
 
 async def settle(pending: Mapping[TopicPartition, Pending]) -> dict[TopicPartition, Result]:
-    """Wait until everything is durable; each partition's result."""
+    """Wait until everything is durable; return each partition's result."""
     results: dict[TopicPartition, Result] = {}
     for at, (result, durable) in pending.items():
         results[at] = result
@@ -160,7 +160,7 @@ async def settle(pending: Mapping[TopicPartition, Pending]) -> dict[TopicPartiti
 
 
 def merged(partitions: Iterable[SharePartitionRequest]) -> dict[TopicPartition, Sequence[AckBatch]]:
-    """Partitions of a request with their batches; entries that name the same one are put together (SG-11.7)."""
+    """Return a request's partitions with their batches; entries that name the same one are put together (SG-11.7)."""
     found: dict[TopicPartition, Sequence[AckBatch]] = {}
     joined: dict[TopicPartition, list[AckBatch]] = {}
     for topic_id, partition, acks in partitions:
@@ -194,7 +194,7 @@ class ShareAcknowledging(Family):
 
     @handles(ShareAcknowledgeRequest)
     async def acknowledge(self, request: ShareAcknowledgeRequest, connection: InProcess) -> ShareAcknowledgeResponse:
-        """Decide, wait until durable, answer. Epoch −1 closes the session: what is left acquired is released."""
+        """Decide, wait until durable, answer. Epoch −1 closes the session: records still acquired are released."""
         self._stats.acknowledges += 1
         try:
             closed = self._sessions.acknowledge(request.group_id, request.member_id, request.session_epoch)
@@ -238,7 +238,7 @@ class ShareAcknowledging(Family):
 
 
 def batch_of(ack: AckBatch, now_ms: int) -> AcknowledgeBatch:
-    """An acknowledgement in the core's words."""
+    """Convert an acknowledgement to the core's form."""
     first, last, types, delay_ms, unrun, joined, attempt = ack
     not_before_ms = now_ms + delay_ms if delay_ms > 0 else 0
     return AcknowledgeBatch(first, last, types, not_before_ms, unrun, joined, attempt)

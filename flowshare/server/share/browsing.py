@@ -1,10 +1,11 @@
-"""What stands in a share-partition, record by record, for who only looks; and acting on what others hold.
+"""Browsing a share-partition record by record, and acting on records that others hold.
 
-Looking takes no lock, counts nothing, writes nothing and loads nothing: of a share-partition that is loaded its owner's
-memory is copied, of another one what is stored is read, and said to be that. Records of a settle whose outputs are
-being written elsewhere (`log.base.SettlesApart`) still stand there as acquired. Acting loads it, as every change does.
+Browsing takes no lock, counts nothing, writes nothing and loads nothing. For a loaded share-partition the owner's
+memory is copied; for another one the stored state is read, and the answer says so. Records of a settle whose outputs
+are being written elsewhere (`log.base.SettlesApart`) still appear as acquired. Acting loads the share-partition, as
+every change does.
 
-Invariant of a page: it is one moment's, `taken_ms`. It is cut into runs afterwards, in turns with other work
+Invariant of a page: it shows one moment, `taken_ms`. It is cut into runs afterwards, in turns with other work
 (`runtime.turns`).
 """
 
@@ -52,15 +53,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INLINE_BYTES: Final = 64 << 10
-"""Stored state that is more than that is decoded beside the loop, and kept for who asks for the next page."""
+"""Bytes of stored state above which it is decoded in a thread, and kept for a request of the next page."""
 RUN_BYTES: Final = 256
-"""What a run takes in an answer, about, as an object and on the wire."""
+"""Bytes of memory that a run takes in an answer, as an object and on the wire, about."""
 KEPT_S: Final = 5.0
-"""How long."""
+"""Seconds kept."""
 
 
 class BrowseApis(Family):
-    """Answers who looks, and who acts on what others hold; where the share-partition is led, `Leaders` know."""
+    """Answers requests to browse, and to act on others' records; `Leaders` finds a share-partition's leader."""
 
     def __init__(self, service: ShareService, look: Look | None = None) -> None:
         """look: as in `ShareOffsetApis`."""
@@ -73,7 +74,7 @@ class BrowseApis(Family):
 
     @handles(SharePlacesRequest, SharePlacesResponse)
     async def places(self, request: SharePlacesRequest, _: InProcess) -> SharePlacesResponse:
-        """The partitions that a group has begun with."""
+        """Return the partitions that a group has begun."""
         keys = self._leaders.known(self._coordinator.find(request.group_id))
         for topic_id in {key.topic_id for key in keys}:
             if self._topics.by_id(topic_id) is None:
@@ -83,7 +84,7 @@ class BrowseApis(Family):
 
     @handles(ShareBrowseRequest, ShareBrowseResponse)
     async def browse(self, request: ShareBrowseRequest, _: InProcess) -> ShareBrowseResponse:
-        """A page of a share-partition."""
+        """Return a page of a share-partition."""
         if not 1 <= request.limit <= RUNS_MAX:
             raise InvalidRequest(f"ask for 1 to {RUNS_MAX} runs at once, not {request.limit}")
         try:
@@ -96,7 +97,7 @@ class BrowseApis(Family):
 
     @handles(ShareInterveneRequest, ShareInterveneResponse)
     async def intervene(self, request: ShareInterveneRequest, connection: InProcess) -> ShareInterveneResponse:
-        """Do to records what an operator says, and say so in the log."""
+        """Apply an operator's act to records, and log it."""
         try:
             check_ranges(request.ranges)
             act = Act(request.act)
@@ -129,7 +130,7 @@ class BrowseApis(Family):
         return answer
 
     async def _key(self, request: ShareBrowseRequest | ShareInterveneRequest) -> ShareKey:
-        """Raises: GroupIdNotFound, UnknownTopicOrPartition, LogError."""
+        """Find a share-partition. Raises: GroupIdNotFound, UnknownTopicOrPartition, LogError."""
         self._coordinator.find(request.group_id)
         if self._topics.by_name(request.topic) is None and self._look is not None:
             await self._look((request.topic,))
@@ -144,18 +145,18 @@ class BrowseApis(Family):
 
 
 class StoredStates:
-    """Reads what is stored of share-partitions. Of large ones the last one is kept decoded for a moment: a window of
-    200,000 runs takes 0.3 s, and has twenty pages. What is stored by then is another state, and is decoded again."""
+    """Reads the stored state of share-partitions. The last large one is kept decoded for a moment: a window of 200,000
+    runs takes 0.3 s, and has twenty pages. Changed stored state is decoded again."""
 
     def __init__(self, store: Storage, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._decoding = asyncio.Semaphore(1)  # one at a time, however many ask
+        self._decoding = asyncio.Semaphore(1)  # one at a time, for any number of requests
         self._kept: tuple[Sequence[tuple[bytes, bytes]], StoredState | None] | None = None
         self._drop: TimerHandle | None = None
 
     async def read(self, key: ShareKey) -> StoredState | None:
-        """None: it was never initialised. Raises: StateCorrupt, LogError."""
+        """Read state; None: never initialised. Raises: StateCorrupt, LogError."""
         entries = await self._store.scan(key.prefix)
         if sum(len(value) for _, value in entries) <= INLINE_BYTES:
             return stored_in(entries, key)
@@ -182,7 +183,7 @@ async def browsed(
     clock: Clock,
     states: StoredStates,
 ) -> ShareBrowseResponse:
-    """A page of a share-partition that is led here. states: what is stored.
+    """Return a page of a share-partition that is led here. states: reader of the stored state.
 
     Raises: UnknownTopicId, StateCorrupt, LogError.
     """
@@ -192,7 +193,7 @@ async def browsed(
     partitions.check_led(key)
     bounds = await store.bounds(topic.name, key.partition)
     stored = await states.read(key) if partitions.knows(key) else None
-    partitions.check_led(key)  # else somebody else has written meanwhile
+    partitions.check_led(key)  # else another server has written meanwhile
     answer = _told(bounds, clock)
     if stored is None or stored.state.start_offset < 0:
         return answer
@@ -234,11 +235,11 @@ def _told(bounds: LogOffsets, clock: Clock) -> ShareBrowseResponse:
 async def _page(
     answer: ShareBrowseResponse, request: ShareBrowseRequest, seen: Iterator[Seen], end: int, clock: Clock
 ) -> ShareBrowseResponse:
-    """What is seen up to `end`, as much of it as is asked for."""
+    """Fill the answer with the runs and holes up to `end`, as many as the request asks for."""
     gone = min(answer.log_start, answer.end_offset)
     first = max(request.offset, answer.start_offset)
     parts: list[Seen] = []
-    if first < gone and HOLES in wanted_states(request.states):  # lies over what the window has not dropped yet
+    if first < gone and HOLES in wanted_states(request.states):  # lies over records that the window has not dropped yet
         parts.append(Seen(holes=[Hole(first, gone - 1, RETENTION)]))
     left, more = request.limit, -1
     turns = answers.turns(clock)
@@ -259,7 +260,7 @@ async def _page(
 async def intervened(
     key: ShareKey, request: ShareInterveneRequest, *, partitions: Partitions
 ) -> ShareInterveneResponse:
-    """Act on records of a share-partition that is led here; durable when it returns. Raises: LogError, CoreError."""
+    """Act on records of a share-partition that is led here; durable on return. Raises: LogError, CoreError."""
     if not partitions.knows(key):
         raise InvalidRequest(f"share-partition {key} was never begun")
     owner = await partitions.open(key)

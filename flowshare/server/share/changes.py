@@ -1,16 +1,16 @@
-"""How all share-partitions stand that this server leads, told to who watches by what has changed since it last asked.
+"""State of all share-partitions that this server leads, told to watchers as changes since their last request.
 
 A console or a terminal that shows two hundred groups asks every second. Asked group by group that is a call for each
-group and one for the end of each log; here it is one call, whose answer is as long as what has changed.
+group and one for the end of each log; here it is one call, whose answer is as long as the changes.
 
-Nothing is counted on the way of records. Who asks has the loaded share-partitions looked through: a few numbers each
+Nothing is counted on the way of records. A request has the loaded share-partitions looked through: a few numbers each
 (`_signature`), and only where they differ a row is made anew. That is done at most once in `FRESH_S`, or `SHARE` times
-as long as it takes, however many ask. What is not loaded does not change but by its log's end, and by the ends of
-delays: what is stored of it is read once, without loading it, and the ends every `ENDS_S`.
+as long as it takes, however many ask. A share-partition that is not loaded changes only by its log's end, and by the
+ends of delays: its stored state is read once, without loading it, and the ends every `ENDS_S`.
 
 Invariant: a row carries the version at which it last changed; an answer since version v holds every row, and the name
-of every share-partition that is gone, with a greater one. Names of gone ones are kept as far as `GONE_MAX` of them; who
-is further behind is told everything, as is who asks a server that was started anew.
+of every removed share-partition, with a greater version. `GONE_MAX` names of removed ones are kept; a watcher further
+behind is told everything, as is a watcher that knows another start of the server.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ logger = logging.getLogger(__name__)
 
 FRESH_S: Final = 0.5
 SHARE: Final = 50
-"""Looking takes one of so many parts of the time."""
+"""Divisor: looking takes at most this part of the time."""
 ENDS_S: Final = 5.0
 GONE_MAX: Final = 10_000
 AGES_MAX: Final = 200
-"""Records whose age is read in one look; of further ones it is read by the next looks."""
+"""Records whose age is read in one look; the next looks read further ones."""
 AT_ONCE: Final = 64
 
 Signature = tuple[int, ...]
@@ -60,16 +60,16 @@ Nodes = Callable[[], tuple[int, Collection[int]]]
 
 
 class ChangeApis(Family):
-    """Answers who watches."""
+    """Answers requests of watchers."""
 
     def __init__(self, service: ShareService, store: Storage, nodes: Nodes = lambda: (-1, ())) -> None:
-        """nodes: this worker's id and those of all of its fleet."""
+        """nodes: returns this worker's id and those of all of its fleet."""
         self._changes = Changes(service.partitions, service.topics, store, service.clock)
         self._nodes = nodes
 
     @handles(ShareChangesRequest, ShareChangesResponse)
     async def changes(self, request: ShareChangesRequest, _: InProcess) -> ShareChangesResponse:
-        """What has changed."""
+        """Answer with the changes since the watcher's last answer."""
         node, nodes = self._nodes()
         return replace(await self._changes.since(request.server, request.since), node=node, nodes=tuple(nodes))
 
@@ -85,24 +85,24 @@ class Changes:
         self._server = str(uuid.uuid4())
         self._version = 0
         self._forgotten = 0
-        """Up to this version names of gone ones are forgotten."""
+        """Version up to which names of removed ones are forgotten."""
         self._rows: dict[ShareKey, tuple[int, Standing]] = {}
         self._signatures: dict[ShareKey, Signature] = {}
         self._stored: dict[ShareKey, _Idle] = {}
-        """What is told of those that are not loaded."""
+        """Stored figures of the share-partitions that are not loaded."""
         self._gone: dict[ShareKey, tuple[int, Where]] = {}
         self._ages: dict[ShareKey, tuple[int, int]] = {}
         """Offset of the first unfinished record, and its timestamp."""
         self._tried: set[ShareKey] = set()
-        """Those of which nothing is stored that can be read: they are tried again with the ends."""
+        """Share-partitions without readable stored state: tried again with the ends."""
         self._unread: set[ShareKey] = set()
-        """Of whom that could not be read: tried again with the ends."""
+        """Those whose record could not be read: tried again with the ends."""
         self._looking: asyncio.Task[None] | None = None
         self._next_s = float("-inf")
         self._ends_s = float("-inf")
 
     async def since(self, server: str, version: int) -> ShareChangesResponse:
-        """What has changed since that answer. Raises: LogError."""
+        """Return the changes since the answer with this version. Raises: LogError."""
         await self._look()
         whole = server != self._server or not self._forgotten <= version <= self._version
         least = 0 if whole else version
@@ -114,12 +114,12 @@ class Changes:
                 break
             rows.append(row)
             await turns.take()
-        rows.reverse()  # of two by one name, as when a topic was made anew, the newest one counts
+        rows.reverse()  # of two rows by one name, as when a topic was made anew, the newest one counts
         gone = () if whole else self._names_gone(least)
         return ShareChangesResponse(server=self._server, version=now, whole=whole, rows=tuple(rows), gone=gone)
 
     def _names_gone(self, least: int) -> tuple[Where, ...]:
-        """Names of those that are gone since that version; not those that others go by now."""
+        """Return names of share-partitions removed since that version, without names that are in use again."""
         gone = [name for changed, name in self._gone.values() if changed > least]
         if not gone:
             return ()
@@ -127,7 +127,7 @@ class Changes:
         return tuple(name for name in gone if name not in there)
 
     async def _look(self) -> None:
-        """Look at all, unless somebody has just done so; who comes meanwhile waits for the same look."""
+        """Look at all share-partitions, unless that was just done; concurrent callers wait for the same look."""
         if self._looking is None:
             if self._clock.monotonic() < self._next_s:
                 return
@@ -138,7 +138,7 @@ class Changes:
     def _looked(self, task: asyncio.Future[None]) -> None:
         self._looking = None
         if not task.cancelled():
-            task.exception()  # who waited has it
+            task.exception()  # the waiting callers have it
 
     async def _look_at_all(self) -> None:
         begun_s = self._clock.monotonic()
@@ -160,7 +160,7 @@ class Changes:
         self._next_s = self._clock.monotonic() + max(FRESH_S, SHARE * worked_s)
 
     def _begin_ends(self, now_s: float) -> None:
-        """Ends of logs are asked for in this look, and what could not be read is tried again."""
+        """Begin a look that reads the ends of logs, and repeats failed reads."""
         self._ends_s = now_s + ENDS_S
         self._tried.clear()
         for key in self._unread:
@@ -168,8 +168,8 @@ class Changes:
         self._unread.clear()
 
     async def _see_all(self, known: Sequence[ShareKey], *, ends: bool) -> tuple[list[ShareKey], list[ShareKey], float]:
-        """Those whose first record's age is to be read, those that are not loaded and have to be read, and how many
-        seconds that took."""
+        """Return those whose first record's age is to be read, those that are not loaded and have to be read, and the
+        seconds that this took."""
         unread: list[ShareKey] = []
         due: list[ShareKey] = []
         worked_s = 0.0
@@ -189,7 +189,7 @@ class Changes:
     # --- loaded ------------------------------------------------------------------------------------------------------
 
     def _see(self, key: ShareKey, owner: PartitionOwner) -> bool:
-        """Make its row anew where something differs; whether the age of its first record is to be read."""
+        """Make a share-partition's row anew if it differs; return True if its first record's age is to be read."""
         self._stored.pop(key, None)
         try:
             bounds = owner.log.bounds()
@@ -197,7 +197,7 @@ class Changes:
             return False  # the topic is being deleted, or its log is looked for
         signature = _signature(owner, bounds)
         before = self._rows.get(key)
-        # Which keys are stuck is found out seldom, so that it is known later than how many records wait.
+        # Finding stuck keys is done seldom, so that they are known later than the number of waiting records.
         late = before is not None and owner.partition.blocked_count > 0 and before[1].stuck != owner.stuck()
         if self._signatures.get(key) != signature or late:
             self._signatures[key] = signature
@@ -255,7 +255,7 @@ class Changes:
     # --- not loaded --------------------------------------------------------------------------------------------------
 
     def _is_due(self, key: ShareKey, *, ends: bool) -> bool:
-        """Whether what is stored has to be read, or its log's end to be asked for: it is not known here, or differs."""
+        """Return True if the stored state or the log's end has to be read: not known here, or changed."""
         known, before = self._stored.get(key), self._rows.get(key)
         if known is None or before is None:
             return key not in self._tried
@@ -270,7 +270,7 @@ class Changes:
         return before[1].log_end != bounds.high_watermark or 0 <= before[1].start_offset < bounds.log_start
 
     async def _see_idle(self, key: ShareKey, *, ends: bool) -> bool:
-        """What is stored of it, and where its log ends; whether the age of its first record is to be read."""
+        """Read the stored state and the log's end; return True if the first record's age is to be read."""
         known = self._stored.get(key)
         if known is not None and not ends and key in self._rows:
             return False
@@ -316,7 +316,7 @@ class Changes:
     # --- versions ----------------------------------------------------------------------------------------------------
 
     def _put(self, key: ShareKey, row: Standing) -> None:
-        """Keep a row, the newest ones last."""
+        """Keep a row; the newest rows are last."""
         before = self._rows.get(key)
         if before is not None and before[1] == row:
             return
@@ -326,7 +326,7 @@ class Changes:
         self._gone.pop(key, None)
 
     def _forget(self, known: set[ShareKey]) -> None:
-        """Let go of those that are not led here any more."""
+        """Remove the share-partitions that are not led here any more."""
         for key in [key for key in self._rows if key not in known]:
             _, row = self._rows.pop(key)
             for kept in (self._signatures, self._stored, self._ages):
@@ -341,7 +341,8 @@ class Changes:
 
 
 class _Idle(NamedTuple):
-    """What is stored of a share-partition, as far as it is told. delayed: first, last and when they are due."""
+    """The stored figures of a share-partition. delayed: first and last offset, and due time in ms, of each delayed
+    range."""
 
     start_offset: int
     finished: int
@@ -357,7 +358,7 @@ def _idle(stored: StoredState) -> _Idle:
 
 
 def _signature(owner: PartitionOwner, bounds: LogOffsets) -> Signature:
-    """A few numbers, of which one differs when something else is to be told."""
+    """Return a few numbers that differ when the row differs."""
     partition = owner.partition
     return (
         partition.start_offset,

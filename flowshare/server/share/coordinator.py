@@ -1,13 +1,13 @@
-"""Share groups: all of them in memory, written when they change, and what their members' coming and going causes.
+"""Share groups: all of them in memory, written when they change, and the effects of members that come and go.
 
-The rules are in `share.group`. Here: a heartbeat's answer leaves when group and new share-partition states are
-written, so that a member can fetch with its first assignment; a member that leaves, is fenced or times out gives
-back its records at once, on whatever partitions it holds them.
+The rules are in `share.group`. Here: a heartbeat's answer leaves when group and new share-partition states are written,
+so that a member can fetch with its first assignment; the records of a member that leaves, is fenced or times out are
+released at once, on all their partitions.
 
-Members that were connected within the process are gone with it: they are removed when the store is opened, so that
-nobody waits a session timeout for partitions that only a dead member would have. Members of other processes may come
-back: for `group.share.return.grace.ms` they are expected, and keep their records; those that do not come are removed
-as if their sessions had timed out. The same holds for a member of flowshare's own whose connection breaks.
+Members that were connected within the process are gone with it: opening the store removes them, so that nobody waits a
+session timeout for partitions that only a dead member would have. Members of other processes may come back: for
+`group.share.return.grace.ms` they are expected, and keep their records; members that do not come are removed as if
+their sessions had timed out. The same holds for a member of flowshare's own whose connection breaks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from flowshare import processes
 from flowshare.clock import ahead_ms
 from flowshare.core_errors import CoreError, FencedMemberEpoch, GroupIdNotFound, StateCorrupt
 from flowshare.log.base import LogError, NotLed
@@ -24,7 +25,7 @@ from flowshare.server.runtime.coordinator import RETRY_MS, CoordinatorRuntime, g
 from flowshare.server.runtime.failures import Refused
 from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX
 from flowshare.server.share.first_states import FirstStates
-from flowshare.server.share.returns import SOON_MS, Returns
+from flowshare.server.share.returning_members import SOON_MS, Returns
 from flowshare.share.group import ShareGroup, check_heartbeat, subscription_growth
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from flowshare.server.runtime.topic_index import TopicIndex
     from flowshare.server.share.duties import Duties
     from flowshare.server.share.leaders import Leaders
+    from flowshare.server.share.returning_members import Who
     from flowshare.share.config import GroupConfig
     from flowshare.share.group import Heartbeat
 
@@ -48,9 +50,12 @@ logger = logging.getLogger(__name__)
 
 PREFIX: Final = b"g/"
 LATE_MS: Final = 500
-"""Who looks later than that after its members has not heard of them either."""
+"""Lateness of a look at members, in ms, after which the process is taken to have stood still and not read
+heartbeats."""
+LOOK_S: Final = 0.05
+"""Seconds between two checks for a process's end: its connections end a moment before the process."""
 NOTE_MS: Final = 1_000
-"""How long a group is not written after members have jumped to its epoch: that is written once for many of them."""
+"""Delay of a group's write, in ms, after a member jumps to its epoch: one write then serves many members."""
 
 
 class Coordinator:
@@ -72,9 +77,9 @@ class Coordinator:
         is_other_group: Callable[[str], bool] = lambda _: False,
         members_resume: bool = False,
     ) -> None:
-        """budget: bytes of all state; what the groups hold is counted there.
+        """budget: bytes of all state; the groups' bytes are counted there.
 
-        members_resume: in a fleet a member may hear of another coordinator by its next heartbeat only.
+        members_resume: True in a fleet, where a member may hear of another coordinator only by its next heartbeat.
         """
         self._storage = storage
         self._topics = topics
@@ -90,13 +95,16 @@ class Coordinator:
         )
         self.groups = self._runtime.entries
         self._returns = Returns(clock=clock, config_of=config_of, grace_ms=return_grace_ms, fleet=members_resume)
-        self._unwritten: set[str] = set()
+        self._changes = 0
+        """Marks of all groups since the start; a number is never used again."""
+        self._unwritten: dict[str, int] = {}
+        """The number of the last change, or write, of each group that is not known to be stored as it is."""
         self._gone: dict[str, frozenset[str]] = {}
         self._noted: dict[str, int] = {}
-        """Groups whose members have jumped to another epoch, and when that is to be written."""
+        """Time to write, in ms, of each group whose members have jumped to another epoch."""
         self._first_states = FirstStates(leaders, self.write, clock)
         self.rebalances = 0
-        """Assignments that were made anew since the start."""
+        """Assignments made anew since the start."""
 
     async def start(self) -> None:
         """Read all groups and begin to watch their members' timeouts. Raises: LogError."""
@@ -105,7 +113,7 @@ class Coordinator:
         self._runtime.start(self._expire, self._next_ms)
 
     def take_up(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Coordinate the groups of these entries of the store; their members are expected to come back soon."""
+        """Coordinate the groups of these entries of the store; their members have to come back soon."""
         self._runtime.loaded()
         for key, value in entries:
             group_id = group_id_of(key, PREFIX)
@@ -130,46 +138,62 @@ class Coordinator:
         self._runtime.wake()
 
     def lay_down(self, group_ids: Iterable[str]) -> None:
-        """Coordinate these groups no more; nothing is written."""
+        """Stop coordinating these groups; nothing is written."""
         for group_id in group_ids:
             self.groups.pop(group_id, None)
-            self._unwritten.discard(group_id)
+            self._unwritten.pop(group_id, None)
             self._noted.pop(group_id, None)
             self._returns.forget(group_id)
             self._damage.forget(group_id)
 
     async def close(self) -> None:
-        """Stop watching, and what is begun."""
+        """Stop watching, and end work under way."""
         await self._first_states.close()
         await self._runtime.close()
 
     def living(self, group_id: str) -> Container[str]:
-        """Members of the group that keep what they had acquired before this server was started."""
+        """Return the group's members that keep the records they acquired before this server was started."""
         group = self.groups.get(group_id)
         return group.members if group is not None and self._returns.grace_ms else ()
 
     def gone(self, group_id: str) -> Container[str]:
-        """Former members whose processes have ended: they lived in that of the server before this one."""
+        """Return former members that lived in the ended process of the server before this one."""
         return self._gone.get(group_id, ())
 
     def lost(self, connection: InProcess) -> None:
-        """A connection is closed: members of flowshare's own that sent heartbeats over it are to come back soon."""
-        for group_id, member_id in self._returns.ended(connection):
+        """Expect members of flowshare's own back soon, after the connection of their heartbeats was closed."""
+        members = self._returns.ended(connection)
+        for group_id, member_id in members:
             group = self.groups.get(group_id)
             if group is not None:
                 self._runtime.expect(self._returns.expect(group, member_id))
+        if members and connection.process is not None:
+            self._look_for(connection.process, members, self._clock.steady_ms() + self._returns.grace_ms)
+
+    def _look_for(self, process: tuple[int, int], members: Sequence[Who], until_ms: int) -> None:
+        """Watch for a while if the process of cut-off members still runs: a process may take a moment to die."""
+        if processes.runs(process):
+            if self._clock.steady_ms() < until_ms:
+                self._clock.call_later(LOOK_S, lambda: self._look_for(process, members, until_ms))
+            return
+        for group_id, member_id in members:
+            group = self.groups.get(group_id)
+            if group is not None:
+                self._runtime.expect(self._returns.expect_no_more(group, member_id))
+        self._runtime.wake()
 
     def interval_ms(self, group_id: str, *, own: bool = False) -> int:
-        """How often a member of the group is to send heartbeats; own: flowshare's own client.
+        """Return the ms between a member's heartbeats; own: for flowshare's own client.
 
-        More often than configured while members may be given up. And in a fleet flowshare's own, as often as one
-        coordinator can well take from a group: the partitions of one that leaves wait for the others' heartbeats.
+        The interval is shorter than configured while members may be given up. For flowshare's own clients in a fleet or
+        on a path it is the shortest that one coordinator can well take from a group: partitions of a member that leaves
+        wait for the others' heartbeats.
         """
         group = self.groups.get(group_id)
         return self._returns.interval_ms(group_id, 0 if group is None else len(group.members), own=own)
 
     def workers_left(self, left: Container[int]) -> None:
-        """Workers have left the fleet, by their node ids: the members in their processes live only if they say so."""
+        """Expect a sign of life soon from members in the processes of workers (by node id) that left the fleet."""
         for group in self.groups.values():
             self._expect_soon(group, left.__contains__)
         self._runtime.wake()
@@ -179,7 +203,8 @@ class Coordinator:
             self._returns.expect_soon(group, member_id)
 
     def find(self, group_id: str) -> ShareGroup:
-        """The group. Raises: GroupIdNotFound, StateCorrupt (what is stored cannot be read), Refused (not here)."""
+        """Return the group. Raises: GroupIdNotFound, StateCorrupt (its stored state cannot be read), Refused (not
+        here)."""
         self._duties.check_coordinator(group_id)
         self._damage.check(group_id)
         group = self.groups.get(group_id)
@@ -188,9 +213,10 @@ class Coordinator:
         return group
 
     def ensure(self, group_id: str, party: str | None = None) -> ShareGroup:
-        """The group, made if there is none; write it then. party: who makes it, None: the server's own process.
+        """Return the group, made if it does not exist; the caller writes it then. party: the maker; None: the server's
+        own process.
 
-        Raises: Refused (a bad id, too many groups, not here), StateCorrupt (what is stored of it cannot be read),
+        Raises: Refused (a bad id, too many groups, not here), StateCorrupt (the stored state cannot be read),
         GroupIdNotFound (a consumer group has this id)
         """
         self._duties.check_coordinator(group_id)
@@ -206,9 +232,9 @@ class Coordinator:
         return group
 
     async def heartbeat(self, request: ShareGroupHeartbeatRequest, connection: InProcess) -> Heartbeat:
-        """Take a heartbeat and make durable what it changes.
+        """Apply a heartbeat and make its changes durable.
 
-        Raises: what `ShareGroup.heartbeat` raises, GroupIdNotFound, Refused
+        Raises: errors of `ShareGroup.heartbeat`, GroupIdNotFound, Refused
         """
         group_id, member_id, epoch = request.group_id, request.member_id, request.member_epoch
         check_heartbeat(group_id, member_id, epoch, request.rack_id, request.subscribed_topics)
@@ -232,7 +258,8 @@ class Coordinator:
                 worker=connection.worker,
             )
         except FencedMemberEpoch:
-            # Where there is an order its handlers may be at work, and the next of their keys would run beside them.
+            # In an ordered group the fenced member's handlers may be at work; the next records of their keys must not
+            # run beside them.
             self._leaders.release_member(group_id, member_id, died=bool(self._config_of(group_id).key_order))
             raise
         self.rebalances += group.assignment_epoch != before
@@ -242,15 +269,17 @@ class Coordinator:
             self._runtime.wake()  # the group may be empty now, and expire
         else:
             self._runtime.expect(self._clock.steady_ms() + group.config.session_timeout_ms)
-        if beat.changed or group_id in self._unwritten:
-            self._unwritten.add(group_id)
+        # Written meanwhile, the group is no longer marked, but then as if the first states were not asked for.
+        if beat.changed or group_id in self._unwritten or self._first_states.unwritten(group):
+            if beat.changed or beat.jumped:  # else the mark would never go while many members' heartbeats wait
+                self._changed(group_id)
             await self._first_states.give(group, beat.to_initialize)
         elif beat.jumped:
             self._runtime.expect(self._noted.setdefault(group_id, self._clock.steady_ms() + NOTE_MS))
         return beat
 
     def _take(self, request: ShareGroupHeartbeatRequest, party: str | None) -> None:
-        """Whether there is room for what a heartbeat says of its member. Raises: Refused."""
+        """Account for the memory of the subscription that a heartbeat adds to its member. Raises: Refused."""
         group = self.groups.get(request.group_id)
         member = None if group is None else group.members.get(request.member_id)
         if member is not None or request.member_epoch == 0:
@@ -258,13 +287,29 @@ class Coordinator:
             self._runtime.take(party, growth)
 
     async def write(self, group: ShareGroup, more: Sequence[Write] = ()) -> None:
-        """Write a group as it is now, together with `more`. Raises: LogError (NotLed: it is this one's no more)."""
+        """Write a group as it is now, together with `more`. Raises: LogError (NotLed: another worker coordinates the
+        group)."""
+        self._check_same(group)
+        group_id = group.group_id
+        self._noted.pop(group_id, None)
+        # Marked until stored, so that a heartbeat waits. Several writes of a group may be under way, and each may fail.
+        # A write that is stored has all that came before it, and removes the mark only if nothing came after it: a
+        # later write may still be refused, and a later change may not be encoded yet.
+        number = self._changed(group_id)
+        await self._storage.write([*more, (PREFIX + group_id.encode(), self._encoded(group))])
+        if self._unwritten.get(group_id) == number:
+            del self._unwritten[group_id]
+
+    def _changed(self, group_id: str) -> int:
+        """Mark a group as to be written; return the number of the mark."""
+        self._changes += 1
+        self._unwritten[group_id] = self._changes
+        return self._changes
+
+    def _check_same(self, group: ShareGroup) -> None:
+        """Check that the group was not taken up anew since. Raises: NotLed."""
         if self.groups.get(group.group_id) is not group:
             raise NotLed(f"group {group.group_id} was given to another worker, or deleted, meanwhile; ask again")
-        self._unwritten.add(group.group_id)
-        self._noted.pop(group.group_id, None)
-        await self._storage.write([*more, (PREFIX + group.group_id.encode(), self._encoded(group))])
-        self._unwritten.discard(group.group_id)
 
     def _encoded(self, group: ShareGroup) -> bytes:
         return group.encode(self._first_states.unwritten(group), ahead_ms=ahead_ms(self._clock))
@@ -280,41 +325,49 @@ class Coordinator:
         group = self.find(group_id)
         group.require_empty()
         async with self._leaders.replacing(dict.fromkeys(self._leaders.known(group))) as writes:
+            self._check_same(group)
             group.require_empty()
-            self.groups.pop(group_id, None)  # first: who joins from now on makes a new group
-            self._unwritten.discard(group_id)
+            self.groups.pop(group_id, None)  # first: a member that joins from now on makes a new group
+            marked = self._unwritten.pop(group_id, None) is not None
             try:
                 await self._storage.write([*writes, (PREFIX + group_id.encode(), None)])
             except LogError:
                 self.groups.setdefault(group_id, group)
+                if marked:
+                    self._changed(group_id)
                 raise
 
     async def _delete_idle(self, group_id: str) -> None:
-        """Delete a group that has expired; what does not succeed now is tried again soon."""
+        """Delete a group that has expired; after a failure the deletion is tried again soon."""
         try:
             await self.delete(group_id)
         except (LogError, CoreError, Refused) as error:
             logger.warning("an idle group could not be deleted, tried again soon: %s group=%s", error, group_id)
 
     async def _delete_damaged(self, group_id: str) -> None:
-        """Delete all that is stored of a group that cannot be read. Raises: LogError."""
+        """Delete all stored state of a group that cannot be read. Raises: LogError."""
         keys = self._leaders.known(ShareGroup(group_id, config=self._config_of(group_id)))
         async with self._leaders.replacing(dict.fromkeys(keys)) as writes:
+            if group_id not in self._damage:
+                raise NotLed(f"group {group_id} was given to another worker, or deleted, meanwhile; ask again")
             own = [(key, None) for key in (PREFIX + group_id.encode(), *self._damage.keys(group_id))]
             await self._storage.write([*writes, *own])
         self._damage.forget(group_id)
 
     async def topic_deleted(self, topic_id: uuid.UUID) -> None:
-        """Forget a deleted topic in all groups, and the state of its share-partitions. Raises: LogError."""
+        """Remove a deleted topic from all groups, with the state of its share-partitions. Raises: LogError."""
         changed = [group for group in self.groups.values() if group.topic_deleted(topic_id)]
-        self._unwritten.update(group.group_id for group in changed)
-        own = [(PREFIX + group.group_id.encode(), self._encoded(group)) for group in changed]
+        for group in changed:
+            self._changed(group.group_id)
         async with self._leaders.deleting(topic_id) as writes:
+            # The groups as they are now: meanwhile they may have been written, or given away.
+            left = [group for group in changed if self.groups.get(group.group_id) is group]
+            own = [(PREFIX + group.group_id.encode(), self._encoded(group)) for group in left]
             if writes or own:
                 await self._storage.write([*writes, *own])
 
     async def _forget_deleted_topics(self) -> None:
-        """Finish what a crash between deleting a topic and telling the groups left undone."""
+        """Finish the work of a crash between deleting a topic and telling the groups."""
         for topic_id in self._leaders.topic_ids():
             if self._topics.by_id(topic_id) is None:
                 try:
@@ -323,7 +376,7 @@ class Coordinator:
                     logger.warning("state of a deleted topic is left for the next start: %s id=%s", error, topic_id)
 
     def reconfigure(self, *, return_grace_ms: int, groups_max: int) -> None:
-        """The server's own settings have changed, and with them what acts for all groups."""
+        """Apply changed settings of the server to all groups."""
         self._returns.grace_ms = return_grace_ms
         self._groups_max = groups_max
         for group_id, group in self.groups.items():
@@ -331,7 +384,7 @@ class Coordinator:
         self._runtime.wake()
 
     async def configure(self, group_id: str) -> None:
-        """The group's config has changed; its leaders act by it afterwards, as far as they are reached in time."""
+        """Apply a group's changed config; its leaders act by it afterwards, as far as they are reached in time."""
         group = self.groups.get(group_id)
         if group is not None:
             group.config = self._config_of(group_id)
@@ -339,7 +392,8 @@ class Coordinator:
         await self._leaders.configure(group_id)
 
     async def in_flight(self, group_id: str) -> int:
-        """Records of a group that are held, delayed, or on their way to the dead letters, wherever they are led.
+        """Return the number of a group's records that are acquired, delayed, or on their way to the dead letters, on
+        all leaders.
 
         Raises: Refused, LogError.
         """
@@ -351,12 +405,12 @@ class Coordinator:
         return sum(part.in_flight + part.delayed + part.archiving for part in parts)
 
     async def parked_keys(self, group_id: str) -> int:
-        """Parked keys of a group, wherever they are led. Raises: Refused, LogError."""
+        """Return the number of a group's parked keys on all leaders. Raises: Refused, LogError."""
         group = self.groups.get(group_id) or ShareGroup(group_id, config=self._config_of(group_id))
         return sum(map(len, await self._leaders.parked(list(self._leaders.known(group)), "list", b"")))
 
     def states(self) -> Mapping[str, int]:
-        """Number of groups by state."""
+        """Return the number of groups by state."""
         found = {"Empty": 0, "Stable": 0}
         for group in self.groups.values():
             found[group.state] += 1
@@ -367,13 +421,13 @@ class Coordinator:
         if dead:
             self._gone[group.group_id] = frozenset(dead)
             group.remove(dead, self._clock.steady_ms())
-            self._unwritten.add(group.group_id)
+            self._changed(group.group_id)
 
     # --- timeouts ---------------------------------------------------------------------------------------------------
 
     def _next_ms(self) -> int | None:
         deadlines = [due for group in self.groups.values() if (due := group.next_deadline_ms()) is not None]
-        # Not at once even if it is due: members that never joined may still read, or the store refuse.
+        # Not at once even if a deadline is due: members that never joined may still read, or the store refuse.
         soon_ms = self._clock.steady_ms() + RETRY_MS
         deadlines += [max(at, soon_ms) for group in self.groups.values() if (at := group.expires_ms) is not None]
         deadlines += self._noted.values()
@@ -382,7 +436,7 @@ class Coordinator:
         return min(deadlines, default=None)
 
     def _hears(self, group_id: str) -> bool:
-        """Whether heartbeats of a group are answered here at the moment."""
+        """Return True if heartbeats of a group are answered here at the moment."""
         try:
             self._duties.check_coordinator(group_id)
         except Refused:
@@ -390,7 +444,7 @@ class Coordinator:
         return True
 
     async def _expire(self, late_ms: int = 0) -> None:
-        """late_ms: for so long this process stood still: heartbeats may wait to be read."""
+        """Remove silent members. late_ms: time this process stood still: heartbeats may wait to be read."""
         now_ms = self._clock.steady_ms()
         for group in tuple(self.groups.values()):
             if late_ms > LATE_MS or not self._hears(group.group_id):
@@ -402,26 +456,27 @@ class Coordinator:
                 )
                 self._leaders.release_member(group.group_id, member_id, died=True)
             if gone:
-                self._unwritten.add(group.group_id)
-        expiring = [(group_id, at) for group_id, group in self.groups.items() if (at := group.expires_ms) is not None]
-        for group_id, at in expiring:
-            if at > now_ms or not self._leaders.idle(group_id):
+                self._changed(group.group_id)
+        for group_id in tuple(self.groups):
+            found = self.groups.get(group_id)  # the group may have been used, or given away, during other deletions
+            at = None if found is None else found.expires_ms
+            if at is None or at > now_ms or not self._leaders.idle(group_id):
                 continue
             logger.warning("group had no members for share.retention.ms, its state is deleted group=%s", group_id)
             await self._delete_idle(group_id)
         await self._write_due(now_ms)
 
     async def _write_due(self, now_ms: int) -> None:
-        """Write what members changed by the way, and what could not be written before."""
+        """Write groups with noted changes that are due, and groups whose last write failed."""
         due = {group_id for group_id, due_ms in self._noted.items() if due_ms <= now_ms}
         for group_id in due:
             del self._noted[group_id]
-        self._unwritten |= due
+            self._changed(group_id)
         try:
             for group_id in tuple(self._unwritten):
                 if group_id in self.groups:
                     await self.write(self.groups[group_id])
                 else:
-                    self._unwritten.discard(group_id)
+                    self._unwritten.pop(group_id, None)
         except LogError as error:
             logger.error("groups could not be written, tried again soon: %s", error)  # noqa: TRY400  the text says it

@@ -1,14 +1,14 @@
-"""Dead letters that the server writes (SG-15.3): what a group rejects, or what used up its deliveries.
+"""Dead letters that the server writes (SG-15.3): records that a group rejects, or that used up their deliveries.
 
 A record's state is ARCHIVING, durably, until its dead letter is confirmed; so a crash in between writes it again, not
 never. When the topic refuses after all tries the record is given up, as brokers do, with an error that names it; a disk
 that refuses is waited for (SG-15.4).
 
-Who may make the server copy: the principal that last changed one of a group's dead-letter settings at a socket is kept
-with them, and at each writing has to be allowed to READ the source. While it is not, the dead letter has its headers
-only, no key, no value, none of the record's own headers: a subscription that grows, or a right that was taken away,
-gives nothing away. Settings that the server's own process made need no right. The dead-letter topic cannot consent in
-the source's place (KIP-1191's `errors.deadletterqueue.group.enable`): it belongs to who would read there.
+The right to have the server copy: the principal that last changed one of a group's dead-letter settings at a socket is
+kept with them, and at each writing has to be allowed to READ the source. While it is not, the dead letter has its
+headers only, no key, no value, none of the record's own headers: a subscription that grows, or a right that was taken
+away, gives nothing away. Settings that the server's own process made need no right. The dead-letter topic cannot
+consent in the source's place (KIP-1191's `errors.deadletterqueue.group.enable`): it belongs to its readers.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from flowshare.log.base import (
 )
 from flowshare.log.topics import TopicSettings
 from flowshare.protocol.batches import BatchBuilder, DecodeError, decode
+from flowshare.protocol.decoding import AT_ONCE_RECORDS
 from flowshare.protocol.private import REPLAY_HEADER
 from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.server.security.acls import Authorizer
@@ -54,31 +55,31 @@ TRIES: Final = 5
 BACKOFF_FIRST_S: Final = 1.0
 BACKOFF_LAST_S: Final = 30.0
 PARK_AGAIN_S: Final = 5.0
-"""When records are looked at again whose keys could not be parked, as too many are."""
+"""Seconds before another try for records whose keys could not be parked, as too many are."""
 CHUNK_RECORDS: Final = 500
 """Dead letters written at once."""
 BATCH_BYTES: Final = 512 << 10
-"""Largest batch of dead letters, unless the topic takes less (max.message.bytes)."""
+"""Largest batch of dead letters in bytes, unless the topic takes less (max.message.bytes)."""
 BATCH_BYTES_LEAST: Final = 1 << 10
-"""A topic that takes less takes no dead letters."""
+"""Bytes; a topic that takes less takes no dead letters."""
 READ_BYTES: Final = 1 << 20
 HEADER_PREFIX: Final = "__dlq.errors."
 
 Letter = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
-"""Key, value, headers, timestamp."""
+"""Key, value, headers, timestamp in ms."""
 
 
 class DeadLetters:
-    """Writes dead letters, one task a share-partition that has some."""
+    """Writes dead letters, one task per share-partition with dead letters."""
 
     def __init__(self, *, storage: Storage, clock: Clock, stats: Stats, auto_create: bool) -> None:
         self._storage = storage
         self._clock = clock
         self._stats = stats
         self.auto_create = auto_create
-        """Whether a missing topic is created."""
+        """True if a missing dead-letter topic is created."""
         self.authorizer: Authorizer = Authorizer()
-        """Of the server's sockets."""
+        """The authorizer of the server's sockets."""
         self._tasks: dict[PartitionOwner, asyncio.Task[None]] = {}
 
     def start(self, owner: PartitionOwner) -> None:
@@ -89,7 +90,7 @@ class DeadLetters:
             task.add_done_callback(lambda _: self._tasks.pop(owner, None))
 
     async def close(self) -> None:
-        """Stop; what is not written is written after the next start."""
+        """Stop; unwritten dead letters are written after the next start."""
         await cancelled(*self._tasks.values())
 
     async def _work(self, owner: PartitionOwner) -> None:
@@ -119,7 +120,8 @@ class DeadLetters:
 
     @staticmethod
     async def _park(owner: PartitionOwner, first: int, last: int) -> list[int]:
-        """Park the keys of what has its letters; those that have to wait, for room or because they cannot be read."""
+        """Park the keys of records with written letters; return offsets that have to wait, for room or because they
+        cannot be read."""
         try:
             return await owner.park_keys(first, last)
         except LogError as error:
@@ -128,7 +130,7 @@ class DeadLetters:
 
     @staticmethod
     async def _park_again(owner: PartitionOwner, waiting: AbstractSet[int]) -> set[int]:
-        """The same for what had to wait, each by itself; a log that cannot be read is told once."""
+        """Park keys that had to wait, each by itself; a log that cannot be read is logged once."""
         left = set(waiting)
         try:
             for offset in sorted(waiting):
@@ -140,11 +142,12 @@ class DeadLetters:
 
     @staticmethod
     def _has_letter(owner: PartitionOwner, chunk: Archiving) -> bool:
-        """Whether the server has a letter to write; in a group that parks all that is rejected comes here."""
+        """Return True if the server has a dead letter to write; in a group that parks keys, all rejected records come
+        here."""
         config = owner.config
         named = chunk.by_limit or chunk.by_operator or config.dead_letter_on == "all"
         topic = bool(config.dead_letter_topic)
-        return named and topic if owner.parks else named or topic  # one that has no topic any more is told and counted
+        return named and topic if owner.parks else named or topic  # a missing topic is logged and counted
 
     async def _write_or_give_up(self, owner: PartitionOwner, chunk: Archiving) -> None:
         count = chunk.last - chunk.first + 1
@@ -181,7 +184,7 @@ class DeadLetters:
                     await self._storage.append(name, owner.key.partition % topic.partitions, batch)
                     left = left[count:]
             except RecordsTooLarge:
-                # Kafka does not tell with a topic what it takes: half of that is tried, then half of the half.
+                # Kafka does not tell a topic's limit: half of the size is tried, then half of the half.
                 if taken < BATCH_BYTES_LEAST:
                     raise
                 taken //= 2
@@ -215,7 +218,7 @@ class DeadLetters:
         return topic
 
     async def _originals(self, owner: PartitionOwner, chunk: Archiving) -> dict[int, DecodedRecord]:
-        """The records themselves; one that is gone or cannot be read is left out, its dead letter has headers only."""
+        """Read the records; one that is gone or cannot be read is left out, its dead letter has headers only."""
         found: dict[int, DecodedRecord] = {}
         offset = max(chunk.first, owner.log.bounds().log_start)
         while offset <= chunk.last:
@@ -226,9 +229,13 @@ class DeadLetters:
                 break
             if not read.batches:
                 break
-            decoded = decode(read.records, [AcquiredRange(offset, chunk.last, chunk.delivery_count)])
+            wanted = [AcquiredRange(offset, chunk.last, chunk.delivery_count)]
+            if any(batch.last - batch.first >= AT_ONCE_RECORDS for batch in read.batches):
+                decoded = await asyncio.to_thread(decode, read.records, wanted)  # others are to have their turns
+            else:
+                decoded = decode(read.records, wanted)
             found.update((record.offset, record) for record in decoded.records)
-            # Large batches are read one by one: what was too much at once is missing.
+            # Large batches are read one by one: those that were too much at once are missing.
             behind = (first for first, _ in decoded.missing if first > offset)
             offset = min(next(behind, read.batches[-1].last + 1), read.batches[-1].last + 1)
         return found
@@ -236,7 +243,7 @@ class DeadLetters:
     def _fitting(
         self, owner: PartitionOwner, chunk: Archiving, offset: int, original: DecodedRecord | None, size_max: int
     ) -> Letter:
-        """The dead letter of a record, with headers only if the topic does not take it whole."""
+        """Return a record's dead letter, with headers only if the topic does not take it whole."""
         letter = self._letter(owner, chunk, offset, original)
         if original is None or _size(letter) <= size_max:
             return letter
@@ -266,7 +273,7 @@ class DeadLetters:
 
 
 def _chunks(archiving: Archiving, without: Collection[int]) -> Iterator[Archiving]:
-    """Pieces of at most CHUNK_RECORDS, around offsets that are left out."""
+    """Yield pieces of at most CHUNK_RECORDS, around offsets that are left out."""
     edges = [archiving.first - 1, *sorted(one for one in without if archiving.first <= one <= archiving.last)]
     for before, after in pairwise((*edges, archiving.last + 1)):
         for first in range(before + 1, after, CHUNK_RECORDS):
@@ -274,7 +281,7 @@ def _chunks(archiving: Archiving, without: Collection[int]) -> Iterator[Archivin
 
 
 def _size(letter: Letter) -> int:
-    """Bytes of a batch that holds nothing else."""
+    """Return the bytes of a batch with this letter alone."""
     key, value, headers, timestamp_ms = letter
     builder = BatchBuilder(size_max=BATCH_BYTES)
     builder.add(key, value, headers, timestamp_ms=timestamp_ms)
@@ -282,7 +289,7 @@ def _size(letter: Letter) -> int:
 
 
 def _batches(letters: list[Letter], size_max: int) -> Iterator[tuple[int, bytes]]:
-    """Batches with the number of letters in each."""
+    """Yield batches with the number of letters in each."""
     builder = BatchBuilder(size_max=size_max)
     for key, value, headers, timestamp_ms in letters:
         if not builder.add(key, value, headers, timestamp_ms=timestamp_ms):

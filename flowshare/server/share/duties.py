@@ -1,5 +1,5 @@
-"""What of the work is this server's. By itself it does everything; in a fleet it leads some share-partitions and
-coordinates some groups, and what a leader has to know of a group comes from whoever coordinates it."""
+"""This server's part of the work. A server by itself does everything. In a fleet a server leads some share-partitions
+and coordinates some groups; a leader learns about a group from the server that coordinates the group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PartitionLeader(NamedTuple):
-    """Who leads: node and leader epoch, and where the node is."""
+    """The leader of a partition: node and leader epoch, and the node's address."""
 
     current: tuple[int, int] = (-1, -1)
     address: tuple[str, int] | None = None
@@ -24,10 +24,10 @@ NOT_KNOWN: Final = PartitionLeader()
 
 
 class Duties:
-    """Asked before anything is done for a group or a share-partition; a server by itself has all of it.
+    """Asked before any work for a group or a share-partition; a server by itself has all duties.
 
-    config_of: of a group, as set here. living: members of a group that may come back after a restart. gone: those whose
-    processes are known to have ended.
+    config_of: returns a group's config, as set here. living: returns members of a group that may come back after a
+    restart. gone: returns those whose processes are known to have ended.
     """
 
     def __init__(
@@ -41,46 +41,49 @@ class Duties:
         self._gone = gone
 
     def check_coordinator(self, group_id: str) -> None:
-        """Raises: Refused (NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS), when another server coordinates it."""
+        """Check that this server coordinates the group. Raises: Refused (NOT_COORDINATOR,
+        COORDINATOR_LOAD_IN_PROGRESS)."""
 
     def check_leader(self, key: ShareKey) -> None:
-        """Raises: NotLed, when another server leads it."""
+        """Check that this server leads it. Raises: NotLed."""
 
     def worker_gone(self, node_id: int, /) -> bool:
-        """Whether a worker has left the fleet, or was given up."""
+        """Return True if a worker has left the fleet, or was given up."""
         del node_id
         return False
 
     def leader_of(self, topic_id: uuid.UUID, partition: int) -> PartitionLeader:
-        """Who leads a partition, to be told to those who ask here in vain; NOT_KNOWN when that is no use."""
+        """Return a partition's leader, for clients that ask here in vain; NOT_KNOWN when that is no use."""
         del topic_id, partition
         return NOT_KNOWN
 
     async def admit(self, group_id: str) -> None:
-        """Before a group is made. Raises: GroupIdNotFound (its id belongs to somebody else), Refused."""
+        """Check a new group's id. Raises: GroupIdNotFound (another group has the id), Refused."""
 
     async def know(self, topics: Iterable[str]) -> None:
-        """Before a member joins that subscribes to these: have looked for them, so that it is assigned them at once."""
+        """Look for the topics of a member that is about to join, so that they are assigned to it at once."""
 
     async def exists(self, topic_id: uuid.UUID) -> bool:
-        """Whether there is a topic that is not known here: looked for, and known then. Raises: LogError (not told)."""
+        """Look for a topic that is not known here; return True if it exists, and is known now. Raises: LogError (not
+        told)."""
         del topic_id
         return False
 
     async def prepare(self, key: ShareKey) -> None:
-        """Before one is loaded: know its group's settings and its log's bounds. Raises: LogError, Refused."""
+        """Learn a group's settings and a log's bounds before its share-partition is loaded. Raises: LogError,
+        Refused."""
 
     def dropped(self, key: ShareKey) -> None:
-        """A share-partition that was prepared is loaded no more."""
+        """Note that a prepared share-partition is not loaded any more."""
 
     def config_of(self, group_id: str, /) -> GroupConfig:
-        """A group's settings as they act on its share-partitions."""
+        """Return a group's settings as they act on its share-partitions."""
         return self._config_of(group_id)
 
     def living(self, group_id: str, /) -> Container[str]:
-        """The group's members that keep what they hold when a share-partition is loaded."""
+        """Return the group's members that keep their records when a share-partition is loaded."""
         return self._living(group_id)
 
     def gone(self, group_id: str, /) -> Container[str]:
-        """The group's former members whose processes are known to have ended."""
+        """Return the group's former members whose processes are known to have ended."""
         return self._gone(group_id)

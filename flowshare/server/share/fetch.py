@@ -1,12 +1,12 @@
 """ShareFetch (SG-11): acknowledgements, then records from the session's share-partitions, waiting for some if need be.
 
-A fetch goes round its share-partitions in the session's rotated order and takes what there is, within MaxRecords over
-all of them and MaxBytes in equal parts (SG-11.3). When there is nothing it stands in line at each of them until one has
-something, until MaxWait, or until its session or connection ends (SG-11.4). A fetch that carried acknowledgements does
+A fetch goes round its share-partitions in the session's rotated order and acquires available records, within MaxRecords
+over all of them and MaxBytes in equal parts (SG-11.3). Without any it stands in line at each of them until one has
+records, until MaxWait, or until its session or connection ends (SG-11.4). A fetch that carried acknowledgements does
 not wait: its sender waits for their results (SG-11.2).
 
-Rights are asked for at each look, and once more for what was acquired before it goes out: what was taken away from a
-fetch that waits reaches it when it is woken, and what it may not have any more goes back, unrun.
+Rights are checked at each look, and once more on acquired records before they go out: a right lost while a fetch waits
+is noticed when it is woken, and records that the fetch may not have any more go back, unrun.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
     from flowshare.share.session import FetchTurn, Key, ShareSession
 
 WAIT_MAX_MS: Final = 10 * 60 * 1000
-"""Longest wait that is granted, whatever MaxWait says."""
+"""Longest wait granted, in ms, for any MaxWait."""
 LOADS_AT_ONCE: Final = 64
-"""Share-partitions that one fetch has loaded side by side: in a fleet others are asked for each of them."""
+"""Share-partitions that one fetch has loaded concurrently: in a fleet each load asks others."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """What a fetch has so far."""
+    """The records and errors that a fetch has so far."""
 
     taken: dict[Key, Taken] = field(default_factory=dict["Key", Taken])
     errors: dict[Key, Result] = field(default_factory=dict["Key", "Result"])
 
     @property
     def size(self) -> int:
-        """Bytes of records."""
+        """Bytes of all records."""
         return sum(len(taken.records) for taken in self.taken.values())
 
 
@@ -109,7 +109,7 @@ class ShareFetching(Family):
 
     @contextlib.contextmanager
     def _under_way(self, session: ShareSession, connection: InProcess) -> Generator[Waiter]:
-        """A fetch is under way, and ends with its session or connection."""
+        """Yield a fetch's waiter, which ends with its session or connection."""
         waiter = self._sessions.enter(session.group_id, session.member_id)
         connection.watch(waiter)
         try:
@@ -121,7 +121,7 @@ class ShareFetching(Family):
     def _accept(
         self, request: ShareFetchRequest, connection: InProcess
     ) -> tuple[FetchTurn, dict[TopicPartition, Pending]]:
-        """Everything that happens in the order of the requests: the session's epoch, then the acknowledgements."""
+        """Do the steps that keep the order of requests: the session's epoch, then the acknowledgements."""
         check_request(request)
         requested = merged(request.partitions)
         with_acks = {at: acks for at, acks in requested.items() if acks}
@@ -185,7 +185,7 @@ class ShareFetching(Family):
             visit.leave()
 
     def _readable(self, group_id: str, connection: InProcess) -> Callable[[Key], None]:
-        """Raises what keeps the connection's peer from a partition, if anything does."""
+        """Return a check that raises the reason why the connection's peer may not read a partition, if any."""
         may_read, may_share, topics = connection.may_read, connection.may_share, self._topics
 
         def check(key: Key) -> None:
@@ -265,7 +265,8 @@ class _Visit:
             found = await self._look()
             if found.taken or not self._owners or self._waiter.ended is not Ended.NO:
                 return found
-            # What cannot be fetched from at all does not keep the rest from waiting; anything newer is told at once.
+            # A partition that cannot be fetched from does not keep the rest from waiting; a newer error is told at
+            # once.
             refused = set(found.errors).difference(self._owners) if refused is None else refused
             if not refused.issuperset(found.errors):
                 return found
@@ -274,20 +275,20 @@ class _Visit:
                 return _Found()
 
     def leave(self) -> None:
-        """Stand in no line any more; let the next one have what is left."""
+        """Leave all lines; let the next fetches have the rest."""
         for owner in self._owners.values():
             owner.waiting.leave(self._waiter, self._member_id)
             owner.waiting.nudge()
 
     def _step_aside(self) -> None:
-        """It does not look again: others may take what there is, while what it takes is written."""
+        """Leave the lines without ending: others may take records while this fetch's are written."""
         for owner in self._owners.values():
             owner.waiting.step_aside(self._waiter)
 
     async def _look(self) -> _Found:
         found = _Found()
         await self._load_all(found)
-        # In line at all before looking, so that nothing that comes meanwhile is missed.
+        # In line before looking, so that no record that comes meanwhile is missed.
         for owner in self._owners.values():
             owner.waiting.park(self._waiter, self._member_id, singles=self._request.heads > 0)
         ready = self._ready(found)
@@ -296,7 +297,7 @@ class _Visit:
         wanted = min(self._request.max_bytes, answers.FETCH_BYTES_MAX)
         given = self._space.reserve(wanted)
         if wanted and not given:
-            self.leave()  # others may take what is there; this one looks again when its client has read something
+            self.leave()  # others may take the records; this fetch looks again when its client has read something
             self._space.wake(self._waiter)
             return found
         try:
@@ -316,13 +317,13 @@ class _Visit:
         return found
 
     def _hand_back(self, found: _Found) -> None:
-        """The asker is gone: it costs no attempt."""
+        """Release everything, unrun: the client is gone."""
         for key, taken in found.taken.items():
             self._owners[key].hand_back(self._member_id, taken.ranges)
         found.taken.clear()
 
     def _known(self, key: Key, found: _Found) -> bool:
-        """Whether a share-partition is loaded, or why it cannot be fetched from is known."""
+        """Return True if a share-partition is loaded, or has a known error that forbids fetching from it."""
         owner = self._owners.get(key)
         if owner is None or owner.closed:
             self._owners.pop(key, None)
@@ -341,7 +342,7 @@ class _Visit:
         return True
 
     async def _load_all(self, found: _Found) -> None:
-        """Have the share-partitions loaded that are not. Nothing is kept for it at others meanwhile: it cannot come."""
+        """Load missing share-partitions. The fetch leaves its lines meanwhile: it could not come when called."""
         unloaded = [key for key in self._turn.partitions if not self._known(key, found)]
         if unloaded:
             self.leave()
@@ -352,7 +353,7 @@ class _Visit:
                     raise failed
 
     async def _load(self, key: Key, found: _Found) -> None:
-        """One that has to be loaded first."""
+        """Load a share-partition."""
         try:
             self._readable(key)
             self._owners[key] = await self._partitions.open(ShareKey(self._group_id, *key))
@@ -373,7 +374,7 @@ class _Visit:
         return ready
 
     async def _enough_bytes(self, ready: Iterable[tuple[Key, PartitionOwner]]) -> bool:
-        """Whether MinBytes is there, or need not be: at the wait limit, and for records that come again."""
+        """Return True if MinBytes are there, or need not be: at the wait limit, and for records that come again."""
         missing = self._request.min_bytes
         if missing <= 1 or self._waiter.ended is not Ended.NO:
             return True
@@ -423,7 +424,8 @@ class _Visit:
                 self._owners[key].give_back(self._member_id, taken.ranges)
 
     def _withdraw(self, found: _Found) -> None:
-        """Rights may have gone while the acquires were written: what may not be read goes back, unrun."""
+        """Release, unrun, records that the peer may not read any more: rights may have gone while the acquires were
+        written."""
         for key, taken in tuple(found.taken.items()):
             try:
                 self._readable(key)
@@ -434,7 +436,7 @@ class _Visit:
 
 
 def check_request(request: ShareFetchRequest) -> None:
-    """The checks of a ShareFetch that need no state (SG-11.6). Raises: InvalidRequest."""
+    """Check a ShareFetch as far as that needs no state (SG-11.6). Raises: InvalidRequest."""
     if request.group_id is not None and len(request.group_id.encode()) > GROUP_ID_BYTES_MAX:
         raise InvalidRequest(f"a group id has at most {GROUP_ID_BYTES_MAX} bytes")
     limits = (request.max_wait_ms, request.min_bytes, request.max_bytes, request.max_records)

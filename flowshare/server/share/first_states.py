@@ -1,17 +1,17 @@
 """First states of a group's share-partitions: written together with the group, before a member is told to fetch.
 
 Those of thousands may take longer than a member can wait for its heartbeat's answer. Then they go on, the member is
-told to ask again, and what it asks for next comes after them. Of each group one round is at work and one waits.
+told to ask again, and its next request comes after them. Of each group one round is at work and one waits.
 
-Invariant: whenever a group is written, it is written as if the rounds that are not written had not been asked for; so
-a share-partition that is stored as begun has a state, and after a crash the others are begun as they would have been.
+Invariant: whenever a group is written, it is written as if the rounds that are not written had not been asked for; so a
+share-partition that is stored as begun has a state, and after a crash the others are begun as they would have been.
 
     at work  waits  event                             next
     -        -      a heartbeat changes the group     a round begins; the heartbeat waits, `BEGIN_S` at most
     a round  -      another one does                  the next round waits, and the heartbeat for it
     a round  one    another one does                  it joins the round that waits
-    a round  any    written                           who waited for it is answered; the one that waits begins
-    a round  any    cannot be written, or nobody      who waited for it is refused, its share-partitions are chosen
+    a round  any    written                           its heartbeats are answered; the one that waits begins
+    a round  any    cannot be written, or nobody      its heartbeats are refused, its share-partitions are chosen
                     leads them                        anew; the one that waits begins
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from flowshare.share.group import ShareGroup, ToInitialize
 
 BEGIN_S: Final = 1.5
-"""How long a heartbeat waits; less than a member of a fleet waits for its answer (`client.net.routing.BEAT_S`)."""
+"""Seconds that a heartbeat waits; less than a member of a fleet waits for its answer (`client.net.routing.BEAT_S`)."""
 
 
 class Round:
@@ -46,7 +46,7 @@ class Round:
 
 
 class FirstStates:
-    """Of all groups of a coordinator. write: writes a group together with more. Raises LogError."""
+    """First states of all groups of a coordinator. write: writes a group together with more. Raises LogError."""
 
     def __init__(
         self, leaders: Leaders, write: Callable[[ShareGroup, Sequence[Write]], Awaitable[None]], clock: Clock
@@ -55,11 +55,11 @@ class FirstStates:
         self._write = write
         self._clock = clock
         self._rounds: dict[ShareGroup, list[Round]] = {}
-        """The one at work, and the one that waits; one that is taken up anew is another group."""
+        """The round at work, and the one that waits; a group that is taken up anew is another one."""
         self._writing: dict[ShareGroup, Round] = {}
 
     def unwritten(self, group: ShareGroup) -> list[ToInitialize]:
-        """Share-partitions of the group that are to be written as not begun yet."""
+        """Return the share-partitions of the group that are to be written as not begun yet."""
         writing = self._writing.get(group)
         return [item for this in self._rounds.get(group, ()) if this is not writing for item in this.items]
 
@@ -76,11 +76,11 @@ class FirstStates:
             ) from None
 
     async def close(self) -> None:
-        """Leave what is not written."""
+        """Drop unwritten rounds."""
         await cancelled(*(this.task for rounds in self._rounds.values() for this in rounds))
 
     def _next_round(self, group: ShareGroup) -> Round:
-        """The one that has not begun."""
+        """Return the round that has not begun, made if need be."""
         rounds = self._rounds.setdefault(group, [])
         if len(rounds) < 2:
             this, before = Round(), rounds[-1] if rounds else None
@@ -114,4 +114,4 @@ class FirstStates:
         if not rounds:
             del self._rounds[group]
         if not this.task.cancelled():
-            this.task.exception()  # whoever waited may have gone
+            this.task.exception()  # the waiting heartbeat may have gone

@@ -1,8 +1,8 @@
-"""Settings of share groups as they were set and as they act; a group can be configured before it exists."""
+"""Settings of share groups: as set, and as they act; a group can be configured before it exists."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -10,6 +10,7 @@ import orjson
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.runtime.coordinator import group_id_of
 from flowshare.server.runtime.failures import Refused
+from flowshare.server.runtime.one_at_a_time import OneAtATime
 from flowshare.share.config import DEAD_LETTER_BY, GROUP_CONFIGS, GroupConfig, with_namer
 from flowshare.share.settings import unknown
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = b"c/"
 CONFIGURED_MAX: Final = 10_000
-"""Groups that may have settings of their own."""
+"""Most groups with settings of their own."""
 
 
 class GroupConfigs:
@@ -32,20 +33,21 @@ class GroupConfigs:
         self._damage = damage
         self._stored: dict[str, dict[str, str]] = {}
         self._acting: dict[str, GroupConfig] = {}
+        self._altering = OneAtATime()
         self._default = GroupConfig.effective({}, server)
 
     async def start(self) -> None:
-        """Read what is stored. Raises: LogError."""
+        """Read the stored settings. Raises: LogError."""
         self.take_up(await self._storage.scan(PREFIX))
 
     def configure(self, server: ServerConfig) -> None:
-        """The server's defaults and bounds are others from now on."""
+        """Apply the server's changed defaults and bounds."""
         self._server = server
         self._default = GroupConfig.effective({}, server)
         self._acting = {group_id: GroupConfig.effective(stored, server) for group_id, stored in self._stored.items()}
 
     def take_up(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Know the settings in these entries of the store."""
+        """Load the settings in these store entries."""
         for key, value in entries:
             group_id = group_id_of(key, PREFIX)
             if not group_id:  # without a name: a fleet's own (`fleet.groups.settings`)
@@ -57,17 +59,18 @@ class GroupConfigs:
             else:
                 self._keep(group_id, stored)
 
-    def lay_down(self, group_ids: Iterable[str]) -> None:
-        """Forget the settings of these groups; what is stored stays."""
-        for group_id in group_ids:
+    async def lay_down(self, mine: Callable[[str], bool]) -> None:
+        """Forget the settings of these groups, once changes under way are done; stored settings stay."""
+        await self._altering.over(mine)
+        for group_id in [one for one in self._stored if mine(one)]:
             self._keep(group_id, {})
 
     def check(self, group_id: str) -> None:
-        """Whether the group's settings are known. Raises: StateCorrupt (what is stored of it cannot be read)."""
+        """Check that the group's settings are known. Raises: StateCorrupt (the stored ones cannot be read)."""
         self._damage.check(group_id)
 
     def acting(self, group_id: str) -> GroupConfig:
-        """A group's settings with the server's defaults and bounds."""
+        """Return a group's settings with the server's defaults and bounds."""
         return self._acting.get(group_id, self._default)
 
     @property
@@ -76,7 +79,7 @@ class GroupConfigs:
         return self._stored.keys()
 
     def stored(self, group_id: str) -> Mapping[str, str]:
-        """What was set for a group."""
+        """Return the settings that were set for a group."""
         return self._stored.get(group_id, {})
 
     async def alter(
@@ -87,12 +90,18 @@ class GroupConfigs:
         validate_only: bool,
         by: tuple[str, str] | None = None,
     ) -> None:
-        """Set (None: unset) settings of a group, all or none; what changes nothing is not written.
+        """Set (None: unset) settings of a group, all or none; without a change nothing is written.
 
-        by: principal and host of who asks, kept beside what says where dead letters go (`server.share.dead_letters`);
+        by: principal and host of the peer, kept beside the settings of dead letters (`server.share.dead_letters`);
         None: the server's own process.
-        Raises: InvalidConfig, Refused, StateCorrupt (what is stored cannot be read), LogError
+        Raises: InvalidConfig, Refused, StateCorrupt (the stored settings cannot be read), LogError
         """
+        async with self._altering.of(group_id):  # else a concurrent call would write without these changes
+            await self._alter(group_id, changes, validate_only=validate_only, by=by)
+
+    async def _alter(
+        self, group_id: str, changes: Mapping[str, str | None], *, validate_only: bool, by: tuple[str, str] | None
+    ) -> None:
         self._damage.check(group_id)
         for name in changes:
             if name not in GROUP_CONFIGS:

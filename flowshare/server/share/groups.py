@@ -1,4 +1,4 @@
-"""The group APIs: ShareGroupHeartbeat, ShareGroupDescribe, ListGroups, DeleteGroups, and that of a group's breaker."""
+"""The group APIs: ShareGroupHeartbeat, ShareGroupDescribe, ListGroups, DeleteGroups, and ShareBreaker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class GroupApis(Family):
         *,
         cooperative: Callable[[], Awaitable[Collection[str]]],
     ) -> None:
-        """classic: the consumer groups, None where there are none. cooperative: names the cooperative ones."""
+        """classic: the consumer groups; None where there are none. cooperative: returns the ids of cooperative
+        groups."""
         self._named = cooperative
         self._coordinator = service.coordinator
         self._classic = classic
@@ -58,7 +59,7 @@ class GroupApis(Family):
 
     @handles(ShareBreakerRequest, ShareBreakerResponse)
     async def breaker(self, request: ShareBreakerRequest, _: InProcess) -> ShareBreakerResponse:
-        """Tell of a group's breaker, take a member's outcomes, or close it."""
+        """Tell of a group's breaker, add a member's outcomes, or close the breaker."""
         group = self._coordinator.find(request.group_id)
         kept = None if self._service.breakers is None else self._service.breakers.breaker(request.group_id)
         if kept is None:
@@ -97,7 +98,7 @@ class GroupApis(Family):
 
     @handles(ShareGroupDescribeRequest)
     async def describe(self, request: ShareGroupDescribeRequest, _: InProcess) -> GroupDescription:
-        """A group with its members."""
+        """Describe a group with its members."""
         group_id = request.group_id
         try:
             view = self._coordinator.find(group_id).describe()
@@ -114,9 +115,9 @@ class GroupApis(Family):
 
     @handles(ListGroupsRequest)
     async def list(self, request: ListGroupsRequest, _: InProcess) -> ListGroupsResponse:
-        """Groups of all kinds by state and type; no filter means all.
+        """List groups of all kinds by state and type; no filter means all.
 
-        Cooperative groups are told, without a state, to who asks for that type alone: to others they are consumer
+        Cooperative groups are listed, without a state, only for a request of that type alone: else they are consumer
         groups.
         """
         states = {state.lower() for state in request.states}

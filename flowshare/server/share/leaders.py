@@ -1,7 +1,7 @@
-"""What a coordinator asks of those who lead the share-partitions of its groups: in a server by itself, of itself.
+"""Requests of a coordinator to the leaders of its groups' share-partitions; a server by itself asks itself.
 
-The writes that a block gives are made together with the group's own, in one piece; who leads elsewhere has made its
-own durable before the block begins, and gives none.
+The writes that a block yields are made together with the group's own, in one piece. A leader elsewhere has made its own
+writes durable before the block begins, and yields none.
 """
 
 from __future__ import annotations
@@ -46,30 +46,31 @@ if TYPE_CHECKING:
     """Parked keys of one share-partition."""
 
 AT_ONCE: Final = 64
-"""Share-partitions whose first states are found side by side."""
+"""Share-partitions whose first states are found concurrently."""
 
 
 class Leaders(Protocol):
     """The leaders of all share-partitions."""
 
     def known(self, group: ShareGroup) -> frozenset[ShareKey]:
-        """Share-partitions of a group that have state."""
+        """Return the share-partitions of a group that have state."""
         ...
 
     def release_member(self, group_id: str, member_id: str, *, died: bool = False) -> None:
-        """Take back whatever a member holds. died: it said nothing."""
+        """Release all records of a member. died: the member did not say that it leaves."""
 
     async def configure(self, group_id: str) -> None:
-        """A group's settings have changed; leaders that can be reached in a bounded time act by them afterwards."""
+        """Tell leaders of a group's changed settings; leaders that can be reached in a bounded time act by them
+        afterwards."""
 
     def idle(self, group_id: str) -> bool:
-        """Whether nobody holds or awaits records of the group, as far as is known here."""
+        """Return True if nobody holds or awaits records of the group, as far as is known here."""
         ...
 
     def beginning(
         self, group_id: str, config: GroupConfig, items: Sequence[ToInitialize]
     ) -> AbstractAsyncContextManager[Sequence[Write]]:
-        """Give `items` their first state, those that have one keep it; nobody loads them until the block ends.
+        """Give `items` their first state, unless they have one; nobody loads them until the block ends.
 
         Raises: LogError, Refused
         """
@@ -78,39 +79,40 @@ class Leaders(Protocol):
     def replacing(
         self, states: Mapping[ShareKey, PartitionState | None]
     ) -> AbstractAsyncContextManager[Sequence[Write]]:
-        """Replace (None: delete) what is stored of share-partitions; nobody loads them until the block ends.
+        """Replace (None: delete) the stored state of share-partitions; nobody loads them until the block ends.
 
         Raises: LogError, Refused
         """
         ...
 
     def topic_ids(self) -> frozenset[uuid.UUID]:
-        """Topics of the share-partitions that are known here."""
+        """Return the topics of the share-partitions that are known here."""
         ...
 
     def deleting(self, topic_id: uuid.UUID) -> AbstractAsyncContextManager[Sequence[Write]]:
-        """Forget what is stored here of the share-partitions of a topic that is gone. Raises: LogError."""
+        """Remove the stored state of a deleted topic's share-partitions here. Raises: LogError."""
         ...
 
     async def offsets(self, keys: Sequence[ShareKey]) -> list[SharePartitionOffsets]:
-        """Start offset, lag and counts of share-partitions, in order; −1 for one without state."""
+        """Return start offset, lag and counts of share-partitions, in order; −1 for one without state."""
         ...
 
     async def parked(self, keys: Sequence[ShareKey], act: str, key: bytes) -> list[ParkedRows]:
-        """What `ParkedKeysRequest` asks of share-partitions, in order. Raises: Refused, LogError."""
+        """Carry out the act of a `ParkedKeysRequest` on each share-partition; return the rows in order. Raises:
+        Refused, LogError."""
         ...
 
     async def browse(self, key: ShareKey, request: ShareBrowseRequest) -> ShareBrowseResponse:
-        """A page of a share-partition. Raises: Refused, LogError, CoreError."""
+        """Return a page of a share-partition's records. Raises: Refused, LogError, CoreError."""
         ...
 
     async def intervene(self, key: ShareKey, request: ShareInterveneRequest) -> ShareInterveneResponse:
-        """Act on its records; durable when it returns. Raises: Refused, LogError, CoreError."""
+        """Act on a share-partition's records; durable on return. Raises: Refused, LogError, CoreError."""
         ...
 
 
 class LocalLeaders:
-    """This server leads all of them."""
+    """The leaders where this server leads all share-partitions."""
 
     def __init__(
         self,
@@ -134,30 +136,31 @@ class LocalLeaders:
         self.topic_ids = partitions.topic_ids
 
     def known(self, group: ShareGroup) -> frozenset[ShareKey]:
-        """Also those that were read by members that never joined."""
+        """Return known share-partitions, also those read by members that never joined."""
         return self._partitions.known(group.group_id)
 
     def release_member(self, group_id: str, member_id: str, *, died: bool = False) -> None:
-        """At once; the share session of one that died ends, as by Kafka."""
+        """Release at once; the share session of a member that died ends, as in Kafka."""
         if died:
             self._sessions.member_died(group_id, member_id)
         self._partitions.release_member(group_id, member_id, died=died)
 
     async def configure(self, group_id: str) -> None:
-        """At once."""
+        """Apply at once."""
         self._partitions.configure(group_id)
 
     def idle(self, group_id: str) -> bool:
-        """Exactly so."""
+        """Return exact idleness."""
         return all(owner.idle for owner in self._partitions.owners(group_id))
 
     @asynccontextmanager
     async def beginning(
         self, group_id: str, config: GroupConfig, items: Sequence[ToInitialize]
     ) -> AsyncGenerator[Sequence[Write]]:
-        """One that is loaded or being loaded by a member that never joined keeps what it has, too."""
+        """Give first states; a share-partition loaded or being loaded by a member that never joined keeps its state,
+        too."""
         keys = {ShareKey(group_id, item.topic_id, item.partition): item for item in items}
-        # A group of this name that is being deleted still has its state until that is written.
+        # A group of this name that is being deleted keeps its state until the deletion is written.
         await self._partitions.settled(keys)
         fresh = {key: item for key, item in keys.items() if not self._partitions.served(key)}
         with self._partitions.held(fresh):
@@ -177,7 +180,7 @@ class LocalLeaders:
     async def _first_state(self, config: GroupConfig, key: ShareKey, item: ToInitialize) -> list[Write]:
         topic = self._topics.by_id(key.topic_id)
         if topic is None:
-            return []  # deleted since the heartbeat; the group hears of it at the next one
+            return []  # deleted since the heartbeat; the group hears so at the next one
         try:
             return await self._loader.initialise(
                 key, topic, config, state_epoch=item.state_epoch, from_start=item.start_offset >= 0
@@ -187,11 +190,11 @@ class LocalLeaders:
 
     @asynccontextmanager
     async def replacing(self, states: Mapping[ShareKey, PartitionState | None]) -> AsyncGenerator[Sequence[Write]]:
-        """Whoever still owned them has written its last when they are dropped; the new state comes after it."""
+        """Replace states after dropping their owners: an owner's last write comes before the new state."""
         await self._partitions.settled(states)
         with self._partitions.held(states):
             await self._partitions.drop(states)
-            for key in states:  # else what is decided later would be taken for a part of the new state
+            for key in states:  # else later decisions would be taken for a part of the new state
                 with contextlib.suppress(StateCorrupt, StorageDamaged):
                     await follow_settled(self._store, key)
             known = tuple(key for key in states if self._partitions.knows(key))
@@ -208,26 +211,26 @@ class LocalLeaders:
 
     @asynccontextmanager
     async def deleting(self, topic_id: uuid.UUID) -> AsyncGenerator[Sequence[Write]]:
-        """Those of all groups."""
+        """Remove the state in all groups."""
         keys = self._partitions.of_topic(topic_id)
         await self._partitions.forget(keys)
         yield await delete_state(self._store, keys)
 
     async def offsets(self, keys: Sequence[ShareKey]) -> list[SharePartitionOffsets]:
-        """Each is loaded for it."""
-        from flowshare.server.share.offsets import offsets_of  # share agents alone never ask: a start is shorter
+        """Load each for its row."""
+        from flowshare.server.share.offsets import offsets_of  # agents alone never call this: a start is shorter
 
         return [await offsets_of(key, self._store, self._topics, self._partitions) for key in keys]
 
     async def parked(self, keys: Sequence[ShareKey], act: str, key: bytes) -> list[ParkedRows]:
-        """Each is loaded for it. With a topic its parked keys are gone, but not with what is not known here yet."""
+        """Load each for its rows. A deleted topic has no parked keys; a topic unknown here may still exist."""
         unknown = [one for one in {at.topic_id for at in keys} if self._topics.by_id(one) is None]
         there = await asyncio.gather(*map(self._duties.exists, unknown))
         gone = {topic_id for topic_id, known in zip(unknown, there, strict=True) if not known}
         return [() if one.topic_id in gone else await self._parked(one, act, key) for one in keys]
 
     async def browse(self, key: ShareKey, request: ShareBrowseRequest) -> ShareBrowseResponse:
-        """Nothing is loaded for it."""
+        """Load nothing."""
         from flowshare.server.share.browsing import StoredStates, browsed  # as above
 
         if self._states is None:
@@ -245,7 +248,7 @@ class LocalLeaders:
         )
 
     async def intervene(self, key: ShareKey, request: ShareInterveneRequest) -> ShareInterveneResponse:
-        """It is loaded for it."""
+        """Load the share-partition."""
         from flowshare.server.share.browsing import intervened
 
         return await intervened(key, request, partitions=self._partitions)

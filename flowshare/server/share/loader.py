@@ -1,8 +1,8 @@
-"""From the store to a loaded share-partition, and the first state of one that has none.
+"""Loading a share-partition from the store, and the first state of one that has none.
 
-A share-partition without state starts where share.auto.offset.reset says; the offset found is written at once, so that
-a group that reads but never acknowledges does not start anew after a restart (SG-2.2). What was acquired
-by members that are gone is available again, with its delivery count; those that are still expected keep theirs.
+A share-partition without state starts by share.auto.offset.reset; the offset found is written at once, so that a group
+that reads but never acknowledges does not start anew after a restart (SG-2.2). Records acquired by members that are
+gone are available again, with their delivery count; members that are still expected keep theirs.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from flowshare.share.parking import ParkedKey
 
 UNRESOLVED = -1
-"""A start offset that is still to be found by share.auto.offset.reset."""
+"""A start offset still to be found by share.auto.offset.reset."""
 
 
 class LoadedPartition(NamedTuple):
     """A share-partition with the journal that goes on writing its state.
 
-    generation: where there is an order: higher than that of any load before, and durable; 0: there is none.
-    parked: its parked keys.
+    generation: in an ordered group: higher than that of any load before, and durable; 0: no order. parked: the parked
+    keys.
     """
 
     partition: SharePartition
@@ -76,9 +76,8 @@ class Loader:
     ) -> LoadedPartition:
         """Load a share-partition; one without state, or with an unresolved start, is initialised first.
 
-        living: asked when the state is read: the members that keep what they had acquired. gone: members whose
-        processes are known to have ended.
-        What the log has lost with one of Kafka's leaders is forgotten.
+        living: called when the state is read; returns the members that keep their acquired records. gone: members whose
+        processes are known to have ended. Records that the log has lost with one of Kafka's leaders are forgotten.
 
         Raises: StateCorrupt, LogError
         """
@@ -114,7 +113,7 @@ class Loader:
     async def _replays_cut(
         self, key: ShareKey, parked: Mapping[bytes, ParkedKey], end: int
     ) -> Mapping[bytes, ParkedKey]:
-        """Parked keys without the replays of which a record was lost with the log's end. Written before the cut is."""
+        """Return parked keys without replays whose record was lost with the log's end; written before the cut is."""
         changes = Parking(name_hash, parked).cut(end)
         if not changes:
             return parked
@@ -122,13 +121,15 @@ class Loader:
         return {name: one for name, one in {**parked, **dict(changes)}.items() if one is not None}
 
     async def _generation(self, key: ShareKey, last: int) -> int:
-        """The next one: the time, so that it rises even where what was stored is gone, but always above the last."""
+        """Return the next generation: the time in ms, so that it rises even without the stored one, but above the
+        last."""
         generation = max(last + 1, self._clock.now_ms())
         await self._storage.write([generation_write(key, generation)])
         return generation
 
     async def _kept(self, topic: Topic, partition: int, state: PartitionState) -> tuple[int, int]:
-        """Up to where what was acquired is in the log still, and under which leader epoch. Raises: LogError."""
+        """Return the offset up to which acquired records are still in the log, and its leader epoch. Raises:
+        LogError."""
         end = max(state.start_offset, state.runs[-1].last + 1 if state.runs else 0)
         if self._kafka is None or state.log_epoch < 0:
             return end, state.log_epoch
@@ -137,10 +138,10 @@ class Loader:
     async def first_state(
         self, topic: Topic, partition: int, config: GroupConfig, *, state_epoch: int, from_start: bool = False
     ) -> PartitionState:
-        """State of a share-partition that begins now.
+        """Return the state of a share-partition that begins now.
 
-        `from_start`: at the log's start whatever the config says, for partitions added to a topic that the group
-        reads already (SG-2.3). Raises: UnknownTopic
+        `from_start`: at the log's start for any config, for partitions added to a topic that the group reads already
+        (SG-2.3). Raises: UnknownTopic
         """
         start = await self._start(topic, partition, config, from_start=from_start)
         return PartitionState(state_epoch=state_epoch, start_offset=start)
@@ -148,7 +149,7 @@ class Loader:
     async def initialise(
         self, key: ShareKey, topic: Topic, config: GroupConfig, *, state_epoch: int, from_start: bool
     ) -> list[Write]:
-        """The writes that give a share-partition its first state; none if it has one. Nothing is written here."""
+        """Return the writes that give a share-partition its first state; none if it has one. Writes nothing itself."""
         if await read_state(self._storage, key) is not None:
             return []
         state = await self.first_state(topic, key.partition, config, state_epoch=state_epoch, from_start=from_start)
@@ -162,5 +163,5 @@ class Loader:
         if duration_ms is None:
             return bounds.high_watermark
         found = await self._storage.offset_for_timestamp(topic.name, partition, self._clock.now_ms() - duration_ms)
-        # Nothing that young: brokers refuse to fetch until there is; what comes next is young enough.
+        # No record that young: brokers refuse to fetch until there is one; the next one is young enough.
         return bounds.high_watermark if found is None else found[0]

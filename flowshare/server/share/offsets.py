@@ -1,7 +1,7 @@
 """The share-group offsets APIs: describe (with lag, KIP-1226), alter, delete (KIP-932).
 
-`offsets_of` says where a share-partition stands. Lag is log end − start offset − delivery-complete count: everything
-not finished, records in flight included (SG-13.1).
+`offsets_of` returns a share-partition's figures. Lag is log end − start offset − delivery-complete count: all
+unfinished records, those in flight included (SG-13.1).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ShareOffsetApis(Family):
     """Answers the share-group offsets APIs."""
 
     def __init__(self, service: ShareService, log: Log, look: Look | None = None) -> None:
-        """look: finds topics that are not known here yet, where some are not."""
+        """look: finds topics that are not known here yet, where such topics exist."""
         self._look = look
         self._log = log
         self._topics = service.topics
@@ -67,7 +67,7 @@ class ShareOffsetApis(Family):
     async def describe(
         self, request: DescribeShareGroupOffsetsRequest, _: InProcess
     ) -> DescribeShareGroupOffsetsResponse:
-        """Start offset, lag and counts of share-partitions; −1 for one that was never initialised."""
+        """Return start offset, lag and counts of share-partitions; −1 for one that was never initialised."""
         group = self._coordinator.find(request.group_id)
         asked = self._all(group) if request.topics is None else request.topics
         await self._find(asked)
@@ -108,7 +108,7 @@ class ShareOffsetApis(Family):
     async def alter(
         self, request: AlterShareGroupOffsetsRequest, connection: InProcess
     ) -> AlterShareGroupOffsetsResponse:
-        """Let an empty group (made if there is none) start anew at given offsets."""
+        """Let an empty group (made if it does not exist) start anew at given offsets."""
         await self._find({name for name, _ in request.offsets})
         group_id = request.group_id
         made = group_id not in self._coordinator.groups
@@ -161,7 +161,7 @@ class ShareOffsetApis(Family):
         return ParkedKeysResponse(order=self._config_of(request.group_id).key_order, keys=tuple(told))
 
     async def _topic_of(self, key: ShareKey) -> str:
-        """The topic's name, which who leads its share-partition knows. Raises: UnknownTopicId, LogError."""
+        """Return the topic's name, asked of the leader if need be. Raises: UnknownTopicId, LogError."""
         if self._topics.by_id(key.topic_id) is None:
             await self._duties.exists(key.topic_id)
         return self._topics.find(key.topic_id, key.partition).name
@@ -170,7 +170,7 @@ class ShareOffsetApis(Family):
 
     @handles(DeleteShareGroupOffsetsRequest, DeleteShareGroupOffsetsResponse)
     async def delete(self, request: DeleteShareGroupOffsetsRequest, _: InProcess) -> DeleteShareGroupOffsetsResponse:
-        """Forget what an empty group read of topics; it then starts where share.auto.offset.reset says."""
+        """Delete an empty group's state on topics; the group then starts by share.auto.offset.reset."""
         group = self._coordinator.find(request.group_id)
         group.require_empty()
         results: list[TopicResult] = []
@@ -201,9 +201,10 @@ class ShareOffsetApis(Family):
 
 
 def _beginning(epoch: int, offset: int, finished: Sequence[tuple[int, int]], bounds: LogOffsets) -> PartitionState:
-    """The state of a share-partition that begins at `offset`, or the log's nearer end, where some is finished already.
+    """Return the state of a share-partition that begins at `offset`, or the log's nearer end, with `finished` records.
 
-    finished: ascending and disjoint. What is outside of the log is left out; the start passes what it meets.
+    finished: ascending and disjoint. Records outside of the log are left out; the start passes finished records that it
+    meets.
     """
     start = min(max(offset, bounds.log_start), bounds.high_watermark)
     runs: list[StateRun] = []
@@ -222,11 +223,11 @@ def _beginning(epoch: int, offset: int, finished: Sequence[tuple[int, int]], bou
 logger = logging.getLogger(__name__)
 
 PEEK_BYTES: Final = 1
-"""Asked of the log to learn the age of one record: it gives a whole batch."""
+"""Bytes to read for the age of one record: the log gives a whole batch."""
 
 
 async def offsets_of(key: ShareKey, log: Log, topics: TopicIndex, partitions: Partitions) -> SharePartitionOffsets:
-    """Where a share-partition stands that this server leads; −1 if it was never initialised."""
+    """Return the figures of a share-partition that this server leads; −1 if it was never initialised."""
     topic = topics.by_id(key.topic_id)
     told = partial(
         SharePartitionOffsets, topic="" if topic is None else topic.name, topic_id=key.topic_id, partition=key.partition
@@ -256,8 +257,8 @@ async def offsets_of(key: ShareKey, log: Log, topics: TopicIndex, partitions: Pa
 
 
 async def _timestamp(log: Log, owner: PartitionOwner, offset: int) -> int:
-    """Timestamp of the batch that holds `offset`: its first record's, or its newest one's if compaction put the
-    time of deletion there; when stamped by the log, all records'."""
+    """Return the timestamp, in ms, of the batch that holds `offset`: its first record's, or its newest one's if
+    compaction put the time of deletion there; when stamped by the log, all records'."""
     try:
         read = await log.read(owner.log.topic, owner.log.partition, offset, max_bytes=PEEK_BYTES)
         headers = batch_headers(read.records)

@@ -1,26 +1,27 @@
-"""The log of a share-partition whose records come in the order of their keys: opened, and thinned to what was picked.
+"""The log of a share-partition ordered by key: its batches opened, and thinned to the picked records.
 
 A leader without an order reads batch headers only. Here each batch is opened once to learn the keys of its records, and
-kept for a while, because what is free of it is handed out soon. A member is sent the picked records of a batch and not
-the batch: else each pick would send it whole.
+kept for a while, because its free records are handed out soon. A member is sent the picked records of a batch and not
+the batch: else each pick would send the whole batch.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from flowshare.garbage import collector_paused
 from flowshare.log.base import LogError, StorageError
 from flowshare.protocol.headers import BatchHeader, DecodeError, frames
 from flowshare.protocol.private import REPLAY_HEADER
-from flowshare.protocol.thinning import OpenedBatch
+from flowshare.protocol.thinning import STEP_RECORDS, OpenedBatch, batched
 from flowshare.share.heads import KeyedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from flowshare.log.base import ReadResult
     from flowshare.protocol.decoding import RawRecord
@@ -31,43 +32,45 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEPT_BYTES_MAX: Final = 64 << 20
-"""Of all opened batches of a process, about, without compression."""
-RECORD_BYTES: Final = 200
-"""What a record that was read takes beside its bytes, about."""
+"""Bytes of all opened batches of a process, about, without compression."""
+RECORD_BYTES: Final = 240
+"""Bytes of memory that a read record takes beside its own bytes, about."""
 PLACE_RECORDS: Final = 2_000
 """Records whose keys are learnt at once, about: a millisecond's work."""
 PLACE_BYTES: Final = 1 << 20
 """Bytes that are read at once to learn keys."""
 READ_TRIES: Final = 8
-"""How often the log is read again because it was said to have changed meanwhile."""
+"""Reads tried while the log is reported as changed during each."""
 OPENED_BYTES: Final = 16 << 20
-"""Of what was read so much is opened at once, without compression: batches may be a thousand times what they take."""
+"""Bytes opened at once, without compression: an opened batch may be a thousand times as large as a stored one."""
 
 _REPLAY: Final = REPLAY_HEADER.encode()
 
 
 class NotReadYet(LogError):
-    """The log gives nothing from an offset on that it had: a new leader of Kafka's knows less for a while, or what is
-    there is not committed."""
+    """The log gives nothing from an offset on that it had: a new Kafka leader knows less for a while, or the records
+    are not committed."""
 
 
 class Kept(NamedTuple):
-    """A batch as it lies in the log, opened. batch: None: it cannot be opened, and goes out whole. offsets: of its
-    records, rising. marked: one of them may be a replayed one (`share.parking`). epoch: `ReadResult.leader_epoch`."""
+    """A batch of the log, opened. batch: None: the batch cannot be opened, and goes out whole. offsets: of its records,
+    rising. hashes: of the records' ordering keys. marked: True if a record may be a replayed one (`share.parking`).
+    epoch: `ReadResult.leader_epoch`."""
 
     raw: bytes
     header: BatchHeader
     batch: OpenedBatch | None
     offsets: list[int]
+    hashes: list[int]
     marked: bool = False
     epoch: int = -1
 
     def holds(self, offset: int) -> bool:
-        """Whether an offset lies within it."""
+        """Return True if an offset lies within the batch."""
         return self.header.base_offset <= offset <= self.header.last_offset
 
     def record(self, offset: int) -> RawRecord | None:
-        """One record, None if there is none at that offset."""
+        """Return the record at an offset; None if the batch has none there."""
         if self.batch is None:
             return None
         at = bisect_left(self.offsets, offset)
@@ -75,13 +78,13 @@ class Kept(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, about."""
+        """Bytes of memory that the batch takes, about."""
         plain = 0 if self.batch is None else self.batch.size
         return len(self.raw) + plain + RECORD_BYTES * len(self.offsets)
 
 
 class Sized(Protocol):
-    """A batch that was opened. size: bytes that it takes, about."""
+    """An opened batch. size: bytes of memory that the batch takes, about."""
 
     @property
     def header(self) -> BatchHeader: ...
@@ -90,19 +93,45 @@ class Sized(Protocol):
 
 
 B = TypeVar("B", bound=Sized)
+R = TypeVar("R")
+
+
+def ended(steps: Generator[None, None, R]) -> R:
+    """Run all steps now and return their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("R", end.value)
 
 
 class OpenedBatches(Generic[B]):
-    """The batches of several logs that were opened last."""
+    """The most recently used opened batches of several logs."""
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._kept: OrderedDict[tuple[object, int], B] = OrderedDict()
         self._bases: dict[object, list[int]] = {}
+        self._large = asyncio.Lock()
+
+    async def opened(self, header: BatchHeader, steps: Generator[None, None, R]) -> R:
+        """Open a batch by its steps and return their result. Large batches are opened one at a time, one step in each
+        round of the loop: a few kilobytes may hold a hundred thousand records."""
+        if header.record_count <= STEP_RECORDS:
+            with collector_paused():
+                return ended(steps)
+        async with self._large:
+            while True:
+                with collector_paused():
+                    try:
+                        next(steps)
+                    except StopIteration as end:
+                        return cast("R", end.value)
+                await asyncio.sleep(0)
 
     def add(self, log: object, kept: B) -> None:
-        """Keep a batch of a log; what was not used for longest makes room."""
+        """Keep a batch of a log, dropping the least recently used batches for its room."""
         key = (log, kept.header.base_offset)
         if key in self._kept:
             self._drop(key)
@@ -113,7 +142,7 @@ class OpenedBatches(Generic[B]):
             self._drop(next(iter(self._kept)))
 
     def find(self, log: object, offset: int) -> B | None:
-        """The batch that holds an offset."""
+        """Return the kept batch that holds an offset, or None."""
         bases = self._bases.get(log, [])
         at = bisect_right(bases, offset) - 1
         if at < 0:
@@ -126,7 +155,7 @@ class OpenedBatches(Generic[B]):
         return kept
 
     def forget(self, log: object) -> None:
-        """Keep nothing of a log: it was cut, or is served here no more."""
+        """Drop all batches of a log: the log was cut, or is not served here any more."""
         for base in self._bases.pop(log, ()):
             self._bytes -= self._kept.pop((log, base)).size
 
@@ -139,10 +168,10 @@ class OpenedBatches(Generic[B]):
 
 
 class Thinned(NamedTuple):
-    """What was read of picked records. end: those from this offset on are for later, there was no room for their bytes,
-    or they cannot be read now; −1: all were read. missing: not in the log any more, rising. marked: those of batches in
-    which there may be marks of replays. epoch: the log's highest leader epoch among all. batches: that were read, as
-    they lie in the log."""
+    """The picked records as they were read. end: first offset left for later, as its bytes had no room or cannot be
+    read now; −1: all were read. missing: offsets that are not in the log any more, rising. marked: offsets in batches
+    that may hold marks of replays. epoch: the highest leader epoch of all batches. batches: the batches that were read,
+    as they lie in the log."""
 
     records: bytes
     missing: list[int]
@@ -152,7 +181,7 @@ class Thinned(NamedTuple):
     batches: Sequence[Kept] = ()
 
     def within(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[RawRecord, bool]]:
-        """The records of rising ranges (first, last), each with whether it may be a replayed one."""
+        """Yield the records of rising ranges (first, last), each with True if it may be a replayed record."""
         batches = iter(self.batches)
         kept = next(batches, None)
         for first, last in ranges:
@@ -167,7 +196,7 @@ class Thinned(NamedTuple):
 
 
 class OpenedLog:
-    """One share-partition's. owner: what names it among all whose batches are kept."""
+    """The opened log of one share-partition. owner: its name among all logs with kept batches."""
 
     def __init__(self, log: PartitionLog, order: KeyOrder, batches: OpenedBatches[Kept], owner: object) -> None:
         self._log = log
@@ -180,53 +209,69 @@ class OpenedLog:
 
     @property
     def log_start(self) -> int:
-        """What is before it was deleted."""
+        """The log's first offset."""
         return self._log.bounds().log_start
 
     def end(self) -> int:
-        """The offset after the last record that members may get."""
+        """Return the offset after the last record that members may get."""
         return self._log.end()
 
     def forget(self) -> None:
-        """What was read, or is being read, may be something else by now."""
+        """Forget the opened batches, those being read included: the log may have changed."""
         self._life += 1
         self._batches.forget(self._owner)
 
     def close(self) -> None:
-        """Keep nothing any more: the next one to serve the share-partition has the same name."""
+        """Keep no batches from now on: the next owner of the share-partition uses the same name."""
         self._closed = True
         self.forget()
 
     async def keys(self, offset: int) -> tuple[list[KeyedBatch], int]:
-        """The keys of the records from `offset` on, about `PLACE_RECORDS`, and the log's leader epoch there.
+        """Return the keys of the records from `offset` on, about `PLACE_RECORDS`, and the log's leader epoch there.
 
-        Transaction markers, and what was aborted if only what is committed counts, have no records. Raises: as
+        Transaction markers, and aborted batches where only committed records count, have no records. Raises: as
         `PartitionLog.read`.
         """
         opened, read = await self._read(offset, PLACE_RECORDS)
         aborted = sorted(read.aborted)
-        return [self._keyed(kept, aborted) for kept in opened], read.leader_epoch
+        found: list[KeyedBatch] = []
+        records = 0
+        for kept in opened:
+            if found and records >= PLACE_RECORDS:
+                break
+            found.append(self._keyed(kept, aborted, offset))
+            records += len(found[-1].offsets or ())
+        return found, read.leader_epoch
 
     async def _read(self, offset: int, records_max: int) -> tuple[list[Kept], ReadResult]:
-        """Read and open batches. Raises: as `PartitionLog.read`; StorageError: all was forgotten again and again."""
+        """Read and open batches. Raises: as `PartitionLog.read`; StorageError: the batches were forgotten `READ_TRIES`
+        times."""
         for _ in range(READ_TRIES):
             life = self._life
             read = await self._log.read(offset, records_max=records_max, bytes_max=PLACE_BYTES)
-            if life == self._life:
-                return self._open(read), read
+            opened = await self._open(read, life) if life == self._life else None
+            if opened is not None:
+                return opened, read
         raise StorageError(f"the log of {self._log.topic}-{self._log.partition} changed while it was read; read again")
 
-    def _keyed(self, kept: Kept, aborted: Sequence[tuple[int, int]]) -> KeyedBatch:
+    def _keyed(self, kept: Kept, aborted: Sequence[tuple[int, int]], offset: int) -> KeyedBatch:
+        """Return a batch's keys; of a large batch those from `offset` on, at most `PLACE_RECORDS`."""
         first, last = kept.header.base_offset, kept.header.last_offset
         at = bisect_right(aborted, (first, 1 << 63)) - 1
         if kept.header.is_control or (at >= 0 and aborted[at][0] <= first <= aborted[at][1]):
             return KeyedBatch(first, last, ())
         if kept.batch is None:
             return KeyedBatch(first, last, None)
-        return KeyedBatch(first, last, kept.offsets, self.order.hashes_of(kept.batch.records))
+        if len(kept.offsets) <= PLACE_RECORDS:
+            return KeyedBatch(first, last, kept.offsets, kept.hashes)
+        begin = bisect_left(kept.offsets, offset)
+        end = begin + PLACE_RECORDS
+        first = max(first, min(offset, last))
+        last = kept.offsets[end] - 1 if end < len(kept.offsets) else last
+        return KeyedBatch(first, last, kept.offsets[begin:end], kept.hashes[begin:end])
 
     async def records(self, ranges: Sequence[AcquiredRange], *, bytes_max: int) -> Thinned:
-        """The records of picked ranges, in batches thinned to them; one batch at least, whatever its size.
+        """Return the records of picked ranges, in batches thinned to them; one batch at least, of any size.
 
         Raises: as `PartitionLog.read`, if the first of them cannot be read.
         """
@@ -262,51 +307,71 @@ class OpenedLog:
         return Thinned(b"".join(pieces), missing, -1, marked, epoch, batches)
 
     async def record(self, offset: int) -> RawRecord | None:
-        """One record; None: it is not in the log any more, or cannot be opened. Raises: as `PartitionLog.read`,
-        NotReadYet."""
+        """Return a record; None: the record is not in the log any more, or cannot be opened. Raises: as
+        `PartitionLog.read`, NotReadYet."""
         kept = await self._find(offset)
         return None if kept is None else kept.record(offset)
 
     async def _find(self, offset: int) -> Kept | None:
-        """The batch that holds an offset; None: the log goes on behind it without one. Raises: NotReadYet, LogError."""
+        """Return the batch that holds an offset; None: the log goes on behind it without one. Raises: NotReadYet,
+        LogError."""
         kept = self._batches.find(self._owner, offset)
         if kept is not None:
             return kept
         opened, _ = await self._read(offset, 1)
-        # Not out of those that are kept: what was opened behind it may have taken its room.
+        # Not from the kept batches: batches opened behind this one may have taken its room.
         found = next((one for one in opened if one.header.last_offset >= offset), None)
         if found is None:
             raise NotReadYet(f"nothing can be read of {self._log.topic}-{self._log.partition} from offset {offset} on")
         return found if found.holds(offset) else None
 
-    def _open(self, read: ReadResult) -> list[Kept]:
-        """Open what was read, up to OPENED_BYTES and one batch at least, and keep it."""
+    async def _open(self, read: ReadResult, life: int) -> list[Kept] | None:
+        """Open the batches of a read, up to OPENED_BYTES and one at least, and keep them; None: they were forgotten
+        meanwhile."""
         opened: list[Kept] = []
         records = read.records
         size = 0
-        with collector_paused():
-            for header in frames(records, partial_tail=True):
-                if size > OPENED_BYTES:
-                    break
-                kept = self._batches.find(self._owner, header.base_offset)
-                if kept is None or kept.header.base_offset != header.base_offset or kept.header.crc != header.crc:
-                    raw = records[header.position : header.position + header.size]
-                    kept = self._opened(raw, header)._replace(epoch=read.leader_epoch)
-                    if not self._closed:
-                        self._batches.add(self._owner, kept)
-                opened.append(kept)
-                size += kept.size
+        for header in frames(records, partial_tail=True):
+            if size > OPENED_BYTES:
+                break
+            kept = self._known(header)
+            if kept is None:
+                raw = records[header.position : header.position + header.size]
+                kept = (await self._opened(raw, header))._replace(epoch=read.leader_epoch)
+                if life != self._life:
+                    return None
+                if not self._closed:
+                    self._batches.add(self._owner, kept)
+            opened.append(kept)
+            size += kept.size
         return opened
 
-    def _opened(self, raw: bytes, header: BatchHeader) -> Kept:
+    def _known(self, header: BatchHeader) -> Kept | None:
+        """Return the kept batch with this header, or None."""
+        kept = self._batches.find(self._owner, header.base_offset)
+        known = kept is not None and kept.header.base_offset == header.base_offset and kept.header.crc == header.crc
+        return kept if known else None
+
+    async def _opened(self, raw: bytes, header: BatchHeader) -> Kept:
         header = header._replace(position=0)
         try:
-            batch = OpenedBatch(raw, header)
+            return await self._batches.opened(header, self._steps(raw, header))
         except (DecodeError, MemoryError) as error:
             self._tell(header, error)
-            return Kept(raw, header, None, [])
+            return Kept(raw, header, None, [], [])
+
+    def _steps(self, raw: bytes, header: BatchHeader) -> Generator[None, None, Kept]:
+        """Open a batch and learn its keys, a step at a time. Raises: DecodeError, MemoryError"""
+        known = self._known(header)
+        if known is not None:
+            return known  # another task opened it during the wait
+        batch = yield from OpenedBatch.in_steps(raw, header)
+        hashes: list[int] = []
+        for some in batched(batch.records):
+            hashes += self.order.hashes_of(some)
+            yield
         marked = batch.contains(_REPLAY)
-        return Kept(raw, header, batch, [record.offset for record in batch.records], marked)
+        return Kept(raw, header, batch, [record.offset for record in batch.records], hashes, marked)
 
     def _tell(self, header: BatchHeader, error: BaseException) -> None:
         if self._told:

@@ -1,13 +1,13 @@
 """A fetch of one share-partition whose group has an order by key: keys are learnt, free ones picked, records read.
 
     place   batches of the log are opened until enough keys are free, or the window is full
-    pick    free keys, each with what may come behind its first record; they are the member's from here on
-    read    what was picked, thinned out of its batches; what the answer has no room for is put back
-    judge   what of it is of parked keys (`ParkedKeys`)
-    hand    what is left; durable before it leaves, with what was finished before it
+    pick    free keys, each with the records that may follow its first; from here on they are the member's
+    read    the picked records, thinned out of their batches; records without room in the answer are put back
+    judge   the records of parked keys (`ParkedKeys`)
+    hand    the rest; durable before it leaves, with the records that were finished before it
 
-Each step after one that waits looks anew at what may have changed meanwhile. Whoever waits and holds nothing is left a
-key by those who come and hold some.
+Each step after a wait looks anew at state that may have changed. A fetch of a member that holds records leaves a key
+for each waiting member that holds none.
 """
 
 from __future__ import annotations
@@ -37,40 +37,41 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PICK_TRIES: Final = 8
-"""How often a fetch picks again because all that it picked was gone."""
+"""Times that a fetch picks again because all picked records were gone."""
 PLACE_ROUNDS: Final = 8
-"""How often a fetch reads on for more keys while there are some to hand out already; the next one goes on."""
+"""Rounds in which a fetch reads on for more keys while it has some to hand out already; the next fetch goes on."""
 PLACE_ROUNDS_MAX: Final = 10_000
-"""How often at all: more than there are batches in any window."""
+"""Rounds at most: more than any window has batches."""
 PLACE_FOR: Final = 1_000
-"""Members that wait for keys, for which a fetch reads on at most."""
+"""Most waiting members for whose keys a fetch reads on."""
 STUCK_KEYS: Final = 5
-"""Keys that are named of those that hold up most records."""
+"""Keys named of those that hold up most records."""
 STUCK_FOR_S: Final = 2.0
-"""How long what was found of them is told again: finding them is a scan of the window."""
+"""Seconds that the found keys are reported again: finding them is a scan of the window."""
 WINDOW_WARN: Final = 0.8
-"""Part of the window that may be taken before it is told which keys hold it open."""
+"""Used part of the window above which the log names the keys that hold it open."""
 WARN_AGAIN_S: Final = 60.0
 
 
 class Served(Protocol):
-    """What an ordered fetch asks of the owner of its share-partition."""
+    """The owner of a share-partition, as an ordered fetch needs it."""
 
     @property
     def parks(self) -> bool:
-        """Whether what is rejected has something to do with parked keys."""
+        """True if rejected records may park their keys, or belong to parked keys."""
         ...
 
     def check_open(self) -> None:
-        """Raises: UnknownTopicOrPartition, NotLed when it is served here no more."""
+        """Check that the share-partition is served here. Raises: UnknownTopicOrPartition, NotLed."""
         ...
 
     def out_of_range(self) -> bool:
-        """The log does not have an offset: follow its start, and if it is not that find out; whether it was that."""
+        """Handle an offset that the log does not have: follow the log's start and return True, or find the reason and
+        return False."""
         ...
 
     def queue(self, update: PartitionUpdate | None) -> None:
-        """Have written what holds already, if anything; there may be a new deadline."""
+        """Queue the write of an update that holds already, if there is one, or note a new deadline."""
         ...
 
     def handed(
@@ -82,7 +83,7 @@ class Served(Protocol):
         beside: Sequence[Write] = (),
         durable: bool = False,
     ) -> Taken:
-        """Count what was acquired and have it written where that is needed, or `durable` asks for it."""
+        """Count acquired records, and queue the write where one is needed or `durable` asks for it."""
         ...
 
 
@@ -103,7 +104,7 @@ class OrderedFetch:
         generation: int,
         where: str,
     ) -> None:
-        """generation: of this load, see `Taken.fence`."""
+        """generation: number of this load, see `Taken.fence`."""
         self._owner = owner
         self._key = key
         self._partition = partition
@@ -115,28 +116,28 @@ class OrderedFetch:
         self._generation = generation
         self._where = where
         self._serial = 0
-        """Of the next record that is acquired; never used again within the generation."""
+        """Serial number of the next acquired record; never used again within the generation."""
         self._placing = asyncio.Lock()
         self._stuck: tuple[float, tuple[BlockedKey, ...]] = (-STUCK_FOR_S, ())
         self._warn_at_s = 0.0
 
     def forget(self) -> None:
-        """What was read may be something else by now."""
+        """Forget the opened batches: the log may have changed."""
         self._opened.forget()
 
     def close(self) -> None:
-        """Keep nothing that was read."""
+        """Drop all read batches."""
         self._opened.close()
 
     def stuck(self) -> tuple[BlockedKey, ...]:
-        """The keys that hold up most records; as they were up to STUCK_FOR_S ago."""
+        """Return the keys that hold up most records, as they were up to STUCK_FOR_S ago."""
         now_s = self._clock.monotonic()
         if now_s - self._stuck[0] >= STUCK_FOR_S or not self._partition.blocked_count:
             self._stuck = now_s, self._partition.most_blocked(STUCK_KEYS)
         return self._stuck[1]
 
     async def take(self, want: Want) -> Taken:
-        """As `PartitionOwner.take`."""
+        """Acquire as `PartitionOwner.take`."""
         if not want.with_records:
             raise InvalidRequest(
                 f"group {self._key.group_id} delivers in the order of keys (share.key.order): ranges of offsets "
@@ -151,7 +152,7 @@ class OrderedFetch:
                     break
                 taken = found
                 if taken.ranges:
-                    break  # else all that was picked was gone, or settled by a replay: there may be others
+                    break  # else all picked records were gone, or settled by a replay: there may be others
         finally:
             want.waiter.at = None
         return taken
@@ -167,14 +168,14 @@ class OrderedFetch:
             return None
         except LogError:
             if not self._partition.available_count:
-                raise  # else what is free already can be handed out
+                raise  # else the free records can be handed out
         if not self._waiting.has_work() or want.waiter.abandoned:
             return None
         now_ms = self._clock.steady_ms()
         heads = self._keys_for(want, heads, now_ms)
         if not heads:
             if not self._waiting.queue.called:
-                self._waiting.look()  # all that is free is theirs who wait, so they are to come
+                self._waiting.look()  # all free keys are for waiting members, so those are woken
             return None
         picked = self._partition.pick(
             want.member_id,
@@ -193,7 +194,8 @@ class OrderedFetch:
     # --- place: learn the next keys of the log ------------------------------------------------------------------
 
     def _drop_gone(self) -> None:
-        """Archive what came back from its member after retention had taken it: its key waited for that member only."""
+        """Archive records that retention deleted while a member held them, once released: their keys wait for nothing
+        else."""
         log_start = self._opened.log_start
         if self._partition.start_offset < log_start and self._partition.has_free_below(log_start):
             update = self._partition.move_log_start(log_start)
@@ -201,18 +203,18 @@ class OrderedFetch:
                 self._owner.queue(update)
 
     async def _place_enough(self, want: Want, enough: int) -> None:
-        """Learn keys until so many are free. Raises: as `take`, OffsetOutOfRange."""
+        """Learn keys until `enough` are free. Raises: as `take`, OffsetOutOfRange."""
         for rounds in range(PLACE_ROUNDS_MAX):
             free = self._partition.available_count
             if free >= enough or (rounds >= PLACE_ROUNDS and free) or not self._waiting.has_work():
                 return
             if not await self._place_more(want):
                 return
-            await asyncio.sleep(0)  # a backlog of one key is placed to its end: others are to have a turn
+            await asyncio.sleep(0)  # a backlog of one key is placed to its end: other tasks are to have a turn
 
     async def learn(self) -> None:
-        """Learn the keys of what stands in the window, as far as that is possible now: after a reload nobody may have
-        asked for any. Raises: as `take`."""
+        """Learn the keys of the window's records, as far as that is possible now: after a reload no fetch may have
+        learnt any. Raises: as `take`."""
         for _ in range(PLACE_ROUNDS_MAX):
             if self._partition.keys_known:
                 return
@@ -225,14 +227,14 @@ class OrderedFetch:
             await asyncio.sleep(0)
 
     async def _place_more(self, want: Want | None) -> bool:
-        """Learn the next keys of the log; whether it is worth going on. Raises: as `take`, OffsetOutOfRange."""
+        """Learn the next keys of the log; return True if going on is useful. Raises: as `take`, OffsetOutOfRange."""
         owner, partition = self._owner, self._partition
         offset = partition.next_place_offset(self._opened.end())
         if offset < 0:
             return False
         async with self._placing:
             if offset != partition.next_place_offset(self._opened.end()):
-                return True  # somebody else did meanwhile
+                return True  # another fetch did meanwhile
             batches, epoch = await self._opened.keys(offset)
             owner.check_open()
             if (want is not None and want.waiter.abandoned) or not self._guard.trusts(epoch):
@@ -247,10 +249,10 @@ class OrderedFetch:
         return offset != partition.next_place_offset(self._opened.end())
 
     def _warn_of_window(self) -> None:
-        """Tell which keys hold the window open, before it is full and all keys stand still (SG-18.9)."""
+        """Log the keys that hold the window open, before it is full and all keys stand still (SG-18.9)."""
         now_s = self._clock.monotonic()
         if now_s < self._warn_at_s or not any(one.state != "AVAILABLE" for one in self.stuck()):
-            return  # told a while ago, or a backlog that is only beginning
+            return  # logged a while ago, or a backlog that is only beginning
         self._warn_at_s = now_s + WARN_AGAIN_S
         start = self._partition.start_offset
         keys = ", ".join(f"{one.offset} ({one.blocked} behind it, {one.state.lower()})" for one in self.stuck())
@@ -267,10 +269,11 @@ class OrderedFetch:
     # --- pick: how many keys ------------------------------------------------------------------------------------
 
     def _keys_for(self, want: Want, heads: int, now_ms: int) -> int:
-        """How many of `heads` keys a fetch may take: one each is left for those who wait and hold nothing.
+        """Return how many of `heads` keys a fetch may take: one each is left for waiting members that hold nothing.
 
-        A member that holds nothing itself gets one in any case: the others may be kept by what is not seen here. Where
-        a limit says who is served first, that does, and where a suspect's member is looked for, the quarantine.
+        A member that holds nothing itself gets one in any case: reasons not seen here may keep the others. A limit that
+        decides which member is served first is followed instead, and so is the quarantine while a suspect's member is
+        looked for.
         """
         partition = self._partition
         if partition.choosy or partition.first_served(now_ms) is not None:
@@ -280,14 +283,15 @@ class OrderedFetch:
         return min(heads, max(left, 0 if want.member_id in partition.holders else 1))
 
     def _waiting_for_a_key(self, want: Want, most: int) -> int:
-        """How many others wait, or are called, who hold nothing and take what this fetch may; counted up to `most`."""
+        """Return how many other members wait or are called, hold nothing and take the records of this fetch; at most
+        `most`."""
         singles = want.heads > 0 if self._parked else None
         return self._waiting.queue.poor(self._partition.holders, want.member_id, most, singles=singles)
 
     # --- read, judge, hand out ----------------------------------------------------------------------------------
 
     async def _read_picked(self, want: Want, picked: Picked, now_ms: int) -> Taken | None:
-        """Read what was picked, and hand it out; what the answer has no room for goes back. None: it all went back.
+        """Read picked records and hand them out; records without room in the answer go back. None: all went back.
 
         Raises: as `take`.
         """
@@ -309,7 +313,7 @@ class OrderedFetch:
             self._waiting.nudge()
             return None
         if read.end == picked.ranges[0].first or not self._guard.trusts(read.epoch):
-            partition.put_back(picked)  # it cannot be read now, or may be something else by now
+            partition.put_back(picked)  # the records cannot be read now, or may have changed by now
             return None
         if read.end >= 0:
             picked, rest = picked.split(read.end)
@@ -329,7 +333,8 @@ class OrderedFetch:
         return taken._replace(fence=self._fence(ranges), following=judged.following)
 
     def _fence(self, ranges: Sequence[AcquiredRange]) -> tuple[int, int] | None:
-        """See `Taken.fence` (SG-18.10); for as many serial numbers as the ranges and what is between them are long."""
+        """Return a fence (`Taken.fence`, SG-18.10); serial numbers are used for the ranges and the gaps between
+        them."""
         if not ranges:
             return None
         serial = self._serial

@@ -1,10 +1,10 @@
-"""One owner a share-partition: the only one that changes it, and the task that writes what changed.
+"""The owner of a share-partition: makes all its changes, and runs the task that writes the changes.
 
-A command decides at once, in the order of the calls, because deciding takes microseconds and awaits nothing; what it
-decided joins the queue. The owner's task writes everything that is queued in one store write, and while that is being
-made durable further commands (over other records: the core refuses pending ones) are decided and queued for the next.
-When a write is durable its decisions are committed, when it failed they are aborted; nobody is answered before.
-With nothing to write the task sleeps until the next command or the share-partition's next deadline. No locks.
+A command decides at once, in the order of the calls, because deciding takes microseconds and awaits nothing; the
+decision joins the queue. The owner's task writes all queued decisions in one store write. While that write becomes
+durable, further commands (over other records: the core refuses pending ones) are decided and queued for the next. When
+a write is durable its decisions are committed, when it failed they are aborted; nobody is answered before. With nothing
+to write the task sleeps until the next command or the share-partition's next deadline. No locks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flowshare.server.runtime.waiting import Alarm
 from flowshare.server.share.ordered_fetch import OrderedFetch
 from flowshare.server.share.parked_keys import ParkedKeys
 from flowshare.server.share.partition_log import LogGuard, cut, overlapping
-from flowshare.server.share.returns import SOON_MS
+from flowshare.server.share.returning_members import SOON_MS
 from flowshare.server.share.waiters import NOTHING, READ_TRIES, Taken, Waiters
 from flowshare.server.share.writing import QUEUE_MAX, StateWriter
 from flowshare.share.config import PARK
@@ -49,19 +49,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LATE_MS: Final = 500
-"""Who wakes later than that after it was due has not read what was sent to it either."""
+"""Lateness of a wake-up, in ms, after which the process is taken to have stood still and not read its sockets
+either."""
 
 
 class Acknowledged(NamedTuple):
-    """What was decided. `durable`: to be awaited; None: it holds already. refused: ranges that do not hold, and why the
-    first of them does not."""
+    """The outcome of acknowledgements. durable: to be awaited; None: the decision holds already. refused: ranges that
+    do not hold, and the reason for the first."""
 
     durable: asyncio.Future[None] | None
     refused: Refusal | None
 
 
 class PartitionOwner:
-    """Owns one loaded share-partition. Made by `Partitions`, which keeps one a share-partition."""
+    """Owns one loaded share-partition. Made by `Partitions`, which keeps one owner a share-partition."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class PartitionOwner:
         generation: int = 0,
         parked: Mapping[bytes, ParkedKey] | None = None,
     ) -> None:
-        """opened: where the group has an order by key. generation: of this load, see `Taken.fence`. parked: its parked
+        """opened: for a group ordered by key. generation: number of this load, see `Taken.fence`. parked: the parked
         keys."""
         self.key = key
         self.partition = partition
@@ -93,7 +94,7 @@ class PartitionOwner:
         self.lock_timeouts = 0
         self.redeliveries = 0
         self._followed = -1
-        """The log start that was followed last: what is held below it stays, and is not looked through again."""
+        """The log start that was followed last: records held below it stay, and are not looked through again."""
         self.leader_epoch = journal.leader_epoch
         self._clock = clock
         self._stats = stats
@@ -121,7 +122,7 @@ class PartitionOwner:
             on_sure=self._sure,
         )
         self.parked: ParkedKeys | None = None
-        """Where there is an order."""
+        """Parked keys; None without an order."""
         if opened is not None:
             self.parked = ParkedKeys(
                 key,
@@ -161,13 +162,13 @@ class PartitionOwner:
         )
 
     def start(self) -> None:
-        """Begin to write and to keep deadlines."""
+        """Start the task that writes and keeps deadlines."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"owner {self.key}")
         if self.partition.has_archiving:
             self._on_archiving(self)
 
     def stop(self) -> None:
-        """Take no more commands; the task ends when what is queued is written. Parked fetches look elsewhere."""
+        """Refuse further commands; the task ends when the queue is written. Waiting fetches look elsewhere."""
         self.closed = True
         if self._ordered is not None:
             self._ordered.close()
@@ -176,25 +177,25 @@ class PartitionOwner:
         self._alarm.ring()
 
     def lay_down(self) -> None:
-        """Another server leads the share-partition from now on; those who come or wait are told so."""
+        """Stop because another server leads the share-partition from now on; callers and waiting fetches get NotLed."""
         self._laid_down = True
         self.stop()
 
     async def close(self) -> None:
-        """`stop`, and wait until everything is written."""
+        """Stop, and wait until everything is written."""
         self.stop()
         if self._task is not None:
             await asyncio.wait([self._task])
 
     @property
     def idle(self) -> bool:
-        """Whether nobody holds records, nobody waits and nothing is left to write."""
+        """True if no member holds or waits for records, and nothing is left to write."""
         partition = self.partition
         unused = not partition.acquired_count and len(self.waiting.queue) == 0 and not partition.has_archiving
         return unused and self._writer.idle
 
     def stuck(self) -> tuple[BlockedKey, ...]:
-        """The keys that hold up most records; as they were a moment ago."""
+        """Return the keys that hold up most records, as they were a moment ago."""
         return () if self._ordered is None else self._ordered.stuck()
 
     # --- commands: decided at once ------------------------------------------------------------------------------
@@ -202,9 +203,9 @@ class PartitionOwner:
     def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch]) -> Acknowledged:
         """Decide acknowledgements.
 
-        Raises: InvalidRequest, InvalidRecordState; UnknownTopicOrPartition when no longer served here; StorageError
-        when too much waits to be written. The future that is to be awaited: StorageError, the records then stay
-        acquired.
+        Raises: InvalidRequest, InvalidRecordState; UnknownTopicOrPartition, NotLed when no longer served here;
+        StorageError when too much waits to be written. `Acknowledged.durable` raises StorageError: the records then
+        stay acquired.
         """
         self.check_open()
         if self._writer.full:
@@ -220,8 +221,8 @@ class PartitionOwner:
     ) -> asyncio.Future[None]:
         """Decide accepts and rejects that are durable with their outputs, in one step, or not at all.
 
-        Raises: as `acknowledge`; what is returned: OutputRefused, too. The records then stay acquired, and nothing is
-        written.
+        Raises: as `acknowledge`. The returned future raises OutputRefused, too: the records then stay acquired, and
+        nothing is written.
         """
         self.check_open()
         if self._writer.full:
@@ -232,7 +233,7 @@ class PartitionOwner:
     def _decided(
         self, decision: Decision, batches: Sequence[AcknowledgeBatch], outputs: Sequence[CheckedOutput] = ()
     ) -> asyncio.Future[None]:
-        """Have a decision written, with what it means for parked keys."""
+        """Queue a decision for writing, together with its changes of parked keys."""
         if self.parked is not None:
             self.parked.came_back_unrun(batches, decision)
         if self.parked and (changes := self.parked.settled_by(decision)):
@@ -248,20 +249,20 @@ class PartitionOwner:
             durable = self._writer.add(decision.update, decision=decision, batches=batches, outputs=outputs)
         self._alarm.ring()
         if self._ordered is not None:
-            self.waiting.look()  # the next of its keys are free, to leave with the same write
+            self.waiting.look()  # the next records of its keys are free, to leave with the same write
         return durable
 
     async def all_known(self) -> None:
-        """Wait until of all that was acknowledged or settled up to now it is known whether it is durable.
+        """Wait until the outcome of all acknowledgements and settles so far is known: durable or not.
 
         Raises: NotDecided.
         """
         await self._writer.all_known()
 
     async def take(self, want: Want) -> Taken:
-        """Acquire what there is for a member, at most `want`'s limits, without waiting for more.
+        """Acquire available records for a member, within `want`'s limits, without waiting for more.
 
-        Its records may leave when `Taken.durable` is done (SG-3.5).
+        The records may leave when `Taken.durable` is done (SG-3.5).
 
         Raises: UnknownTopicId, LogError, UnknownTopicOrPartition when no longer served here.
         """
@@ -298,7 +299,7 @@ class PartitionOwner:
         return NOTHING
 
     async def fetchable_bytes(self, enough: int) -> int:
-        """Bytes that a fetch would get now, at most `enough`; records that come again always count as enough.
+        """Return the bytes that a fetch would get now, at most `enough`; redelivered records always count as enough.
 
         Raises: UnknownTopicId
         """
@@ -316,18 +317,19 @@ class PartitionOwner:
             )
         except LogError:
             return enough  # the fetch will meet the error
-        # A log gives whole batches up to `enough`: if there is more than it gave, there is enough.
+        # A log gives whole batches up to `enough`: if the log has more than it gave, that is enough.
         end = read.offsets.last_stable if self.log.committed else read.offsets.high_watermark
         more = bool(read.batches) and read.batches[-1].last + 1 < end
         return enough if more else read.size
 
     def release_member(self, member_id: str, *, died: bool = False) -> None:
-        """Take back what a member holds: its session was closed, or it left the group (SG-8.4, SG-8.5)."""
+        """Release all records of a member: its session was closed, or it left the group (SG-8.4, SG-8.5)."""
         if not self.closed:
             self._keep(self.partition.release_member(member_id, died=died))
 
     def follow_log_start(self) -> bool:
-        """Move the start offset up to the log's start if that has passed it (SG-5.9, SG-9.1); whether it had."""
+        """Move the start offset up to the log's start; return True if the log's start had passed it (SG-5.9,
+        SG-9.1)."""
         log_start = self.log.bounds().log_start
         if self.closed or log_start <= self.partition.start_offset:
             return False
@@ -339,41 +341,44 @@ class PartitionOwner:
     def hand_back(
         self, member_id: str, ranges: Sequence[AcquiredRange], *, unrun: bool = True
     ) -> asyncio.Future[None] | None:
-        """Take back what a member acquired but will not end; unrun: it never saw it, so that it costs no attempt.
+        """Release records that a member acquired but will not settle; unrun: the member never saw them, so that no
+        attempt counts.
 
-        What is returned is done when that is durable; None: nothing is to be written.
+        The returned future is done when that is durable; None: nothing is to be written.
         """
         release = bytes([AcknowledgeType.RELEASE])
         batches = [AcknowledgeBatch(taken.first, taken.last, release, unrun=unrun) for taken in ranges]
         if batches and not self.closed:
-            with contextlib.suppress(CoreError, LogError):  # lapsed meanwhile, or given back with its session
+            with contextlib.suppress(CoreError, LogError):  # the lock has lapsed, or the session has released them
                 return self.acknowledge(member_id, batches).durable
         return None
 
     def give_back(self, member_id: str, ranges: Sequence[AcquiredRange]) -> None:
-        """Undo an acquire that could not be made durable: the store never heard of it, so nothing is written."""
+        """Undo an acquire that could not be made durable: the store does not know the acquire, so nothing is
+        written."""
         unrun = bytes([AcknowledgeType.RELEASE])
         for taken in ranges:
             batch = AcknowledgeBatch(taken.first, taken.last, unrun, unrun=True, attempt=taken.delivery_count)
             try:
                 decision = self.partition.acknowledge(member_id, [batch], now_ms=self._clock.steady_ms())
             except CoreError:
-                continue  # its lock has lapsed meanwhile, or the session was closed
+                continue  # the lock has lapsed meanwhile, or the session was closed
             if decision.update is not None:
                 self.partition.commit(decision)
 
     def finish_archiving(self, first: int, last: int) -> None:
-        """The dead letters of these records are written (or given up): they are finished."""
+        """Finish archiving records: their dead letters are written, or given up."""
         if not self.closed:
             self._keep(self.partition.finish_archiving(first, last))
 
     @property
     def parks(self) -> bool:
-        """Whether what is rejected has something to do with parked keys."""
+        """True if rejected records may park their keys, or belong to parked keys."""
         return self.parked is not None and (self.config.after_dead_letter == PARK or len(self.parked) > 0)
 
     async def park_keys(self, first: int, last: int) -> list[int]:
-        """The dead letters of these records are written: park their keys, and finish them; those that have to wait.
+        """Park the keys of records whose dead letters are written, and finish the records; return the offsets that have
+        to wait.
 
         Raises: LogError.
         """
@@ -391,24 +396,24 @@ class PartitionOwner:
         return waiting
 
     async def replay_key(self, key: bytes) -> ParkedKey | None:
-        """Begin a replay of a parked key; what is known of it, None if it is not parked. Raises: StorageError."""
+        """Begin a replay of a parked key; return its new state, None if it is not parked. Raises: StorageError."""
         if self.parked is None or (key := self.parked.name(key)) not in self.parked:
             return None
         _, begun = self.parked.parking.replay(key)
         return await self._change_parked(key, begun)
 
     async def unpark_key(self, key: bytes) -> ParkedKey | None:
-        """Let a parked key go on, its letters stay what they are; as `replay_key`."""
+        """Let a parked key go on; its dead letters stay as they are. Returns and raises as `replay_key`."""
         return await self._change_parked(key, None)
 
     async def intervene(
         self, act: Act, ranges: Sequence[tuple[int, int]], *, dry_run: bool = False
     ) -> tuple[Intervened, ...]:
-        """Do to records what an operator says, whoever holds them; it returns when that is durable.
+        """Apply an operator's act to records, also to acquired ones; return when the act is durable.
 
-        It is so at once, and stays so if the write fails, which is tried again: then StorageError is raised.
+        The act holds at once, and stays if the write fails: the write is tried again, and StorageError is raised.
 
-        Raises: UnknownTopicOrPartition, NotLed when it is served here no more; LogError.
+        Raises: UnknownTopicOrPartition, NotLed when no longer served here; LogError.
         """
         self.check_open()
         if self._ordered is not None:
@@ -433,7 +438,7 @@ class PartitionOwner:
         return done.found
 
     async def _change_parked(self, key: bytes, changed: ParkedKey | None) -> ParkedKey | None:
-        """It is so when that is durable, and as it was if it cannot be written."""
+        """Change a parked key and wait until the change is durable; a failed write undoes it."""
         self.check_open()
         if self.parked is None or (known := self.parked.parking.get(key := self.parked.name(key))) is None:
             return None
@@ -450,7 +455,8 @@ class PartitionOwner:
         self.log.committed = self.config.isolation_level == "read_committed"
 
     def placed_otherwise(self, config: GroupConfig) -> bool:
-        """Whether keys were learnt of what counts no more under this config, or is to be left out."""
+        """Return True if the learnt order of keys does not fit this config: another isolation level adds records or
+        leaves some out."""
         return self.partition.ordered and config.isolation_level != self.config.isolation_level
 
     def configure(self, config: GroupConfig) -> None:
@@ -463,31 +469,32 @@ class PartitionOwner:
         self.waiting.nudge()
 
     def appended(self) -> None:
-        """The log grew, or its start moved."""
+        """Follow the log after it grew or its start moved."""
         try:
             self.follow_log_start()
         except (CoreError, LogError):
             self.waiting.queue.wake_all()
         self.waiting.nudge()
 
-    # --- what fetches ask, and tell (`ordered_fetch.Served`) ------------------------------------------------------
+    # --- called by fetches (`ordered_fetch.Served`) -------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raises: UnknownTopicOrPartition, NotLed when it is served here no more."""
+        """Check that the share-partition is served here. Raises: UnknownTopicOrPartition, NotLed."""
         if self._laid_down:
             raise NotLed(f"share-partition {self.key} is led elsewhere by now")
         if self.closed:
             raise UnknownTopicOrPartition(f"share-partition {self.key} is not loaded")
 
     def out_of_range(self) -> bool:
-        """The log does not have an offset: follow its start, or have it found out why; whether it is the start."""
+        """Handle an offset that the log does not have: follow the log's start and return True, or have the guard find
+        the reason and return False."""
         if self.follow_log_start():
             return True
         self.guard.out_of_range()
         return False
 
     def queue(self, update: PartitionUpdate | None) -> None:
-        """Have written what holds already, if anything; there may be a new deadline."""
+        """Queue the write of an update that holds already, if there is one; wake the task for a new deadline."""
         if update is not None:
             self._writer.keep(update)
         self._alarm.ring()
@@ -501,9 +508,9 @@ class PartitionOwner:
         beside: Sequence[Write] = (),
         durable: bool = False,
     ) -> Taken:
-        """Count what was acquired, and have it written where that is needed; durable: it is, before the records leave.
+        """Count acquired records, and queue the write where one is needed; durable: before the records leave.
 
-        beside: what is written with it.
+        beside: writes to make in the same step.
         """
         ranges = acquisition.ranges
         for taken in ranges:
@@ -516,7 +523,7 @@ class PartitionOwner:
         update = acquisition.update
         if update is not None and (durable or self._durable_acquire or update.log_epoch >= 0):
             written = self._writer.add(update, beside=beside)
-        self._alarm.ring()  # there is something to write, or a new deadline
+        self._alarm.ring()  # the task has something to write, or a new deadline
         return Taken(ranges, records, written if ranges else None, locked_ms=now_ms)
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -583,7 +590,7 @@ class PartitionOwner:
             self.waiting.close()
 
     def _settled_apart(self) -> None:
-        """A settle that was carried out beside the queue has ended: there is something to write, or free."""
+        """Wake the task and the fetches after a settle outside the queue: there is something to write, or free."""
         self._alarm.ring()
         self.waiting.nudge()
 
@@ -591,7 +598,7 @@ class PartitionOwner:
         begun_ms = self._clock.steady_ms()
         durable = await self._writer.write(closing=self.closed)
         now_ms = self._clock.steady_ms()
-        if now_ms - begun_ms > LATE_MS:  # what was acquired meanwhile leaves only now, and its locks may be over
+        if now_ms - begun_ms > LATE_MS:  # records acquired meanwhile leave only now, and their locks may be over
             self.partition.put_off(now_ms, SOON_MS)
         self.waiting.nudge()
         if durable and self.partition.has_archiving:
@@ -602,7 +609,8 @@ class PartitionOwner:
         return min(deadlines, default=None)
 
     async def _sleep(self) -> None:
-        """Until something is due or happens. Who wakes much too late stood still, and heard of no renewal meanwhile."""
+        """Sleep until a deadline or an event. Waking much too late, the process stood still and heard of no renewal:
+        locks get more time."""
         due_ms = self._due_ms()
         await self._alarm.sleep_until(due_ms)
         now_ms = self._clock.steady_ms()

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 TOLD_AGAIN_S: Final = 60.0
 HELD_MIN: Final = 2_000
-"""Records that are remembered before it is looked which of them are settled."""
+"""Remembered records above which the settled ones are dropped."""
 NOT_WRITTEN: Final = object()
 _REJECT: Final = int(AcknowledgeType.REJECT)
 
@@ -46,8 +46,8 @@ class Seen(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What is known of a record that was handed out. key: its name; None: to be read from the log. follows: nobody ran
-    it, it was handed out to become a letter unrun, or came back as one."""
+    """A record that was handed out, as far as it is known. key: its name; None: to be read from the log. follows: no
+    handler ran the record: it was handed out to become a dead letter unrun, or came back as one."""
 
     key: bytes | None = None
     mark: Mark | None = None
@@ -58,8 +58,8 @@ NOT_KNOWN: Final = Held()
 
 
 class Judged(NamedTuple):
-    """What of picked records is not simply to be run. settled: archived unseen. following: offset -> the record that
-    its key was parked for. changes: with the replayed ones among them."""
+    """The picked records that are not simply to be run. settled: archived unseen. following: offset -> offset of the
+    record that its key was parked for. changes: changes of parked keys by the replayed records among them."""
 
     settled: Sequence[int] = ()
     following: Mapping[int, int] = {}
@@ -67,7 +67,7 @@ class Judged(NamedTuple):
 
 
 class ParkedKeys:
-    """Of one owner; see `share.parking`."""
+    """Parked keys of one owner; see `share.parking`."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ParkedKeys:
         writer: StateWriter,
         changed: Callable[[], object],
     ) -> None:
-        """changed: told when keys were parked, or let go on."""
+        """changed: called when keys were parked, or let go on."""
         self._key = key
         self._partition = partition
         self._opened = opened
@@ -92,7 +92,7 @@ class ParkedKeys:
         self._changed = changed
         self._tell_full_s = self._tell_parked_s = self._tell_gone_s = 0.0
         self._held: dict[int, Held] = {}
-        """What was handed out: when it is rejected it may have left the log."""
+        """The records that were handed out, by offset: a record may have left the log when it is rejected."""
         self._held_max = HELD_MIN
         self.parking = Parking(name_hash, parked, generation=generation)
         partition.single(self.parking.hashes)
@@ -105,7 +105,7 @@ class ParkedKeys:
         return self.parking.get(key) is not None
 
     def name(self, key: bytes) -> bytes:
-        """The name of a key, which may be given by its name already."""
+        """Return the name of a key; a name is returned as it is."""
         return key if key in self else key_name(key)
 
     def _name_of(self, record: RawRecord | None) -> bytes | None:
@@ -113,15 +113,15 @@ class ParkedKeys:
         return None if key is None else key_name(key)
 
     def mark_of(self, record: RawRecord | DecodedRecord) -> Mark | None:
-        """The mark of a replayed record of this group."""
+        """Return the mark of a replayed record of this group, or None."""
         for name, value in reversed(record.headers):
             if name == REPLAY_HEADER:
                 return Mark.of(value, *self._key)
         return None
 
     async def look(self, picked: Picked, marked: Sequence[int]) -> list[Seen]:
-        """Those of the picked records whose key may be parked; marked: of which it was seen that they may be replayed
-        ones. Raises: as `OpenedLog.record`."""
+        """Return the picked records whose key may be parked; marked: offsets of records that may be replayed ones.
+        Raises: as `OpenedLog.record`."""
         hashes, opened, partition = self.parking.hashes, self._opened, self._partition
         found: list[Seen] = []
         if not hashes and not marked:
@@ -137,7 +137,7 @@ class ParkedKeys:
         return found
 
     def judge(self, seen: Sequence[Seen]) -> Judged:
-        """What they are, now."""
+        """Judge the seen records by the keys that are parked now."""
         settled: list[int] = []
         following: dict[int, int] = {}
         changes: list[Change] = []
@@ -163,7 +163,8 @@ class ParkedKeys:
         return Judged(settled, following, changes)
 
     def handed_out(self, ranges: Sequence[AcquiredRange], read: Thinned, following: Mapping[int, int]) -> None:
-        """Remember the keys of what is handed out, until it is settled: retention and compaction do not wait for it."""
+        """Remember the keys of records handed out, until they are settled: retention and compaction do not wait for
+        that."""
         if len(self._held) > self._held_max:
             start, hash_at = self._partition.start_offset, self._partition.hash_at
             self._held = {at: one for at, one in self._held.items() if at >= start and hash_at(at)}
@@ -176,11 +177,12 @@ class ParkedKeys:
                 held[offset] = Held(key_name(key), mark, offset in following)
 
     def forget_held(self, end: int = 0) -> None:
-        """Know nothing of what was handed out from an offset on: the log was cut there, or no key is to be parked."""
+        """Forget records handed out from an offset on: the log was cut there, or no key is to be parked."""
         self._held = {at: one for at, one in self._held.items() if at < end}
 
     def came_back_unrun(self, batches: Sequence[AcknowledgeBatch], decision: Decision) -> None:
-        """Who rejects says what nobody ran: the leader that handed it out may have been another one."""
+        """Note rejected records that no handler ran, as the rejecting member says: another leader may have handed them
+        out."""
         unrun = merged((batch.first, batch.last) for batch in batches if batch.unrun and _REJECT in batch.types)
         if not unrun:
             return
@@ -190,7 +192,7 @@ class ParkedKeys:
                 self._held[offset] = self._held.get(offset, NOT_KNOWN)._replace(follows=True)
 
     def apply(self, changes: Sequence[Change]) -> list[Write]:
-        """Follow changes now; the writes that make them durable."""
+        """Apply changes now; return the writes that make them durable."""
         before = len(self.parking)
         self.parking.apply(changes)
         if len(self.parking) > before:
@@ -198,7 +200,8 @@ class ParkedKeys:
         return self.writes(changes)
 
     def _tell_parked(self) -> None:
-        """Somebody has to see to them: nothing else shows that their records are handled no more."""
+        """Log that keys are parked, for an operator to act: nothing else shows that their records are not handled any
+        more."""
         now_s = self._clock.monotonic()
         if self.parking and now_s >= self._tell_parked_s:
             self._tell_parked_s = now_s + TOLD_AGAIN_S
@@ -210,20 +213,20 @@ class ParkedKeys:
             )
 
     def writes(self, changes: Iterable[Change]) -> list[Write]:
-        """The writes that make changes durable."""
+        """Return the writes that make changes durable."""
         return [parked_write(self._key, change) for change in changes]
 
     def settled_by(self, decision: Decision) -> list[Change]:
-        """The changes with what a decision settles, once it is durable: of the replayed records among it."""
+        """Return the changes of parked keys by a decision's settled replayed records, for when it is durable."""
         runs = [run for run in decision.changes if run.state.terminal]
         return [change for run in runs for change in self.parking.settled(run.first, run.last)]
 
     def change(self, key: bytes, changed: ParkedKey | None) -> asyncio.Future[None]:
-        """Have a change written; it is so when that is durable, and as it was if it cannot be written."""
+        """Queue a change; it is applied when durable, and dropped if it cannot be written."""
         return self._writer.add(None, beside=self.writes([(key, changed)]), done=partial(self._written, key, changed))
 
     def _written(self, key: bytes, changed: ParkedKey | None) -> None:
-        """A change is durable; the key may be another by now."""
+        """Apply a durable change; the key may have changed meanwhile."""
         now = self.parking.get(key)
         if now is not None:
             self.apply([(key, changed and now._replace(version=changed.version))])
@@ -231,24 +234,25 @@ class ParkedKeys:
         self._store({key: changed})
 
     def follow(self, decision: Decision, written: Sequence[Change]) -> None:
-        """A decision over replayed records is durable; a key may have changed since it was made."""
+        """Apply a durable decision over replayed records; a key may have changed since the decision."""
         changes = self.settled_by(decision)
         self.apply(changes)
         self._store({**dict.fromkeys((key for key, _ in changes), NOT_WRITTEN), **dict(written)})
         self._changed()
 
     def _store(self, stored: Mapping[bytes, object]) -> None:
-        """Have stored what is known of these keys, where that is something else than was written."""
+        """Queue the present state of these keys, where it differs from the written one."""
         known = self.parking.get
         changes = [(key, known(key)) for key, was in stored.items() if known(key) != was]
         if changes:
             self._writer.keep(None, self.writes(changes))
 
     async def rejected(self, offset: int, *, parks: bool) -> list[Change] | None:
-        """The changes with a record whose dead letter is written; None: no more keys can be parked, it has to wait.
+        """Return the changes by a record whose dead letter is written; None: no more keys can be parked, the record has
+        to wait.
 
-        parks: whether a key is parked that is not yet. Not for a record that only followed a key which was let go on
-        meanwhile: nobody ran it. Raises: as `OpenedLog.record`.
+        parks: True if a key that is not parked yet is parked. A record that only followed a key let go on meanwhile
+        parks none: no handler ran it. Raises: as `OpenedLog.record`.
         """
         key, mark, follows = self._held.get(offset, NOT_KNOWN)
         if key is None:
@@ -272,7 +276,8 @@ class ParkedKeys:
             return None
 
     async def _rejected_record(self, offset: int) -> RawRecord | None:
-        """A rejected record, as it is in the log; None: it is there no more. Raises: as `OpenedLog.record`."""
+        """Read a rejected record from the log; None: the log does not have it any more. Raises: as
+        `OpenedLog.record`."""
         try:
             record = await self._opened.record(offset)
         except OffsetOutOfRange:

@@ -1,21 +1,21 @@
 """The log as one share-partition's owner sees it: read in fitting pieces, and guarded against a lost end.
 
-`PartitionLog` is a partition of a topic that keeps its id. How much is read follows from how many records are wanted
-and how large they have been so far, because a fetch of one record must not copy megabytes, and what is acquired is
-whole batches' bytes anyway.
+`PartitionLog` is a partition of a topic that keeps its id. The size of a read follows from the number of wanted records
+and their size so far, because a fetch of one record must not copy megabytes, and acquired records come as whole
+batches' bytes anyway.
 
-`LogGuard` says whether what was acquired is still in the log: one of Kafka may lose its end with a leader (SG-9.2).
+`LogGuard` says whether the acquired records are still in the log: a Kafka log may lose its end with a leader (SG-9.2).
 
-Invariant: nothing is acquired while it is in doubt that all that was acquired before stands in the log as it was.
+Invariant: nothing is acquired while it is in doubt that all records acquired before stand unchanged in the log.
 
     SURE ──a read shows a later leader epoch, the log was cut, an offset is out of range──→ DOUBT
-    DOUBT ──asked where the epochs part: behind what was acquired──→ SURE
+    DOUBT ──asked where the epochs part: behind the acquired records──→ SURE
       │──before: the share-partition is cut there, its state written, one line logged, the cut counted──→ SURE
       └──the brokers cannot tell now──→ DOUBT, asked again after a pause
     either ──`close`──→ closed
 
-Before a share-partition is served at all, `Loader` asks the same. What is acknowledged meanwhile is taken: over what
-turns out to be lost it has no effect. Logs of our own have no leaders and are never in doubt.
+Before a share-partition is served at all, `Loader` asks the same. Acknowledgements are accepted meanwhile: over records
+that turn out to be lost they have no effect. Logs of our own have no leaders and are never in doubt.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 READ_BYTES_MIN: Final = 64 << 10
-"""Least that is asked of the log at once, so that a first guess about sizes is never too small to matter."""
+"""Least bytes that are read at once, so that a first guess about sizes is never too small to matter."""
 READ_BYTES_MAX: Final = 64 << 20
-"""Most that is asked of the log at once, whatever a fetch allows."""
+"""Most bytes that are read at once, whatever a fetch allows."""
 _BATCH_OVERHEAD: Final = 12
 
 
@@ -60,23 +60,23 @@ class PartitionLog:
         self.topic_id = topic_id
         self.partition = partition
         self.committed = False
-        """Whether what lies past the last stable offset is left out (share.isolation.level=read_committed)."""
+        """True if offsets past the last stable one are left out (share.isolation.level=read_committed)."""
 
     def bounds(self) -> LogOffsets:
-        """Log start, high watermark and last stable offset."""
+        """Return log start, high watermark and last stable offset."""
         self._check()
         return self._log.offsets(self.topic, self.partition)
 
     def end(self) -> int:
-        """The offset after the last record that members may get."""
+        """Return the offset after the last record that members may get."""
         bounds = self.bounds()
         return bounds.last_stable if self.committed else bounds.high_watermark
 
     async def read(self, offset: int, *, records_max: int, bytes_max: int, with_records: bool = True) -> ReadResult:
-        """Batches from the one that holds `offset` on, about as many as hold `records_max` records.
+        """Read batches from the one that holds `offset` on, about as many as hold `records_max` records.
 
-        Without records the log is not read where it is dense: one batch then stands for all that is wanted.
-        Raises: OffsetOutOfRange, CorruptBatches.
+        Without records the log is not read where it is dense: one batch then stands for all wanted offsets. Raises:
+        OffsetOutOfRange, CorruptBatches.
         """
         self._check()
         if not with_records and (outline := self._outline(offset, records_max)) is not None:
@@ -106,7 +106,7 @@ class PartitionLog:
         )
 
     def _outline(self, offset: int, records_max: int) -> ReadResult | None:
-        """What is in the log from `offset` on, by the bounds alone; None when they do not tell."""
+        """Return the offsets from `offset` on as one batch, by the bounds alone; None if the bounds do not tell."""
         offsets = self._log.offsets(self.topic, self.partition)
         check_offset(offset, offsets)
         end = min(offset + records_max, offsets.last_stable if self.committed else offsets.high_watermark)
@@ -121,7 +121,7 @@ class PartitionLog:
 
 
 def overlapping(records: bytes, batches: Sequence[LogBatch], ranges: Sequence[AcquiredRange]) -> bytes:
-    """The whole batches of `records` that hold offsets of `ranges`; both lists ascend."""
+    """Return the whole batches of `records` that hold offsets of `ranges`; both lists ascend."""
     pieces: list[bytes] = []
     position = start = end = 0
     at = 0
@@ -140,24 +140,24 @@ def overlapping(records: bytes, batches: Sequence[LogBatch], ranges: Sequence[Ac
 
 
 PAUSE_S: Final = 0.2
-"""Before the brokers are asked again, doubled up to `PAUSE_MAX_S`."""
+"""Seconds before the brokers are asked again, doubled up to `PAUSE_MAX_S`."""
 PAUSE_MAX_S: Final = 5.0
 REST_S: Final = 1.0
-"""After an offset that is out of range for no reason that the epochs show."""
+"""Seconds to wait after an offset that is out of range for no reason that the epochs show."""
 
 
 class CuttableLog(Protocol):
     """A log that may lose its end (`fleet.log.KafkaLog`)."""
 
     async def divergence(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
-        """The highest leader epoch up to `epoch` that is in the log, and where it ends; (−1, −1): not known.
+        """Return the highest leader epoch up to `epoch` that is in the log, and its end offset; (−1, −1): not known.
 
         Raises: LogError
         """
         ...
 
     async def bounds(self, topic: str, partition: int) -> LogOffsets:
-        """Where the log begins and ends now. Raises: LogError."""
+        """Return the log's present bounds. Raises: LogError."""
         ...
 
     def on_cut(self, listener: Callable[[str, int, int], object]) -> None:
@@ -165,7 +165,8 @@ class CuttableLog(Protocol):
 
 
 async def kept(log: CuttableLog, topic: str, partition: int, *, end: int, epoch: int) -> tuple[int, int]:
-    """Of what was acquired up to `end`, under `epoch` at last: up to where it is in the log, and under which epoch.
+    """Return the offset, at most `end`, up to which the acquired records are in the log, and its epoch; `epoch`: of the
+    last acquired record.
 
     Raises: LogError
     """
@@ -178,7 +179,7 @@ async def kept(log: CuttableLog, topic: str, partition: int, *, end: int, epoch:
 
 
 def cut(partition: SharePartition, end: int, epoch: int, *, stats: Stats, where: str) -> PartitionUpdate | None:
-    """Cut a share-partition, say so and count it; None: nothing of it was at `end` or behind."""
+    """Cut a share-partition, log and count the cut; None: it had no records at `end` or behind."""
     before = partition.start_offset, partition.end_offset
     update = partition.cut(end)
     if update is None:
@@ -201,8 +202,8 @@ def cut(partition: SharePartition, end: int, epoch: int, *, stats: Stats, where:
 class LogGuard:
     """The guard of one loaded share-partition.
 
-    kafka: None for a log that is never cut. on_cut: told (offset, epoch) when something that was acquired is lost.
-    on_doubt: told when what was read may be something else by now. on_sure: told when acquiring may go on.
+    kafka: None for a log that is never cut. on_cut: called with (offset, epoch) when acquired records are lost.
+    on_doubt: called when read records may have changed. on_sure: called when acquiring may go on.
     """
 
     def __init__(
@@ -231,11 +232,12 @@ class LogGuard:
 
     @property
     def sure(self) -> bool:
-        """Whether records may be acquired."""
+        """True if records may be acquired: no doubt about the log is being cleared."""
         return self._task is None
 
     def trusts(self, epoch: int) -> bool:
-        """Whether what was read, under leader `epoch` at last, may be acquired; if not, that is being found out."""
+        """Return True if records read under leader epochs up to `epoch` may be acquired; if False, that is being found
+        out."""
         known = self._partition.log_epoch
         if known >= 0 and epoch > max(known, self._verified):
             self._seen = max(self._seen, epoch)
@@ -243,17 +245,17 @@ class LogGuard:
         return self._task is None
 
     def out_of_range(self) -> None:
-        """The log does not have the next offset, though it does not begin behind it."""
+        """Doubt the log: it does not have the next offset, though it does not begin behind it."""
         self._strange = True
         self._doubt()
 
     def cut(self, end: int) -> None:
-        """The log was cut at `end`, or before: it may have grown again since."""
+        """Doubt the log: it was cut at `end`, or before, as it may have grown again since."""
         self._told = end if self._told is None else min(end, self._told)
         self._doubt()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         if self._task is not None:
             self._task.cancel()
 
@@ -303,6 +305,6 @@ class LogGuard:
             elif self._strange:
                 await self._clock.sleep(REST_S)
             break
-        # What was acquired is a part of the log that has the epoch that was seen. The share-partition learns it with
-        # what it acquires next, because it is stored with that.
+        # The acquired records are a part of the log that has the seen epoch. The share-partition learns the epoch with
+        # the next acquired records, because it is stored with those.
         self._verified = self._seen

@@ -1,7 +1,7 @@
 """All share-partitions of this server: known ones by their keys, loaded ones by their owners.
 
-A share-partition is loaded at its first fetch and dropped when its group's last session ended and nobody holds
-records of it. One whose state cannot be read is refused for a while, then tried again (SG-2.1).
+A share-partition is loaded at its first fetch and dropped when its group's last session has ended and no member holds
+records of it. A share-partition whose state cannot be read is refused for a while, then tried again (SG-2.1).
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
     from flowshare.server.runtime.topic_index import TopicIndex
     from flowshare.server.share.duties import Duties
     from flowshare.server.share.loader import Loader
-    from flowshare.server.share.pacing import Pacing
     from flowshare.server.share.partition_log import CuttableLog
     from flowshare.server.share.quotas import Quota
+    from flowshare.server.share.rates_and_breakers import Pacing
     from flowshare.server.share.stats import Stats
     from flowshare.share.breaker import Gate
 
 logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
-"""How long a share-partition that could not be loaded is refused without trying again."""
+"""Seconds that a share-partition which could not be loaded is refused without another try."""
 
 
 class Partitions:
-    """All share-partitions of this server, each loaded with its owner when it is first asked for.
+    """All share-partitions of this server, each loaded with its owner at the first use.
 
-    duties: which share-partitions are this server's, and what it has to know of their groups.
-    pacing: lets records of groups with a rate or a breaker through; None: somebody else does (`let_through`,
-    `open_gate`).
-    kafka: the log, if it is one that may lose its end.
+    duties: decides which share-partitions this server leads, and knows their groups' settings.
+    pacing: lets records of groups with a rate or a breaker through; None: another server calls `let_through` and
+    `open_gate`.
+    kafka: the log, if the log may lose its end.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Partitions:
             kafka.on_cut(self._cut)
 
     async def start(self) -> None:
-        """Learn which share-partitions have state. Raises: LogError."""
+        """Learn the share-partitions that have state. Raises: LogError."""
         self.take_up(name for name, _ in await self._storage.scan(PREFIX))
 
     def take_up(self, names: Iterable[bytes]) -> None:
-        """Know the share-partitions of these entries of the store: they are this server's now."""
+        """Note the share-partitions of these store entries as led by this server from now on."""
         for name in names:
             try:
                 self.know(key_of(name))
@@ -105,7 +105,10 @@ class Partitions:
                 logger.exception("an entry of the state store is left out")
 
     async def lay_down(self, slot: Callable[[ShareKey], bool]) -> None:
-        """Let go of share-partitions that are this server's no more; what is queued is written first."""
+        """Let go of share-partitions that this server does not lead any more. Queued updates and begun replacements of
+        stored state are written first: later they would overwrite other servers' writes, if the share-partitions came
+        back."""
+        held = [key for key in self._held if slot(key)]
         known = (key for keys in self._by_group.values() for key in keys)
         mine = {key for key in (*known, *self._loading, *self._owners) if slot(key)}
         for key in mine:
@@ -113,9 +116,10 @@ class Partitions:
             if owner is not None:
                 owner.lay_down()
         await self.forget(mine)
+        await self.settled(held)
 
     async def close(self) -> None:
-        """Write what is queued and stop all owners."""
+        """Write all queued updates and stop all owners."""
         self._closed = True
         if self._pacing is not None:
             self._pacing.close()
@@ -124,12 +128,12 @@ class Partitions:
         await self._close(list(self._owners.values()))
 
     def get(self, key: ShareKey) -> PartitionOwner | None:
-        """The owner of a loaded share-partition."""
+        """Return the owner of a loaded share-partition, or None."""
         owner = self._owners.get(key)
         return None if owner is None or owner.closed else owner
 
     async def open(self, key: ShareKey) -> PartitionOwner:
-        """The owner of a share-partition, loaded if need be.
+        """Return the owner of a share-partition, loaded if need be.
 
         Raises: UnknownTopicId, UnknownTopicOrPartition, StateCorrupt, LogError
         """
@@ -137,7 +141,7 @@ class Partitions:
         if owner is not None:
             return owner
         await self.settled((key,))
-        owner = self.get(key)  # who waited too may have been faster
+        owner = self.get(key)  # another waiting caller may have loaded it
         if owner is not None:
             return owner
         self._check(key)
@@ -149,23 +153,28 @@ class Partitions:
             task = asyncio.get_running_loop().create_task(self._load(key), name=f"load {key}")
             self._loading[key] = task
             task.add_done_callback(lambda done: self._loaded(key, done))
-        # Shielded: others wait for the same load, and whoever asked first may go away.
+        # Shielded: others wait for the same load, and the first caller may go away.
         return await asyncio.shield(task)
 
     def check_led(self, key: ShareKey) -> None:
-        """Raises: NotLed, when another server leads the share-partition."""
+        """Check that this server leads the share-partition. Raises: NotLed."""
         self._duties.check_leader(key)
 
     def served(self, key: ShareKey) -> bool:
-        """Whether a share-partition is loaded or being loaded."""
+        """Return True if a share-partition is loaded or being loaded."""
         return key in self._loading or self.get(key) is not None
 
     @contextlib.contextmanager
     def held(self, keys: Iterable[ShareKey]) -> Generator[None]:
-        """Let nobody load these share-partitions while their stored state is replaced; who wants to, waits."""
+        """Block loads of these share-partitions while their stored state is replaced; loads wait.
+
+        Raises: NotLed, when another server leads one of them.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         keys = tuple(keys)
-        # One that is held already is released by whoever was first; the writes reach the store in order.
+        for key in keys:
+            self.check_led(key)
+        # A key that is held already is released by its first holder; the writes reach the store in order.
         mine = [key for key in keys if key not in self._held]
         self._held.update(dict.fromkeys(mine, done))
         try:
@@ -176,59 +185,59 @@ class Partitions:
             done.set_result(None)
 
     async def settled(self, keys: Iterable[ShareKey]) -> None:
-        """Wait until nobody replaces the stored state of these share-partitions."""
+        """Wait until no caller replaces the stored state of these share-partitions."""
         for key in tuple(keys):
             while (held := self._held.get(key)) is not None:
                 await asyncio.shield(held)
 
     def know(self, key: ShareKey) -> None:
-        """Remember that a share-partition has state, which may be another one than before."""
+        """Note that a share-partition has state, possibly new state."""
         self._renewed.add(key)
         self._by_group.setdefault(key.group_id, {})[key] = None
 
     def knows(self, key: ShareKey) -> bool:
-        """Whether a share-partition has state."""
+        """Return True if a share-partition has state."""
         return key in self._by_group.get(key.group_id, ())
 
     def known(self, group_id: str) -> frozenset[ShareKey]:
-        """Share-partitions of a group that have state."""
+        """Return the share-partitions of a group that have state."""
         return frozenset(self._by_group.get(group_id, ()))
 
     def owners(self, group_id: str | None = None) -> list[PartitionOwner]:
-        """Loaded share-partitions, of one group or of all."""
+        """Return loaded share-partitions' owners, of one group or of all."""
         if group_id is None:
             return [owner for owner in self._owners.values() if not owner.closed]
-        keys = self._by_group.get(group_id, ())  # whoever is loaded is known
+        keys = self._by_group.get(group_id, ())  # every loaded share-partition is known
         return [owner for key in keys if (owner := self.get(key)) is not None]
 
     def all_known(self) -> list[ShareKey]:
-        """All share-partitions that have state here."""
+        """Return all share-partitions that have state here."""
         return [key for keys in self._by_group.values() for key in keys]
 
     def take_renewed(self) -> set[ShareKey]:
-        """Share-partitions whose state was made or replaced since this was asked last; as many as are known at most."""
+        """Return and clear the share-partitions whose state was made or replaced since the last call."""
         taken, self._renewed = self._renewed, set()
         return taken
 
     def groups(self) -> tuple[str, ...]:
-        """Groups that have state here."""
+        """Return the groups that have state here."""
         return tuple(self._by_group)
 
     def quota(self, group_id: str) -> Quota | None:
-        """The group's limits here; None: it has none, or nothing of it is loaded."""
+        """Return the group's limits here; None: the group has none, or none of its share-partitions is loaded."""
         return self._quotas.of(group_id)
 
     @property
     def rate_limited_s(self) -> dict[str, float]:
-        """For how long rates have kept records from fetches, by group."""
+        """Seconds for which rates have kept records from fetches, by group."""
         return self._quotas.rate_limited_s
 
     def let_through(self, group_id: str, count: int) -> None:
-        """So many records more of a group with a rate may be handed out here."""
+        """Allow `count` more records of a group with a rate to be handed out here."""
         self._quotas.add(group_id, count)
 
     def open_gate(self, group_id: str, gate: Gate) -> None:
-        """A group's breaker lets through here what it says."""
+        """Let a group's breaker decide here by `gate`."""
         self._quotas.open_gate(group_id, gate)
 
     def _paced(self) -> None:
@@ -243,7 +252,7 @@ class Partitions:
         *,
         died: bool = False,
     ) -> None:
-        """Take back what a member holds, on the named partitions or on all of the group's."""
+        """Release a member's records, on the named partitions or on all of the group's."""
         keys = self.known(group_id) if only is None else [ShareKey(group_id, *key) for key in only]
         for key in keys:
             owner = self.get(key)
@@ -251,18 +260,18 @@ class Partitions:
                 owner.release_member(member_id, died=died)
 
     def configure(self, group_id: str) -> None:
-        """The group's config has changed."""
+        """Apply a group's changed config."""
         config = self._duties.config_of(group_id)
         for owner in self.owners(group_id):
             if owner.config.key_order != config.key_order or owner.placed_otherwise(config):
-                owner.stop()  # loaded anew at the next fetch, when what it has decided is written
+                owner.stop()  # loaded anew at the next fetch, when its decisions are written
                 continue
             owner.configure(config)
             self._quotas.follow(owner)
             owner.waiting.nudge()
 
     async def drop(self, keys: Iterable[ShareKey]) -> None:
-        """Stop owning share-partitions, those being loaded too; what is queued is written first."""
+        """Stop owning share-partitions, those being loaded too; queued updates are written first."""
         keys = tuple(keys)
         loading = [task for key in keys if (task := self._loading.get(key)) is not None]
         if loading:
@@ -270,14 +279,14 @@ class Partitions:
         await self._close([owner for key in keys if (owner := self._owners.get(key)) is not None])
 
     def drop_idle(self, group_id: str) -> None:
-        """Drop share-partitions of a group of which nobody holds records and nothing is left to write."""
+        """Drop a group's share-partitions without acquired records, waiting fetches or unwritten updates."""
         for owner in self.owners(group_id):
             if owner.idle:
                 owner.stop()
                 self._remove(owner)
 
     async def forget(self, keys: Iterable[ShareKey]) -> None:
-        """Drop share-partitions and remember no more that they have state."""
+        """Drop share-partitions and forget that they have state."""
         keys = tuple(keys)
         await self.drop(keys)
         for key in keys:
@@ -290,11 +299,11 @@ class Partitions:
                     del self._by_group[key.group_id]
 
     def of_topic(self, topic_id: uuid.UUID) -> list[ShareKey]:
-        """Share-partitions of all groups that have state on a topic."""
+        """Return the share-partitions of all groups that have state on a topic."""
         return [key for keys in self._by_group.values() for key in keys if key.topic_id == topic_id]
 
     def topic_ids(self) -> frozenset[uuid.UUID]:
-        """Topics on which any group has state."""
+        """Return the topics on which any group has state."""
         return frozenset(key.topic_id for keys in self._by_group.values() for key in keys)
 
     async def _close(self, owners: list[PartitionOwner]) -> None:
@@ -348,7 +357,7 @@ class Partitions:
             self._stats.loads += 1
             self._stats.load_s.add(self._clock.monotonic() - began_s)
             if self._duties.config_of(key.group_id).key_order == config.key_order:
-                break  # else what is loaded is of another order, and was never served
+                break  # else the loaded state is of another order, and was never served
         log = PartitionLog(self._storage, topic=topic.name, topic_id=key.topic_id, partition=key.partition)
         order = KeyOrder.parse(config.key_order)
         owner = PartitionOwner(
@@ -378,7 +387,7 @@ class Partitions:
             self._failed.pop(key, None)
             return
         if isinstance(error, NotLed | Refused):
-            return  # nothing is wrong with it, and it may be led here the next moment
+            return  # no error of the share-partition, and it may be led here the next moment
         self._stats.failed_loads += 1
         if not isinstance(error, UnknownTopicId | UnknownTopicOrPartition):
             logger.error("share-partition could not be loaded: %s key=%s", failure(error)[1], key, exc_info=error)

@@ -1,13 +1,14 @@
-"""Limits of a group on this server, over all its share-partitions: how many records may be in flight
-(`share.max.in.flight`), and how many may be handed out at present (`share.max.rate`, its breaker).
+"""Limits of a group on this server, over all its share-partitions: most records in flight (`share.max.in.flight`), and
+records that may be handed out at present (`share.max.rate`, its breaker).
 
 A share-partition counts in its group's limits while it is loaded. When only a limit keeps fetches from records of a
-share-partition, those are held up: they look again when something of the group became free on any share-partition, or
-when more may be handed out. Which member comes first then is the core's business (`share.allotment`).
+share-partition, those fetches are held up: they look again when a record of the group became free on any
+share-partition, or when more may be handed out. The core (`share.allotment`) decides which member then comes first.
 
-The number in flight is the `max_in_flight` of the group's config as it acts here. In a fleet that is what the group's
-coordinator leases this server of the whole, 0 included, and it may change at any time. What may be handed out comes in
-small numbers (`Quotas.add`), from the coordinator of the fleet, or on a server by itself from `share.pacing`.
+The limit in flight is the `max_in_flight` of the group's config as it acts here. In a fleet the group's coordinator
+leases it to this server as a part of the whole, 0 included, and may change it at any time. Permits to hand out come in
+small numbers (`Quotas.add`), from the coordinator of the fleet, or on a server by itself from
+`share.rates_and_breakers`.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ if TYPE_CHECKING:
     from flowshare.share.breaker import Gate
 
 WAKES: Final = 16
-"""Share-partitions that look again at once, even if fewer records became free: the first may find nothing by then."""
+"""Least share-partitions that look again, even if fewer records became free: the first may find nothing by then."""
 
 
 class Quota:
-    """The limits of one group. permits: None: it may be handed any number."""
+    """The limits of one group. permits: None: no limit on handing out."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.allotment = Allotment()
         self.permits: Permits | None = None
         self.breaks = False
-        """Whether it has a breaker."""
+        """True if the group has a breaker."""
         self._owners: set[PartitionOwner] = set()
         self._held_up: dict[Waiters, None] = {}
         self._waited_s = 0.0
@@ -45,31 +46,30 @@ class Quota:
 
     @property
     def rate_limited_s(self) -> float:
-        """For how long fetches have waited for records that are there while the rate left none, since it was set."""
+        """Seconds that fetches have waited for available records while the rate left none, since it was set."""
         since_s = self._waits_since_s
         return self._waited_s + (0.0 if since_s is None else self._clock.monotonic() - since_s)
 
     @property
     def in_flight(self) -> int:
-        """Records that members hold."""
+        """Records acquired by members."""
         return self.allotment.tally.total
 
     @property
     def wanting(self) -> bool:
-        """Whether more could be handed out if the limit was higher, or as soon as a rate lets it: what it has of the
-        limit is needed then, too."""
+        """True if records wait only for the group's limit or rate: this server then needs its part of the limit."""
         paced = self.permits is not None and self.permits.used_up
         return bool(self._held_up) and (self.allotment.used_up or paced)
 
     def hold_up(self, waiting: Waiters) -> None:
-        """These wait for a limit."""
+        """Note fetches that wait for a limit."""
         self._held_up.setdefault(waiting)
         self.ask_again()
         if self._waits_since_s is None and self.permits is not None and self.permits.free == 0:
             self._waits_since_s = self._clock.monotonic()
 
     def let_through(self, count: int) -> None:
-        """So many records more may be handed out by the rate, if there is one."""
+        """Allow `count` more records to be handed out by the rate, if the group has one."""
         if self.permits is not None and self.permits.free is not None:
             self.permits.free += count
             self._wait_ends()
@@ -79,14 +79,14 @@ class Quota:
         self._waited_s, self._waits_since_s = self.rate_limited_s, None
 
     def ask_again(self) -> None:
-        """Have the permits know that some are lacked, if somebody waits for them; many times a second."""
+        """Tell the permits that some are lacked, if fetches wait for them; called many times a second."""
         if self._held_up and self.permits is not None and self.permits.used_up:
             self.permits.lack()
         if self._waits_since_s is not None and not any(len(waiting.queue) for waiting in self._held_up):
-            self._wait_ends()  # who was turned away waits for nothing
+            self._wait_ends()  # a fetch that was turned away waits for nothing
 
     def pass_on(self) -> None:
-        """Let those look again that are held up, if there is room."""
+        """Let held-up fetches look again, if there is room."""
         if not self._held_up or self.allotment.used_up or (self.permits is not None and self.permits.used_up):
             return
         limit = self.allotment.limit
@@ -98,14 +98,14 @@ class Quota:
             waiting.look()
 
     def join(self, owner: PartitionOwner) -> None:
-        """What is in flight there counts from now on."""
+        """Count a share-partition's records in flight in these limits from now on."""
         self._owners.add(owner)
         owner.waiting.quota = self
         owner.partition.allowance.quota = self.allotment
         owner.partition.allowance.permits = self.permits
 
     def pace(self, *, paced: bool, broken: bool) -> None:
-        """From now on as many are handed out as a rate, a breaker, or both let through; or any number."""
+        """Hand out from now on by a rate, a breaker, or both; or without limit."""
         before = self.permits
         if paced or broken:
             permits = before or Permits()
@@ -122,7 +122,7 @@ class Quota:
                 owner.partition.allowance.permits = self.permits
 
     def part(self, owner: PartitionOwner) -> bool:
-        """It counts no more; whether that was the last one."""
+        """Stop counting a share-partition; return True if it was the last one."""
         self._owners.discard(owner)
         self._held_up.pop(owner.waiting, None)
         if not self._held_up:
@@ -133,7 +133,7 @@ class Quota:
 
 
 class Quotas:
-    """The limits of all groups that have one. paced: told of each group that has a rate or a breaker here."""
+    """The limits of all groups that have one. paced: called for each group that has a rate or a breaker here."""
 
     def __init__(self, clock: Clock, paced: Callable[[], object] = lambda: None) -> None:
         self._clock = clock
@@ -141,17 +141,17 @@ class Quotas:
         self._by_group: dict[str, Quota] = {}
 
     def of(self, group_id: str) -> Quota | None:
-        """Those of a group; None: it has none, or no share-partition is loaded."""
+        """Return a group's limits; None: it has none, or no share-partition is loaded."""
         return self._by_group.get(group_id)
 
     @property
     def paced(self) -> dict[str, Permits]:
-        """What groups that have a rate or a breaker may be handed here."""
+        """The permits to hand out records here, by group, for the groups that have a rate or a breaker."""
         return {group: quota.permits for group, quota in self._by_group.items() if quota.permits is not None}
 
     @property
     def rate_limited_s(self) -> dict[str, float]:
-        """Of each group with a rate, as `Quota.rate_limited_s`."""
+        """`Quota.rate_limited_s` of each group with a rate."""
         return {
             group: quota.rate_limited_s
             for group, quota in self._by_group.items()
@@ -159,25 +159,25 @@ class Quotas:
         }
 
     def ask_again(self) -> None:
-        """Have all permits know that some are lacked, where somebody waits for them."""
+        """Tell all permits that some are lacked, where fetches wait for them."""
         for quota in self._by_group.values():
             quota.ask_again()
 
     def add(self, group_id: str, count: int) -> None:
-        """So many records more may be handed out of a group."""
+        """Allow `count` more records of a group."""
         quota = self._by_group.get(group_id)
         if count > 0 and quota is not None:
             quota.let_through(count)
 
     def open_gate(self, group_id: str, gate: Gate) -> None:
-        """A group's breaker lets through what it says."""
+        """Let a group's breaker decide by `gate`."""
         quota = self._by_group.get(group_id)
         if quota is not None and quota.permits is not None and quota.breaks:
             quota.permits.open_gate(gate)
             quota.pass_on()
 
     def follow(self, owner: PartitionOwner) -> None:
-        """Keep a loaded share-partition to its group's limits as they are now configured."""
+        """Apply a group's present limits to a loaded share-partition."""
         group_id, config = owner.key.group_id, owner.config
         if config.max_in_flight is None and config.max_rate is None and config.breaker is None:
             self.leave(owner)
@@ -191,7 +191,7 @@ class Quotas:
             self._paced()
 
     def leave(self, owner: PartitionOwner) -> None:
-        """A share-partition is loaded no more, or its group has no limit any more."""
+        """Remove a share-partition that is not loaded any more, or whose group has no limit any more."""
         quota = owner.waiting.quota
         if quota is None:
             return

@@ -1,12 +1,13 @@
-"""ShareResume, flowshare's own (SG-11.9): a member that comes back after its leader was replaced says what it holds.
+"""ShareResume, flowshare's own (SG-11.9): a member that comes back after its leader was replaced tells which records it
+holds.
 
-The new leader has read from the store what each member had acquired. Of that the member knows all but what was in an
-answer that died with the old leader: that goes back at once, unrun, instead of waiting for its lock to lapse. So does,
-as a delivery that counts, what the member let go of because there was no leader for the lock's time. What a worker of a
-fleet does not lead, or cannot tell of while a settle is not decided, it names, so that the member asks anew: silence
-would mean that nothing is held.
+The new leader has read from the store the records that each member had acquired. The member knows all of them but those
+of an answer that died with the old leader: those go back at once, unrun, instead of waiting for their locks to lapse.
+So do, as deliveries that count, records that the member let go of because there was no leader for the lock's time.
+Partitions that a worker of a fleet does not lead, or cannot tell of while a settle is not decided, are named, so that
+the member asks anew: silence would mean that the member holds nothing.
 
-Of a topic that the caller may not read nothing is told and nothing is let go: what is locked there lapses.
+Of a topic that the caller may not read nothing is told and nothing is released: its locks lapse.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ class ShareResuming(Family):
         topics: TopicIndex,
         resumed: Callable[[str, str], object] = lambda _, __: None,
     ) -> None:
-        """resumed: told of each member's group and id before anything is looked up."""
+        """resumed: called with each member's group and id before anything is looked up."""
         self._partitions = partitions
         self._topics = topics
         self._resumed = resumed
 
     @handles(ShareResumeRequest, ShareResumeResponse)
     async def resume(self, request: ShareResumeRequest, connection: InProcess) -> ShareResumeResponse:
-        """Tell what is still the member's, and take back what it does not know of."""
+        """Return the records that are still the member's, and release those that it does not know of."""
         group_id, member_id = check_ids(request.group_id, request.member_id)
         self._resumed(group_id, member_id)
         if len(request.partitions) > PARTITIONS_MAX:
@@ -67,7 +68,7 @@ class ShareResuming(Family):
                 if isinstance(answer, NotLed | NotDecided):  # asked for again, and nothing else waits for it
                     elsewhere.append(TopicPartition(part.topic_id, part.partition))
                 elif isinstance(answer, UnknownTopicId | UnknownTopicOrPartition):
-                    continue  # deleted: nothing of it is anybody's
+                    continue  # deleted: none of its records is anybody's
                 elif isinstance(answer, BaseException):
                     raise answer
                 else:
@@ -75,7 +76,7 @@ class ShareResuming(Family):
         return ShareResumeResponse(partitions=tuple(part for part in kept if part.ranges), elsewhere=tuple(elsewhere))
 
     def _readable(self, partitions: Iterable[HeldRanges], connection: InProcess) -> list[HeldRanges]:
-        """Those that the connection's peer may read."""
+        """Return the partitions that the connection's peer may read."""
         found: list[HeldRanges] = []
         for part in partitions:
             with contextlib.suppress(Refused):
@@ -84,16 +85,17 @@ class ShareResuming(Family):
         return found
 
     async def _resume(self, group_id: str, member_id: str, told: HeldRanges) -> HeldRanges:
-        """One partition. Raises: NotLed, EXPECTED.
+        """Resume one partition. Raises: NotLed, EXPECTED.
 
-        A member tells once what it let go of: the next leader is to find it counted, so that is durable first.
+        A member tells once which records it let go of: the next leader is to find them counted, so that is durable
+        first.
         """
         key = ShareKey(group_id, told.topic_id, told.partition)
         self._partitions.check_led(key)
         if not self._partitions.knows(key):
             return HeldRanges(told.topic_id, told.partition)
         owner = await self._partitions.open(key)
-        await owner.all_known()  # what is said to be held is taken for not written, and sent again (SG-19.4)
+        await owner.all_known()  # records told as held are taken for not written, and sent again (SG-19.4)
         held = merged((run.first, run.last) for run in owner.partition.in_flight() if run.member_id == member_id)
         stray = minus(held, told.ranges)
         unseen = minus(stray, told.lapsed)

@@ -1,7 +1,7 @@
-"""Share groups over one storage: the parts that every server of them has, alone or in a fleet.
+"""Share groups over one storage: the parts of every server of share groups, alone or in a fleet.
 
-Who writes what: `PartitionOwner` the state of one share-partition, `Coordinator` groups, `GroupConfigs` settings; all
-of it lies in one `Storage`. What of it is this server's, `Duties` say; how the others are reached, `Leaders`.
+Writers: `PartitionOwner` writes the state of one share-partition, `Coordinator` groups, `GroupConfigs` settings, all
+into one `Storage`. `Duties` says which of them are this server's, `Leaders` reaches the others.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from flowshare.server.share.group_configs import PREFIX as SETTINGS
 from flowshare.server.share.group_configs import GroupConfigs
 from flowshare.server.share.leaders import LocalLeaders
 from flowshare.server.share.loader import Loader
-from flowshare.server.share.pacing import KeptBreaker, Pacing
 from flowshare.server.share.partitions import Partitions
+from flowshare.server.share.rates_and_breakers import KeptBreaker, Pacing
 from flowshare.server.share.resume import ShareResuming
 from flowshare.server.share.sessions import Sessions
 from flowshare.server.share.settle import ShareSettling
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 
 class Breakers(Protocol):
-    """Keeps breakers of groups that are coordinated here."""
+    """Keeps breakers of the groups coordinated here."""
 
     def breaker(self, group_id: str, /) -> KeptBreaker | None:
-        """A group's; None: it has none. Raises: Refused."""
+        """Return a group's breaker; None: it has none. Raises: Refused."""
 
 
 class ShareService:
@@ -67,14 +67,14 @@ class ShareService:
         budget: StateBudget | None = None,
         kafka: CuttableLog | None = None,
     ) -> None:
-        """duties: what is this server's; None: everything, what its groups' rates let through included.
+        """duties: the share-partitions and groups of this server; None: all, their rates' permits included.
 
-        leaders: from those of this server to those of all.
+        leaders: makes the leaders of all share-partitions from those of this server.
 
         budget: bytes of the state of groups and transactions; None: of the share groups alone.
         kafka: the storage's log, if it is one that may lose its end.
-        is_other_group: whether a group id belongs to a group of another kind.
-        members_resume: flowshare's own members whose connection broke come back with what they hold (a fleet's do).
+        is_other_group: returns True for a group id of another kind.
+        members_resume: flowshare's own members whose connection broke come back with their records (a fleet's do).
         """
         self.config = config
         self.clock = clock
@@ -94,7 +94,7 @@ class ShareService:
         )
         self.pacing = Pacing(self.configs.acting, clock) if duties is None else None
         self.breakers: Breakers | None = self.pacing
-        """Who keeps the groups' breakers; whoever makes a service of a fleet sets it."""
+        """Keeper of the groups' breakers; set by the maker of a fleet's service."""
         loader = Loader(storage, clock, updates_max=config.snapshot_updates_max, stats=self.stats, kafka=kafka)
         self.partitions = Partitions(
             storage=storage,
@@ -153,9 +153,9 @@ class ShareService:
         await self.coordinator.start()
 
     def configure(self, config: ServerConfig) -> None:
-        """Other settings of the server act from now on, on groups as their defaults and bounds.
+        """Apply other settings of the server from now on, to groups as their defaults and bounds.
 
-        What is only looked at when a share-partition is loaded stays (share.acquire.durable, snapshots).
+        Settings read only when a share-partition is loaded stay (share.acquire.durable, snapshots).
         """
         self.config = config
         self.configs.configure(config)
@@ -170,11 +170,11 @@ class ShareService:
             self.partitions.configure(group_id)
 
     def authorize(self, authorizer: Authorizer) -> None:
-        """Who may do what at this server's sockets: what the server does later for who asked there needs it, too."""
+        """Set the authorizer of this server's sockets, for the server's later work for peers, too."""
         self._dead_letters.authorizer = authorizer
 
     def prepare_close(self) -> None:
-        """Call it before closing the sockets: from now on a closed connection takes nothing from its members."""
+        """Let closed connections' members keep their records from now on. Call it before closing the sockets."""
         self._closing = True
 
     async def close_groups(self) -> None:
@@ -185,14 +185,14 @@ class ShareService:
         await self.coordinator.close()
 
     async def close_partitions(self) -> None:
-        """Write what is queued and stop all owners."""
+        """Write all queued updates and stop all owners."""
         while self._awaited:
             self._awaited.pop().cancel()
         await self._dead_letters.close()
         await self.partitions.close()
 
     def take_up(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Serve the groups, settings and share-partitions of these entries, which somebody else served until now."""
+        """Serve the groups, settings and share-partitions of these entries, taken over from another server."""
         by_prefix: dict[bytes, list[tuple[bytes, bytes]]] = {}
         for key, value in entries:
             by_prefix.setdefault(key[:2], []).append((key, value))
@@ -201,20 +201,20 @@ class ShareService:
         self.coordinator.take_up(by_prefix.get(GROUP, ()))
 
     async def lay_down(self, *, groups: Callable[[str], bool], share_partitions: Callable[[ShareKey], bool]) -> None:
-        """Serve these no more; what is queued is written first, if it still can be."""
+        """Stop serving these; queued updates are written first, if that is still possible."""
         gone = [group_id for group_id in self.coordinator.groups if groups(group_id)]
         self.coordinator.lay_down(gone)
-        self.configs.lay_down([group_id for group_id in self.configs.configured if groups(group_id)])
         await self.partitions.lay_down(share_partitions)
+        await self.configs.lay_down(groups)
 
     def knows_group(self, group_id: str) -> bool:
-        """Whether there is a share group of this id, readable or not."""
+        """Return True if there is a share group of this id, readable or not."""
         return group_id in self.coordinator.groups or group_id in self.damage
 
     # --- connections --------------------------------------------------------------------------------------------
 
     def connect(self, handlers: Handlers, *, client_id: str, host: str) -> InProcess:
-        """A new connection. `host` stands in the descriptions of its members."""
+        """Return a new connection. `host` stands in the descriptions of its members."""
         connection = InProcess(handlers, client_id=client_id, host=host, on_close=self._disconnected)
         self._connections.add(connection)
         return connection
@@ -231,7 +231,7 @@ class ShareService:
             self.sessions.disconnected(connection)
 
     def _await_return(self, closed: ClosedSession) -> None:
-        """Give a member that was cut off the grace to come back, before what it holds goes to others."""
+        """Give a cut-off member the grace to come back, before its records go to others."""
 
         def give_up() -> None:
             self._awaited.discard(timer)
@@ -240,10 +240,10 @@ class ShareService:
         timer = self.clock.call_later(self.config.return_grace_ms / 1000, give_up)
         self._awaited.add(timer)
 
-    # --- what it answers ----------------------------------------------------------------------------------------
+    # --- answers ------------------------------------------------------------------------------------------------
 
     def families(self) -> Collection[Family]:
-        """What members ask all the time."""
+        """Return the handlers of the requests that members send all the time."""
         acknowledger = Acknowledger(self.partitions, self.topics, self.clock, self.stats)
         return (
             ShareFetching(
@@ -268,7 +268,7 @@ class ShareService:
         )
 
     def figures(self) -> Mapping[str, Any]:
-        """Counters since the start and gauges of now, see `Server.stats`."""
+        """Return counters since the start and present gauges, see `Server.stats`."""
         owners = self.partitions.owners()
         return {
             **self.stats.copy(),

@@ -1,4 +1,4 @@
-"""Share sessions with their consequences: what a session that ends releases, and which fetches it ends.
+"""Share sessions with their consequences: a session that ends releases records and ends its fetches.
 
 The epochs and sets are in `share.session`; here are the parked fetches, one or more a session, and the release.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowshare.share.session import ClosedSession, FetchTurn, Key
 
 PARKED_PER_SESSION = 2
-"""Fetches that may wait in one session, and in all as a multiple of those that may be open; one more is answered at
+"""Fetches that may wait in one session; in all sessions, so many times the most open ones. One more is answered at
 once."""
 
 
@@ -30,21 +30,21 @@ class Sessions:
         self._cores = ShareSessions(sessions_max, connection_sessions_max)
         self._partitions = partitions
         self._cut_off: dict[tuple[str, str], ClosedSession] = {}
-        """Sessions of members that may come back with what they hold."""
+        """Sessions of members that may come back with their records."""
         self._waiters: dict[tuple[str, str], dict[Waiter, None]] = {}
-        """Those of a session, in the order in which they came."""
+        """Fetches of a session, in the order in which they came."""
         self.opened = 0
-        """Sessions since the start; those that its member opened anew in its place count again."""
+        """Sessions opened since the start; a session that its member opened anew counts again."""
         self.evicted = 0
-        """Those that ended without a word of their member: its connection did, or its time was over."""
+        """Sessions that ended without a word of their member: its connection ended, or its time was over."""
         self.refused = 0
-        """How often one found no room."""
+        """Sessions refused for lack of room."""
         self.parked = 0
         """Fetches that are under way: waiting, or looking."""
         self._parked_max = PARKED_PER_SESSION * sessions_max
 
     def configure(self, *, sessions_max: int, connection_sessions_max: int) -> None:
-        """So many may be open from now on, and so many of one connection; those that are stay."""
+        """Set the most open sessions, of all and of one connection; open ones stay."""
         self._cores.sessions_max = sessions_max
         self._cores.connection_sessions_max = connection_sessions_max
         self._parked_max = PARKED_PER_SESSION * sessions_max
@@ -66,11 +66,11 @@ class Sessions:
     ) -> FetchTurn:
         """Accept a ShareFetch; one that opens a session anew ends the fetches of the old one.
 
-        In the same session it ends the wait of those that are parked, which answer with what they have: members of
-        ours that stop ask so for what is on its way to them. beside: not that of the last one, as it asks for records
-        and may wait, too (SG-11.10).
+        In the same session it ends the wait of parked fetches, which answer with what they have: our own members that
+        stop ask so for the records on their way. beside: the last fetch goes on, as this one asks for records and may
+        wait, too (SG-11.10).
 
-        Raises: what `ShareSessions.fetch` raises.
+        Raises: errors of `ShareSessions.fetch`.
         """
         try:
             turn = self._cores.fetch(
@@ -93,17 +93,18 @@ class Sessions:
         return turn
 
     def acknowledge(self, group_id: str | None, member_id: str | None, epoch: int) -> ClosedSession | None:
-        """Accept a ShareAcknowledge. Raises: what `ShareSessions.acknowledge` raises."""
+        """Accept a ShareAcknowledge. Raises: errors of `ShareSessions.acknowledge`."""
         return self._cores.acknowledge(group_id, member_id, epoch)
 
     def disconnected(self, connection: Hashable) -> None:
-        """A connection is closed: the sessions that it opened end."""
+        """End the sessions that a closed connection opened."""
         for closed in self._cores.close_connection(connection):
             self.evicted += 1
             self.ended(closed, died=True)
 
     def cut_off(self, connection: Hashable) -> tuple[ClosedSession, ...]:
-        """As `disconnected`, but what the members held stays theirs for now: call `gave_up` for each soon."""
+        """End a connection's sessions, but let their members keep their records for now: call `gave_up` for each
+        soon."""
         closed = self._cores.close_connection(connection)
         self.evicted += len(closed)
         for one in closed:
@@ -112,11 +113,11 @@ class Sessions:
         return closed
 
     def resumed(self, group_id: str, member_id: str) -> None:
-        """A member that was cut off says what it holds."""
+        """Note that a cut-off member has told which records it holds."""
         self._cut_off.pop((group_id, member_id), None)
 
     def gave_up(self, closed: ClosedSession) -> None:
-        """The time is over for a member that was cut off, unless it came back or was cut off once more since."""
+        """End the grace of a cut-off member, unless it came back or was cut off once more since."""
         key = closed.group_id, closed.member_id
         if self._cut_off.get(key) is closed:
             del self._cut_off[key]
@@ -124,9 +125,9 @@ class Sessions:
                 self.ended(closed, died=True)
 
     def ended(self, closed: ClosedSession, *, died: bool = False) -> None:
-        """Release what a closed session held, on the partitions that it had (SG-8.4).
+        """Release the records of a closed session, on the partitions that it had (SG-8.4).
 
-        died: the connection ended and the member said nothing.
+        died: True if the connection ended without a word of the member.
         """
         self._end_fetches(closed.group_id, closed.member_id, Ended.SESSION)
         self._partitions.release_member(closed.group_id, closed.member_id, closed.partitions, died=died)
@@ -134,17 +135,18 @@ class Sessions:
             self._partitions.drop_idle(closed.group_id)
 
     def member_died(self, group_id: str, member_id: str) -> None:
-        """A member is out of its group without a word: what it asked for under way must not be given to it any more.
+        """End the session of a member that left its group without a word: its fetches under way must get nothing any
+        more.
 
-        One that lives all the same would get records beside those that it lost, and its late acknowledgement of a lost
-        one would count for the record that it was given anew.
+        A member that lives all the same would get records beside those that it lost, and its late acknowledgement of a
+        lost one would count for the record that it was given anew.
         """
         if self._cores.close(group_id, member_id) is not None:
             self.evicted += 1
             self._end_fetches(group_id, member_id, Ended.SESSION)
 
     def enter(self, group_id: str, member_id: str) -> Waiter:
-        """A fetch begins; it may wait unless too many do."""
+        """Begin a fetch; it may wait unless too many do."""
         waiter = Waiter()
         self._waiters.setdefault((group_id, member_id), {})[waiter] = None
         self.parked += 1
@@ -153,7 +155,7 @@ class Sessions:
         return waiter
 
     def leave(self, group_id: str, member_id: str, waiter: Waiter) -> None:
-        """A fetch is over."""
+        """End a fetch."""
         self.parked -= 1
         waiters = self._waiters[group_id, member_id]
         del waiters[waiter]
@@ -161,7 +163,7 @@ class Sessions:
             del self._waiters[group_id, member_id]
 
     def _end_fetches(self, group_id: str, member_id: str, reason: Ended, kept: int = 0) -> None:
-        """kept: so many of those that came last go on."""
+        """End a session's fetches, but for the last `kept`."""
         waiters = tuple(self._waiters.get((group_id, member_id), ()))
         for waiter in waiters[: len(waiters) - kept]:
             waiter.end(reason)

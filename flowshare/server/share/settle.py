@@ -3,13 +3,13 @@
 The outputs are checked first (SG-19.2), which may take a while and changes nothing. Then the records are decided and
 PENDING (SG-19.3), and from there on it is one write: durable and answered, or not there at all.
 
-    nothing decided   an output cannot be written            refused, with which and why
-    nothing decided   a record is not the member's           refused, with which
+    nothing decided   an output cannot be written            refused, with the outputs and reasons
+    nothing decided   a record is not the member's           refused, with the records
     decided           the write is durable                   accepted, outputs visible
     decided           an output is refused by the write      refused, the records stay the member's
     decided           the write fails, known not to be there KAFKA_STORAGE_ERROR, the records stay the member's
-    decided           the process ends                       who leads next finds both or neither; the member, which
-                                                             asks it what it holds, sends again only what it holds still
+    decided           the process ends                       the next leader finds both or neither; the member asks
+                                                             it for its records, and sends again only those left
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from flowshare.server.share.stats import Stats
 
 OUTPUTS_MAX: Final = 5_000
-"""Outputs of one settle."""
+"""Most outputs of one settle."""
 OFFSETS_MAX: Final = 10_000
-"""Records of one settle (SG-19.6)."""
+"""Most records of one settle (SG-19.6)."""
 VERSION: Final = 2
-"""Of the acknowledge types that it may have (RENEW is refused by the core)."""
+"""Version of the acknowledge types that a settle may have (RENEW is refused by the core)."""
 
 
 class ShareSettling(Family):
@@ -76,7 +76,7 @@ class ShareSettling(Family):
         return ShareSettleResponse(lock_timeout_ms=lock_ms)
 
     async def _settle(self, request: ShareSettleRequest, connection: InProcess) -> None:
-        """Raises: EXPECTED."""
+        """Settle. Raises: EXPECTED."""
         group_id, member_id = check_ids(request.group_id, request.member_id)
         check_readable(self._topics.by_id(request.topic_id), connection.may_read)
         _check(request)
@@ -108,7 +108,7 @@ class ShareSettling(Family):
 
 
 def _check(request: ShareSettleRequest) -> None:
-    """Raises: InvalidRequest."""
+    """Check. Raises: InvalidRequest."""
     if not request.acks:
         raise InvalidRequest("a settle names no records")
     check_batches(request.acks, version=VERSION, renew_allowed=False)

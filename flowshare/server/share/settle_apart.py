@@ -2,11 +2,12 @@
 
     decided, PENDING --its outputs are committed--> committed; its update is queued as one that stays
                      --refused, or certainly not written--> aborted
-                     --not known here, and never will be--> PENDING for good: who leads next finds out
+                     --not known here, and never will be--> PENDING for good: the next leader finds out
 
 A settle waits for no write of the share-partition, and none waits for it: snapshots show its records as acquired until
-it is committed, and the update that follows comes after each of those. Where there is an order it begins when what was
-decided before is durable, because it may stand in a chain behind it; and the next of its keys wait for its end.
+it is committed, and the update that follows comes after each of those. In an ordered group the settle begins when
+earlier decisions are durable, because it may stand in a chain behind them; and the next records of its keys wait for
+its end.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ if TYPE_CHECKING:
     from flowshare.share.types import PartitionUpdate
 
 CLOSE_S: Final = 5.0
-"""How long an owner that closes waits for what is under way; what is not known by then is when it is loaded again."""
+"""Seconds that a closing owner waits for settles under way; the next load finds out the rest."""
 LOST: Final = "the records were lost with the log's end while they were being settled"
 
 logger = logging.getLogger(__name__)
 
 
 class ApartSettles:
-    """Those of one share-partition.
+    """The settles of one share-partition.
 
-    share: start of its state keys. before: waits until what is queued now is durable (None: it is); raises
-    StorageError. keep: queues an update that stays, with what is written beside it. lost: what was decided is told as
-    lost, so that the next write has to show all. changed: told after each end.
+    share: start of its state keys. before: waits until all queued steps are durable (None: they are); raises
+    StorageError. keep: queues an update that stays, with the writes beside it. lost: called when a decision is told as
+    lost, so that the next write has to show all. changed: called after each end.
     """
 
     def __init__(
@@ -72,11 +73,11 @@ class ApartSettles:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """True if no settle is under way."""
         return not self._tasks
 
     def begin(self, step: Step) -> None:
-        """Carry out a settle; its future is done when that is known."""
+        """Carry out a settle; its future is done when the outcome is known."""
         assert step.decision is not None, "outputs are written with what settles their inputs"
         self._partition.hold_back(step.decision)
         before = self._before() if self._partition.ordered else None
@@ -85,7 +86,7 @@ class ApartSettles:
         task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        """Wait for what is under way, with a limit."""
+        """Wait for settles under way, with a limit."""
         if self._tasks:
             try:
                 await self._clock.wait_for(asyncio.wait(set(self._tasks)), CLOSE_S)

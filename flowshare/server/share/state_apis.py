@@ -1,8 +1,9 @@
-"""The state APIs of a share coordinator: what is stored of share-partitions, for those who keep or mend it elsewhere.
+"""The state APIs of a share coordinator: the stored state of share-partitions, for systems that keep or mend it
+elsewhere.
 
-They work on the same entries that the server's own share-partitions are loaded from, by the rules of `share.shard`.
-What changes an entry takes the share-partition from whoever serves it here, as a change of its leader would: it is
-loaded anew, with what is then stored, at the next fetch (SG-14.5).
+They work on the same entries that the server's own share-partitions are loaded from, by the rules of `share.shard`. A
+change of an entry takes the share-partition from its owner here, as a change of its leader would: it is loaded anew,
+from the changed entry, at the next fetch (SG-14.5).
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ class ShareStateApis(Family):
 
     @handles(ReadShareGroupStateRequest)
     async def read(self, request: ReadShareGroupStateRequest, _: InProcess) -> ShareGroupStateResponse:
-        """The state for a new leader; it is fenced off from older ones."""
+        """Return the state for a new leader, and fence off older leaders."""
         return await self._change(request, lambda entry: entry.read(leader_epoch=request.leader_epoch), tell=True)
 
     @handles(ReadShareGroupStateSummaryRequest, ShareGroupStateResponse)
     async def summary(self, request: ReadShareGroupStateSummaryRequest, _: InProcess) -> ShareGroupStateResponse:
-        """The state as it is, whoever leads; nothing for a share-partition that has none."""
+        """Return the state as it is, for any leader; none for a share-partition without state."""
         key = _key(request)
         state = await self._stored(key)
         owner = self._partitions.get(key)
@@ -84,7 +85,7 @@ class ShareStateApis(Family):
 
     @handles(WriteShareGroupStateRequest)
     async def write(self, request: WriteShareGroupStateRequest, _: InProcess) -> ShareGroupStateResponse:
-        """Take a leader's changes."""
+        """Store a leader's changes."""
         return await self._change(
             request,
             lambda entry: entry.write(
@@ -98,7 +99,7 @@ class ShareStateApis(Family):
 
     @handles(DeleteShareGroupStateRequest)
     async def delete(self, request: DeleteShareGroupStateRequest, _: InProcess) -> ShareGroupStateResponse:
-        """Forget a share-partition; one that has no state is forgotten already."""
+        """Delete a share-partition's state; one without state is deleted already."""
         return await self._change(request, lambda _: None)
 
     @refusing(ShareGroupStateResponse)
@@ -107,14 +108,14 @@ class ShareStateApis(Family):
         return ShareGroupStateResponse(state=state if tell else None)
 
     async def _apply(self, key: ShareKey, step: Step) -> PartitionState | None:
-        """Decide on what is stored and store what comes of it; nobody loads the share-partition meanwhile."""
+        """Decide on the stored state and store the result; nobody loads the share-partition meanwhile."""
         await self._partitions.settled((key,))
         entry = await self._entry(key)
         if step(entry) is entry.state:
-            return entry.state  # what changes nothing, or is refused, disturbs nobody
+            return entry.state  # a step without a change, or refused, disturbs nobody
         await self._partitions.settled((key,))  # another change may have begun while this one read
         with self._partitions.held((key,)):
-            # Whoever served it writes its last when it is dropped; what is decided comes after that.
+            # The owner writes its last when it is dropped; the decision comes after that.
             await self._partitions.drop((key,))
             await follow_settled(self._store, key)
             entry = await self._entry(key)
@@ -142,7 +143,7 @@ class ShareStateApis(Family):
 
 
 def _key(request: StateRequest) -> ShareKey:
-    """Raises: InvalidRequest."""
+    """Check ids. Raises: InvalidRequest."""
     if not 0 < len(request.group_id.encode()) <= GROUP_ID_BYTES_MAX:
         raise InvalidRequest(f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
     if not 0 <= request.partition < 2**31:

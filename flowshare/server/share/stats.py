@@ -22,16 +22,16 @@ ACK_NAMES: Final = ("gap", "accept", "release", "reject", "renew")
 
 @dataclass(slots=True)
 class Stats:
-    """What happened since the server was started.
+    """Counters since the server was started.
 
-    acks: acknowledged records by type; acks_refused: partitions of requests of which some acknowledgement was
-    refused, mostly as the lock had lapsed; lock_timeouts: acquisition locks that lapsed; fetches, failed_fetches,
-    acknowledges, failed_acknowledges, settles, failed_settles: requests; records_acquired, redeliveries: records
-    handed out, and those among them that had been handed out before; parked_timeouts: fetches that ended at their
-    wait limit; loads, failed_loads: share-partitions read from the store; state_writes, failed_state_writes: writes
-    to the store; dead_letters, failed_dead_letters: records copied to a dead-letter topic, or given up; log_cuts:
-    how often a log was found to have lost acquired records with a leader of Kafka's; records_lost: how many offsets
-    that were; load_s, write_s: how long loads and writes took.
+    acks: acknowledged records by type; acks_refused: partitions of requests with a refused acknowledgement, mostly
+    because the lock had lapsed; lock_timeouts: acquisition locks that lapsed; fetches, failed_fetches, acknowledges,
+    failed_acknowledges, settles, failed_settles: requests; records_acquired, redeliveries: records handed out, and
+    those among them that had been handed out before; parked_timeouts: fetches that ended at their wait limit; loads,
+    failed_loads: share-partitions read from the store; state_writes, failed_state_writes: writes to the store;
+    dead_letters, failed_dead_letters: records copied to a dead-letter topic, or given up; log_cuts: times that a log
+    was found to have lost acquired records with a leader of Kafka's; records_lost: offsets of those records; load_s,
+    write_s: durations of loads and writes in seconds.
     """
 
     acks: Counter[str] = field(default_factory=Counter[str])
@@ -70,7 +70,7 @@ class Stats:
                     acks[name] += count
 
     def copy(self) -> dict[str, Any]:
-        """All counters by name."""
+        """Return all counters by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         acks = {name: self.acks[name] for name in ACK_NAMES}
         return {**values, "acks": acks, "load_s": self.load_s.copy(), "write_s": self.write_s.copy()}

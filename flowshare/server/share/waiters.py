@@ -1,4 +1,4 @@
-"""Fetches at one share-partition: what each wants and gets, whether there is something for it, which one is woken."""
+"""Fetches at one share-partition: their wants, their records, and the order of waking them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from flowshare.share.types import AcquiredRange, AcquireMode
 
 READ_TRIES: Final = 8
-"""How often a fetch reads again because another fetch moved on the cursor while it read."""
+"""Reads of a fetch that are tried while other fetches move on the cursor during each."""
 CHOOSY_WAKES: Final = 16
-"""Fetches woken at once while it depends on the member what it may take: the first in line may be one that may not."""
+"""Fetches woken at once while limits choose among members: the first in line may be one that may not acquire."""
 
 
 class Want(NamedTuple):
-    """What a fetch wants of one share-partition. `waiter.ended` stops it from acquiring any more."""
+    """The wants of a fetch at one share-partition. `waiter.ended` stops the fetch from acquiring any more."""
 
     member_id: str
     mode: AcquireMode
@@ -40,16 +40,16 @@ class Want(NamedTuple):
     with_records: bool
     waiter: Waiter
     heads: int = 0
-    """Where there is an order: so many keys may be begun (0: as many as records), and so long is a chain."""
+    """In an ordered group: most keys to begin (0: as many as records). `chain`: most records of a key at once."""
     chain: int = 1
 
 
 class Taken(NamedTuple):
-    """What a fetch got. `durable`: to be awaited before the records leave; raises StorageError.
+    """The records that a fetch got. durable: to be awaited before the records leave; raises StorageError.
 
-    fence: where there is an order: the load's generation, and the serial number of the first record; one that is n
-    offsets behind it has one that is n higher. following: of parked keys, which are to become dead letters unrun:
-    offset -> the record that the key was parked for.
+    fence: in an ordered group: the load's generation, and the serial number of the first record; a record n offsets
+    behind it has a serial number that is n higher. following: records of parked keys, which are to become dead letters
+    unrun: offset -> offset of the record that the key was parked for.
     """
 
     ranges: tuple[AcquiredRange, ...] = ()
@@ -58,7 +58,7 @@ class Taken(NamedTuple):
     fence: tuple[int, int] | None = None
     following: Mapping[int, int] = MappingProxyType({})
     locked_ms: int = 0
-    """When the locks began, on the steady clock."""
+    """Begin of the locks, in ms of the steady clock."""
 
 
 NOTHING: Final = Taken()
@@ -78,7 +78,7 @@ class Waiters:
         clock: Clock,
         alarm: Alarm,
     ) -> None:
-        """parked: where there is an order. alarm: rung when there is a new time to look again."""
+        """parked: for an ordered group. alarm: rung when there is a new time to look again."""
         self._partition = partition
         self._log = log
         self._guard = guard
@@ -91,12 +91,13 @@ class Waiters:
         self.quota: Quota | None = None
 
     def has_work(self) -> bool:
-        """Whether a fetch would find something to acquire now, as far as can be told without reading."""
+        """Return True if a fetch would find records to acquire now, as far as known without reading."""
         may = self._guard.sure and not self._writer.full
         return may and self._partition.can_acquire() and self._has_records()
 
     def ready(self, member_id: str, records_max: int) -> bool:
-        """`has_work`; a member that only limits keep from `records_max` records has its turn from now on."""
+        """Return `has_work`; if only limits keep a member from `records_max` records, the member waits its turn from
+        now on."""
         if self.has_work():
             return True
         if self._has_records():
@@ -107,30 +108,30 @@ class Waiters:
         return False
 
     def park(self, waiter: Waiter, member_id: str, *, singles: bool = False) -> None:
-        """Wake a member's `waiter` when there may be something for it; singles: records of parked keys, too."""
+        """Wake a member's `waiter` when there may be records for it; singles: records of parked keys, too."""
         self.queue.park(waiter, member_id, singles=singles)
 
     def step_aside(self, waiter: Waiter) -> None:
-        """Wake it no more, but the next one if there is something; its fetch goes on."""
-        with contextlib.suppress(CoreError, LogError):  # who looks next meets the error
+        """Take a going-on fetch's waiter out of the line; wake the next one if there are records."""
+        with contextlib.suppress(CoreError, LogError):  # the next fetch meets the error
             if self.quota is not None and not self.has_work() and self._has_records():
-                self.quota.hold_up(self)  # it would take more than the limit gives
+                self.quota.hold_up(self)  # the fetch would acquire more than the limit gives
         self.queue.leave(waiter)
         self.look()
 
     def leave(self, waiter: Waiter, member_id: str) -> None:
-        """Wake it no more."""
+        """Take a waiter out of the line."""
         self.queue.leave(waiter)
         self._partition.allowance.leave(member_id, self._clock.steady_ms())
 
     def nudge(self) -> None:
-        """Something may have become free: wake the fetch that is to be served first if there is something for it."""
+        """Wake the fetch to be served first, if there are records for it; called when some may have become free."""
         self.look()
         if self.quota is not None:
             self.quota.pass_on()
 
     def look(self) -> None:
-        """`nudge`, for this share-partition alone."""
+        """Do `nudge` for this share-partition alone."""
         if len(self.queue) == 0:
             return
         try:
@@ -155,14 +156,15 @@ class Waiters:
             self.queue.wake_some(1)
 
     def turned_away(self) -> None:
-        """Limits leave nothing for a member now: look again when the group, or who is before it, may have left some."""
+        """Look again later, as limits leave nothing for a member now: when the group, or a member served before, leaves
+        some."""
         if self.quota is not None:
             self.quota.hold_up(self)
         if self._partition.allowance.again_ms is not None:
             self._alarm.ring()
 
     def close(self) -> None:
-        """There is nothing any more; those who wait look elsewhere."""
+        """Wake all fetches to look elsewhere."""
         self._closed = True
         self.queue.wake_all()
 

@@ -1,8 +1,8 @@
 """Decided steps of one share-partition on their way into the store: queued, written together, then settled.
 
-One write at a time, everything that is queued in each. A step with a decision is committed when its write is durable
-and aborted when it failed. A step without one is applied already and stays so: after a failed write the whole state
-is written again, after a back-off or with the next step, whichever is first.
+One write at a time, each with all queued steps. A step with a decision is committed when its write is durable and
+aborted when the write failed. A step without a decision is applied already and stays so: after a failed write the whole
+state is written again, after a back-off or with the next step, whichever is first.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUEUE_MAX: Final = 10_000
-"""Steps waiting to be written; each covers records of its own, so that the limits on records are met before this."""
+"""Most steps waiting to be written; each covers records of its own, so that the limits on records are met earlier."""
 RETRY_FIRST_MS: Final = 1_000
 RETRY_LAST_MS: Final = 30_000
 KNOWN_S: Final = 3.0
-"""How long whoever asks what a member holds waits for what is being settled; members wait 6 s for the answer."""
+"""Seconds that a question for a member's records waits for settles under way; members wait 6 s for the answer."""
 BEFORE_REFUSED: Final = "an output of what was settled before it was refused; try again"
 LOST: Final = "the records were lost with the log's end while they were being acknowledged"
 
 
 class Step(NamedTuple):
-    """A step that waits to be written. Without a decision it is applied already and stays so.
+    """A step that waits to be written. Without a decision the step is applied already and stays so.
 
-    beside: what is written with it. done: called when it is durable. outputs: of what it settles, written in one step
-    with it or not at all.
+    beside: writes in the same piece. done: called when the step is durable. outputs: of the settled records, written in
+    one step with it or not at all.
     """
 
     update: PartitionUpdate | None
@@ -54,19 +54,19 @@ class Step(NamedTuple):
     outputs: Sequence[CheckedOutput] = ()
 
     def succeed(self) -> None:
-        """It is durable."""
+        """End the step as durable."""
         if self.settled is not None and not self.settled.done():
             self.settled.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """It is not, or that is not known."""
+        """End the step as failed or in doubt."""
         if self.settled is not None and not self.settled.done():
             self.settled.set_exception(error)
-            self.settled.exception()  # seen: whoever asked may be gone, and asyncio would report it
+            self.settled.exception()  # seen: the caller may be gone, and asyncio would report it
 
 
 class StateWriter:
-    """The queue of one share-partition. Its owner's task calls `write` whenever `due`."""
+    """The queue of one share-partition. Its owner's task calls `write` when `due`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class StateWriter:
         where: str,
         changed: Callable[[], object] = lambda: None,
     ) -> None:
-        """changed: told when something is queued, or free, by what was carried out beside the queue."""
+        """changed: called when a settle beside the queue has queued a step or freed records."""
         self._partition = partition
         self._journal = journal
         self._store = store
@@ -88,10 +88,10 @@ class StateWriter:
         self._where = where
         self._queue: list[Step] = []
         self._owed: dict[bytes, bytes | None] = {}
-        """What is to be written beside the state of steps that stay, and could not be."""
+        """Entries to be written beside the state for steps that stay, although their write failed."""
         self._writing = False
         self._undecided: set[asyncio.Future[None]] = set()
-        """Of decisions of which it is not known yet whether they are durable."""
+        """Futures of decisions with unknown outcome."""
         self._retry_ms = RETRY_FIRST_MS
         self._apart: ApartSettles | None = None
         if isinstance(store, SettlesApart):
@@ -107,21 +107,21 @@ class StateWriter:
                 changed=changed,
             )
         self.retry_at_ms: int | None = None
-        """When what a failed write left out is written again."""
+        """Time of the next write after a failed one, in ms of the steady clock; None: none."""
 
     @property
     def full(self) -> bool:
-        """Whether no more steps are taken for now."""
+        """True if no more steps are accepted for now."""
         return len(self._queue) >= QUEUE_MAX
 
     @property
     def idle(self) -> bool:
-        """Whether everything is written."""
+        """True if everything is written."""
         written = not self._queue and not self._writing and self.retry_at_ms is None
         return written and (self._apart is None or self._apart.idle)
 
     def due(self, *, closing: bool) -> bool:
-        """Whether there is something to write now; an owner that closes waits for no back-off."""
+        """Return True if there is something to write now; a closing owner does not wait for a back-off."""
         if self._queue:
             return True
         return self.retry_at_ms is not None and (closing or self.retry_at_ms <= self._clock.steady_ms())
@@ -136,8 +136,8 @@ class StateWriter:
         done: Callable[[], object] | None = None,
         outputs: Sequence[CheckedOutput] = (),
     ) -> asyncio.Future[None]:
-        """Queue a step; the future is done when it is durable and raises StorageError when it could not be written,
-        OutputRefused when some of its outputs cannot be.
+        """Queue a step; the future is done when the step is durable and raises StorageError when it could not be
+        written, OutputRefused when some of its outputs are refused.
 
         beside, outputs: further writes, made in one piece with it or not at all. done: called just after the decision
         is committed.
@@ -154,11 +154,13 @@ class StateWriter:
         return settled
 
     def keep(self, update: PartitionUpdate | None, beside: Sequence[Write] = ()) -> None:
-        """Queue a step that is applied and that nobody waits for; both are written until they are durable."""
+        """Queue a step that is applied and that nobody waits for; `update` and `beside` are written until they are
+        durable."""
         self._queue.append(Step(update, None, None, (), beside))
 
     def cut(self, end: int, update: PartitionUpdate) -> None:
-        """The log was cut at `end`, by which the state has changed as `update` says; the next write tells all of it."""
+        """Adjust queued steps to a log cut at `end`, which has changed the state by `update`; the next write has the
+        whole state."""
         self._queue = [
             step if step.update is None else step._replace(update=cut(step.update, end)) for step in self._queue
         ]
@@ -166,7 +168,7 @@ class StateWriter:
         self.keep(update)
 
     async def write(self, *, closing: bool) -> bool:
-        """Write all that is queued and settle it; whether it is durable now."""
+        """Write and settle all queued steps; return True if they are durable now."""
         steps, self._queue = self._queue, []
         self._stats.state_writes += 1
         self._writing = True
@@ -191,10 +193,10 @@ class StateWriter:
         return True
 
     async def _written(self, steps: list[Step]) -> tuple[list[Step], PartitionUpdate | None]:
-        """Write these, but for those of which outputs are refused, which fail. Returns the others, and their update.
-        State and outputs are one write (SG-19.5).
+        """Write the steps, failing those with refused outputs. Return the written steps, and their update. State and
+        outputs are one write (SG-19.5).
 
-        Raises: LogError: nothing is written, and all of `steps` that have not failed yet are to.
+        Raises: LogError: nothing is written, and all of `steps` that have not failed yet are to fail.
         """
         while True:
             updates = [step.update for step in steps if step.update is not None]
@@ -217,7 +219,7 @@ class StateWriter:
             return steps, update
 
     def _without_refused(self, steps: list[Step], error: OutputRefused) -> list[Step]:
-        """The steps without those of which outputs are refused, which fail, each told which of its own."""
+        """Return the steps without refused outputs; fail the others, each with its own refusals."""
         left: list[Step] = []
         begin = 0
         for step in steps:
@@ -229,7 +231,7 @@ class StateWriter:
                 continue
             self._fail([step], OutputRefused(places))
         if len(left) < len(steps) and self._partition.ordered:
-            # What follows in a chain is settled in order, and the next of a key is handed out after it, or not at all.
+            # Later steps of a chain are settled in order, and the next of a key is handed out after it, or not at all.
             behind, self._queue = self._queue, [step for step in self._queue if step.settled is None]
             waited_for = [step for step in (*left, *behind) if step.settled is not None]
             self._fail(waited_for, StorageError(BEFORE_REFUSED))
@@ -237,7 +239,7 @@ class StateWriter:
         return left
 
     def _settle(self, step: Step) -> None:
-        """It is durable."""
+        """End a durable step."""
         if step.decision is not None:
             self._partition.commit(step.decision)
             self._stats.count_acks(step.batches)
@@ -249,8 +251,8 @@ class StateWriter:
             step.succeed()
 
     async def all_known(self) -> None:
-        """Wait until each decision up to now is durable, or known not to be; with a limit where one may take as long as
-        coordinators of transactions do. Raises: NotDecided."""
+        """Wait until each decision so far is durable, or known not to be. The wait has a limit where decisions depend
+        on coordinators of transactions. Raises: NotDecided."""
         if not self._undecided:
             return
         known = asyncio.wait(tuple(self._undecided))
@@ -263,20 +265,20 @@ class StateWriter:
             raise NotDecided(f"whether settles are written is not known yet {self._where}") from None
 
     async def decided(self) -> None:
-        """Wait for what is carried out beside the queue, with a limit; what follows from it is queued then."""
+        """Wait for settles beside the queue, with a limit; then their results are queued."""
         if self._apart is not None and not self._apart.idle:
             await self._apart.close()
 
     def _before(self) -> Awaitable[None] | None:
-        """Durable when all that is queued now is; None: it is."""
+        """Return a future, done when all queued steps are durable; None: they are."""
         return self.add(None) if self._queue or self._writing or self.retry_at_ms is not None else None
 
     def _show_all(self) -> None:
-        """The next write has to show the whole state."""
+        """Have the next write show the whole state."""
         self._journal.snapshot_due = True
 
     def give_up(self, error: Exception) -> None:
-        """Nothing will be written any more: fail what is queued."""
+        """Fail queued steps: nothing will be written any more."""
         steps, self._queue = self._queue, []
         self._fail(steps, StorageError(f"{type(error).__name__}: {error}"))
 
@@ -299,8 +301,8 @@ class StateWriter:
         for step in steps:
             now_ms = self._clock.steady_ms()
             if step.decision is not None and self._partition.abort(step.decision, now_ms=now_ms) is not None:
-                # What the abort changed beyond the decision is in memory and goes out with the next snapshot.
+                # Changes of the abort beyond the decision are in memory and go out with the next snapshot.
                 self._journal.snapshot_due = True
             if step.settled is not None and not step.settled.done():
                 step.settled.set_exception(error)
-                step.settled.exception()  # seen: whoever asked may be gone, and asyncio would report it
+                step.settled.exception()  # seen: the caller may be gone, and asyncio would report it

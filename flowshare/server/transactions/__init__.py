@@ -1,5 +1,5 @@
 """Idempotent producers and transactions: `coordinator` has all transactional ids, `apis` answers for them.
 
-The rules are `flowshare.transactions`. What a partition knows of its producers stands with the partition's log
-(`flowshare.log`); offsets that a transaction commits are `server.groups`'.
+The rules are `flowshare.transactions`. A partition's knowledge of its producers is a part of its log (`flowshare.log`);
+offsets that a transaction commits are `server.groups`'.
 """

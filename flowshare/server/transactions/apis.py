@@ -58,14 +58,14 @@ class TransactionApis(Family):
 
     @handles(AddPartitionsToTxnRequest, Response)
     async def add_partitions(self, request: AddPartitionsToTxnRequest, connection: InProcess) -> Response:
-        """Take partitions into the transaction."""
+        """Add partitions to the transaction."""
         asker, party = AskingProducer(*request.producer), connection.counts_as()
         await self._transactions.add(request.transactional_id, asker, partitions=request.partitions, party=party)
         return Response(error=ErrorCode.NONE)
 
     @handles(AddOffsetsToTxnRequest, Response)
     async def add_offsets(self, request: AddOffsetsToTxnRequest, connection: InProcess) -> Response:
-        """Take a group's offsets into the transaction."""
+        """Add a group's offsets to the transaction."""
         group_id = request.group_id
         if not 0 < len(group_id.encode()) <= GROUP_ID_BYTES_MAX:
             raise Refused(ErrorCode.INVALID_GROUP_ID, f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes")
@@ -82,7 +82,7 @@ class TransactionApis(Family):
 
     @handles(DescribeTransactionRequest, DescribeTransactionResponse)
     async def describe(self, request: DescribeTransactionRequest, _: InProcess) -> DescribeTransactionResponse:
-        """What is known of a transactional id."""
+        """Describe the transaction of a transactional id."""
         found = self._transactions.get(request.transactional_id)
         return DescribeTransactionResponse(
             state=found.state.value,
@@ -94,7 +94,7 @@ class TransactionApis(Family):
 
     @handles(ListTransactionsRequest)
     async def list(self, request: ListTransactionsRequest, _: InProcess) -> ListTransactionsResponse:
-        """All transactional ids that pass the filters."""
+        """List all transactional ids that pass the filters."""
         words = {state.value for state in TransactionState}
         states, producer_ids = frozenset(request.states), frozenset(request.producer_ids)
 
@@ -115,12 +115,13 @@ class TransactionApis(Family):
         return ListTransactionsResponse(unknown_states=unknown, transactions=tuple(sorted(found)))
 
     def _runs_longer(self, one: Transaction, running_ms: int) -> bool:
-        """Whether it has been open for longer; any is with a negative limit."""
+        """Return True if the transaction has been open for longer than `running_ms`; with a negative limit always
+        True."""
         return running_ms < 0 or (one.started_ms >= 0 and self._clock.steady_ms() - one.started_ms > running_ms)
 
     @handles(DescribeProducersRequest, DescribeProducersResponse)
     async def describe_producers(self, request: DescribeProducersRequest, _: InProcess) -> DescribeProducersResponse:
-        """The idempotent producers that a partition knows."""
+        """Describe the idempotent producers that a partition knows."""
         known = self._log.producers(request.topic, request.partition)
         ahead = ahead_ms(self._clock)
         return DescribeProducersResponse(

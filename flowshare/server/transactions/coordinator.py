@@ -2,10 +2,10 @@
 
 The rules are in `transactions.coordinator`. Here: one step of an id at a time; a decided end is durable before its
 first marker is written, and carried out until everything is written, by tries a second apart if the disk refuses, and
-after a restart too. Transactions whose time is over are aborted, ids that nobody uses are forgotten.
+after a restart too. Transactions past their timeout are aborted, unused ids are forgotten.
 
-What an end needs of consumer groups is `Settle`: their offsets that the transaction committed count from then on, or
-never did.
+`Settle` ends a transaction at consumer groups: the offsets that the transaction committed count from then on, or never
+did.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ logger = logging.getLogger(__name__)
 PREFIX: Final = b"tx/"
 PRODUCER_IDS: Final = b"ti/producer-ids"
 BLOCK: Final = 1_000
-"""Producer ids of one write; what is left of a block at the end of the process is never used."""
+"""Producer ids of one write; the rest of a block at the end of the process is never used."""
 RETRY_S: Final = 1.0
-"""Pause between two tries to write what an end needs."""
+"""Seconds between two tries to write an end."""
 FINISH_WAIT_S: Final = 5.0
-"""How long an answer waits for a decided end to be carried out. It is carried out all the same."""
+"""Seconds that an answer waits for a decided end to be carried out. It is carried out all the same."""
 MARKED_AT_ONCE: Final = 100
 """Partitions whose markers are begun in one round of the loop, some milliseconds' work."""
 
 Settle = Callable[[Iterable[str], int, int, bool], Awaitable[None]]
-"""(group ids, producer id, its epoch, committed) ends what a transaction did to groups' offsets: they count, or are
-forgotten. May be asked again. Raises one of `EXPECTED`: try again."""
+"""Called with (group ids, producer id, its epoch, committed) to end a transaction's offsets of groups: they count, or
+are forgotten. May be called again. Raises one of `EXPECTED`: try again."""
 
 
 class ProducerIds:
-    """Producer ids: never the same twice, whatever crashes. Blocks are taken durably, then given out from memory."""
+    """Producer ids: never the same twice, even after a crash. Blocks are taken durably, then given out from memory."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
@@ -69,12 +69,12 @@ class ProducerIds:
         self._turn = asyncio.Lock()
 
     async def start(self) -> None:
-        """Go on behind the last block that was taken. Raises: LogError."""
+        """Go on behind the last taken block. Raises: LogError."""
         for _, value in await self._store.scan(PRODUCER_IDS):
             self._next = self._end = int.from_bytes(value)
 
     async def take(self) -> int:
-        """An id that nobody had. Raises: StorageError."""
+        """Return an id that was never given out. Raises: StorageError."""
         async with self._turn:
             if self._next == self._end:
                 end = self._end + BLOCK
@@ -86,18 +86,18 @@ class ProducerIds:
 
 @dataclass(slots=True)
 class _TransactionEntry:
-    """One transactional id. `transaction` None: it is just being made."""
+    """One transactional id. `transaction` None: the id is just being made."""
 
     transaction: Transaction | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     finishing: asyncio.Task[None] | None = None
     unreadable: bool = False
     making: int = 0
-    """Requests under way that may store the first state of the id."""
+    """Number of requests under way that may store the first state of the id."""
 
     @property
     def size(self) -> int:
-        """Bytes that its open transaction takes."""
+        """Bytes of the id's open transaction."""
         return 0 if self.transaction is None else self.transaction.size
 
 
@@ -107,7 +107,7 @@ class TransactionCoordinator:
     def __init__(
         self, *, storage: BrokerStorage, clock: Clock, config: TransactionConfig, settle: Settle, budget: StateBudget
     ) -> None:
-        """budget: bytes of all state; what open transactions hold is counted there."""
+        """budget: bytes of all state; open transactions' bytes are counted there."""
         self._storage = storage
         self._clock = clock
         self._config = config
@@ -120,7 +120,7 @@ class TransactionCoordinator:
         storage.producer_expiry_ms = config.producer_expiration_ms
 
     async def start(self) -> None:
-        """Read all ids; decided ends are carried out, and transactions whose time is over aborted. Raises: LogError."""
+        """Read all ids; carry out decided ends, and abort transactions past their timeout. Raises: LogError."""
         await self._ids.start()
         self._runtime.loaded()
         for key, value in await self._storage.scan(PREFIX):
@@ -139,7 +139,7 @@ class TransactionCoordinator:
         self._runtime.start(self._expire, self._next_ms)
 
     async def close(self) -> None:
-        """Stop; a step under way ends first. What is not finished goes on at the next start."""
+        """Stop after the step under way. Unfinished ends go on at the next start."""
         await self._runtime.close(self._stop_finishing)
 
     def _stop_finishing(self) -> None:
@@ -147,18 +147,18 @@ class TransactionCoordinator:
             if entry.finishing is not None:
                 entry.finishing.cancel()
 
-    # --- what clients ask for -------------------------------------------------------------------------------------
+    # --- requests of clients --------------------------------------------------------------------------------------
 
     async def new_producer(self) -> AskingProducer:
-        """An idempotent producer without transactions. Raises: StorageError."""
+        """Return a new idempotent producer without transactions. Raises: StorageError."""
         return AskingProducer(await self._ids.take(), 0)
 
     async def init(
         self, transactional_id: str, timeout_ms: int, asker: AskingProducer, party: str | None = None
     ) -> AskingProducer:
-        """The id's producer with a fresh epoch; an open transaction is aborted first.
+        """Return the id's producer with a fresh epoch; an open transaction is aborted first.
 
-        party: who makes the id, None: the server's own process.
+        party: the maker of the id; None: the server's own process.
 
         Raises: CoreError, StorageError, Refused (too many).
         """
@@ -177,9 +177,9 @@ class TransactionCoordinator:
         groups: Iterable[str] = (),
         party: str | None = None,
     ) -> None:
-        """Take partitions and groups into the transaction, which begins with the first of them.
+        """Add partitions and groups to the transaction, which begins with the first of them.
 
-        party: who asks, None: the server's own process.
+        party: the sender; None: the server's own process.
 
         Raises: CoreError, StorageError, Refused (they would take too many bytes).
         """
@@ -207,7 +207,7 @@ class TransactionCoordinator:
         await self._finished(entry)
 
     def admission(self, request: ProduceRequest) -> Admission | None:
-        """What the log is to ask before it takes the batch; None for a producer without transactions."""
+        """Return the check that the log makes before it accepts the batch; None for a producer without transactions."""
         transactional_id = request.transactional_id
         if transactional_id is None:
             return None
@@ -223,19 +223,19 @@ class TransactionCoordinator:
         return admit
 
     def check_offsets(self, transactional_id: str, producer_id: int, epoch: int, group_id: str) -> None:
-        """Whether offsets of the group may be committed in the transaction now. Raises: CoreError."""
+        """Check that offsets of the group may be committed in the transaction now. Raises: CoreError."""
         known = self._find(transactional_id).transaction
         coordinator.check_offsets(known, AskingProducer(producer_id, epoch), group_id)
 
     def get(self, transactional_id: str) -> Transaction:
-        """What is known of the id. Raises: TransactionalIdNotFound, TransactionStateCorrupt."""
+        """Return the transaction of the id. Raises: TransactionalIdNotFound, TransactionStateCorrupt."""
         transaction = self._find(transactional_id).transaction
         if transaction is None:
             raise TransactionalIdNotFound(f"there is no transactional id {transactional_id!r}")
         return transaction
 
     def all(self) -> list[Transaction]:
-        """Everything that is known."""
+        """Return all known transactions."""
         return [entry.transaction for entry in self._entries.values() if entry.transaction is not None]
 
     # --- steps ----------------------------------------------------------------------------------------------------
@@ -275,7 +275,8 @@ class TransactionCoordinator:
             self._entries.pop(transactional_id, None)
 
     async def _step(self, entry: _TransactionEntry, decide: Callable[[Transaction | None], Transaction]) -> Transaction:
-        """Decide, make durable, hold. Waits for the end of the last transaction, within bounds."""
+        """Decide a step, make its result durable, and keep it. Waits for the end of the last transaction, within
+        bounds."""
         async with entry.turn:
             await self._finished(entry)
             known = entry.transaction
@@ -323,7 +324,7 @@ class TransactionCoordinator:
             await self._clock.sleep(RETRY_S)
 
     async def _carry_out(self, entry: _TransactionEntry, ended: Transaction, left: set[tuple[str, int]]) -> None:
-        """One try; `left`: partitions without a marker. Raises: whatever was in the way first."""
+        """Try once to carry out an end; `left`: partitions without a marker. Raises: the first error."""
         committed = ended.state is TransactionState.PREPARE_COMMIT
         places = iter(sorted(left))
         errors: list[BaseException] = []
@@ -359,7 +360,7 @@ class TransactionCoordinator:
         return min((due_ms for one in self.all() if (due_ms := self._due_ms(one)) is not None), default=None)
 
     async def _expire(self, _: int = 0) -> None:
-        """Abort what is open for too long, forget what nobody uses. Raises: LogError."""
+        """Abort transactions open for too long, forget unused ids. Raises: LogError."""
         now_ms = self._clock.steady_ms()
         for one in self.all():
             due_ms = self._due_ms(one)

@@ -1,16 +1,16 @@
-"""One declared pipeline as a streaming query: its source, the user's function, its sinks.
+"""Runs one declared pipeline as a streaming query: its source, the user's function, its sinks.
 
-A folder of Spark's file sink is one query's, with one checkpoint. Spark's file sink knows a batch by its number alone:
-of a query that counts from 0 again (its checkpoint is new, or older than the folder) it leaves out every batch whose
-number the folder's `_spark_metadata` has, without a word, and the records are accepted. So a folder is claimed for a
-query before its first batch, by a file beside Spark's own, and a query whose checkpoint does not go with the folder is
-refused before it takes a record.
+A folder of Spark's file sink belongs to one query with one checkpoint. Spark's file sink knows a batch by its number
+alone. If a query counts from 0 again (its checkpoint is new, or older than the folder), the sink silently skips every
+batch whose number is in the folder's `_spark_metadata`, and the records are accepted. So a folder is claimed for a
+query before its first batch, by a file beside Spark's own, and a query whose checkpoint does not fit the folder is
+refused before it acquires a record.
 
 | the folder has | this query's checkpoint | |
 |---|---|---|
 | no batch | any | claimed |
 | batches, and this query's claim | knows all of them | goes on |
-| batches, and no claim | knows all of them | claimed: it died before it could |
+| batches, and no claim | knows all of them | claimed: the query died before it could |
 | batches, and another query's claim | any | refused |
 | batches | is new, or knows fewer of them | refused |
 """
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from flowshare.agents.handler.sinks import Sink
 
 EXECUTORS_S: Final = 10.0
-"""How long a query waits for the cluster's first executor, to know how many tasks run at a time."""
+"""The longest wait, in seconds, for the cluster's first executor, which tells how many tasks run at a time."""
 RECORD: Final = frozenset({"key", "headers", "partition", "timestamp"})
-"""Columns that say something of a produced record beside its value."""
+"""Columns of a produced record besides its value."""
 
 
 def start_query(pipeline: SharePipeline, spark: SparkSession, broker: str, *, once: bool) -> StreamingQuery:
-    """Start a pipeline's query. once: read what is there, and end. Raises: UsageError, what Spark raises."""
+    """Start a pipeline's query. once: read the present records, and end. Raises: UsageError, any error of Spark."""
     activate(spark)  # this is a thread of the supervisor's
     check(pipeline, spark, broker)
     stream = source(pipeline, spark, broker)
@@ -83,7 +83,7 @@ def start_query(pipeline: SharePipeline, spark: SparkSession, broker: str, *, on
 
 
 def check(pipeline: SharePipeline, spark: SparkSession, broker: str) -> None:
-    """See that what is promised of the pipeline can be kept there. Raises: UsageError with what to do."""
+    """Check that the pipeline can run on this session's master. Raises: UsageError with what to do."""
     master = str(spark.sparkContext.master)
     if broker.startswith("embedded:") and not master.startswith("local"):
         raise UsageError(
@@ -91,6 +91,11 @@ def check(pipeline: SharePipeline, spark: SparkSession, broker: str) -> None:
             "which cannot read it: serve it (`flowshare serve --data PATH --listen HOST:9092`) and use "
             "kafka://HOST:9092 as the broker, or run the pipeline with --master local[N]"
         )
+    check_sinks(pipeline)
+
+
+def check_sinks(pipeline: SharePipeline) -> None:
+    """Refuse options of sinks that would lose batches. Raises: UsageError."""
     for sink in pipeline.options.sink or ():
         for name in getattr(sink, "options", ()):
             if name.lower().lstrip("_").startswith("asyncprogresstracking"):
@@ -98,7 +103,8 @@ def check(pipeline: SharePipeline, spark: SparkSession, broker: str) -> None:
 
 
 def tasks(spark: SparkSession) -> int:
-    """How many tasks the session's executors run at a time; waits a moment for the first of a cluster's. Blocks."""
+    """Return the number of tasks that the session's executors run at a time; waits for a cluster's first executor.
+    Blocks."""
     context = spark.sparkContext
     until_s = time.monotonic() + EXECUTORS_S
     while not str(context.master).startswith("local") and time.monotonic() < until_s:
@@ -109,9 +115,15 @@ def tasks(spark: SparkSession) -> int:
 
 
 def source(pipeline: SharePipeline, spark: SparkSession, broker: str) -> DataFrame:
-    """The stream of a pipeline's records; values are columns where the topic says what they are."""
+    """Return the stream of a pipeline's records; values are columns if the topic declares their type."""
+    return spark.readStream.format("flowshare").options(**source_options_of(pipeline, broker, tasks(spark))).load()
+
+
+def source_options_of(pipeline: SharePipeline, broker: str, task_count: int) -> dict[str, str]:
+    """Return the options of the pipeline's source, as Spark takes them. Raises: UsageError: values cannot be
+    columns."""
     options: dict[str, str] = {"broker": broker, "group": pipeline.group, "topics": ",".join(pipeline.topics)}
-    options |= {"checkpoint": checkpoint(pipeline), "tasks": str(tasks(spark))}
+    options |= {"checkpoint": checkpoint(pipeline), "tasks": str(task_count)}
     codecs = [getattr(channel, "value_codec", None) for channel in pipeline.channels]
     if "value" not in pipeline.options.source and any(codecs):
         options |= _of_codecs(pipeline, codecs)
@@ -124,11 +136,11 @@ def source(pipeline: SharePipeline, spark: SparkSession, broker: str) -> DataFra
             options |= {"value": "json", "value_schema": schema}
     for name, value in pipeline.options.source.items():
         options[name] = _text(value)
-    return spark.readStream.format("flowshare").options(**options).load()
+    return options
 
 
 def _of_codecs(pipeline: SharePipeline, codecs: Sequence[Any]) -> dict[str, str]:
-    """How values are read that the topics' codecs write. Raises: UsageError."""
+    """Return the options to read values of the topics' codecs. Raises: UsageError."""
     try:
         found = [source_options(codec) for codec in codecs if codec is not None]
         if len(found) < len(codecs) or any(one != found[0] for one in found):
@@ -139,13 +151,13 @@ def _of_codecs(pipeline: SharePipeline, codecs: Sequence[Any]) -> dict[str, str]
 
 
 def checkpoint(pipeline: SharePipeline) -> str:
-    """Where the query's write-ahead log is."""
+    """Return the folder of the query's write-ahead log."""
     given = pipeline.options.checkpoint
     return given or str(Path(pipeline.app.conf.datadir).absolute() / "pipelines" / pipeline.name)
 
 
 def _checkpoint_manager(spark: SparkSession, place: HadoopFolder) -> None:
-    """Write the checkpoint by renaming files, which is quick, only where that is atomic."""
+    """Write the checkpoint by renaming files, which is fast, only where that is atomic."""
     if place.local:
         spark.conf.set(MANAGER, LOCAL_MANAGER)
     elif spark.conf.get(MANAGER, "") == LOCAL_MANAGER:
@@ -164,13 +176,13 @@ def _text(value: Any) -> str:
 def _each_batch(pipeline: SharePipeline, stream: DataFrame, broker: str) -> DataStreamWriter:
     def call(batch: DataFrame, number: int) -> None:
         with settling(broker, pipeline.group):
-            pipeline.fun(*(batch, number)[: pipeline.arguments])
+            pipeline.refuse_unrun(pipeline.fun(*(batch, number)[: pipeline.arguments]))
 
     return stream.writeStream.outputMode(pipeline.options.output_mode).foreachBatch(call)
 
 
 def _writer(pipeline: SharePipeline, rows: DataFrame, sinks: Sequence[Sink], broker: str) -> DataStreamWriter:
-    """Spark's own sink where there is one that knows its batches, else each batch to each sink."""
+    """Return Spark's own sink if it knows its batches, else a writer of each batch to each sink."""
     mode = pipeline.options.output_mode
     writer = rows.writeStream.outputMode(mode)
     (first, *others) = sinks
@@ -184,7 +196,7 @@ def _writer(pipeline: SharePipeline, rows: DataFrame, sinks: Sequence[Sink], bro
 
 
 def _alone(sinks: Sequence[Sink], mode: str) -> TypeGuard[tuple[Folder]]:
-    """Whether Spark's own file sink writes, which knows its batches."""
+    """True if Spark's own file sink writes the rows: one folder, in append mode. That sink knows its batches."""
     return len(sinks) == 1 and mode == "append" and isinstance(sinks[0], Folder)
 
 
@@ -195,7 +207,7 @@ def _to_topic(sink: Produce, broker: str) -> dict[str, str]:
 
 
 def _write_all(name: str, sinks: Sequence[Sink], broker: str, mode: str, batch: DataFrame, number: int) -> None:
-    """One batch to all sinks; it is computed once."""
+    """Write one batch to all sinks; the batch is computed once."""
     kept = batch.persist() if len(sinks) > 1 else batch
     try:
         for sink in sinks:
@@ -224,15 +236,15 @@ def _write(name: str, sink: Sink, broker: str, mode: str, batch: DataFrame, numb
 
 
 def query_id(batch: DataFrame) -> str:
-    """The id of the query whose micro-batch this is: a new checkpoint is another query, which counts from 0 again."""
+    """Return the id of the query of a micro-batch; a new checkpoint is another query, which counts from 0 again."""
     found = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     assert found is not None, "only a streaming query has micro-batches"
     return str(found)
 
 
 def for_topic(rows: DataFrame, sink: Produce) -> DataFrame:
-    """Rows without a `value` become JSON objects of all columns but those that the sink knows; structs of them, where
-    the topic has a codec or the sink a registry."""
+    """Return rows with a `value`: without one, JSON objects of all columns but those that the sink knows; structs of
+    them if the topic has a codec or the sink a registry."""
     if "value" in rows.columns:
         return rows
     inside = [f"`{name}`" for name in rows.columns if name not in RECORD]
@@ -243,7 +255,7 @@ def for_topic(rows: DataFrame, sink: Produce) -> DataFrame:
 
 
 CLAIM: Final = "_flowshare_query"
-"""Names that begin with `_` are no data to Spark's readers."""
+"""The file with a folder's claim; Spark's readers ignore names that begin with `_`."""
 METADATA: Final = "_spark_metadata"
 
 
@@ -256,15 +268,15 @@ class HadoopFolder:
         self._root = jvm.org.apache.hadoop.fs.Path(root)
         self._system: Any = self._root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
         self.path = str(self._system.makeQualified(self._root).toString())
-        """With the file system's scheme."""
+        """The path with the file system's scheme."""
 
     @property
     def local(self) -> bool:
-        """Whether it is on a file system of this machine."""
+        """True if the folder is on a file system of this machine."""
         return str(self._system.getScheme()) == "file"
 
     def newest(self, name: str) -> int:
-        """The highest number among the files of one of Spark's logs; −1: there is none."""
+        """Return the highest number among the files of one of Spark's logs; −1: no file."""
         folder = self._at(name)
         if not self._system.exists(folder):
             return -1
@@ -272,7 +284,7 @@ class HadoopFolder:
         return max((int(one) for one in names if one.isdigit()), default=-1)
 
     def read(self, name: str) -> str | None:
-        """A file's text; None: there is none."""
+        """Return a file's text; None: no file."""
         at = self._at(name)
         if not self._system.exists(at):
             return None
@@ -280,7 +292,7 @@ class HadoopFolder:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
 
     def write(self, name: str, text: str) -> None:
-        """Write a file, over one that is there."""
+        """Write a file, over an existing one."""
         with closing(self._system.create(self._at(name), True)) as stream:
             stream.write(bytearray(text.encode()))
 
@@ -289,13 +301,13 @@ class HadoopFolder:
 
 
 def query_of(checkpoint: HadoopFolder) -> str | None:
-    """The id of the query whose checkpoint this is; None: it is new."""
+    """Return the id of a checkpoint's query; None: the checkpoint is new."""
     text = checkpoint.read("metadata")
     return None if text is None else str(json.loads(text)["id"])
 
 
 def check_claim(name: str, folder: HadoopFolder, checkpoint: HadoopFolder) -> None:
-    """See, before a pipeline starts, that its folder goes with its checkpoint. Raises: UsageError with what to do."""
+    """Check, before a pipeline starts, that its folder fits its checkpoint. Raises: UsageError with what to do."""
     written = folder.newest(METADATA)
     if written < 0:
         return
@@ -315,7 +327,7 @@ def check_claim(name: str, folder: HadoopFolder, checkpoint: HadoopFolder) -> No
 
 
 def claim(folder: HadoopFolder, checkpoint: HadoopFolder, query: str) -> None:
-    """Note that a folder is this query's from now on."""
+    """Claim a folder for a query."""
     text = json.dumps({"query": query, "checkpoint": checkpoint.path})
     if folder.read(CLAIM) != text:
         folder.write(CLAIM, text)
@@ -328,14 +340,13 @@ TABLE: Final = re.compile(r"[A-Za-z_][\w$]*(\.[A-Za-z_][\w$]*){0,2}")
 
 
 def write_table(name: str, sink: Jdbc, batch: DataFrame, query: str, number: int, *, replace: bool) -> None:
-    """Write the rows of a query's batch, once. replace: they are all that the table is to hold.
+    """Write the rows of a query's batch, once. replace: the rows become the table's whole content.
 
-    Rows carry the pipeline's name, the query's id and the batch's number, and what an earlier try of the same batch
-    left is deleted first. A batch is repeated only when the query died before Spark had written it down, so its number
-    is the query's highest, and deleting by it finds all of the earlier try. A new checkpoint is a query of its own,
-    which counts from 0 again and leaves the rows of earlier ones alone.
-
-    Raises: UsageError, what Spark raises.
+    Rows carry the pipeline's name, the query's id and the batch's number; rows of an earlier try of the same batch are
+    deleted first. A batch is repeated only when the query died before Spark had recorded it, so its number is the
+    query's highest, and deleting by it finds all rows of the earlier try. A new checkpoint is a new query, which counts
+    from 0 again and does not touch the rows of earlier ones.
+    Raises: UsageError, any error of Spark.
     """
     from pyspark.sql.functions import lit
 
@@ -352,9 +363,9 @@ def write_table(name: str, sink: Jdbc, batch: DataFrame, query: str, number: int
 
 
 def _prepare(sink: Jdbc, options: dict[str, str], rows: DataFrame, query: str, number: int, *, delete: bool) -> None:
-    """Make the table if it is not there, else delete what an earlier try wrote; over a connection of the driver's.
+    """Create the table if it is missing, else delete the rows of an earlier try; over a connection of the driver.
 
-    Spark makes missing tables only in databases whose errors it can tell apart.
+    Spark creates missing tables only in databases whose errors it can tell apart.
     """
     jvm: Any = rows.sparkSession._jvm  # noqa: SLF001 - py4j's way to java.sql
     jdbc = jvm.org.apache.spark.sql.execution.datasources.jdbc

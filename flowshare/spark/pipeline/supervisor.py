@@ -1,7 +1,7 @@
-"""Runs an app's pipelines in one Spark session: starts them again when they fail, tells how they get on, ends them.
+"""Runs an app's pipelines in one Spark session: restarts them after failures, reports their progress, ends them.
 
-A query that fails is started again from its checkpoint after a pause that doubles (1 s to 60 s) while it keeps
-failing; one that ran for a minute begins anew. Everything that asks Spark is in threads: the loop serves the health
+A query that fails is started again from its checkpoint after a pause that doubles (1 s to 60 s) while it keeps failing;
+after a minute without failure the pause begins anew. All calls of Spark are in threads: the loop serves the health
 pages and, for an embedded path or a fleet, the log itself.
 """
 
@@ -24,6 +24,7 @@ from flowshare.spark.errors import SparkGone, brief, gone
 from flowshare.spark.pipeline.query import checkpoint, start_query
 from flowshare.spark.source.checkpoint import local_checkpoint
 from flowshare.spark.source.microbatches import TROUBLES
+from flowshare.spark.source.progress import backlog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,26 +36,26 @@ if TYPE_CHECKING:
 
 PAUSE_S, PAUSE_MAX_S = 1.0, 60.0
 WELL_S: Final = 60.0
-"""A query that ran for so long is not one that fails again and again."""
+"""The time, in seconds, after which a running query no longer counts as one that keeps failing."""
 ONCE_TRIES: Final = 3
 LOOK_S: Final = 0.25
 NOTE_S: Final = 1.0
 TELL_S: Final = 10.0
 STOP_S: Final = 30.0
-"""How long a batch that is under way at the end may take."""
+"""The longest time, in seconds, for the batch under way at the end."""
 LEFT_S: Final = 12.0
-"""How long sources may take to accept what is committed, and to leave."""
+"""The longest time, in seconds, for sources to accept committed records and to leave."""
 LEFT_LOOK_S: Final = 0.05
 BACKLOG_S: Final = 5.0
-"""How long the group may take to say its backlog: a broker that stands still must hold up neither a stop nor a query
-that is to start again."""
+"""The time limit, in seconds, for the group's backlog: a broker that stands still must delay neither a stop nor a
+query's restart."""
 
 logger = logging.getLogger("flowshare.pipeline")
 
 
 @dataclass(slots=True, kw_only=True)
 class PipelineFigures:
-    """What is known of a pipeline. Rates are records a second, times seconds; −1: not known."""
+    """Figures of one pipeline. Rates are in records per second, times in seconds; −1: not known."""
 
     name: str
     group: str
@@ -84,7 +85,7 @@ class _Running:
     counted: tuple[str, int] = ("", -1)
     """The run and its last batch whose records are counted."""
     troubles: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    """What the sources of a run have said of what went wrong."""
+    """The number of troubles that the sources of a run have reported, by run and kind."""
 
 
 class PipelineSupervisor:
@@ -100,7 +101,7 @@ class PipelineSupervisor:
         clock: Clock,
         once: bool = False,
     ) -> None:
-        """broker: URL for the queries. once: each pipeline reads what is there, and ends."""
+        """broker: URL for the queries. once: each pipeline reads the present records, and ends."""
         self._spark = spark
         self._backend = backend
         self._broker = broker
@@ -113,15 +114,15 @@ class PipelineSupervisor:
 
     @property
     def figures(self) -> list[PipelineFigures]:
-        """Of each pipeline."""
+        """The figures of each pipeline."""
         return [one.figures for one in self._running]
 
     def stop(self) -> None:
-        """Have `run` end: batches that are under way are finished first."""
+        """Make `run` end; batches under way are finished first."""
         self._stop.set()
 
     async def run(self) -> bool:
-        """Run until `stop`, or with `once` until all have ended; whether none was given up. Raises: SparkGone."""
+        """Run until `stop`, or with `once` until all have ended; True: none was given up. Raises: SparkGone."""
         admin = ShareAdmin(partial(self._backend.connect, "pipelines"), clock=self._clock, client_id="pipelines")
         told_s = self._clock.monotonic()
         try:
@@ -139,7 +140,7 @@ class PipelineSupervisor:
         return all(one.figures.state != "failed" for one in self._running)
 
     async def _look_after_all(self) -> None:
-        """Raises: SparkGone, as no query can ever run again in this process then."""
+        """Look after each pipeline. Raises: SparkGone: no query can ever run again in this process."""
         try:
             for one in self._running:
                 await self._look_after(one)
@@ -208,7 +209,7 @@ class PipelineSupervisor:
         one.pause_s = min(PAUSE_MAX_S, 2 * one.pause_s)
 
     def _end(self, one: _Running) -> None:
-        """Let the batch that is under way end, then stop the query; harmless when Spark is gone, or goes. Blocks."""
+        """Finish the batch under way, then stop the query; does nothing when Spark has ended. Blocks."""
         query = one.query
         if query is None or gone(self._spark.sparkContext, ""):
             return
@@ -234,8 +235,8 @@ class PipelineSupervisor:
             time.sleep(0.05)
 
     async def _see_left(self, one: _Running, admin: ShareAdmin) -> None:
-        """Wait until the query's sources have left their group, in processes of their own: what they accept at the end
-        needs this one, which may lead the group, and a container ends with its first process."""
+        """Wait until the query's sources, in separate processes, have left their group: their last accepts need this
+        process, which may lead the group, and a container ends with its first process."""
         place = local_checkpoint(checkpoint(one.pipeline))
         sources = frozenset[str]() if place is None else await asyncio.to_thread(place.members)
         try:
@@ -262,7 +263,7 @@ class PipelineSupervisor:
     # --- figures ----------------------------------------------------------------------------------------------------
 
     def _note(self, one: _Running) -> None:
-        """Take over what Spark says of the batches that ended. Blocks."""
+        """Read Spark's progress reports of the batches that ended. Blocks."""
         assert one.query is not None
         for progress in one.query.recentProgress:
             found: Mapping[str, Any] = progress if isinstance(progress, dict) else {}
@@ -278,7 +279,7 @@ class PipelineSupervisor:
             one.figures.batch_s = float(found.get("batchDuration") or 0) / 1000
 
     def _note_troubles(self, one: _Running, run: str, sources: Sequence[Any]) -> None:
-        """Take over what the sources say went wrong; a source that was started again counts from 0."""
+        """Read the sources' reports of troubles; a restarted source counts from 0."""
         for name, text in TROUBLES.items():
             count = sum(_trouble(source, name) for source in sources)
             before = one.troubles.get((run, name), 0)
@@ -288,15 +289,13 @@ class PipelineSupervisor:
             one.troubles[run, name] = max(count, before)
 
     async def _look_up_backlog(self, one: _Running, admin: ShareAdmin) -> None:
-        """Note what the group has not finished; what is not known in time is not known any more."""
+        """Note the group's unfinished records; without an answer in time the number is unknown."""
         try:
-            parts = await self._clock.wait_for(admin.group_offsets(one.figures.group), BACKLOG_S)
+            asked = backlog(admin, one.figures.group, one.pipeline.topics)
+            one.figures.backlog = await self._clock.wait_for(asked, BACKLOG_S)
         except (ClientError, OSError) as error:
             one.figures.backlog = -1
             logger.debug("backlog of %s: %s", one.figures.group, error or type(error).__name__)
-        else:
-            known = [part.lag for part in parts if part.topic in one.pipeline.topics and part.lag >= 0]
-            one.figures.backlog = sum(known) if known else -1  # before the group's first fetch nobody knows
 
     async def _tell(self, admin: ShareAdmin) -> None:
         await asyncio.gather(*(self._look_up_backlog(one, admin) for one in self._running))
@@ -315,7 +314,7 @@ class PipelineSupervisor:
 
 
 def _trouble(source: Any, name: str) -> int:
-    """One of the counts that a source reports in its progress; 0 where it reports none."""
+    """Return one of the counts in a source's progress; 0: none is reported."""
     told = source.get("latestOffset") if isinstance(source, dict) else None
     try:
         found = json.loads(told) if isinstance(told, str) else told

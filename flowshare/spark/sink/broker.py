@@ -1,11 +1,11 @@
-"""What an executor's Python worker, or the driver's, has open towards a broker: a thread, its loop, a producer.
+"""Open brokers of a Python worker (an executor's or the driver's): each has a thread, its event loop and a producer.
 
-Spark uses a Python worker for one task after the other, so what is open is kept, one for each set of options, and
-closed when nobody has used it for IDLE_S, or when something failed on it: what is in doubt is never used again.
+Spark uses one Python worker for one task after the other, so an open broker is kept, one for each set of options. It is
+closed after IDLE_S without use, or when something failed on it: a broker in doubt is never used again.
 
-An embedded path is led by one process. Who opens it joins the one that leads; when nobody does it leads itself, lets
-others join, and lets go of the path when it is idle. While workers of `flowshare worker` live on the path, they come
-first.
+One process leads an embedded path. A process that opens the path joins the leader. If there is no leader, the process
+leads the path itself, lets others join, and gives the path up when it is idle. While workers of `flowshare worker` live
+on the path, they come first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flowshare.client.producer.channel import Channel
 from flowshare.client.producer.producer import Producer
 from flowshare.client.settings import LinkSettings, ProducerSettings
 from flowshare.clock import LoopClock
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 IDLE_S: Final = 5.0
-"""How long a broker that nobody uses stays open; so long at most an idle executor leads an embedded path."""
+"""The seconds that an unused broker stays open; the longest time that an idle executor leads an embedded path."""
 PATIENCE_S: Final = 5.0
-"""How long workers that live on an embedded path are left to lead it."""
+"""The seconds that workers living on an embedded path get to lead it."""
 OPEN_S: Final = 60.0
 CLOSE_S: Final = 5.0
 CLIENT: Final = "flowshare-spark-sink"
 DEFAULT_PARTITIONS: Final = -1
-"""As many as the broker's num.partitions."""
+"""The number that stands for the broker's num.partitions."""
 REQUEST_BYTES_MAX: Final = 1 << 30
-"""One record may be as large as the topic takes: the broker decides."""
+"""The largest request in bytes, so that the broker alone limits a record by its topic's setting."""
 
 logger = logging.getLogger("flowshare.spark")
 
@@ -63,7 +63,7 @@ class SinkError(FlowshareError, RuntimeError):
 
 @contextmanager
 def open_broker(options: SinkOptions) -> Iterator[OpenBroker]:
-    """The broker of these options as this process has it, opened if need be; closed when the block raises.
+    """Provide this process's broker for these options, opened if needed; it is closed when the block raises.
 
     Raises: SinkError (the broker cannot be reached).
     """
@@ -86,7 +86,7 @@ def open_broker(options: SinkOptions) -> Iterator[OpenBroker]:
 
 
 def _forget(opened: OpenBroker, *, used: bool = True) -> None:
-    """Close it, in a thread of its own. used: though somebody may use it."""
+    """Close a broker in a separate thread. used: close it even while it is used."""
     with _lock:
         if opened.users and not used:
             return
@@ -99,23 +99,23 @@ def _forget(opened: OpenBroker, *, used: bool = True) -> None:
 
 
 class OpenBroker:
-    """One open broker. Its methods are called from any thread, coroutines run on its own by `call`."""
+    """One open broker. Its methods are called from any thread; `call` runs coroutines on the broker's thread."""
 
     def __init__(self, options: SinkOptions, key: tuple[int, SinkOptions]) -> None:
         self.options = options
         self.key = key
         self.users = 0
         self.closing: threading.Thread | None = None
-        """What closes it, once that has begun."""
+        """The thread that closes the broker, once closing has begun."""
         self._clock = LoopClock()
         self._resting: asyncio.TimerHandle | None = None
         self._admin: ShareAdmin
         self._closers: list[Callable[[], Awaitable[object]]] = []
-        """What was opened, in order."""
+        """Close functions of all that was opened, in the order of opening."""
         self._connect: Callable[[], Awaitable[Connection]]
         self._producer: Producer | None = None
         self.channel: Channel
-        """For what is asked of coordinators."""
+        """A channel for requests to coordinators."""
         self._service = ServiceLoop(name=CLIENT)
         self._service.start()
         self._opening = self._service.submit(self._open)
@@ -124,11 +124,11 @@ class OpenBroker:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Where its coroutines run."""
+        """The loop on which the broker's coroutines run."""
         return self._service.loop
 
     def wait_open(self) -> None:
-        """Raises: SinkError."""
+        """Wait until the broker is open. Raises: SinkError."""
         try:
             self._opening.result(OPEN_S)
         except TimeoutError:
@@ -137,16 +137,17 @@ class OpenBroker:
             raise SinkError(f"{self.about} cannot be reached: {error}") from error
 
     def call(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine on its loop; it bounds its own waits. Raises: what it raises."""
+        """Run a coroutine on the broker's loop; the coroutine bounds its own waits. Raises: any error of the
+        coroutine."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def rest(self) -> None:
-        """Nobody uses it for now."""
+        """Start the idle timer: the broker is not used for now."""
         with contextlib.suppress(RuntimeError):  # it was closed already
             self.loop.call_soon_threadsafe(self._rest)
 
     def close(self) -> None:
-        """Close what was opened, and what is being opened once it is."""
+        """Close all that was opened, after an opening under way has ended."""
         concurrent.futures.wait([self._opening])
         self._service.submit(self._close).result()
         self._service.stop()
@@ -198,9 +199,10 @@ class OpenBroker:
     # --- what it is for -----------------------------------------------------------------------------------------
 
     async def partitions_of(self, topic: str, producer: Producer) -> int:
-        """How many partitions a topic has, as a producer is to know; it is made if the options allow it.
+        """Return a topic's number of partitions, as its producer will use it; a missing topic is created if options
+        allow it.
 
-        Raises: SinkError (there is none), ClientError.
+        Raises: SinkError (no such topic), ClientError.
         """
         try:
             return await producer.partitions(topic)
@@ -219,14 +221,15 @@ class OpenBroker:
         )
 
     async def producer(self) -> Producer:
-        """The producer of all tasks that write at least once."""
+        """Return the producer shared by all tasks that write at least once."""
         if self._producer is None:
             self._producer = self.new_producer()
             self._closers.append(lambda producer=self._producer: producer.close(CLOSE_S))  # type: ignore[misc]
         return self._producer
 
     def new_producer(self, transactional_id: str | None = None) -> Producer:
-        """A new producer, which the caller closes. With a transactional id others that have it are fenced."""
+        """Return a new producer, which the caller closes. A transactional id fences other producers with the same
+        id."""
         return Producer(
             self._connect,
             clock=self._clock,

@@ -1,4 +1,4 @@
-"""Rows of the sink: which columns a DataFrame may have, and what is in their Arrow arrays as plain Python lists.
+"""Rows of the sink: the allowed columns of a DataFrame, and their Arrow arrays as plain Python lists.
 
 | column | type | when it is missing or null |
 |---|---|---|
@@ -38,13 +38,13 @@ TYPES: Final[Mapping[str, tuple[frozenset[str], str]]] = {
     "partition": (INTEGERS, "int"),
     "timestamp": (MOMENTS, "timestamp"),
 }
-"""Spark's names of the types that a column may have, and in words what is wanted."""
+"""Spark's names of the allowed types of a column, and the wanted type in words."""
 COLUMNS: Final = (*TYPES, "headers")
 NESTED: Final = frozenset({"struct", "map", "array", "variant"})
 
 
 class RowColumns(NamedTuple):
-    """One Arrow batch, column by column; as many entries each as there are rows, or without end."""
+    """One Arrow batch, column by column; each has one entry a row, or repeats without end."""
 
     topics: Iterable[str]
     partitions: Iterable[int | None]
@@ -56,7 +56,7 @@ class RowColumns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the columns of a DataFrame are. `places`: column -> its position. `topic`: of all rows, or empty."""
+    """The positions of a DataFrame's columns. places: column -> its position. topic: of all rows, or empty."""
 
     places: Mapping[str, int]
     topic: str
@@ -85,11 +85,12 @@ class Layout:
 
     @property
     def values_only(self) -> bool:
-        """Whether there is nothing but values for one topic: the fast case."""
+        """True if the columns hold only values for one topic: the fast case."""
         return bool(self.topic) and not self.places.keys() - {"value", "topic"}
 
     def rows(self, batch: pa.RecordBatch) -> RowColumns:
-        """What is in a batch. Raises: ValueError (a row without topic, a header without name)."""
+        """Return the rows of a batch, column by column. Raises: ValueError (a row without topic, a header without
+        name)."""
         return RowColumns(
             itertools.repeat(self.topic) if self.topic else self._read(batch, "topic", names_of),
             self._read(batch, "partition", integers_of),
@@ -133,11 +134,11 @@ def _is_headers(type_: Any) -> bool:
 
 
 # --- Arrow --------------------------------------------------------------------------------------------------------
-# Arrow's own `to_pylist` makes an object of its own for each element first, which takes several times as long.
+# Arrow's own `to_pylist` first makes an Arrow object for each element, which takes several times as long.
 
 
 def bytes_of(column: pa.Array) -> list[bytes | None]:
-    """Strings, as UTF-8, or binaries."""
+    """Return strings, as UTF-8, or binaries, as bytes."""
     count = len(column)
     if not count or pa.types.is_null(column.type):
         return [None] * count
@@ -152,7 +153,7 @@ def bytes_of(column: pa.Array) -> list[bytes | None]:
 
 
 def integers_of(column: pa.Array) -> list[int | None]:
-    """Integers of any width."""
+    """Return integers of any width."""
     count = len(column)
     if not count or pa.types.is_null(column.type):
         return [None] * count
@@ -161,14 +162,14 @@ def integers_of(column: pa.Array) -> list[int | None]:
 
 
 def milliseconds_of(column: pa.Array) -> list[int | None]:
-    """Moments as milliseconds since 1970; those without a zone are taken for UTC."""
+    """Return timestamps as milliseconds since 1970; those without a zone count as UTC."""
     if pa.types.is_null(column.type):
         return [None] * len(column)
     return integers_of(column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64()))
 
 
 def names_of(column: pa.Array) -> list[str]:
-    """Topics, one string object for each name. Raises: ValueError (a row has none)."""
+    """Return topics, one string object for each name. Raises: ValueError (a row has none)."""
     if column.null_count or pa.types.is_null(column.type):
         raise ValueError("a row has no topic: its column 'topic' is null, and there is no .option(\"topic\", …)")
     coded = column.dictionary_encode()
@@ -177,7 +178,7 @@ def names_of(column: pa.Array) -> list[str]:
 
 
 def headers_of(column: pa.Array) -> list[list[Header]]:
-    """Each row's headers, from an array of structs or from a map. Raises: ValueError (a header has no name)."""
+    """Return each row's headers, from an array of structs or from a map. Raises: ValueError (a header has no name)."""
     if pa.types.is_null(column.type):
         return [[] for _ in range(len(column))]
     offsets = column.offsets

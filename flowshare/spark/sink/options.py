@@ -17,26 +17,27 @@ Subject = Literal["topic", "record", "topic_record"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """What the sink was asked for. Times are seconds, sizes are bytes.
+    """Options of the sink. Times are in seconds, sizes in bytes.
 
     broker: URL of the backend, see `flowshare.backend.url`.
-    topic: where all rows go; without it the column `topic` says it for each row.
+    topic: where all rows go; without it the column `topic` names the topic of each row.
     delivery: `at_least_once`, or `exactly_once` for each batch of a streaming query (docs/spark.md).
     compression: codec of the batches (compression.type).
-    create_topics: make a topic that is missing, with as many partitions as the broker gives new topics.
+    create_topics: make a missing topic, with the broker's default number of partitions.
     batch_size: size at which a batch of records is closed (batch.size).
     batch_header: put the header `flowshare.batch` on each record: query id, batch id, task and the row's number in it.
-    delivery_timeout: how long nothing may be confirmed before the task fails, and any other wait for the broker.
+    delivery_timeout: the task fails when nothing was confirmed for this time; also the limit of any other wait for the
+        broker.
     transaction_timeout: how long a batch may take with exactly_once (transaction.timeout.ms); brokers allow 900 unless
-        their transaction.max.timeout.ms says more.
-    batches_topic: with exactly_once and a column `topic`: an existing topic under whose name it is kept which batches
-        are finished. Nothing is written to it.
-    value: bytes, or with a registry what the column `value`, of any type, is written as: avro, json (with a JSON
-        Schema) or protobuf.
+        their transaction.max.timeout.ms allows more.
+    batches_topic: with exactly_once and a column `topic`: an existing topic, under whose name the finished batches are
+        noted. Nothing is written to it.
+    value: bytes; or, with a registry, the format in which the column `value`, of any type, is written: avro, json
+        (with a JSON Schema) or protobuf.
     value_schema: Avro's or a JSON Schema; empty: the newest one of the subject. value_message: for protobuf,
         `module:Class` of a message that executors can import.
-    registry: address of a schema registry. registry_ca: path of the certificate of its CA. subject: how the schema's is
-        called there: `topic` (`<topic>-value`), `record` or `topic_record`.
+    registry: address of a schema registry. registry_ca: path of the certificate of its CA. subject: naming rule
+        of the schema's subject in the registry: `topic` (`<topic>-value`), `record` or `topic_record`.
     """
 
     broker: str = field(repr=False)
@@ -58,7 +59,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """Check what a writer was given; names in any case. Raises: OptionError."""
+        """Parse the options of a writer; names in any case. Raises: OptionError."""
         options = cls(**checks.checked(cls, given, CHECKS))
         registry.check(options)
         if (options.value == "bytes") == bool(options.registry) or (options.value_schema and not options.registry):
@@ -69,12 +70,12 @@ class SinkOptions:
 
     @property
     def exactly_once(self) -> bool:
-        """Whether batches are written in transactions."""
+        """True if batches are written in transactions."""
         return self.delivery == "exactly_once"
 
     @property
     def ledger_topic(self) -> str:
-        """The topic under whose name finished batches are noted; empty when none was named."""
+        """The topic under whose name finished batches are noted; empty: none was named."""
         return self.topic or self.batches_topic
 
 

@@ -1,4 +1,4 @@
-"""OutcomeSink record by record: a DataFrame with an `outcome` column, written to the `flowshare` sink, acknowledges.
+"""Outcomes record by record: a DataFrame with an `outcome` column, written to the `flowshare` sink, acknowledges.
 
     stream = spark.readStream.format("flowshare").option("outcomes", "true")…load()
     judged = stream.selectExpr("topic", "partition", "offset", "IF(ok, 'accept', 'release') AS outcome")
@@ -19,8 +19,8 @@ In `foreachBatch` a batch's rows go elsewhere as well, and `settle` takes its ou
 | all tasks have ended | the source's process, which holds the locks, sends the outcomes |
 | the batch is committed | its records without a row are accepted |
 
-What is settled is settled once, however often its outcome is given: the first one lets go of it. After a crash records
-whose outcome was not confirmed come again: at least once.
+A record is settled once, by its first outcome, even if its outcome is given again. After a crash, records without a
+confirmed outcome come again: at least once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class OutcomesMessage(WriterCommitMessage):
 
 
 def _checked(options: Mapping[str, str], schema: StructType) -> tuple[str, str]:
-    """Broker and group."""
+    """Check columns and options, and return broker and group. Raises: OptionError."""
     names = schema.fieldNames()
     for name in names:
         if name not in (*NEEDED, *OPTIONAL):
@@ -75,18 +75,18 @@ def _checked(options: Mapping[str, str], schema: StructType) -> tuple[str, str]:
 
 
 class _OutcomeSink:
-    """Takes outcomes in the executors, and hands them to the source's process when the batch's tasks have ended."""
+    """Collects outcomes in the executors, and hands them to the source's process when the batch's tasks have ended."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        """On the driver's machine, for each batch. Raises: OptionError (an option or a column that it needs is not
-        there), OutcomesLost."""
+        """Runs on the driver's machine, for each batch. Raises: OptionError (a needed option or column is missing),
+        OutcomesLost."""
         self._broker, self._group = _checked(options, schema)
         self._sources = ask(self._broker, self._group)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """The outcomes of a task; what it rejects has its dead letter when this returns.
+        """Return the outcomes of a task, after the dead letters of its rejected records are written.
 
-        Raises: OptionError for an outcome that is none; OutcomesLost (nobody reads the group with outcomes), LogGone,
+        Raises: OptionError (an unknown outcome); OutcomesLost (no source reads the group with outcomes), LogGone,
         ClientError, OSError: the task is tried again.
         """
         found = runs(row for batch in iterator for row in _rows(batch))
@@ -98,18 +98,20 @@ class _OutcomeSink:
         if rejected:
             if not self._sources:
                 raise no_source(self._group)
-            bury_rejected(self._broker, self._group, self._sources, rejected)
+            buried = bury_rejected(self._broker, self._group, self._sources, rejected)
+            found = [one._replace(buried=buried and one.kind == "reject") for one in found]
         return OutcomesMessage(found)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = -1) -> None:  # noqa: N803 - Spark's name
-        """Acknowledge. Raises: OutcomesLost when no source of this group is there: the batch fails, and comes again."""
+        """Acknowledge the batch. Raises: OutcomesLost: no source of this group is running: the batch fails, and comes
+        again."""
         del batchId
         found = [one for message in messages if isinstance(message, OutcomesMessage) for one in message.outcomes]
         if found:
             deliver(self._broker, self._group, found)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = -1) -> None:  # noqa: N803 - Spark's name
-        """Nothing: nothing was acknowledged."""
+        """Do nothing: no record was acknowledged."""
 
 
 class OutcomeWriter(_OutcomeSink, DataSourceStreamArrowWriter):
@@ -117,7 +119,7 @@ class OutcomeWriter(_OutcomeSink, DataSourceStreamArrowWriter):
 
 
 class BatchOutcomeWriter(_OutcomeSink, DataSourceArrowWriter):
-    """The sink of one micro-batch's, within foreachBatch."""
+    """The sink of a micro-batch's outcomes, within foreachBatch."""
 
 
 # --- in foreachBatch ----------------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ _home: ContextVar[tuple[str, str] | None] = ContextVar("flowshare_outcomes", def
 
 @contextmanager
 def settling(broker: str, group: str) -> Iterator[None]:
-    """Within it `settle` is for this group."""
+    """Make `settle` use this broker and group within the context."""
     token = _home.set((broker, group))
     try:
         yield
@@ -137,12 +139,12 @@ def settling(broker: str, group: str) -> Iterator[None]:
 
 
 def settle(judged: DataFrame, *, broker: str | None = None, group: str | None = None) -> None:
-    """Say what became of records of the micro-batch that a foreachBatch function has; return when it is confirmed.
+    """Settle records of the micro-batch of a foreachBatch function, and return when the outcomes are confirmed.
 
-    judged: rows with the columns topic, partition, offset and outcome (accept, release or reject), and perhaps delay
+    judged: rows with the columns topic, partition, offset and outcome (accept, release or reject), and optionally delay
     and reason. Records without a row are accepted when the batch is committed. broker, group: as on the source, which
-    has the option outcomes; within the function of a declared pipeline they are its own.
-    Raises: UsageError (no broker or group), what Spark raises: the batch is to fail then, and its records come again.
+    has the option outcomes; within the function of a declared pipeline the pipeline's own are the default.
+    Raises: UsageError (no broker or group), any error of Spark: let the batch fail then, its records come again.
     """
     own = _home.get() or (None, None)
     broker, group = broker or own[0], group or own[1]
@@ -152,7 +154,7 @@ def settle(judged: DataFrame, *, broker: str | None = None, group: str | None = 
 
 
 def runs(rows: Iterator[RangeOutcome]) -> list[RangeOutcome]:
-    """Rows as runs of neighbours with the same outcome."""
+    """Join rows to runs of neighbours with the same outcome."""
     found: list[RangeOutcome] = []
     for row in sorted(rows):
         if found and found[-1]._replace(first=row.first, last=row.last) == row and found[-1].last + 1 >= row.first:

@@ -1,7 +1,7 @@
-"""What a task does with its rows: Arrow batches become record batches, which an idempotent producer sends.
+"""Sends a task's rows: Arrow batches become record batches, which an idempotent producer sends.
 
-The task's thread encodes, `OpenBroker`'s sends. `BatchQueue` bounds what is between them, keeps each partition's
-batches in order, and returns from `finish` when all are confirmed; nothing is given up silently.
+The task's thread encodes, the thread of `OpenBroker` sends. `BatchQueue` bounds the batches between the two and keeps
+each partition's batches in order. Its `finish` returns when all batches are confirmed; no batch is given up silently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flowshare.spark.sink.columns import Header, Layout
 
 BUFFER_BYTES: Final = 32 << 20
-"""Encoded records that are not confirmed yet; above it the task waits."""
+"""The most bytes of encoded records that are not confirmed yet; above it the task waits."""
 BATCH_HEADER: Final = "flowshare.batch"
 
 Place = tuple[str, int]
@@ -36,7 +36,7 @@ Place = tuple[str, int]
 
 
 class BatchQueue:
-    """Record batches on their way to one producer. `put` and `finish` are called by the task's thread."""
+    """Record batches on their way to one producer. The task's thread calls `put` and `finish`."""
 
     def __init__(self, broker: OpenBroker, producer: Producer) -> None:
         self._broker = broker
@@ -51,24 +51,25 @@ class BatchQueue:
 
     @property
     def places(self) -> list[Place]:
-        """Where batches went."""
+        """The topics and partitions to which batches were sent."""
         return sorted(self._places)
 
     def partitions(self, topic: str) -> int:
-        """How many partitions a topic has; it comes before its first batch. Raises: SinkError, ClientError."""
+        """Return the number of partitions of a topic; call it before the topic's first batch. Raises: SinkError,
+        ClientError."""
         return self._broker.call(self._broker.partitions_of(topic, self._producer))
 
     def new_batch(self) -> BatchBuilder:
-        """An empty batch, to be filled and put."""
+        """Return an empty batch, to be filled and put."""
         options = self._broker.options
         return BatchBuilder(
             size_max=options.batch_size, compression=options.compression, transactional=self._producer.transactional
         )
 
     def put(self, place: Place, batch: BatchBuilder) -> None:
-        """Send a batch after those of its partition that were put before; waits while too much is on its way.
+        """Send a batch after the earlier ones of its partition; wait while too much is on its way.
 
-        Raises: ClientError (one could not be sent).
+        Raises: ClientError (a batch could not be sent).
         """
         size = batch.size
         with self._changed:
@@ -79,12 +80,12 @@ class BatchQueue:
         self._broker.loop.call_soon_threadsafe(self._send, place, batch, size)
 
     def finish(self) -> None:
-        """Return when everything is confirmed. Raises: ClientError (something is not)."""
+        """Wait until all batches are confirmed. Raises: ClientError (a batch is not)."""
         with self._changed:
             self._wait(lambda: self._open == 0)
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        """With the lock held; the time runs out only while nothing is confirmed."""
+        """Wait, with the lock held, until `ready`; the time limit begins anew with each confirmation."""
         confirmed, deadline_s = -1, 0.0
         while True:
             if self._error is not None:
@@ -128,7 +129,7 @@ class BatchQueue:
 
 
 class TopicBatches:
-    """One topic: how many partitions it has, their open batches, and where rows without key go just now."""
+    """One topic: its number of partitions, their open batches, and the present partition of rows without key."""
 
     __slots__ = ("batches", "count", "name", "sticky")
 
@@ -140,9 +141,9 @@ class TopicBatches:
 
 
 class Encoder:
-    """Turns a task's rows into record batches, in order. `rows`: how many there were.
+    """Turns a task's rows into record batches, in order. rows: their number so far.
 
-    origin: what `flowshare.batch` says before the row's number; None: records get no such header.
+    origin: the part of `flowshare.batch` before the row's number; None: records get no such header.
     """
 
     def __init__(self, layout: Layout, queue: BatchQueue, origin: str | None = None) -> None:
@@ -175,7 +176,7 @@ class Encoder:
             self.rows += 1
 
     def close(self) -> None:
-        """Send what is left. Raises: ClientError."""
+        """Send the open batches. Raises: ClientError."""
         for target in self._targets.values():
             for partition in list(target.batches):
                 self._put(target, partition)
@@ -190,7 +191,7 @@ class Encoder:
         return BATCH_HEADER, f"{self._origin}/{self.rows}".encode()
 
     def _add_values(self, target: TopicBatches, values: list[bytes | None]) -> None:
-        """Records without key: a batch of one partition, then one of the next."""
+        """Add records without key: a batch of one partition, then one of the next."""
         now_ms, start = self._clock.now_ms(), 0
         while start < len(values):
             start += self._open(target, target.sticky).add_values(values, start, timestamp_ms=now_ms)
@@ -223,7 +224,7 @@ class Encoder:
 
 
 def _place(target: TopicBatches, partition: int | None, key: bytes | None) -> int:
-    """A row's partition. Raises: SinkError."""
+    """Return a row's partition. Raises: SinkError."""
     if partition is None:
         return target.sticky if key is None else partition_for(key, target.count)
     if 0 <= partition < target.count:

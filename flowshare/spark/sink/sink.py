@@ -1,8 +1,8 @@
-"""The sink: what Spark calls to write a DataFrame, or a streaming query's batches, to topics.
+"""The sink: writes a DataFrame, or a streaming query's batches, to topics.
 
-`write` runs in executors' Python workers, once for each task attempt; `commit` and `abort` of a stream in a process at
-the driver's side, once for each batch. At least once: `write` returns when every row is confirmed by the broker, and a
-task that failed is tried again by Spark, with the rows it had sent already. Exactly once is in `transactions.py`.
+`write` runs in executors' Python workers, once for each task attempt; `commit` and `abort` of a stream run in a process
+at the driver's side, once for each batch. At least once: `write` returns when every row is confirmed by the broker, and
+Spark tries a failed task again, with the rows it had sent already. Exactly once is in `transactions.py`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from flowshare.spark.sink.broker import OpenBroker
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Where a task finds what it is part of, among the properties that Spark hands it."""
+"""Names of a task's query and batch among the properties that Spark hands to it."""
 OUTCOME = "outcome"
 
 logger = logging.getLogger("flowshare.spark")
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
-    """What `df.write` writes with. Raises: OptionError."""
+    """Return the writer of `df.write`. Raises: OptionError."""
     if overwrite:
         raise OptionError(f'{FORMAT} adds to topics and replaces nothing: write .mode("append")')
     if _has_outcome(schema):
@@ -63,7 +63,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-    """What `df.writeStream` writes with; rows are added to what is there. Raises: OptionError."""
+    """Return the writer of `df.writeStream`, which adds rows to the rows in the topics. Raises: OptionError."""
     del overwrite  # that is output mode `complete`: each batch's whole result is sent, as Spark's own Kafka sink does
     if _has_outcome(schema):
         from flowshare.spark.sink.outcomes import OutcomeWriter
@@ -84,7 +84,7 @@ def _has_outcome(schema: StructType) -> bool:
 
 @dataclass(frozen=True)
 class TaskWritten(WriterCommitMessage):
-    """What a task tells the driver. rows: that it sent. prepared: its transaction, if it left one open."""
+    """The report of a task to the driver. rows: rows sent. prepared: its open transaction, if there is one."""
 
     rows: int
     query: str = ""
@@ -97,7 +97,7 @@ class _TopicWriter:
         self._layout = layout
 
     def _encoded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Batches whose values are bytes."""
+        """Yield the batches with values as bytes."""
         if self._options.value == "bytes":
             return batches
         places = self._layout.places
@@ -128,14 +128,15 @@ class StreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
         return TaskWritten(write_rows(self._options, self._layout, iterator, origin), origin.query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """All tasks have written: commit their transactions. Raises: SinkError, ClientError: the query fails."""
+        """Commit the transactions of all tasks, which have written. Raises: SinkError, ClientError: the query fails."""
         query, prepared = _told(messages)
         if self._options.exactly_once and query:
             with open_broker(self._options) as broker:
                 broker.call(settle(broker, query, batchId, prepared))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """The batch failed. Spark calls this when `commit` failed, too: what it may have decided is left alone."""
+        """Abort a failed batch. Spark calls this also when `commit` failed: a batch that may be decided is left
+        alone."""
         query, prepared = _told(messages)
         if not prepared or None not in messages:
             return
@@ -145,14 +146,14 @@ class StreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
 
 
 def _told(messages: Sequence[WriterCommitMessage | None]) -> tuple[str, list[Prepared]]:
-    """Query id (empty: nothing was written) and transactions of a batch's tasks."""
+    """Return the query id (empty: nothing was written) and the transactions of a batch's tasks."""
     written = [one for one in messages if isinstance(one, TaskWritten)]
     query = next((one.query for one in written if one.query), "")
     return query, [one.prepared for one in written if one.prepared is not None]
 
 
 def task_origin() -> TaskOrigin:
-    """Which query, batch and task this is. Raises: SinkError (it is no task of a streaming query)."""
+    """Return query, batch and number of this task. Raises: SinkError (no task of a streaming query)."""
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(QUERY)
     batch = None if context is None else context.getLocalProperty(BATCH)
@@ -167,7 +168,7 @@ def task_origin() -> TaskOrigin:
 def write_rows(
     options: SinkOptions, layout: Layout, iterator: Iterator[pa.RecordBatch], origin: TaskOrigin | None
 ) -> int:
-    """Send rows and return how many, when all are confirmed. Raises: SinkError, ClientError."""
+    """Send rows; return their number when all are confirmed. Raises: SinkError, ClientError."""
     batches = _filled(iterator)
     if batches is None:
         return 0
@@ -206,7 +207,7 @@ def write_once(
 
 
 def _filled(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch] | None:
-    """Batches that have rows; None: there is none, for which no broker is opened."""
+    """Return the batches with rows; None: there are none, and no broker need be opened."""
     batches = (batch for batch in iterator if batch.num_rows)
     first = next(batches, None)
     return None if first is None else itertools.chain((first,), batches)

@@ -3,9 +3,9 @@
 A task writes its rows in a transaction of its own (transactional.id `flowshare-spark-<query>-<task>`), waits until all
 of it is confirmed, and leaves it open. When all tasks have done so, the driver (`settle`)
 
-1. sees that none of these transactions has ended meanwhile,
+1. checks that none of these transactions has ended meanwhile,
 2. decides: notes the batch and its transactions in the query's ledger, in one write,
-3. commits each of them, and does so again as often as need be: a decided batch is never aborted.
+3. commits each of them, with as many retries as needed: a decided batch is never aborted.
 
 | crash | what a restart finds | what becomes of the batch that Spark runs again |
 |---|---|---|
@@ -13,12 +13,12 @@ of it is confirmed, and leaves it open. When all tasks have done so, the driver 
 | between 2 and the end of 3 | the ledger is at this batch | tasks write nothing; the driver goes on with 3 |
 | after 3, not in Spark's commit log | the same | the same; committing again changes nothing |
 
-So it does not matter whether the batch comes again with the same rows, in the same order or in as many tasks. The
-ledger is the committed offset of a consumer group that nobody is in (`flowshare-spark-<query>`): the offset is the
-batch, the metadata names task, producer id and epoch of each transaction.
+So the batch may come again with other rows, in another order or in another number of tasks. The ledger is the committed
+offset of a consumer group without members (`flowshare-spark-<query>`): the offset is the batch, the metadata names
+task, producer id and epoch of each transaction.
 
-What can go wrong, and is said: a driver that dies in 3 and is away until transaction_timeout is over finds the rest
-aborted by the broker (`TornBatch`).
+One failure remains, and is reported: a driver that dies in 3 and is away until transaction_timeout is over finds the
+rest aborted by the broker (`TornBatch`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "flowshare-spark"
 METADATA_BYTES_MAX: Final = 4096
-"""What brokers keep with an offset unless offset.metadata.max.bytes says more."""
+"""The bytes of metadata that brokers store with an offset, by default (offset.metadata.max.bytes)."""
 NOTHING: Final = -1
 ABORT_S: Final = 5.0
 OVER: Final = (
@@ -57,7 +57,7 @@ OVER: Final = (
     ErrorCode.INVALID_TXN_STATE,
     ErrorCode.INVALID_PRODUCER_ID_MAPPING,
 )
-"""Answers that say that a transaction has ended otherwise."""
+"""Errors that say that a transaction has ended in another way."""
 R = TypeVar("R")
 
 logger = logging.getLogger("flowshare.spark")
@@ -68,7 +68,7 @@ class TornBatch(SinkError):
 
 
 class TaskOrigin(NamedTuple):
-    """What a task writes: query id, batch id, the task's number."""
+    """The origin of a task's rows: query id, batch id, the task's number."""
 
     query: str
     batch: int
@@ -80,7 +80,7 @@ class TaskOrigin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A transaction that waits for the driver's decision. topic, partition: one that it wrote to."""
+    """A transaction that waits for the driver's decision. topic, partition: one that the transaction wrote to."""
 
     task: int
     producer_id: int
@@ -90,24 +90,24 @@ class Prepared:
 
     @property
     def producer(self) -> ProducerIdentity:
-        """Who may end it."""
+        """The producer identity that may end the transaction."""
         return ProducerIdentity(self.producer_id, self.epoch)
 
 
 class Decided(NamedTuple):
-    """What a ledger says: the last batch that was decided (NOTHING: none), and its transactions."""
+    """The content of a ledger: the last decided batch (NOTHING: none), and its transactions."""
 
     batch: int
     transactions: tuple[Prepared, ...]
 
 
 def ledger_group(query: str) -> str:
-    """The consumer group whose offset says which batches of a query are finished."""
+    """Return the consumer group whose offset tells which batches of a query are finished."""
     return f"{PREFIX}-{query}"
 
 
 def transactional_id(query: str, task: int) -> str:
-    """Of a task; a new attempt shuts out those before it."""
+    """Return the transactional id of a task; a new attempt fences earlier ones."""
     return f"{PREFIX}-{query}-{task}"
 
 
@@ -123,7 +123,7 @@ class TaskTransaction:
         self.producer = broker.new_producer(transactional_id(origin.query, origin.task))
 
     async def begin(self) -> None:
-        """Shut older attempts out, whose open transactions are aborted, and begin. Raises: SinkError, ClientError."""
+        """Fence older attempts, whose open transactions are aborted, and begin. Raises: SinkError, ClientError."""
         try:
             await self.producer.begin()
         except ServerError as error:
@@ -136,14 +136,15 @@ class TaskTransaction:
             ) from error
 
     async def prepared(self, place: tuple[str, int]) -> Prepared:
-        """Leave it open for the driver; everything in it is confirmed. place: one that was written to."""
+        """Leave the transaction, in which everything is confirmed, open for the driver. place: one that was written
+        to."""
         identity = self.producer.identity
         assert identity is not None, "it has begun"
         await self.producer.close(CLOSE_S)
         return Prepared(self._origin.task, *identity, *place)
 
     async def abort(self) -> None:
-        """Give it up; if the broker cannot be told, the next attempt or the timeout does it."""
+        """Abort the transaction; if the broker cannot be reached, the next attempt or the timeout does it."""
         if self.producer.identity is not None:
             try:
                 await asyncio.wait_for(self.producer.abort(), ABORT_S)
@@ -156,7 +157,7 @@ class TaskTransaction:
 
 
 async def decided(broker: OpenBroker, query: str) -> Decided:
-    """What the query's ledger says. Raises: ClientError."""
+    """Read the query's ledger. Raises: ClientError."""
     topic, group = broker.options.ledger_topic, ledger_group(query)
     request = OffsetFetchRequest(group_id=group, partitions=((topic, 0),))
     answer = await _ask(broker, f"group {group}", request, lambda answer: (answer, *answer.partitions))
@@ -167,7 +168,7 @@ async def decided(broker: OpenBroker, query: str) -> Decided:
 
 
 async def settle(broker: OpenBroker, query: str, batch: int, mine: Sequence[Prepared]) -> None:
-    """Commit a batch's transactions, or go on with what was decided before.
+    """Commit a batch's transactions, or go on with an earlier decision.
 
     Raises: TornBatch, SinkError, ClientError.
     """
@@ -186,7 +187,7 @@ async def settle(broker: OpenBroker, query: str, batch: int, mine: Sequence[Prep
 
 
 async def _finished(broker: OpenBroker, query: str, batch: int, before: Decided, mine: Sequence[Prepared]) -> bool:
-    """Carry out what was decided about a batch before; whether nothing of it was left, so that it is to be written.
+    """Carry out an earlier decision about a batch; True: nothing of the batch was left, so it must be written.
 
     Raises: TornBatch, ClientError.
     """
@@ -203,7 +204,7 @@ async def _finished(broker: OpenBroker, query: str, batch: int, before: Decided,
 
 
 async def end(broker: OpenBroker, query: str, transactions: Iterable[Prepared], *, commit: bool) -> list[Prepared]:
-    """Commit or abort transactions, again if need be; returns those that had ended otherwise. Raises: ClientError."""
+    """Commit or abort transactions, with retries; return those that had ended in another way. Raises: ClientError."""
     known = list(transactions)
     ended = await asyncio.gather(*(_end(broker, query, one, commit=commit) for one in known))
     return [one for one, done in zip(known, ended, strict=True) if not done]
@@ -215,7 +216,8 @@ async def _end(broker: OpenBroker, query: str, one: Prepared, *, commit: bool) -
 
 
 async def _is_ours(broker: OpenBroker, name: str, request: AddPartitionsToTxnRequest | EndTxnRequest) -> bool:
-    """Whether a transaction took the request; if not, it has ended otherwise. Raises: ClientError."""
+    """Send a request about a transaction; False if the transaction has already ended in another way. Raises:
+    ClientError."""
     try:
         await _ask(broker, name, request)
     except ServerError as error:
@@ -226,7 +228,7 @@ async def _is_ours(broker: OpenBroker, name: str, request: AddPartitionsToTxnReq
 
 
 async def _shut_out(broker: OpenBroker, query: str, tasks: Iterable[int]) -> None:
-    """Abort what tasks that are no more may have left open when they died: readers wait for it. Raises: ClientError."""
+    """Abort transactions that dead tasks may have left open: readers wait for them. Raises: ClientError."""
     limit_ms = round(broker.options.transaction_timeout * 1000)
     names = [transactional_id(query, task) for task in tasks]
     requests = [InitProducerIdRequest(transactional_id=name, timeout_ms=limit_ms) for name in names]
@@ -234,7 +236,7 @@ async def _shut_out(broker: OpenBroker, query: str, tasks: Iterable[int]) -> Non
 
 
 async def _check_open(broker: OpenBroker, query: str, transactions: Sequence[Prepared]) -> None:
-    """See that none has ended: adding a partition that a transaction has changes nothing. Raises: SinkError."""
+    """Check that no transaction has ended, by adding a partition that it has already. Raises: SinkError."""
     found = await asyncio.gather(*(_is_open(broker, query, one) for one in transactions))
     gone = [one for one, is_open in zip(transactions, found, strict=True) if not is_open]
     if gone:
@@ -295,7 +297,8 @@ def _from_text(text: str) -> tuple[Prepared, ...]:
 async def _ask(
     broker: OpenBroker, who: str, request: Request[R], told: Callable[[R], Iterable[Any]] = lambda answer: (answer,)
 ) -> R:
-    """The coordinator's answer, asked for until there is one without errors in what it `told`, for delivery_timeout.
+    """Ask a coordinator, with retries for delivery_timeout, until the parts of the answer that `told` selects have no
+    error.
 
     Raises: ServerError, DeliveryTimeout.
     """
@@ -314,5 +317,5 @@ async def _ask(
 
 
 def _passes(error: ServerError) -> bool:
-    """Whether the same question can be answered in a moment."""
+    """True if the same request may succeed in a moment."""
     return error.retriable or error.code is ErrorCode.CONCURRENT_TRANSACTIONS

@@ -1,7 +1,7 @@
-"""The accepts of committed batches: owed, on their way, or refused.
+"""`Accepts`: the accepts of committed batches: owed, on their way, or refused.
 
-Nobody needs to wait for an accept: what is committed stays in `done` until it is accepted, and `done` is in the
-checkpoint's next offset, so that it gets into no second batch whatever happens to the accept (invariant 3 of
+No caller needs to wait for an accept: committed ranges stay in `done` until they are accepted, and `done` is in the
+checkpoint's next offset, so that they get into no second batch in any case (invariant 3 of
 `flowshare.spark.source.microbatches`).
 
 | a committed range is | then | and becomes |
@@ -15,12 +15,12 @@ checkpoint's next offset, so that it gets into no second batch whatever happens 
 | any of these | the start offset passes it | forgotten |
 | any of these | its topic was made anew: `meet` | forgotten |
 
-A checkpoint's ranges (`restore`) are believed where the topic is the one that they were written of, and the group's
-start offset did not go back since.
+A checkpoint's ranges (`restore`) count only if their topic is still the same, and if the group's start offset did not
+go back since.
 
-A first delivery is one only if whoever counts has not forgotten any: Kafka's brokers count acquires in memory, and the
-next leader begins with what was written last. So it says something under the leader only from whom the range was got
-(`leaders`), and under another one the range is taken for delivered before: it is in the output.
+A first delivery is one only if its counter has forgotten none: Kafka's brokers count acquires in memory, and the next
+leader begins with the last written count. So it is a proof only under the leader from which the range was acquired
+(`leaders`); under another leader the range counts as delivered before: it is in the output.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowshare.client.errors import ClientError
+from flowshare.spark.source.ledger import Entry
 from flowshare.spark.source.ranges import Offset, Place, Range, RangeSet, records_in
 
 if TYPE_CHECKING:
@@ -41,36 +42,39 @@ logger = logging.getLogger("flowshare.spark")
 
 
 class Accepts:
-    """`done`, and what is sent of it. One accept at a time is on its way."""
+    """The ranges in `done`, and their accepts. One accept at a time is on its way."""
 
     def __init__(self, member: GroupMember, *, group: str) -> None:
         self._member = member
         self._group = group
         self._done = RangeSet()
         self._earlier = RangeSet()
-        """Of `done`, what an earlier process of the query committed."""
+        """The ranges in `done` that an earlier process of the query committed."""
         self._topics: dict[str, str] = {}
         """Ids of the topics in `done`."""
         self._leaders: dict[Place, str] = {}
-        """Of each partition in `done` the leader that its oldest range came from."""
+        """By partition in `done`, the leader from which its oldest range was acquired."""
         self._owed: list[Range] = []
+        self._newest = Entry(0, "")
+        """The newest batch of which ranges were owed."""
         self._sent: tuple[list[Range], concurrent.futures.Future[list[Range]]] | None = None
 
     @property
     def pending(self) -> bool:
-        """Whether something is owed or on its way."""
+        """True if accepts are owed or on their way."""
         return bool(self._owed or self._sent)
 
     def ranges(self) -> tuple[Range, ...]:
-        """`done`: committed, and not known as accepted."""
+        """Return `done`: ranges that are committed and not known as accepted."""
         return tuple(self._done.ranges())
 
     def leaders(self, newest: Mapping[Place, str]) -> dict[Place, str]:
-        """Who counts deliveries, for the next offset; newest: of what it has acquired."""
+        """Return the leaders that count deliveries, for the next offset. newest: those of its acquired ranges."""
         return {**newest, **{place: self._leaders[place] for place in self._done.places()}}
 
     def owe(self, batch: Offset) -> None:
-        """A batch is committed."""
+        """Add the ranges of a committed batch."""
+        self._newest = max(self._newest, Entry.of(batch))
         before = self._done.places()
         for one in batch.ranges:
             topic_id = batch.topics.get(one.topic, "")
@@ -81,7 +85,11 @@ class Accepts:
                     self._leaders[one.place] = batch.leaders.get(one.place, "")
 
     def restore(self, known: Offset, starts: Mapping[Place, int]) -> None:
-        """An earlier process committed a batch with the ranges of `known`; starts: the group's start offsets now."""
+        """Restore the committed ranges of an earlier process: of one batch, or of several if the number of `known` is
+        0.
+
+        starts: the group's present start offsets.
+        """
         self.meet(self._member.topics)
         for topic, topic_id in known.topics.items():
             self._topics.setdefault(topic, topic_id)
@@ -96,7 +104,7 @@ class Accepts:
         self.prune(starts)
 
     def meet(self, topics: Mapping[str, str]) -> list[str]:
-        """The ids that topics have now; returns those that were made anew, of which all is forgotten."""
+        """Take in the present ids of topics; return the topics that were created anew, whose ranges are forgotten."""
         anew = [name for name, topic_id in topics.items() if self._topics.get(name, topic_id) != topic_id]
         for name in anew:
             self._done.forget(name)
@@ -105,25 +113,25 @@ class Accepts:
         return anew
 
     def begin(self) -> None:
-        """Send what is owed, once what is on its way has come back. Raises: ClientError, OSError, Fenced."""
+        """Send owed accepts, after the accept on its way has ended. Raises: ClientError, OSError, Fenced."""
         self._collect()
-        # Some of it may have been finished meanwhile, and some be owed twice, because it came again.
+        # Some owed ranges may have been finished meanwhile, and some may be owed twice, because they came again.
         owed = list(RangeSet(self._done.split(*self._owed)[0]).ranges())
         self._owed = []
         if owed:
-            self._sent = owed, self._member.begin_accept(owed)
+            self._sent = owed, self._member.begin_accept(owed, self._newest)
 
     def settle(self, timeout_s: float | None = None) -> None:
-        """Send what is owed and wait until nothing is on its way.
+        """Send owed accepts and wait until none is on its way. timeout_s: seconds for each wait; None: no limit.
 
-        Raises: ClientError, OSError, Fenced; TimeoutError when that takes longer.
+        Raises: ClientError, OSError, Fenced; TimeoutError.
         """
         self._collect(timeout_s)
         self.begin()
         self._collect(timeout_s)
 
     def swallow(self, got: Iterable[Range]) -> list[Range]:
-        """Of what was delivered: owe what comes again of committed batches, and return the rest."""
+        """Owe delivered ranges of committed batches again, and return the other ones."""
         fresh: list[Range] = []
         first: list[Range] = []
         for one in got:
@@ -149,7 +157,7 @@ class Accepts:
         return fresh
 
     def _same_leaders(self) -> set[Place]:
-        """Partitions whose leader is the one that counted the deliveries of what is done."""
+        """Return the partitions whose present leader counted the deliveries of the ranges in `done`."""
         try:
             now = self._member.leaders_now()
         except (ClientError, OSError) as error:
@@ -158,12 +166,12 @@ class Accepts:
         return {place for place, leader in self._leaders.items() if leader and now.get(place) == leader}
 
     def prune(self, starts: Mapping[Place, int]) -> None:
-        """Forget what lies before these start offsets: it is finished."""
+        """Forget ranges before these start offsets: they are finished."""
         self._done.prune(starts)
         self._earlier.prune(starts)
 
     def _collect(self, timeout_s: float | None = None) -> None:
-        """Wait for what is on its way. Raises: TimeoutError: it is on its way still."""
+        """Wait for the accept on its way. Raises: TimeoutError: it is still on its way."""
         if self._sent is None:
             return
         (sent, answer), self._sent = self._sent, None
@@ -178,10 +186,18 @@ class Accepts:
         lost = RangeSet(refused)
         for accepted in lost.split(*sent)[1]:
             self._done.remove(accepted)
-        if refused:
+        before, now = self._earlier.split(*refused)
+        if now:
             logger.warning(
                 "group %s: %d records of a committed batch are not accepted, their locks were lost; they are left out "
                 "when they come again",
                 self._group,
-                records_in(refused),
+                records_in(now),
+            )
+        if before:  # as a rule the earlier process accepted them, and the start offset that is told has not moved yet
+            logger.debug(
+                "group %s: %d records that an earlier process committed are not this one's to accept; those that come "
+                "again are left out",
+                self._group,
+                records_in(before),
             )

@@ -1,4 +1,4 @@
-"""Avro values: the column type that a schema means, and what decodes them. Plain Avro binary, without a container.
+"""Avro values: the column type of a schema, and a decoder for plain Avro binary without a container.
 
 Source: Avro 1.12 specification; the table is that of Spark's own `from_avro`.
 
@@ -11,7 +11,7 @@ Source: Avro 1.12 specification; the table is that of Spark's own `from_avro`.
 | decimal | DECIMAL(precision, scale) |
 | record, array, map | STRUCT, ARRAY, MAP with string keys |
 | union of null and one more | that one, nullable |
-| any other logical type | what it is made of |
+| any other logical type | its base type |
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from flowshare.agents.codecs.avro_walk import walk_of
 from flowshare.agents.handler.errors import OptionError
 from flowshare.spark.registry import WithRegistry, avro_values
 
@@ -44,21 +45,30 @@ LOGICAL: Final[Mapping[str, str]] = {
     "bytes-decimal": "DECIMAL",
     "fixed-decimal": "DECIMAL",
 }
-"""By what they are made of: on another type they mean nothing."""
+"""Column types of logical types with their base types: on another base type they have no meaning."""
 
 
 def spark_type(schema: str) -> str:
-    """The column type in Spark's DDL.
+    """Return the column type in Spark's DDL.
 
-    Raises: OptionError (no schema, or one that no column can have; fastavro is not installed).
+    Raises: OptionError (no schema, or one without a column type; fastavro is not installed).
     """
     return _type(_parsed(schema), {})
 
 
 def decoder(schema: str, type_: pa.DataType) -> Callable[[Sequence[bytes | None]], pa.Array]:
-    """What decodes Avro values into an Arrow array of the column's type. Raises: OptionError (as `spark_type`)."""
-    parsed = _parsed(schema)
+    """Return a function that decodes Avro values into an Arrow array of the column's type.
+
+    Raises: OptionError (as `spark_type`).
+    """
+    named: dict[str, Any] = {}
+    parsed = _parsed(schema, named)
     from fastavro import schemaless_reader as read
+
+    try:
+        check = walk_of(parsed, named)
+    except ValueError as error:
+        raise OptionError(f"value_schema: {error}") from error
 
     def decode(values: Sequence[bytes | None]) -> pa.Array:
         found: list[Any] = []
@@ -66,6 +76,8 @@ def decoder(schema: str, type_: pa.DataType) -> Callable[[Sequence[bytes | None]
             if value is None:
                 found.append(None)
                 continue
+            if check is not None:
+                check(value, 0)
             stream = io.BytesIO(value)
             try:
                 found.append(read(stream, parsed, None))
@@ -79,13 +91,13 @@ def decoder(schema: str, type_: pa.DataType) -> Callable[[Sequence[bytes | None]
 
 
 def values(options: WithRegistry) -> Callable[[bytes], Any]:
-    """What reads a value with a schema registry. Raises: OptionError (as `spark_type`)."""
+    """Return a function that decodes a value with a schema registry. Raises: OptionError (as `spark_type`)."""
     _parsed(options.value_schema)
     return avro_values(options, _readable)
 
 
-def _parsed(schema: str) -> Any:
-    """The schema, checked, its names whole. Raises: OptionError."""
+def _parsed(schema: str, named: dict[str, Any] | None = None) -> Any:
+    """Return the schema, checked and with full names. named: gets the named types. Raises: OptionError."""
     try:
         from fastavro.schema import SchemaParseException, UnknownType, parse_schema
     except ImportError:
@@ -95,7 +107,7 @@ def _parsed(schema: str) -> Any:
     except ValueError as error:
         raise OptionError(f"value_schema is no Avro schema, which is JSON: {error}") from error
     try:
-        return parse_schema(_readable(found))
+        return parse_schema(_readable(found), named)
     except UnknownType as error:
         raise OptionError(f"value_schema: type {error.name!r} is not known") from error
     except (SchemaParseException, KeyError, TypeError, ValueError) as error:
@@ -103,7 +115,8 @@ def _parsed(schema: str) -> Any:
 
 
 def _readable(schema: Any) -> Any:
-    """The schema without logical types that have no column: fastavro makes objects of some that fit none."""
+    """Return the schema without logical types that have no column type: fastavro makes objects of some that fit
+    none."""
     if isinstance(schema, list):
         return [_readable(one) for one in schema]
     if not isinstance(schema, dict):

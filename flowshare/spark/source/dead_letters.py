@@ -1,9 +1,9 @@
-"""Dead letters of the source: of records that cannot be read (`bury`), and of those that an outcome rejects
-(`bury_rejected`). The executor that met them writes them before its task ends.
+"""Dead letters of the source: of unreadable records (`bury`), and of records that an outcome rejects (`bury_rejected`).
 
-Rejected records are read from the log again, partition by partition, and their letters sent as they come; the source
-rejects them when all tasks have ended. A task or a batch that is tried again writes its letters again: at least once,
-as all dead letters.
+The executor that met the records writes them before its task ends. Rejected records are read from the log again,
+partition by partition, and their letters sent as they come. The source rejects them when all tasks have ended, or
+accepts them where the brokers may write a letter of every reject. A task or a batch that is tried again writes its
+letters again: at least once, as all dead letters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger("flowshare.spark")
 
 
 def bury(part: ReadTask, rows: TaskRows, options: SourceOptions) -> None:
-    """Write dead letters, and return when they are confirmed. Raises: ClientError, OSError: the task is tried again."""
+    """Write dead letters, and wait until they are confirmed. Raises: ClientError, OSError: the task is tried again."""
     where = f"{rows.topic}-{rows.partition}"
     for first, last, reason in rows.damaged:
         logger.error("%s: offsets %d to %d cannot be read: %s", where, first, last, reason)
@@ -50,12 +50,12 @@ def bury(part: ReadTask, rows: TaskRows, options: SourceOptions) -> None:
 
 
 def damage(topic: str, partition: int, group: str, first: int, last: int, reason: str) -> Message:
-    """The dead letter of bytes that are no records: where they were, and what is wrong with them."""
+    """Return the dead letter of bytes that are no records: their place, and the reason."""
     return Message(None, None, _told(reason, topic, partition, first, group, last_offset=last))
 
 
 def letter(topic: str, partition: int, group: str, poison: Poison) -> Message:
-    """The dead letter of a record: as it was, with headers that say why and whence. A delivery of 0 is not known."""
+    """Return the dead letter of a record: the record with headers for reason and place. Delivery 0: not known."""
     record = poison.record
     headers = tuple((name, value) for name, value in record.headers if not name.startswith(PREFIX))
     attempts = {"attempts": poison.delivery} if poison.delivery else {}
@@ -72,8 +72,8 @@ def _told(
 
 
 class SourceFacts(NamedTuple):
-    """What executors are told of a source. hosts: where its log is read. dead_letter: topic, None: none is written.
-    held: what it holds, with deliveries."""
+    """Facts about a source that executors need. hosts: addresses of its log. dead_letter: topic for dead letters; None:
+    none are written. held: ranges that the source holds, with deliveries."""
 
     hosts: tuple[str, ...]
     dead_letter: str | None
@@ -82,15 +82,16 @@ class SourceFacts(NamedTuple):
 
 def bury_rejected(
     broker: str, group: str, sources: Sequence[SourceFacts], rejected: Mapping[Place, Mapping[int, str]]
-) -> None:
-    """Write dead letters of records, for which `rejected` has reasons; they are confirmed when this returns.
+) -> bool:
+    """Write dead letters of the records with reasons in `rejected`; they are confirmed when this returns.
 
-    sources: the group's on this machine, at least one. Raises: LogGone, ClientError, OSError: the task is tried again.
+    Returns False if the source has no topic for them, and none is written. sources: the group's on this machine, at
+    least one. Raises: LogGone, ClientError, OSError: the task is tried again.
     """
     first = sources[0]
     if first.dead_letter is None:
         logger.error("group %s: %d records are rejected", group, sum(map(len, rejected.values())))
-        return
+        return False
     reader = reader_of(broker, first.hosts)
     for place, reasons in sorted(rejected.items()):
         held = [held for source in sources for held in source.held if held.place == place]
@@ -102,10 +103,11 @@ def bury_rejected(
                 for record in records
             ]
             reader.send(first.dead_letter, letters)
+    return True
 
 
 def runs_of(place: Place, offsets: Iterable[int], held: Iterable[Range]) -> list[Range]:
-    """Offsets as ascending ranges of one delivery each; 0 where none is known, as the lock was lost."""
+    """Join offsets to ascending ranges of one delivery each; 0 where it is not known, as the lock was lost."""
     deliveries = iter(sorted(held))
     known = next(deliveries, None)
     found: list[Range] = []

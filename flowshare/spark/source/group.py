@@ -1,7 +1,7 @@
-"""What a query's share group needs before its first fetch: its settings, and topics that are there.
+"""Prepares a query's share group before the first fetch: its settings, and the topics that it reads.
 
-Where flowshare leads the group its records never run out of deliveries, so that a query that dies again and again
-between an acquire and the write-ahead log loses nothing; Kafka's brokers allow ten at most.
+Where flowshare leads the group, its records never run out of deliveries. So a query that dies again and again between
+an acquire and the write-ahead log loses nothing. Kafka's brokers allow ten deliveries at most.
 """
 
 from __future__ import annotations
@@ -9,15 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.feed.limits import DELIVERIES, DELIVERIES_MAX, LOCKS, LOCKS_MAX, broker_limits
+from flowshare.agents.feed.backend_limits import (
+    DELIVERIES,
+    DELIVERIES_MAX,
+    LOCKS,
+    LOCKS_MAX,
+    broker_limits,
+    lock_refusal,
+)
 from flowshare.agents.handler.errors import OptionError
 from flowshare.client.errors import ServerError
 from flowshare.protocol.errors import ErrorCode
-from flowshare.share.config import KEY_ORDER
+from flowshare.share.config import ISOLATION, KEY_ORDER
 from flowshare.share.types import UNLIMITED_DELIVERIES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from flowshare.backend.base import Capabilities
     from flowshare.client.admin.admin import ShareAdmin
@@ -26,15 +33,16 @@ if TYPE_CHECKING:
 LOCKS_LEAST: Final = 2_000
 LOCKS_MOST: Final = 1_000_000
 NATIVE_DELIVERIES: Final = 10
-"""The most that Kafka's brokers allow unless their own limit was raised."""
+"""The most deliveries that Kafka's brokers allow by default."""
 WINDOW: Final = 200_000
-ISOLATION: Final = "share.isolation.level"
+START: Final = "share.auto.offset.reset"
+EARLIEST: Final = "earliest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryLimits:
-    """What the group's records may expect. deliveries: how many before one is archived. locks: how many of a
-    partition may be held at once. committed: whether records of aborted transactions are left out."""
+    """Limits of the group's records. deliveries: number after which a record is archived. locks: most records of a
+    partition that may be held at once. committed: True: records of aborted transactions are left out."""
 
     deliveries: int
     locks: int
@@ -42,17 +50,14 @@ class DeliveryLimits:
 
     @property
     def endless(self) -> bool:
-        """Whether nothing is ever archived for having been delivered too often."""
+        """True if no record is ever archived for too many deliveries."""
         return self.deliveries >= UNLIMITED_DELIVERIES
 
 
 async def prepare_group(options: SourceOptions, admin: ShareAdmin, capabilities: Capabilities) -> DeliveryLimits:
     """Set the group's settings within what its server allows. Raises: OptionError, ServerError."""
-    kind = await admin.group_kind(options.group)
-    if kind not in (None, "share"):
-        raise OptionError(f"{options.group!r} is a {kind} group on the brokers; give the source another group")
-    refuse_order(options.group, {entry.name: entry.value for entry in await admin.group_configs(options.group)})
-    settings: dict[str, str | None] = {"share.auto.offset.reset": options.start}
+    await refuse_other_kinds(options.group, admin)
+    settings: dict[str, str | None] = {START: await start_setting(options, admin), ISOLATION: options.isolation}
     if capabilities.own_limits:
         deliveries = options.delivery_limit or UNLIMITED_DELIVERIES
         # Twice: a batch is acquired while the accept of the last one is on its way.
@@ -61,6 +66,8 @@ async def prepare_group(options: SourceOptions, admin: ShareAdmin, capabilities:
         adjustable = True
     else:
         broker = await broker_limits(admin)
+        if refused := lock_refusal(options.lock_duration or None, broker):
+            raise OptionError(f"{refused} (locks are renewed while a batch runs)")
         adjustable = DELIVERIES_MAX in broker
         most = broker[DELIVERIES_MAX if adjustable else DELIVERIES]
         deliveries = min(options.delivery_limit or NATIVE_DELIVERIES, most)
@@ -80,8 +87,17 @@ async def prepare_group(options: SourceOptions, admin: ShareAdmin, capabilities:
     return DeliveryLimits(deliveries=deliveries, locks=locks, committed=configs.get(ISOLATION) == "read_committed")
 
 
+async def refuse_other_kinds(group: str, admin: ShareAdmin) -> None:
+    """Check that a query can be a member of the group. Raises: OptionError, ServerError."""
+    kind = await admin.group_kind(group)
+    if kind not in (None, "share"):
+        raise OptionError(f"{group!r} is a {kind} group on the brokers; give the source another group")
+    refuse_order(group, {entry.name: entry.value for entry in await admin.group_configs(group)})
+
+
 def refuse_order(group: str, configs: Mapping[str, str]) -> None:
-    """A query reads ranges of offsets, which have no heads of keys. Raises: OptionError when the group has an order."""
+    """Refuse a group with a key order: a query reads ranges of offsets, which have no heads of keys. Raises:
+    OptionError."""
     if order := configs.get(KEY_ORDER, ""):
         raise OptionError(
             f"group {group} delivers in the order of keys ({KEY_ORDER}={order}), and Spark reads ranges of offsets, "
@@ -90,8 +106,37 @@ def refuse_order(group: str, configs: Mapping[str, str]) -> None:
         )
 
 
+async def start_setting(options: SourceOptions, admin: ShareAdmin) -> str:
+    """Return the present start of share-partitions: `start` while a topic is new to the group, later the beginning.
+
+    Later partitions of a topic and later topics of a pattern have no records from before the group: a start at the
+    latest record would lose those written before the members heard of them.
+    """
+    if options.start == EARLIEST:
+        return EARLIEST
+    try:
+        begun = {part.topic for part in await admin.group_offsets(options.group) if part.start_offset >= 0}
+    except ServerError as error:
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise
+        begun = set()
+    return EARLIEST if begun.issuperset(await topics_of(options, admin)) else options.start
+
+
+async def all_begun(options: SourceOptions, admin: ShareAdmin, topics: Sequence[str]) -> bool:
+    """Return True if each partition of these topics has begun; then make later ones begin at their beginning."""
+    begun = {(one.topic, one.partition) for one in await admin.group_offsets(options.group) if one.start_offset >= 0}
+    wanted = {
+        (topic.name, number) for topic in await admin.describe_topics(topics) for number in range(topic.partitions)
+    }
+    if not begun >= wanted:
+        return False
+    await admin.alter_group_configs(options.group, {START: EARLIEST})
+    return True
+
+
 async def topics_of(options: SourceOptions, admin: ShareAdmin) -> list[str]:
-    """The topics to read. Raises: OptionError for a named one that does not exist."""
+    """Return the topics to read. Raises: OptionError for a named topic that does not exist."""
     if options.topics_pattern:
         return [topic.name for topic in await admin.list_topics() if options.wants(topic.name)]
     for name in options.topics:

@@ -1,4 +1,4 @@
-"""The acquisition locks of one member: which ranges, when they lapse, over which connection they came. Pure."""
+"""The acquisition locks of one member: ranges, their ends, and the connections over which they were acquired. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 from flowshare.spark.source.ranges import Place, Range
 
 UNKNOWN_S: Final = 0.0
-"""When the lock of an earlier process lapses: due at once, because the first renewal says whether it holds still."""
+"""The end of an earlier process's lock: due at once, because the first renewal tells if it still holds."""
 
 
 class Lock(NamedTuple):
-    """One range. lapses_s: UNKNOWN_S until an earlier process's was renewed. generation: number of the connection,
-    None: an earlier process's, whatever connection is there now."""
+    """A locked range. lapses_s: end of the lock in monotonic seconds, UNKNOWN_S: an earlier process's, not renewed yet.
+    generation: number of the connection; None: an earlier process's, with any connection."""
 
     range: Range
     lapses_s: float
@@ -24,7 +24,8 @@ class Lock(NamedTuple):
 class Locks:
     """The ranges that one member holds; they do not overlap.
 
-    By partition and ascending: outcomes let go of a batch record by record, which must not look at all of it each time.
+    They are kept by partition and ascending: outcomes let go of a batch record by record, and must not search all each
+    time.
     """
 
     def __init__(self) -> None:
@@ -34,16 +35,16 @@ class Locks:
         return (hold for holds in self._holds.values() for hold in holds)
 
     def take(self, ranges: Iterable[Range], lapses_s: float, generation: int | None) -> None:
-        """They are held from now on; what was held of them before is so no more."""
+        """Add ranges that are held from now on, in place of earlier holds of them."""
         for one in ranges:
             self._replace(one, [Lock(one, lapses_s, generation)])
 
     def ranges(self) -> list[Range]:
-        """All of them."""
+        """Return all held ranges."""
         return [hold.range for hold in self]
 
     def parts(self, one: Range) -> list[tuple[Range, int | None]]:
-        """The held parts of a range, each with its delivery and its generation."""
+        """Return the held parts of a range, each with its delivery and its generation."""
         begin, end = self._window(one)
         return [
             (
@@ -54,25 +55,25 @@ class Locks:
         ]
 
     def let_go(self, one: Range) -> None:
-        """Lock a range no more; what is beside it within the same hold stays."""
+        """Remove a range; the rest of the same hold stays."""
         self._replace(one, [])
 
     def forget(self, topic: str) -> None:
-        """Lock nothing of a topic any more."""
+        """Remove all ranges of a topic."""
         self._holds = {place: holds for place, holds in self._holds.items() if place[0] != topic}
 
     def due(self, by_s: float) -> list[Range]:
-        """What lapses by then."""
+        """Return the ranges whose locks lapse by this time."""
         return [hold.range for hold in self if hold.lapses_s <= by_s]
 
     def renewed(self, one: Range, lapses_s: float) -> None:
-        """Its lock was renewed; harmless when it is not held any more."""
+        """Set the new end of a renewed lock; ignored if the range is not held any more."""
         found = self._find(one)
         if found is not None:
             self._replace(one, [found._replace(lapses_s=lapses_s)])
 
     def lost(self, one: Range) -> bool:
-        """Its lock was lost; whether it was this process that held it, not only the one before."""
+        """Remove a range whose lock was lost; True: this process held it, not only the one before."""
         found = self._find(one)
         if found is None:
             return False
@@ -80,12 +81,12 @@ class Locks:
         return found.lapses_s != UNKNOWN_S
 
     def _find(self, one: Range) -> Lock | None:
-        """The hold of exactly this range."""
+        """Return the hold of exactly this range."""
         begin, end = self._window(one)
         return next((hold for hold in self._holds.get(one.place, [])[begin:end] if hold.range == one), None)
 
     def _window(self, one: Range) -> tuple[int, int]:
-        """Which of the partition's holds have a part in a range: from, and behind."""
+        """Return the bounds, from and behind, of the partition's holds that have a part in a range."""
         holds = self._holds.get(one.place, [])
         return (
             bisect_left(holds, one.first, key=lambda hold: hold.range.last),
@@ -93,7 +94,7 @@ class Locks:
         )
 
     def _replace(self, one: Range, by: list[Lock]) -> None:
-        """Put something else in a range's place."""
+        """Replace the holds of a range by others."""
         begin, end = self._window(one)
         holds = self._holds.setdefault(one.place, [])
         old = holds[begin:end]

@@ -1,15 +1,15 @@
-"""One member of a share group for code that blocks: what the source's runner process acquires and acknowledges with.
+"""`GroupMember`: one member of a share group for blocking code: the source's process acquires and acknowledges with it.
 
-A thread of its own with an event loop holds the backend and the member, renews what is held while a batch runs, and
-follows the topics of a pattern. Nothing here knows of Spark.
+A separate thread with an event loop runs the backend and the member, renews locks while a batch runs, and follows the
+topics of a pattern. This module does not use Spark.
 
-A query that is started again is the same member to its group, and takes its locks over. Its old process may still
-live, stopped or cut off: each process joins with a `rack_id` of its own, and one that finds another's beside its
-member id does nothing any more (`Fenced`); it looks once a second, and before it joins a group again that gave it up.
-Epochs are no fence: they may be equal by chance.
+A query that is started again is the same member to its group, and takes its locks over. Its old process may still live,
+stopped or cut off: each process joins with its own `rack_id`, and a process that finds another one beside its member id
+does nothing any more (`Fenced`). It looks once a second, and before it joins again a group that gave it up. Epochs are
+no fence: they may be equal by chance.
 
-Acquiring is ranges-only where flowshare leads the group (`max_bytes=0`); Kafka's brokers send the records along, which
-nobody looks at: executors read them from the log.
+Acquiring is ranges-only where flowshare leads the group (`max_bytes=0`). Kafka's brokers also send the records, which
+are ignored: executors read them from the log.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from flowshare.client.errors import ClientError, Closed
 from flowshare.client.session.member import ShareMember
 from flowshare.client.settings import MIB, LinkSettings, MemberSettings
 from flowshare.clock import LoopClock
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import AckBatch, TopicPartition
 from flowshare.share.types import AcknowledgeType
 from flowshare.spark.source import progress
-from flowshare.spark.source.group import prepare_group, topics_of
+from flowshare.spark.source.group import EARLIEST, all_begun, prepare_group, topics_of
+from flowshare.spark.source.ledger import Entry, Ledger
 from flowshare.spark.source.locks import UNKNOWN_S, Locks
 from flowshare.spark.source.ranges import Place, Range, RangeSet, by_place, merged, records_in
 
@@ -48,29 +49,35 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 BYTES_MAX: Final = 50 * MIB
-"""Of one fetch from Kafka's brokers, which send no ranges without records."""
+"""The most bytes of one fetch from Kafka's brokers, which send no ranges without records."""
 OPEN_S: Final = 60.0
 CLOSE_S: Final = 10.0
 ASSIGNED_S: Final = 10.0
-"""How long a member that took over waits for its partitions before it acknowledges what it held before."""
+"""The longest wait, in seconds, of a member that took over for its partitions, before it acknowledges its old
+records."""
 LOCK_MS: Final = 30_000
-"""A lock's duration before any is known."""
+"""A lock's duration, in milliseconds, before any is known."""
 TOPICS_S: Final = 5.0
-"""How often the topics of a pattern are looked up."""
+"""The seconds between two look-ups of a pattern's topics."""
+BEGUN_S: Final = 1.0
+"""The seconds between two checks if a new group has begun everywhere."""
 RENEW_S: Final = 0.5
-"""How often, at least, is looked whether locks are due; their duration is not known before the first."""
+"""The longest time, in seconds, between two looks for due locks; their duration is not known before the first."""
 RELEASE_S: Final = 2.0
-"""How long a member that leaves tries to give back a batch."""
+"""The time limit, in seconds, for a leaving member to give back a batch."""
 LEADERS_S: Final = 10.0
-"""How often is looked who leads the partitions, where their leaders count deliveries in memory."""
+"""The seconds between two look-ups of the partitions' leaders, where leaders count deliveries in memory."""
+SPARK: Final = "spark-"
+"""The prefix of the `rack_id` of Spark's members."""
 LOOK_S: Final = 1.0
-"""How often a member looks whether it is still the one of its id."""
+"""The seconds between two checks of a member that no other process has its id."""
 
 logger = logging.getLogger("flowshare.spark")
 
 
 class RangeAck(NamedTuple):
-    """What became of a range: a type for each of its offsets. delay_ms: of a release, where servers can."""
+    """Acknowledgement of a range: one type for all of its offsets. delay_ms: delay of a release, where servers support
+    it."""
 
     type: AcknowledgeType
     delay_ms: int = 0
@@ -81,41 +88,51 @@ RENEW: Final = RangeAck(AcknowledgeType.RENEW)
 RELEASE: Final = RangeAck(AcknowledgeType.RELEASE)
 
 
+NO_BATCH: Final = Entry(0, "")
+
+
 class Fenced(FlowshareError, RuntimeError):
-    """Another process runs this query by now; this one must end."""
+    """Another process runs this query by now; this process must end."""
 
 
 class GroupMember:
     """A member of a share group; all methods block, and one thread at a time uses it.
 
-    What they raise when the group or the backend refuses: ClientError; Fenced.
+    Errors of all methods when the group or the backend refuses: ClientError; Fenced.
     """
 
-    def __init__(self, options: SourceOptions, member_id: str, *, adopts: bool = False) -> None:
-        """adopts: an earlier process had this id, and `adopt` will be called."""
+    def __init__(
+        self, options: SourceOptions, member_id: str, *, adopts: bool = False, known: Entry = NO_BATCH
+    ) -> None:
+        """adopts: an earlier process had this id, and `adopt` will be called. known: the newest committed batch in the
+        query's checkpoint."""
         self._options = options
+        self._known = known
         self.member_id = member_id
         self._adopts = adopts
-        self._life = f"spark-{uuid.uuid4().hex[:12]}"
+        self._life = f"{SPARK}{uuid.uuid4().hex[:12]}"
         self._clock = LoopClock()
         self._holds = Locks()
         self._places: dict[Place, TopicPartition] = {}
-        """Every partition that was ever assigned, or of which an earlier process held something: what is held of one
-        that is another member's by now is still ours."""
+        """Every partition that was ever assigned, or of which an earlier process held records: held records stay this
+        member's when the partition is another member's by now."""
         self._topics: dict[str, str] = {}
         self._leaders: dict[Place, str] = {}
         self._leaders_s = 0.0
         self._looked_s = 0.0
         self.fenced = False
-        """Whether another process was found to have this member's id."""
+        """True if another process was found to have this member's id."""
+        self.others: dict[str, str] = {}
+        """Other queries of Spark in the group, as last seen -> their hosts."""
         self.locks_lost = 0
-        """Records whose lock was lost while they were held."""
+        """The number of records whose lock was lost while they were held."""
         self._run: list[Range] = []
         self._service = ServiceLoop(name=f"flowshare {options.group}")
         self._joined = contextlib.AsyncExitStack()
-        """What is to be closed, in order."""
+        """Resources to close when the member ends, in order."""
         self._backend: Backend
         self._admin: ShareAdmin
+        self._ledger: Ledger
         self._member: ShareMember
         self.facts: DeliveryLimits
 
@@ -123,37 +140,49 @@ class GroupMember:
 
     @property
     def topics(self) -> dict[str, str]:
-        """Topics that were acquired from -> their ids."""
+        """The topics from which records were acquired -> their ids."""
         return dict(self._topics)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Where the log is read, `host:port` of brokers: those of the Kafka cluster, or of the embedded path."""
+        """The addresses of the log, `host:port` of brokers: those of the Kafka cluster, or of the embedded path."""
         kafka = self._backend.kafka
         return () if kafka is None else kafka.hosts
 
+    @property
+    def letters_by_choice(self) -> bool:
+        """True if the group chooses the records of which its server writes letters; see `Capabilities`."""
+        return self._backend.capabilities.letters_by_choice
+
     def leader(self, place: Place) -> str:
-        """Who counts the deliveries of a partition, as `flowshare.spark.source.progress` names it: looked up before
-        what was acquired last, and never a later one than acquired it. Empty: not known."""
+        """Return the name of the leader that counts the deliveries of a partition, as of
+        `flowshare.spark.source.progress`.
+
+        It is looked up before each acquire, and so never later than the leader of the acquired records. Empty: not
+        known.
+        """
         if self._backend.capabilities.durable_acquires:
             return self._backend.kind
         return self._leaders.get(place, "")
 
     @property
     def lock_s(self) -> float:
-        """How long what is acquired is locked."""
+        """The lock duration of acquired records, in seconds."""
         return (self._member.lock_timeout_ms or LOCK_MS) / 1000
 
     # --- opening and closing ------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open the backend, set the group up, join. Raises: BackendError, OptionError, TimeoutError."""
+        """Open the backend, set the group up, join.
+
+        Raises: BackendError, OptionError, TimeoutError, StrangeCheckpoint.
+        """
         self._service.start()
         joining = self._service.submit(self._join)
         try:
             joining.result(OPEN_S)
         except BaseException as error:
-            # Else it would join some time, and fence whoever has the member's id by then.
+            # Otherwise it would join later, and fence the process that has the member's id by then.
             late = joining.cancel() and isinstance(error, TimeoutError)
             self.close()
             if not late:
@@ -164,10 +193,10 @@ class GroupMember:
             ) from None
 
     def close(self, run: Iterable[Range] = ()) -> None:
-        """Give back what is held, leave the group, close the backend; harmless when it was not opened.
+        """Give back all held records, leave the group, close the backend; does no harm if the backend was not opened.
 
-        run: ranges of a batch in the write-ahead log, which are given back as delivered once more; the rest goes back
-        as if it had not been delivered, where servers can.
+        run: ranges of a batch in the write-ahead log, given back as delivered once more; all others go back as if not
+        delivered, where servers can.
         """
         if self._service.running:
             self._run = list(run)
@@ -178,10 +207,11 @@ class GroupMember:
     # --- acquiring ----------------------------------------------------------------------------------------------
 
     def acquire(self, records_max: int, wait_s: float) -> list[Range]:
-        """Up to about `records_max` records' ranges, waiting up to `wait_s` for the first; held from now on.
+        """Acquire ranges of up to about `records_max` records, waiting up to `wait_s` seconds for the first; they are
+        held then.
 
-        Who is interrupted (SIGTERM raises in whatever is under way) can call it again at once: what was on its way
-        comes then, or is given back with all that is held.
+        An interrupted caller (SIGTERM raises in any call) can call this again at once: ranges on their way come then,
+        or are given back with all held ones.
         """
         acquiring = self._begin(self._acquire(records_max, wait_s))
         try:
@@ -191,43 +221,48 @@ class GroupMember:
             raise
 
     def all_held(self) -> list[Range]:
-        """All that is held, each with its delivery."""
+        """Return all held ranges, each with its delivery."""
         return self._call(self._look_up(self._holds.ranges))
 
     def held(self, ranges: Iterable[Range]) -> list[list[Range]]:
-        """Of each range the parts that are held, each with its delivery."""
+        """Return, for each range, its held parts, each with its delivery."""
         wanted = list(ranges)
         return self._call(self._look_up(lambda: [[part for part, _ in self._holds.parts(one)] for one in wanted]))
 
     def adopt(self, ranges: Iterable[Range], topics: Mapping[str, str]) -> None:
-        """Take over what an earlier process of this query held of these ranges, where the topics have these ids still:
-        their locks are renewed from now on, and what else that process had acquired goes back to the group. Some may
-        have been lost with that process: its connection ended, or it was away for too long. To be called once, and
-        whatever it raises, this member is to be closed then."""
+        """Take over the locks of an earlier process of this query in these ranges, if the topics still have these ids.
+
+        The locks are renewed from now on; all other records that the process had acquired go back to the group. Some
+        may have been lost with the process: its connection ended, or it was away for too long. Call this once; after an
+        error close this member.
+        """
         self._call(self._adopt(list(ranges), topics))
 
     # --- acknowledging ------------------------------------------------------------------------------------------
 
-    def accept(self, ranges: Iterable[Range]) -> list[Range]:
-        """Accept ranges; returns those that were refused, or of which nothing is known: their lock was lost."""
-        return self.begin_accept(ranges).result()
+    def accept(self, ranges: Iterable[Range], batch: Entry = NO_BATCH) -> list[Range]:
+        """Accept ranges; return those that were refused or not known: their lock was lost.
 
-    def begin_accept(self, ranges: Iterable[Range]) -> concurrent.futures.Future[list[Range]]:
-        """`accept`, for who does not wait for it now."""
-        return self._begin(self._acknowledge(dict.fromkeys(merged(ranges), ACCEPT)))
+        batch: the newest batch of the ranges, which is noted first.
+        """
+        return self.begin_accept(ranges, batch).result()
+
+    def begin_accept(self, ranges: Iterable[Range], batch: Entry = NO_BATCH) -> concurrent.futures.Future[list[Range]]:
+        """Begin `accept` without waiting."""
+        return self._begin(self._accept(merged(ranges), batch))
 
     def acknowledge(self, types: Mapping[Range, RangeAck]) -> list[Range]:
-        """Say what became of ranges; returns what was refused."""
+        """Acknowledge ranges; return the refused ones."""
         return self._call(self._acknowledge(types)) if types else []
 
     def ask(
         self, question: Callable[Concatenate[ShareAdmin, P], Coroutine[Any, Any, T]], *told: P.args, **more: P.kwargs
     ) -> T:
-        """The answer to a question of `flowshare.spark.source.progress`."""
+        """Return the answer to a question of `flowshare.spark.source.progress`."""
         return self._call(question(self._admin, *told, **more))
 
     def leaders_now(self) -> dict[Place, str]:
-        """Who counts the deliveries of partitions of which something was acquired."""
+        """Return the leaders that count deliveries, of partitions from which records were acquired."""
         if self._backend.capabilities.durable_acquires:
             return dict.fromkeys(self._places, self._backend.kind)
         return self._call(progress.leaders_now(self._admin, self._options.group))
@@ -244,11 +279,15 @@ class GroupMember:
             connect = partial(self._backend.connect, f"spark-{self._options.group}")
             self._admin = ShareAdmin(connect, clock=self._clock, client_id="spark")
             stack.push_async_callback(self._admin.close)
+            self._ledger = Ledger(self._admin, self._options.group, self.member_id)
+            if self._adopts:
+                await self._ledger.check(self._known)
             self.facts = await prepare_group(self._options, self._admin, self._backend.capabilities)
+            topics = await topics_of(self._options, self._admin)
             self._member = ShareMember(
                 connect,
                 group_id=self._options.group,
-                topics=await topics_of(self._options, self._admin),
+                topics=topics,
                 clock=self._clock,
                 member_id=self.member_id,
                 settings=MemberSettings(link=LinkSettings(acknowledge_linger=0.0), rack_id=self._life),
@@ -261,16 +300,17 @@ class GroupMember:
             while not self._member.assignment and self._clock.monotonic() < deadline_s:
                 await self._clock.sleep(0.02)
             self._note_topics()
-            for beside in (self._renew(), self._watch(), self._follow_topics()):
+            for beside in (self._renew(), self._watch(), self._follow_topics(), self._see_begun(topics)):
                 stack.callback(asyncio.create_task(beside).cancel)
             self._joined = stack.pop_all()
 
     async def _leave(self) -> None:
-        """Give back what is held, at the price of no delivery where servers can, and leave; a fenced one just goes.
+        """Give back all held records, without costing a delivery where servers can, and leave; a fenced member just
+        ends.
 
-        What is in the write-ahead log goes back as delivered or not at all: a leader that is being replaced may answer
-        the second request and not the first, and a record that came again with the count it had would be taken for one
-        of a group that was reset.
+        Records in the write-ahead log go back as delivered or not at all: a leader that is being replaced may answer
+        the second request and not the first, and a record that came again with its old count would look like one of a
+        reset group.
         """
         run = [part for one in self._run for part, _ in self._holds.parts(one)]
         try:
@@ -292,7 +332,7 @@ class GroupMember:
         return self._begin(work).result()
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Have the member's thread do it. Raises: Closed, when that has ended, as after another one took its place."""
+        """Run a coroutine in the member's thread. Raises: Closed: the thread has ended, as after a takeover."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self._service.loop)
         except RuntimeError:
@@ -302,7 +342,7 @@ class GroupMember:
     # --- on the loop --------------------------------------------------------------------------------------------
 
     async def _look_up(self, look: Callable[[], T]) -> T:
-        """What is held changes on the loop only, and is looked at there."""
+        """Call `look` on the event loop: the member's holds change only there, and are read only there."""
         return look()
 
     async def _acquire(self, records_max: int, wait_s: float) -> list[Range]:
@@ -341,6 +381,11 @@ class GroupMember:
         await self._member.adopt(self._by_partition(known))
         self._holds.take(known, UNKNOWN_S, None)
 
+    async def _accept(self, ranges: Iterable[Range], batch: Entry) -> list[Range]:
+        await self._look()
+        await self._ledger.note(batch)
+        return await self._acknowledge(dict.fromkeys(ranges, ACCEPT))
+
     async def _acknowledge(self, types: Mapping[Range, RangeAck]) -> list[Range]:
         await self._look()
         acks: list[tuple[Range, int | None, RangeAck]] = []
@@ -352,9 +397,9 @@ class GroupMember:
         return await self._settle(acks)
 
     async def _settle(self, acks: Iterable[tuple[Range, int | None, RangeAck]]) -> list[Range]:
-        """Send them, each over the connection of its generation; what was refused.
+        """Send acknowledgements, each over the connection of its generation; return the refused ranges.
 
-        One lost lock refuses a partition's all, so those are sent one by one again.
+        One lost lock refuses all of its partition, so those are sent again one by one.
         """
         over: dict[int | None, dict[Range, RangeAck]] = {}
         for one, generation, ack in acks:
@@ -371,7 +416,7 @@ class GroupMember:
         return refused
 
     async def _send(self, types: Mapping[Range, RangeAck], generation: int | None) -> set[Place]:
-        """One request; the partitions whose part was refused."""
+        """Send one request; return the partitions whose part was refused."""
         acks: dict[TopicPartition, list[AckBatch]] = {}
         for one in sorted(types):
             if one.place in self._places:
@@ -382,8 +427,8 @@ class GroupMember:
         return {one.place for one in types if self._places.get(one.place) not in told}
 
     async def _renew(self) -> None:
-        """Renew what is held when a third of the lock's duration has gone by. What is refused is lost: it comes again,
-        and is known by then as done, or is part of a batch that has not ended."""
+        """Renew held locks when a third of their duration has passed. A refused range is lost: it comes again, and is
+        known by then as done, or is part of a batch that has not ended."""
         while True:
             await self._clock.sleep(min(RENEW_S, self.lock_s / 6))
             lock_s = self.lock_s
@@ -409,32 +454,39 @@ class GroupMember:
                 logger.warning("group %s: %d records' locks were lost", self._options.group, records_in(gone))
 
     async def _look(self) -> None:
-        """See, once a second, that no later process has this member's id. Raises: Fenced, from then on."""
+        """Check, once a second, that no later process has this member's id. Raises: Fenced, from then on."""
         now_s = self._clock.monotonic()
         if not self.fenced and now_s >= self._looked_s + LOOK_S:
             group = await self._admin.describe_group(self._options.group)
             mine = [member for member in group.members if member.member_id == self.member_id]
             self.fenced |= any(member.rack_id and member.rack_id != self._life for member in mine)
+            self.others = {
+                member.member_id: member.client_host
+                for member in group.members
+                if member.member_id != self.member_id and (member.rack_id or "").startswith(SPARK)
+            }
             self._looked_s = now_s
         if self.fenced:
             raise Fenced(f"member {self.member_id} of group {self._options.group} is another process by now")
 
     async def _watch(self) -> None:
-        """Look also while nothing is done: who had this member's id may have left, and then nothing is to be seen."""
+        """Look also while the member is idle: another process with this id may leave again, and would then not be
+        seen."""
         while not self.fenced:
             await self._clock.sleep(LOOK_S)
             with contextlib.suppress(ClientError, OSError, Fenced):
                 await self._look()
 
     async def _joins_again(self) -> bool:
-        """Whether the group gave this member up for another reason than a later process."""
+        """True if the group gave this member up for another reason than a later process with its id."""
         self._looked_s = 0.0
         with contextlib.suppress(ClientError, OSError, Fenced):  # who cannot be asked meets a join with the same error
             await self._look()
         return not self.fenced
 
     async def _look_up_leaders(self) -> None:
-        """See who leads what is assigned, where that matters: when more is assigned, and now and then."""
+        """Look up the leaders of assigned partitions, where that matters: when more are assigned, and every
+        LEADERS_S."""
         assigned = {(tp.topic, tp.partition) for tp in self._member.assignment}
         now_s = self._clock.monotonic()
         if self._backend.capabilities.durable_acquires or (
@@ -446,13 +498,23 @@ class GroupMember:
         self._leaders_s = now_s
 
     async def _follow_topics(self) -> None:
-        """Subscribe to topics of the pattern that came later."""
+        """Subscribe to later topics of the pattern."""
         while self._options.topics_pattern:
             await self._clock.sleep(TOPICS_S)
             try:
                 self._member.subscribe(await topics_of(self._options, self._admin))
             except (ClientError, OSError) as error:
                 logger.warning("topics of %r were not looked up: %s", self._options.topics_pattern, error)
+
+    async def _see_begun(self, topics: list[str]) -> None:
+        """Wait until the present topics have begun at `start`, then make later ones begin at their beginning."""
+        while self._options.start != EARLIEST:
+            try:
+                if await all_begun(self._options, self._admin, topics):
+                    return
+            except (ClientError, OSError) as error:
+                logger.debug("group %s: where it has begun is not known: %s", self._options.group, error)
+            await self._clock.sleep(BEGUN_S)
 
     def _note_topics(self) -> None:
         for tp in self._member.assignment:

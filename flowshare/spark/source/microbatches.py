@@ -1,12 +1,12 @@
-"""The micro-batches of a query, in its own process: which were acquired, committed and accepted, and what comes next.
+"""`MicroBatches`: the micro-batches of a query, in its own process: acquires, commits and accepts them.
 
 Invariants of the stream:
 
-1. A record is accepted only when the batch it was in is in Spark's commit log. `latestOffset(start)` proves that of
-   `start`, and the checkpoint itself, where it can be read; `commit` may come late or never.
-2. Nothing is acquired that the offset which is returned does not hold.
+1. A record is accepted only when its batch is in Spark's commit log. `latestOffset(start)` proves that of `start`, and
+   the checkpoint itself, where it can be read; `commit` may come late or never.
+2. Nothing is acquired that is not in the returned offset.
 3. A record in a committed batch is in `done` until it is accepted or finished, and never in a second batch.
-4. What a checkpoint says of offsets is believed of the topic and the life of the group that it was written in only.
+4. A checkpoint's offsets count only for the topic, and the life of the group, for which they were written.
 
 | state at a crash | what a restart finds |
 |---|---|
@@ -25,24 +25,29 @@ Invariants of the stream:
 | since the checkpoint was written | how it is known |
 |---|---|
 | the topic was made anew | its id is another |
-| the group's offsets went back | a start offset lies before one that the checkpoint has |
+| the group's offsets went back | a start offset lies before one that the checkpoint has, and so does the log's begin |
 | the group was deleted, or reset to where it began | what is committed comes for the *first* time, by its old leader |
 
-In each of them `done` and the last batch do not count, and what comes is read.
+In each of these cases `done` and the last batch do not count, and all records that come are read.
 
-The last rule needs that a record of a batch in the log never comes again with the count it had: so it is never given
-back unrun. What the checkpoint has as committed is accepted before the first fetch of a process, when nothing can be
-this member's but what its last process held: an accept that came later could meet a record that was acquired anew.
+The last rule needs that a record of a batch in the log never comes again with its old count: so it is never given back
+unrun. A checkpoint's committed batch is accepted before the first fetch of a process, when this member can hold only
+records of its last process: a later accept could meet a record that was acquired anew.
 
-A batch that fails again and again is void: it is run empty, nothing of it is accepted, and its records come again in
-smaller ones, until the one that is at fault is alone (`flowshare.spark.source.narrowing`).
+A batch that kills Python workers again and again is void: it is run empty, nothing of it is accepted, and its records
+come again in smaller batches, until the record at fault is alone (`flowshare.spark.source.narrowing`). A batch that
+ended for any other reason is offered again unchanged.
 
-With `recovery=drop`, and with outcomes, a batch that this process did not run is nobody's: it is neither read again
-nor accepted, and the group delivers its records again.
+A record that two sources of one query share is seen by one branch of the query only, and would be accepted all the
+same: such a query is refused when the write-ahead log shows both sources, before anything is accepted (`SharedGroup`).
+A checkpoint that is not the one that the group went on with is refused, too (`flowshare.spark.source.ledger`).
 
-Where the group's window has room, the next batch is acquired first and the accept of the last one sent behind it: it
-is on its way while the batch runs. A broker takes one request of a connection after the other, and to wait for its
-accept (12 ms on Kafka, most of it the share coordinator's linger) would hold up every batch.
+With `recovery=drop`, and with outcomes, a batch that another process ran is neither read again nor accepted, and the
+group delivers its records again.
+
+Where the group's window has room, the next batch is acquired first and the accept of the last one sent behind it: it is
+on its way while the batch runs. A broker answers the requests of one connection one after the other, and waiting for
+the accept (12 ms on Kafka, most of it the share coordinator's linger) would delay every batch.
 """
 
 from __future__ import annotations
@@ -54,95 +59,118 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from flowshare.agents.feed.limits import DELIVERIES_MAX
+from flowshare.agents.feed.backend_limits import DELIVERIES_MAX
 from flowshare.agents.handler.rate_limit import TokenBucket
 from flowshare.client.errors import ClientError
+from flowshare.core_errors import FlowshareError
 from flowshare.spark.source import progress
 from flowshare.spark.source.accepts import Accepts
 from flowshare.spark.source.checkpoint import ASYNC_PROGRESS, DamagedNote, NotWritten, find_checkpoint, local_checkpoint
+from flowshare.spark.source.ledger import Entry
 from flowshare.spark.source.member import Fenced, GroupMember
 from flowshare.spark.source.narrowing import REASON, Narrowing
+from flowshare.spark.source.options import overlap
 from flowshare.spark.source.outcomes import MemberOutcomes, OutcomeListener
-from flowshare.spark.source.progress import ArchivedUnread, BacklogEnd
+from flowshare.spark.source.progress import BacklogEnd, Passed
 from flowshare.spark.source.ranges import Offset, Place, Range, merged, records_in, share_out
 from flowshare.spark.source.reading import ReadTask, lose
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from flowshare.spark.source.checkpoint import Checkpoint
     from flowshare.spark.source.options import SourceOptions
 
 PRUNE_S: Final = 10.0
-"""How often `done` is held against the group's start offsets."""
+"""The seconds between two comparisons of `done` with the group's start offsets."""
 EMPTY_S: Final = 5.0
-"""How long past a lock's duration a run that empties the backlog waits for what others hold."""
+"""The seconds past a lock's duration that a run which empties the backlog waits for records that others hold."""
 FULL_BATCHES: Final = 16
-"""How long a window that was full is taken for full."""
+"""The number of batches for which a full window is assumed to stay full."""
 
+NOTED_S: Final = 1.0
+"""The seconds that the first batch waits until its query's checkpoint is noted."""
 COMMITTED_S: Final = 0.25
-"""How often the checkpoint is looked at while a batch runs."""
+"""The seconds between two looks at the checkpoint while a batch runs."""
+BACKLOG_S: Final = 1.0
+"""The shortest time, in seconds, between two requests for the backlog, for the query's progress."""
 TROUBLES: Final = {
     "records_lost": "Records that were gone from the log before they were read.",
     "locks_lost": "Records whose lock was lost while their batch ran; they come again, and are left out then.",
     "records_archived": "Records that the brokers archived without having been in a batch.",
 }
 CHECKED: Final = 3
-"""Batches of a process that are looked for in the checkpoint."""
+"""The number of a process's first batches that are looked up in the checkpoint."""
 CLOSE_S: Final = 5.0
-"""How long a stop waits for the accept of what is committed."""
+"""The time limit, in seconds, of a stop for accepts of committed records."""
 
 logger = logging.getLogger("flowshare.spark")
 
 
-class MicroBatches:
-    """What `ShareStreamReader` asks: one member of the group, and what is known of the query's batches.
+class SharedGroup(FlowshareError, RuntimeError):
+    """Two sources of one query are in one group, and both read a topic."""
 
-    Spark's thread calls it, and one of its own looks at the checkpoint meanwhile; a lock lets one do something at a
-    time.
+
+class MicroBatches:
+    """A query's micro-batches, as `ShareStreamReader` asks for them: one member of the group, and the state of the
+    batches.
+
+    Spark's thread calls the methods, and a thread of this class reads the checkpoint meanwhile. A lock lets only one of
+    the two act at a time.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self.initial = Offset(member=str(uuid.uuid4()))
+        self.initial = Offset(source=options.source, reads=options.reads, member=str(uuid.uuid4()))
         self.emptying = False
         self._member: GroupMember | None = None
         self._listener: OutcomeListener | None = None
         self._accepts: Accepts
-        self._archived: ArchivedUnread | None = None
-        """Only where records can be archived unread."""
+        self._passed = Passed()
         self._unread: list[Range] = []
-        """Finished by no batch, and not told yet."""
+        """Ranges that the group passed, in no batch, and not reported yet."""
+        self._others: set[str] = set()
+        """Other queries in the group that were reported."""
         self._completed = 0
         self._mine: set[int] = set()
-        """Numbers of the batches that were acquired by this process."""
+        """Numbers of the batches that this process acquired."""
         self._rate = None if options.rate is None else TokenBucket(options.rate, time.monotonic())
         self._prune_s = 0.0
+        self._logs_asked = False
+        """True if the log starts of this process's beginning were looked up."""
+        self._log_starts: dict[Place, int] = {}
+        """The log starts at that time. Brokers may report earlier start offsets until the group's next fetch or
+        accept."""
         self._full = 0
-        """For how many batches more the window is taken for full."""
+        """The number of further batches for which the window counts as full."""
         self._starts: dict[Place, int] = {}
-        """The group's start offsets as they were looked at last."""
+        """The group's start offsets, as last looked up."""
         self._restored = False
-        """Whether what the checkpoint says is compared with the group."""
+        """True if the checkpoint's state was compared with the group."""
         self._backlog: BacklogEnd | None = None
-        """Only where what is there is emptied."""
+        """The end of the backlog; None: this run does not empty it."""
         self._begun = Offset()
-        """The offset that this process began with."""
+        """The offset with which this process began."""
         self._running: Offset | None = None
         """The batch that was handed out last."""
         self._given: tuple[Range, ...] = ()
-        """Ranges of the newest offset that Spark has, which is in the write-ahead log or about to be."""
+        """Ranges of Spark's newest offset, which is in the write-ahead log or about to be."""
         self._checkpoint: Checkpoint | None = None
         self._narrowing = Narrowing()
         self._process = str(uuid.uuid4())
         self._kept: list[Range] = []
-        """Acquired, and held for a later batch."""
+        """Acquired ranges that are held for a later batch."""
         self._told = dict.fromkeys(TROUBLES, 0)
+        self._backlog_now = -1
+        self._backlog_s = 0.0
         self._lock = threading.RLock()
         self._closing = threading.Event()
 
     def next(self, begun: Offset) -> Offset | None:
-        """The offset behind `begun`, which is committed; None: there is nothing at the moment."""
+        """Return the offset after `begun`, which is committed; None: there are no records at the moment."""
         with self._lock:
-            member = self._open(begun)
+            member = self._open(begun, committed=begun)
+            self._warn_of_others(member)
             try:
                 self._restore(member)
                 self._check_written(member, begun)
@@ -159,19 +187,23 @@ class MicroBatches:
             self._given = tuple(fresh)
             return Offset(
                 number=begun.number + 1,
+                tag=uuid.uuid4().hex[:12],
+                source=self._options.source,
+                reads=self._options.reads,
                 member=member.member_id,
                 ranges=tuple(fresh),
                 done=self._accepts.ranges(),
                 topics=member.topics,
-                starts={**self._starts, **(self._archived.starts if self._archived else {})},
+                starts={**self._starts, **self._passed.starts},
                 leaders=self._accepts.leaders({one.place: member.leader(one.place) for one in fresh}),
-                passed=tuple(self._archived.ranges()) if self._archived else (),
+                passed=tuple(self._passed.ranges()),
             )
 
-    def tasks(self, offset: Offset) -> list[ReadTask]:
-        """What the tasks of a batch read."""
+    def tasks(self, offset: Offset, begun: Offset) -> list[ReadTask]:
+        """Return the read tasks of a batch. begun: the offset before the batch, which is committed."""
         with self._lock:
-            member = self._open(offset)
+            member = self._open(offset, committed=begun)
+            self._check_sources(member, offset)
             self._running, self._given = offset, offset.ranges
             if not self._ours(offset) or self._narrowing.is_void(offset.number):
                 return []
@@ -191,7 +223,7 @@ class MicroBatches:
             ]
 
     def close(self) -> None:
-        """Accept what is committed, give back what is held besides, and leave the group."""
+        """Accept committed records, give back all other held ones, and leave the group."""
         self._closing.set()
         if self._listener is not None:
             self._listener.close()
@@ -201,26 +233,35 @@ class MicroBatches:
                 return
             try:
                 self._restore(member)
-                if self._running is not None and self._running.number > self._completed:
-                    if self._written(member):
-                        self._committed(member, self._running)
-                    else:
-                        self._failed(member, self._running)
+                if self._running is not None and self._written(member):
+                    self._committed(member, self._running)
                 self._settle_all(member)
-            except (ClientError, OSError, Fenced) as error:
+            except (ClientError, OSError, Fenced, SharedGroup) as error:
                 logger.warning("group %s: what is committed was not accepted: %s", self._options.group, error)
             member.close(run=self._given)
 
     def told(self) -> dict[str, int]:
-        """What went wrong since this process began, for the query's progress: `TROUBLES`."""
-        locks = self._member.locks_lost if self._member is not None else 0
-        return {**self._told, "locks_lost": locks}
+        """Return counts for the query's progress: of `TROUBLES` since this process began, and the group's backlog now.
+
+        The backlog is looked up every BACKLOG_S at most; −1: not known.
+        """
+        with self._lock:
+            if self._member is None:
+                return {**self._told, "backlog": self._backlog_now}
+            if time.monotonic() >= self._backlog_s:
+                self._backlog_s = time.monotonic() + BACKLOG_S
+                try:
+                    self._backlog_now = self._member.ask(progress.backlog, self._options.group, self._member.topics)
+                except (ClientError, OSError) as error:
+                    self._backlog_now = -1
+                    logger.debug("group %s: its backlog is not known: %s", self._options.group, error)
+            return {**self._told, "locks_lost": self._member.locks_lost, "backlog": self._backlog_now}
 
     def _there(self, member: GroupMember, offset: Offset) -> list[Range]:
-        """Of a batch's ranges, what the log still has. Raises: DataLoss, unless the source is to go on without it.
+        """Return the parts of a batch's ranges that the log still has. Raises: DataLoss, unless on_data_loss=continue.
 
-        Looked up here, in the process whose log somebody reads, for a batch that an earlier process acquired, and where
-        the source may go on without; else the task that misses a record fails, and then it is an earlier one's.
+        The log is looked up for a batch of an earlier process, and with on_data_loss=continue. Otherwise the task that
+        misses a record fails, and the batch is then an earlier process's.
         """
         lossy = self._options.on_data_loss == "continue"
         if offset.number in self._mine and not lossy:
@@ -243,16 +284,19 @@ class MicroBatches:
     # --- what is committed --------------------------------------------------------------------------------------------
 
     def _committed(self, member: GroupMember, offset: Offset) -> None:
-        """The batch `offset` is proven to be complete."""
+        """Take in that a batch is proven to be committed."""
         if offset.number <= self._completed:
             return
+        self._check_sources(member, offset)
         if self._narrowing.is_void(offset.number):
             self._completed = offset.number
             return
         if self._ours(offset):
             if self._options.outcomes:
-                # Some are settled already: what is left had no row.
-                refused = member.accept([piece for pieces in member.held(offset.ranges) for piece in pieces])
+                # Some records are settled already: the others had no row.
+                refused = member.accept(
+                    [piece for pieces in member.held(offset.ranges) for piece in pieces], Entry.of(offset)
+                )
                 if refused:
                     logger.warning(
                         "group %s: %d records of batch %d are not accepted, their locks were lost; they come again",
@@ -265,53 +309,53 @@ class MicroBatches:
             else:
                 self._accepts.restore(offset, self._starts)
                 self._accepts.settle()
-        if self._archived is not None:
-            self._archived.add(offset.ranges)
+        self._passed.add(offset.ranges)
         if self._narrowing.committed(offset.number, offset.ranges):
             self._note(member)
         self._completed = offset.number  # not before: what raises on the way is tried again with the next trigger
 
-    def _failed(self, member: GroupMember, offset: Offset) -> None:
-        """The query ends and a batch of its is not committed."""
-        if self._ours(offset):
-            again = self._options.recovery == "rerun" and not self._options.outcomes
-            self._narrowing.failed(offset.number, offset.ranges, whole=again)
-            self._note(member)
-
     def _note(self, member: GroupMember) -> None:
-        """Write down what is known of suspects. What could not be written is as if it had not been found out."""
-        place = self._place(member)
+        """Write the facts on suspects to the checkpoint. Facts that cannot be written are lost with this process."""
+        place = self._place(member, self._running or self._begun)
         try:
             if place is not None and not place.write_note(member.member_id, self._process, self._narrowing.to_json()):
                 logger.debug("group %s: another process of the query notes suspects now", self._options.group)
         except (OSError, DamagedNote) as error:
             logger.warning("group %s: suspects cannot be noted in the checkpoint: %s", self._options.group, error)
 
-    def _noted(self, member: GroupMember, known: Offset) -> Narrowing:
-        """What the checkpoint notes, without topics that were made anew since it had the offset `known`.
+    def _noted(self, member: GroupMember, known: Offset, *, again: bool) -> Narrowing:
+        """Read the checkpoint's note, without topics that were created anew since the offset `known`.
 
-        Raises: OSError, DamagedNote: a void batch that is not known as one would be accepted, so nothing is done here.
+        again: the batch of `known` shall be run again, unless it turns out to be void.
+        Raises: OSError, DamagedNote. Nothing is done in that case: an unknown void batch would be accepted.
         """
-        place = self._place(member)
+        place = self._place(member, known)
         note = {} if place is None else place.take_note(member.member_id, self._process)
         found = Narrowing.from_json(note) if note else Narrowing()
+        if not self._options.narrowing:
+            return found.switched_off()
         for topic, topic_id in known.topics.items():
             if member.topics.get(topic, topic_id) != topic_id:
                 found.forget(topic)
+        if place is not None and again:
+            times = place.kills(member.member_id, known.number)
+            found.failed(known.number, known.ranges, times=times, whole=self._ours(known))
         if found.told:  # here, as Spark heeds nothing that is said at the end of a query
             logger.warning("group %s: %s", self._options.group, found.told)
             found.told = ""
+        if place is not None and found:  # void is noted before it is run so
+            place.write_note(member.member_id, self._process, found.to_json())
         return found
 
     def _settle_all(self, member: GroupMember) -> None:
-        """Leave nothing in `done`, as far as that is to be had now: whoever is next may have another checkpoint.
+        """Empty `done`, as far as that is possible now: the next process may have another checkpoint.
 
-        What was refused is the group's again; what else comes with it is given back when the member leaves.
+        Refused ranges are the group's again; other ranges acquired with them are given back when the member leaves.
         """
         self._accepts.settle(CLOSE_S)
         until = time.monotonic() + CLOSE_S
         while (refused := records_in(self._accepts.ranges())) and time.monotonic() < until:
-            # The stop may have cut off an acquire: what that got is held, and nobody knows of it.
+            # The stop may have interrupted an acquire: its ranges are held, but in no list.
             held = [part for parts in member.held(self._accepts.ranges()) for part in parts]
             self._accepts.swallow(held or member.acquire(refused, self._options.wait))
             self._accepts.settle(CLOSE_S)
@@ -324,19 +368,24 @@ class MicroBatches:
                 refused,
             )
 
-    def _open(self, known: Offset) -> GroupMember:
+    def _open(self, known: Offset, committed: Offset) -> GroupMember:
+        """Return the member, opened if needed. known: Spark's first offset. committed: the newest one that is surely
+        committed."""
         if self._member is None:
             earlier = known.member != self.initial.member  # this process takes another one's place
-            member = GroupMember(self._options, known.member or self.initial.member, adopts=earlier)
+            name = known.member or self.initial.member
+            member = GroupMember(self._options, name, adopts=earlier, known=Entry.of(committed))
             member.open()
             self._member = member
             self._begun = known
             self._accepts = Accepts(member, group=self._options.group)
-            if not member.facts.endless:
-                self._archived = ArchivedUnread(known.starts, known.passed)
+            now = member.topics
+            self._passed = Passed(known.starts if known.tag else {}, known.passed)
+            for topic in [name for name, topic_id in known.topics.items() if now.get(name, topic_id) != topic_id]:
+                self._passed.forget(topic)
             if earlier:
                 try:
-                    self._narrowing = self._noted(member, known)
+                    self._narrowing = self._noted(member, known, again=known.number > committed.number)
                     runs = self._ours(known) and not self._narrowing.is_void(known.number)
                     member.adopt((*known.done, *(known.ranges if runs else ())), known.topics)
                 except BaseException:  # what is not adopted would be given to others: begin anew
@@ -354,17 +403,20 @@ class MicroBatches:
         return self._member
 
     def _restore(self, member: GroupMember) -> None:
-        """Believe what the checkpoint has as committed, as far as the group is the one that it was."""
+        """Restore the checkpoint's committed ranges, as far as the group is still the same."""
         if self._restored:
             return
-        self._starts = member.ask(progress.starts, self._options.group)
+        told = member.ask(progress.starts, self._options.group)
         known = self._begun
-        self._accepts.restore(replace(known, ranges=known.done), self._starts)
+        if back := [place for place, start in told.items() if start < known.starts.get(place, 0)]:
+            self._log_starts = member.ask(progress.log_starts_left, back)  # else retention would be taken for a reset
+        self._starts = self._in_logs(told)
+        self._accepts.restore(replace(known, number=0, ranges=known.done), self._starts)
         self._accepts.settle()
         self._restored = True
 
     def _watch(self) -> None:
-        """See in the checkpoint that a batch is committed when the next trigger does not come at once."""
+        """Look in the checkpoint for the commit of a batch, as the next trigger may come late."""
         while not self._closing.wait(COMMITTED_S):
             with self._lock:
                 member = self._member
@@ -374,42 +426,78 @@ class MicroBatches:
                 try:
                     self._committed(member, self._running)
                     self._accepts.begin()
-                except (ClientError, OSError, Fenced) as error:
+                except (ClientError, OSError, Fenced, SharedGroup) as error:
                     logger.debug("group %s: not accepted yet: %s", self._options.group, error)
 
     def _written(self, member: GroupMember) -> bool:
-        """Whether the batch that was handed out last is in the commit log, and not known as that yet."""
+        """True if the batch that was handed out last is in the commit log, and `_committed` was not called for it."""
         if self._running is None or self._running.number <= self._completed:
             return False
-        place = self._place(member)
-        return place is not None and place.committed(member.member_id) >= self._running.number
+        place = self._place(member, self._running)
+        return place is not None and place.committed(member.member_id) == (self._running.number, self._running.tag)
 
     def _check_written(self, member: GroupMember, begun: Offset) -> None:
-        """See of the first batches that Spark writes them down before it goes on. Raises: NotWritten."""
+        """Check, for the first batches, that Spark writes them down before it goes on. Raises: NotWritten."""
         if begun.number not in self._mine or len(self._mine) > CHECKED:
             return
-        place = self._place(member)
-        if place is not None and place.committed(member.member_id) < begun.number:
+        place = self._place(member, begun)
+        if place is not None and place.committed(member.member_id) != (begun.number, begun.tag):
             raise NotWritten(
                 f"batch {begun.number} of group {self._options.group} is not in its checkpoint. {ASYNC_PROGRESS}"
             )
 
-    def _place(self, member: GroupMember) -> Checkpoint | None:
-        """The query's checkpoint; None: it is not known, or not to be read from here."""
-        if self._checkpoint is None:
-            named = self._options.checkpoint
-            self._checkpoint = local_checkpoint(named) if named else find_checkpoint(member.member_id)
+    def _check_sources(self, member: GroupMember, offset: Offset) -> None:
+        """Check, for the first batches, that no other source of the query is in the group. Raises: SharedGroup."""
+        if len(self._mine) > CHECKED:
+            return
+        place = self._place(member, offset)
+        until_s = time.monotonic() + NOTED_S
+        while place is None and not self._options.checkpoint and not self._running and time.monotonic() < until_s:
+            time.sleep(NOTED_S / 20)
+            place = self._place(member, offset)
+        for other, found in (place.newest() if place is not None else {}).items():
+            same = other != member.member_id and found.get("source") == self._options.source
+            if same and overlap(self._options.reads, found.get("reads", ())):
+                raise SharedGroup(
+                    f"group {self._options.group} is read by two sources of this query ({self._options.about}): each "
+                    "record goes to one of them, and the other one's branch never sees it. Nothing of it is accepted. "
+                    "Read the group once, and write all that becomes of a batch in one foreachBatch; or give each "
+                    "load() a group of its own, which gets all records"
+                )
+
+    def _warn_of_others(self, member: GroupMember) -> None:
+        for other in member.others.keys() - self._others:
+            self._others.add(other)
+            place = find_checkpoint(other, "")
+            logger.warning(
+                "group %s has another query of Spark beside this one, member %s at %s%s: each record goes to one of "
+                "them only. Where each is to have all records, give each a group of its own",
+                self._options.group,
+                other,
+                member.others[other],
+                f" with checkpoint {place.root}" if place is not None else "",
+            )
+
+    def _place(self, member: GroupMember, offset: Offset) -> Checkpoint | None:
+        """Return the checkpoint of this offset's query; None: not known, or not readable from here."""
+        if self._options.checkpoint:
+            return local_checkpoint(self._options.checkpoint)
+        place = self._checkpoint
+        if place is None or place.newest().get(member.member_id, {}).get("tag") != offset.tag:
+            self._checkpoint = find_checkpoint(member.member_id, offset.tag)
         return self._checkpoint
 
     def _ours(self, offset: Offset) -> bool:
-        """Whether a batch is to be finished, whoever acquired it."""
+        """True if this process shall finish the batch: with recovery=rerun and no outcomes any batch, else only a batch
+        that it acquired itself."""
         again = self._options.recovery == "rerun" and not self._options.outcomes
         return again or offset.number in self._mine
 
     # --- what is next -------------------------------------------------------------------------------------------------
 
     def _fresh(self, member: GroupMember, before: int) -> list[Range]:
-        """Ranges for a batch, none of which was in one that is committed. before: records of the last one."""
+        """Return ranges for a batch, none of which was in a committed one. before: number of records in the last
+        batch."""
         if self._kept:
             self._accepts.settle()
             still = [part for parts in member.held(self._kept) for part in parts]  # the others' locks were lost
@@ -422,7 +510,7 @@ class MicroBatches:
         return merged(fresh)
 
     def _acquired(self, member: GroupMember, before: int) -> list[Range]:
-        """What the group has for the next batch. before: records of the last one."""
+        """Acquire ranges for the next batch. before: number of records in the last batch."""
         room = self._options.records_per_trigger
         if self._rate is not None:
             room = min(room, self._rate.available(time.monotonic()))
@@ -447,7 +535,7 @@ class MicroBatches:
         except (ClientError, OSError) as error:
             if not fresh:
                 raise
-            # What is held must get into a batch; what is owed stays so.
+            # Held records must get into a batch; owed accepts stay owed.
             logger.warning("group %s: %s", self._options.group, error)
         if fresh:
             if self._rate is not None:
@@ -456,7 +544,7 @@ class MicroBatches:
         return fresh
 
     def _behind(self, member: GroupMember, room: int, *, wait: bool) -> list[Range]:
-        """What is to be had when all is accepted: until then the window may be full of it."""
+        """Acquire after all accepts are settled: until then, committed records may fill the group's window."""
         while True:
             self._accepts.settle()
             got = member.acquire(room, self._options.wait if wait else 0.0)
@@ -465,14 +553,14 @@ class MicroBatches:
                 return fresh
 
     def _over(self, member: GroupMember) -> bool:
-        """Whether nothing more is waited for: always, unless the backlog is to be emptied."""
+        """True if the run need not wait for more records; always True unless the backlog is being emptied."""
         if self._backlog is None:
             return True
         left = member.ask(progress.left, self._options.group, self._backlog.ends)
         return self._backlog.over(left, time.monotonic())
 
     def _taken(self, member: GroupMember, got: list[Range]) -> list[Range]:
-        """Of what was acquired, what was in no batch yet."""
+        """Return the acquired ranges that were in no batch yet."""
         if self._backlog is not None:
             self._backlog.took(got, time.monotonic() + EMPTY_S + member.lock_s)
         for topic in self._accepts.meet(member.topics):
@@ -481,42 +569,67 @@ class MicroBatches:
                 self._options.group,
                 topic,
             )
-            self._narrowing.forget(topic)
-            if self._archived is not None:
-                self._archived.forget(topic)
+            self._forget(topic)
         fresh = self._accepts.swallow(got)
-        if fresh and self._archived is not None:
-            self._archived.begin(got)
+        if fresh:
+            self._passed.begin(got)
         return fresh
 
     def _prune(self, member: GroupMember) -> None:
-        """Forget what the group has finished; tell of what it finished unread."""
+        """Forget finished ranges, and report ranges that the group passed without a batch. Raises: DataLoss."""
         if time.monotonic() < self._prune_s:
             return
         self._prune_s = time.monotonic() + PRUNE_S
-        self._starts = starts = member.ask(progress.starts, self._options.group)
+        told = member.ask(progress.starts, self._options.group)
+        if self._begun.number and not self._logs_asked:
+            self._log_starts = member.ask(progress.log_starts_left, told)
+            self._logs_asked = True
+            self._passed.know(told)
+        self._starts = starts = self._in_logs(told)
         self._accepts.prune(starts)
         self._narrowing.prune(starts)
-        if self._archived is not None:
-            self._unread += self._archived.advance(starts)
-        # Kept until they are counted: the group may not be reached just now.
-        group, mine = self._options.group, member.member_id
-        count = member.ask(progress.count_unread, group, mine, self._unread) if self._unread else 0
-        unread, self._unread = self._unread, []
-        self._told["records_archived"] += count
-        if count:
-            first = unread[0]
+        self._unread += self._passed.advance(starts)
+        if self._unread:
+            self._tell_unread(member)
+
+    def _in_logs(self, starts: Mapping[Place, int]) -> dict[Place, int]:
+        """Return the group's start offsets, none of them before its log's known start."""
+        return {place: max(start, self._log_starts.get(place, start)) for place, start in starts.items()}
+
+    def _forget(self, topic: str) -> None:
+        """Forget a topic that was created anew."""
+        self._narrowing.forget(topic)
+        self._passed.forget(topic)
+        self._log_starts = {place: start for place, start in self._log_starts.items() if place[0] != topic}
+
+    def _tell_unread(self, member: GroupMember) -> None:
+        """Report ranges that the group passed in no batch: retention took them, or brokers archived them. Raises:
+        DataLoss."""
+        # Kept until they are counted: the group may not be reachable just now.
+        group, mine, counted = self._options.group, member.member_id, not member.facts.endless
+        found = member.ask(progress.unread, group, mine, self._unread, archived=counted)
+        self._unread = []
+        self._told["records_archived"] += found.archived
+        self._told["records_lost"] += found.lost
+        if found.archived:
             logger.error(
                 "group %s: the brokers archived %d records that were in no batch, the first at %s-%d@%d: they were "
                 "delivered %d times to a query that died before it had written them down. They are still in the log; "
                 "raise %s, and see why the query died",
-                self._options.group,
-                count,
-                first.topic,
-                first.partition,
-                first.first,
+                group,
+                found.archived,
+                found.first.topic,
+                found.first.partition,
+                found.first.first,
                 member.facts.deliveries,
                 DELIVERIES_MAX,
+            )
+        if found.lost:
+            lose(
+                f"group {group}: {found.lost} records are gone from the log, by retention or by hand, "
+                "before they were in a batch, the first at "
+                f"{found.first.topic}-{found.first.partition}@{found.first.first}",
+                lossy=self._options.on_data_loss == "continue",
             )
 
     def _warn_of_end(self, member: GroupMember, fresh: list[Range]) -> None:

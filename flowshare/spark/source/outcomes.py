@@ -1,15 +1,14 @@
-"""Outcomes record by record, at the source: how a sink's process hands them over, and what becomes of them here.
+"""Outcomes record by record, at the source: receives them from a sink's process, and acknowledges them.
 
-Each source listens on a socket in a folder of this user's on the driver's machine, named after its broker and group.
-Several queries of one group listen side by side: each acknowledges what it holds, and tells what executors need to know
-to write dead letters (`flowshare.spark.source.dead_letters`). Nobody else can open the folder, and both sides prove
-that they know the key that lies in it. What users write outcomes with is `flowshare.spark.sink.outcomes`.
+Each source listens on a socket in a folder of this user on the driver's machine, named after its broker and group.
+Several queries of one group listen side by side: each acknowledges the records that it holds, and gives the facts that
+executors need for dead letters (`flowshare.spark.source.dead_letters`). Other users cannot open the folder, and both
+sides prove that they know the key in it. Users write outcomes with `flowshare.spark.sink.outcomes`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import secrets
@@ -22,13 +21,13 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from flowshare.backend.url import parse_broker
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.forks import hold_alone
 from flowshare.log.folder import OwnFolder
 from flowshare.share.types import AcknowledgeType
 from flowshare.spark.source.dead_letters import SourceFacts
 from flowshare.spark.source.member import RangeAck
+from flowshare.spark.source.options import digest
 from flowshare.spark.source.ranges import Place, Range, merged, records_in
 
 if TYPE_CHECKING:
@@ -39,13 +38,13 @@ ANSWER_S: Final = 60.0
 CLOSE_S: Final = 5.0
 KEY_BYTES: Final = 32
 BASE_BYTES: Final = 55
-"""The longest folder that leaves room for a socket's name: its whole path has 107 bytes on Linux, 103 on macOS."""
+"""The longest folder name, in bytes, that leaves room for a socket's: the path has 107 bytes on Linux, 103 on macOS."""
 
 logger = logging.getLogger("flowshare.spark")
 
 
 class RangeOutcome(NamedTuple):
-    """What became of offsets `first` to `last`. delay: seconds."""
+    """Outcome of the offsets `first` to `last`. delay: seconds. buried: their dead letters are confirmed."""
 
     topic: str
     partition: int
@@ -54,6 +53,7 @@ class RangeOutcome(NamedTuple):
     kind: str
     delay: float = 0.0
     reason: str = ""
+    buried: bool = False
 
     @property
     def place(self) -> Place:
@@ -62,16 +62,17 @@ class RangeOutcome(NamedTuple):
 
 
 class OutcomesLost(FlowshareError, RuntimeError):
-    """No source of the group took the outcomes."""
+    """No source of the group accepted the outcomes."""
 
 
 class OutcomeListener:
-    """The source's end: calls `take` in a thread for what sinks hand over, and `tell` for what they ask."""
+    """The source's end: calls `take` in a thread for outcomes from sinks, and `tell` for their questions."""
 
     def __init__(
         self, broker: str, group: str, take: Callable[[list[RangeOutcome]], int], tell: Callable[[], Any]
     ) -> None:
-        """take: returns how many records it acknowledged. tell: what sinks want to know. Raises: OSError."""
+        """take: acknowledges outcomes, and returns the number of records. tell: returns facts for sinks. Raises:
+        OSError."""
         folder = _folder(broker, group)
         self._path = folder / f"{os.getpid()}-{secrets.token_hex(4)}.sock"
         self._take, self._tell = take, tell
@@ -83,7 +84,7 @@ class OutcomeListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more; outcomes that are being taken are taken first, for a limited time."""
+        """Stop listening; outcomes being received are finished first, for CLOSE_S at most."""
         self._closed.set()
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
             knock.connect(str(self._path))  # closing a socket does not wake who waits at it
@@ -113,7 +114,8 @@ class OutcomeListener:
 
 
 def deliver(broker: str, group: str, outcomes: Sequence[RangeOutcome]) -> int:
-    """Give outcomes to the sources of a group; how many records they acknowledged. Raises: OutcomesLost."""
+    """Give outcomes to the sources of a group; return the number of records that they acknowledged. Raises:
+    OutcomesLost."""
     taken = _call(broker, group, list(outcomes))
     if not taken:
         raise no_source(group)
@@ -121,12 +123,12 @@ def deliver(broker: str, group: str, outcomes: Sequence[RangeOutcome]) -> int:
 
 
 def ask(broker: str, group: str) -> list[Any]:
-    """What the sources of a group on this machine tell of themselves; none when there is none. Raises: OutcomesLost."""
+    """Ask the group's sources on this machine for their facts; empty if there is no source. Raises: OutcomesLost."""
     return _call(broker, group, None)
 
 
 def no_source(group: str) -> OutcomesLost:
-    """The error that there is nobody who would take outcomes."""
+    """Return the error for a group without a source for outcomes."""
     return OutcomesLost(
         f"no query on this machine reads group {group} with outcomes; set .option('outcomes', 'true') on its source, "
         "or source={'outcomes': True} on the pipeline"
@@ -134,7 +136,7 @@ def no_source(group: str) -> OutcomesLost:
 
 
 def _call(broker: str, group: str, message: list[RangeOutcome] | None) -> list[Any]:
-    """The answers of the group's sources."""
+    """Return the answers of the group's sources. Raises: OutcomesLost."""
     folder = _folder(broker, group)
     key = _key(folder)
     answers = []
@@ -153,16 +155,12 @@ def _call(broker: str, group: str, message: list[RangeOutcome] | None) -> list[A
 
 
 def _folder(broker: str, group: str) -> Path:
-    url = parse_broker(broker)
-    named = f"{url.kind} {url.path} {','.join(sorted(url.hosts))} {group}"
-    base = user_folder()
-    folder = base / hashlib.sha256(named.encode()).hexdigest()[:16]
-    return _private(folder)
+    return _private(user_folder() / digest(broker, group))
 
 
 def user_folder() -> Path:
-    """This user's folder among the temporary ones; where their name is too long for sockets, in /tmp. Nobody else can
-    open it. Raises: NotPrivate, OSError."""
+    """Return this user's folder among the temporary ones, or in /tmp if its path is too long for sockets. Other users
+    cannot open it. Raises: NotPrivate, OSError."""
     name = f"flowshare-spark-{os.getuid()}"
     base = Path(tempfile.gettempdir()) / name
     return _private(base if len(os.fsencode(base)) <= BASE_BYTES else Path("/tmp", name))  # noqa: S108 - see `_private`
@@ -174,7 +172,7 @@ def _private(folder: Path) -> Path:
 
 
 def _key(folder: Path) -> bytes:
-    """The key of a folder, made by whoever comes first."""
+    """Return the key of a folder, created by the first caller."""
     with OwnFolder.own(folder) as own:
         try:
             return own.read("key")
@@ -198,20 +196,22 @@ class MemberOutcomes:
         self._member = member
 
     def tell(self) -> SourceFacts:
-        """What executors need for dead letters."""
+        """Return the facts that executors need for dead letters."""
         held = merged(self._member.all_held())
         return SourceFacts(self._member.hosts, self._options.dead_letter_topic, tuple(held))
 
     def take(self, outcomes: Sequence[RangeOutcome]) -> int:
-        """Acknowledge what this member holds of them; how many records were. What was lost meanwhile comes again, and
-        what was settled before is settled: a batch may give its outcomes twice.
+        """Acknowledge the outcomes of records that this member holds; return the number of records.
 
+        Records lost meanwhile come again, and earlier outcomes stay: a batch may give its outcomes twice.
         Raises: ClientError, OSError: the group is not reached.
         """
         acks: dict[Range, RangeAck] = {}
         held = self._member.held(Range(*one.place, one.first, one.last) for one in outcomes)
         for one, pieces in zip(outcomes, held, strict=True):
-            acks |= dict.fromkeys(pieces, RangeAck(TYPES[one.kind], round(one.delay * 1000)))
+            # Kafka's brokers from 4.4 on write a letter of every reject if the group names a topic for them.
+            kind = "accept" if one.buried and not self._member.letters_by_choice else one.kind
+            acks |= dict.fromkeys(pieces, RangeAck(TYPES[kind], round(one.delay * 1000)))
         refused = self._member.acknowledge(acks)
         if refused:
             logger.warning(

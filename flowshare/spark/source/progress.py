@@ -1,15 +1,14 @@
-"""How far a group is: what it has finished, and what it has not, at all or below the ends that were noted once; and who
-counts its deliveries.
+"""The progress of a group: finished and unfinished records, and the leaders that count its deliveries.
 
-A leader is named by how far its counts can be trusted: where an acquire is written before its records leave, by the
-backend, whose workers know each other's counts; at Kafka's brokers, which keep acquires in memory, by the partition's
-leader epoch, which rises whenever another broker, or the same one started anew, begins to count.
+A leader's name tells how far its counts can be trusted. Where an acquire is written before its records leave, it is the
+backend, whose workers know each other's counts. At Kafka's brokers, which keep acquires in memory, it is the
+partition's leader epoch, which rises whenever another or restarted broker begins to count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowshare.spark.source.group import topics_of
 from flowshare.spark.source.ranges import Place, Range, RangeSet
@@ -19,17 +18,23 @@ if TYPE_CHECKING:
     from flowshare.spark.source.options import SourceOptions
 
 COUNT_MAX: Final = 10_000
-"""Records that are looked at to count those that were archived."""
+"""The most records that are read to count archived ones."""
 
 
 async def starts(admin: ShareAdmin, group: str) -> dict[Place, int]:
-    """Share-partition start offsets: what lies before them is finished."""
+    """Return the share-partitions' start offsets; all records before them are finished."""
     parts = await admin.group_offsets(group)
     return {(part.topic, part.partition): part.start_offset for part in parts if part.start_offset >= 0}
 
 
+async def backlog(admin: ShareAdmin, group: str, topics: Container[str]) -> int:
+    """Return the number of unfinished records of topics; −1: not known, as before the group's first fetch."""
+    known = [part.lag for part in await admin.group_offsets(group) if part.topic in topics and part.lag >= 0]
+    return sum(known) if known else -1
+
+
 async def leaders(admin: ShareAdmin, topics: Iterable[str]) -> dict[Place, str]:
-    """Brokers that lead the partitions of topics, as one of the cluster knows it: perhaps an earlier than leads now."""
+    """Return the brokers that lead the topics' partitions, as one broker knows them: it may name an earlier leader."""
     found: dict[Place, str] = {}
     for topic in await admin.describe_topics(tuple(topics)):
         for partition, epoch in enumerate(topic.leader_epochs):
@@ -39,7 +44,8 @@ async def leaders(admin: ShareAdmin, topics: Iterable[str]) -> dict[Place, str]:
 
 
 async def leaders_now(admin: ShareAdmin, group: str) -> dict[Place, str]:
-    """Brokers that loaded the group's share-partitions last: of what one of them delivered, that one or a later one."""
+    """Return the brokers that loaded the group's share-partitions last: the one that delivered a record, or a later
+    one."""
     parts = await admin.group_offsets(group)
     return {(part.topic, part.partition): _broker(part.leader_epoch) for part in parts}
 
@@ -49,12 +55,19 @@ def _broker(epoch: int) -> str:
 
 
 async def log_starts(admin: ShareAdmin, places: Iterable[Place]) -> dict[Place, int]:
-    """Where the logs of partitions begin now."""
+    """Return the present start of each partition's log."""
     return {place: (await admin.offsets(*place)).log_start for place in sorted(places)}
 
 
+async def log_starts_left(admin: ShareAdmin, places: Collection[Place]) -> dict[Place, int]:
+    """Return the present start of each partition's log, without partitions that do not exist any more."""
+    topics = await admin.describe_topics({topic for topic, _ in places})
+    counts = {topic.name: topic.partitions for topic in topics}
+    return await log_starts(admin, [place for place in places if place[1] < counts.get(place[0], 0)])
+
+
 async def ends(admin: ShareAdmin, options: SourceOptions) -> dict[Place, int]:
-    """Where the logs of its topics end now; partitions without a record are left out."""
+    """Return the present end of each log of the source's topics; partitions without a record are left out."""
     found: dict[Place, int] = {}
     for topic in await topics_of(options, admin):
         for partition in range((await admin.describe_topic(topic)).partitions):
@@ -65,10 +78,10 @@ async def ends(admin: ShareAdmin, options: SourceOptions) -> dict[Place, int]:
 
 
 async def left(admin: ShareAdmin, group: str, ends: Mapping[Place, int]) -> int:
-    """About how many records below these ends the group has not finished.
+    """Return about the number of records below these ends that the group has not finished.
 
-    Kafka's brokers store a start offset with the write after the one that moved it, so their lag is asked, too. Where
-    others finished later records meanwhile, it may be more than is said here, and a run ends before they have finished.
+    Kafka's brokers store a start offset with the write after the one that moved it, so their lag is used, too. If other
+    members finished later records meanwhile, the true number may be higher, and a run ends before they have finished.
     """
     parts = {(part.topic, part.partition): part for part in await admin.group_offsets(group)}
     count = 0
@@ -84,20 +97,21 @@ async def left(admin: ShareAdmin, group: str, ends: Mapping[Place, int]) -> int:
 
 
 class BacklogEnd:
-    """What "all that is there" means for a run that empties a backlog: offsets below the ends that were noted once.
+    """End of a run that empties a backlog: the backlog is all offsets below the ends that were noted once.
 
-    A fetch cannot be told to stop at an offset, so a batch may hold later ones; they are run like any. The run is over
-    when all below the ends is finished, or when nothing of it was had for a while (others hold it, it is delayed).
+    A fetch cannot be told to stop at an offset, so a batch may hold later offsets; they are run like any others. The
+    run is over when all offsets below the ends are finished, or when none of them could be acquired for a while (others
+    hold them, or they are delayed).
     """
 
     def __init__(self, ends: Mapping[Place, int]) -> None:
         self.ends = dict(ends)
         self._until_s: float | None = None
         self.ahead = False
-        """Whether the last acquisition had something below the ends."""
+        """True if the last acquire had offsets below the ends."""
 
     def took(self, got: Iterable[Range], until_s: float) -> None:
-        """This was acquired; when it is nothing below the ends, the run lasts until `until_s` at most."""
+        """Take in acquired ranges; if none is below the ends, the run lasts until `until_s` at most."""
         self.ahead = any(one.first < self.ends.get(one.place, 0) for one in got)
         if self.ahead:
             self._until_s = None
@@ -105,35 +119,53 @@ class BacklogEnd:
             self._until_s = until_s
 
     def over(self, left: int, now_s: float) -> bool:
-        """Whether the run is over; left: how many records below the ends are not finished."""
+        """True if the run is over. left: the number of unfinished records below the ends."""
         return not left or (self._until_s is not None and now_s >= self._until_s)
 
 
-async def count_unread(admin: ShareAdmin, group: str, member_id: str, ranges: Sequence[Range]) -> int:
-    """How many records of these ranges, finished by no batch of this member's, are in the log.
+class Unread(NamedTuple):
+    """Records that a group passed and no batch held. lost: those not in the log any more. archived: those still in the
+    log. first: the first range with any."""
 
-    Markers of transactions and what compaction took are not. 0 as well when the group has other members, whose they
-    may have been; at most COUNT_MAX are looked at.
+    first: Range
+    lost: int
+    archived: int
+
+
+async def unread(admin: ShareAdmin, group: str, member_id: str, ranges: Sequence[Range], *, archived: bool) -> Unread:
+    """Count the records in these ranges, which no batch of this member held: those in the log, if `archived` asks for
+    them, and the offsets that the log no longer has.
+
+    Transaction markers and records removed by compaction do not count. Where the log is gone they cannot be told from
+    records, so a single offset does not count there. Nothing counts while the group has other members: the records may
+    have been theirs. At most COUNT_MAX records are read.
     """
     described = await admin.describe_group(group)
     if any(member.member_id != member_id for member in described.members):
-        return 0
-    count = 0
+        return Unread(ranges[0], 0, 0)
+    begins = await log_starts(admin, {one.place for one in ranges})
+    lost = there = 0
+    first = None
     for one in ranges:
-        room = min(one.last - one.first + 1, COUNT_MAX - count)
-        found = await admin.read(one.topic, one.partition, one.first, limit=room)
-        count += sum(record.offset <= one.last for record in found)
-    return count
+        gone = min(one.last, begins[one.place] - 1) - one.first + 1
+        lost += gone if gone > 1 else 0
+        at = max(one.first, begins[one.place])
+        room = min(one.last - at + 1, COUNT_MAX - there)
+        if archived and room > 0:
+            found = await admin.read(one.topic, one.partition, at, limit=room)
+            there += sum(record.offset <= one.last for record in found)
+        first = one if first is None and (lost or there) else first
+    return Unread(first or ranges[0], lost, there)
 
 
-class ArchivedUnread:
-    """What a group finished without any batch of the query's having held it: start offsets that are known, and the
-    committed batches' offsets behind them. Pure.
+class Passed:
+    """Offsets that a group passed although no batch of the query held them. Keeps the known start offsets, and the
+    offsets of committed batches after them. Pure.
 
-    Kafka's brokers archive a record that was delivered too often, also when nobody ever saw it: a query that dies
-    between an acquire and its write-ahead log uses up deliveries. All that is told of it is that the share-partition's
-    start offset moves on. Invariant: every offset before a start offset was in a committed batch, or is returned by
-    `advance`, once.
+    Retention removes unread records, while a query is down or too slow. Kafka's brokers also archive a record
+    that was delivered too often, even if no query read it: a query that dies between an acquire and its write-ahead
+    log uses up deliveries. The only sign of either is that the share-partition's start offset moves on. Invariant:
+    every offset before a start offset was in a committed batch, or is returned by `advance`, once.
     """
 
     def __init__(self, starts: Mapping[Place, int] | None = None, ranges: Iterable[Range] = ()) -> None:
@@ -146,31 +178,36 @@ class ArchivedUnread:
         return dict(self._starts)
 
     def ranges(self) -> Iterable[Range]:
-        """Committed offsets behind the start offsets, ascending."""
+        """Return the committed offsets behind the start offsets, ascending."""
         return self._held.ranges()
 
     def add(self, ranges: Iterable[Range]) -> None:
-        """A batch with these ranges is committed."""
+        """Add the ranges of a committed batch."""
         for one in ranges:
             if one.last >= self._starts.get(one.place, 0):
                 self._held.add(one)
 
     def forget(self, topic: str) -> None:
-        """The topic was made anew."""
+        """Forget a topic that was created anew."""
         for place in [place for place in self._starts if place[0] == topic]:
             del self._starts[place]
         self._held.forget(topic)
 
     def begin(self, ranges: Iterable[Range]) -> None:
-        """These were acquired: a partition that was not known begins with the first of them."""
+        """Begin each unknown partition with the first of its acquired ranges."""
         for one in sorted(ranges):
             self._starts.setdefault(one.place, one.first)
 
-    def advance(self, starts: Mapping[Place, int]) -> list[Range]:
-        """Take over start offsets as they are now, while no batch is under way; what they passed and no batch held.
+    def know(self, starts: Mapping[Place, int]) -> None:
+        """Begin each unknown partition with its start offset."""
+        self._starts = {**starts, **self._starts}
 
-        A partition that is seen for the first time, or whose start offset went back (its topic was made anew, an
-        operator moved it), begins afresh.
+    def advance(self, starts: Mapping[Place, int]) -> list[Range]:
+        """Take in the present start offsets, while no batch is under way; return the ranges that they passed and no
+        batch held.
+
+        A new partition, or one whose start offset went back (its topic was created anew, an operator moved it), begins
+        afresh.
         """
         found: list[Range] = []
         for place, start in starts.items():

@@ -1,8 +1,8 @@
-"""What a micro-batch is made of: ranges of offsets, and the offsets JSON in which Spark's checkpoint keeps them. Pure.
+"""Parts of a micro-batch: ranges of offsets, and the JSON in which Spark's checkpoint keeps the source's offsets. Pure.
 
-An offset of the source is one acquisition: the ranges that a trigger got, and `done`, ranges that a batch committed
-whose accept was refused (their lock was lost): when the group delivers them again they are accepted, and put into no
-batch.
+An offset of the source is one acquisition. It holds the ranges that a trigger got, and `done`: ranges that a batch
+committed and whose accept was refused (their lock was lost). When the group delivers `done` ranges again, they are
+accepted, and put into no batch.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Range(NamedTuple):
 
 
 def records_in(ranges: Iterable[Range]) -> int:
-    """How many offsets they are together."""
+    """Return the number of offsets in all ranges."""
     return sum(one.last - one.first + 1 for one in ranges)
 
 
 def by_place(ranges: Iterable[Range]) -> dict[Place, list[Range]]:
-    """Ranges by partition, ascending, neighbours of the same delivery made one."""
+    """Group ranges by partition, ascending; neighbours of the same delivery are joined."""
     found: dict[Place, list[Range]] = {}
     for one in sorted(ranges):
         runs = found.setdefault(one.place, [])
@@ -53,12 +53,12 @@ def by_place(ranges: Iterable[Range]) -> dict[Place, list[Range]]:
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """The same offsets in as few ranges as there can be, ascending."""
+    """Return the same offsets in as few ranges as possible, ascending."""
     return [one for runs in by_place(ranges).values() for one in runs]
 
 
 def share_out(ranges: Iterable[Range], tasks: int) -> list[list[Range]]:
-    """The ranges as up to `tasks` parts of about the same number of records, each of neighbours in the log."""
+    """Split ranges into up to `tasks` parts of about the same number of records, each of neighbours in the log."""
     ascending = merged(ranges)
     total = records_in(ascending)
     tasks = min(tasks, total)  # a part without a record would be a task for nothing
@@ -77,7 +77,7 @@ def share_out(ranges: Iterable[Range], tasks: int) -> list[list[Range]]:
 
 
 def cut(one: Range, room: int) -> tuple[Range, Range | None]:
-    """The first `room` offsets of a range, at least one, and the rest of it."""
+    """Return the first `room` offsets of a range, and the rest of it."""
     if one.last - one.first + 1 <= room:
         return one, None
     return one._replace(last=one.first + room - 1), one._replace(first=one.first + room)
@@ -95,26 +95,26 @@ class RangeSet:
         return sum(last - first + 1 for runs in self._runs.values() for first, last in runs)
 
     def add(self, one: Range) -> None:
-        """Keep a range."""
+        """Add a range."""
         self._runs[one.place] = merged_pairs([*self._runs.get(one.place, []), (one.first, one.last)])
 
     def remove(self, one: Range) -> None:
-        """Forget a range; harmless where nothing of it is kept."""
+        """Remove a range, as far as it is in the set."""
         self._set(one.place, minus(self._runs.get(one.place, []), [(one.first, one.last)]))
 
     def prune(self, starts: Mapping[Place, int]) -> None:
-        """Forget what lies before these share-partition start offsets: it never comes again."""
+        """Remove all offsets before these share-partition start offsets: they never come again."""
         for place, start in starts.items():
             runs = self._runs.get(place, [])
             self._set(place, [(max(low, start), high) for low, high in runs if high >= start])
 
     def forget(self, topic: str) -> None:
-        """Forget all of a topic."""
+        """Remove all offsets of a topic."""
         for place in [place for place in self._runs if place[0] == topic]:
             del self._runs[place]
 
     def split(self, *ranges: Range) -> tuple[list[Range], list[Range]]:
-        """The parts of ranges that are kept here, and those that are not."""
+        """Return the parts of ranges that are in the set, and those that are not."""
         inside: list[Range] = []
         outside: list[Range] = []
         for one in ranges:
@@ -126,15 +126,15 @@ class RangeSet:
         return inside, outside
 
     def covers(self, ranges: Iterable[Range]) -> bool:
-        """Whether all of them are kept here."""
+        """True if this set holds all of the ranges."""
         return not self.split(*ranges)[1]
 
     def places(self) -> set[Place]:
-        """Partitions of which something is kept."""
+        """Return the partitions with any offset in the set."""
         return set(self._runs)
 
     def ranges(self) -> Iterator[Range]:
-        """All of it, ascending."""
+        """Yield all ranges, ascending."""
         for (topic, partition), runs in sorted(self._runs.items()):
             for first, last in runs:
                 yield Range(topic, partition, first, last)
@@ -148,16 +148,21 @@ class RangeSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """One offset of the source, as it stands in the checkpoint.
+    """One offset of the source, as stored in the checkpoint.
 
-    number: counts acquisitions from 1; 0 stands for none. member: id of the query's member, so that a query that
-    starts again is the same one to the group. topics: ids, so that a topic that was made anew is not taken for the
-    old one. starts: start offsets that the group had; one that went back says that the group was reset or made anew.
-    leaders: who counted the deliveries of `ranges` and `done`, see `flowshare.spark.source.progress`. passed: where
-    Kafka's brokers lead, see `flowshare.spark.source.progress`.
+    number: counts acquires from 1; 0: none. tag: unique to this acquire, so that two of one number, in copies of a
+    checkpoint, differ. source: stands for broker and group, reads: the asked topics, or `~` and a pattern, by which two
+    sources of one query see that they share a group. member: id of the query's member, so that a restarted query is the
+    same member to the group. topics: ids, so that a topic created anew is not taken for the old one. starts: start
+    offsets of the group; one that went back shows that the group was reset or created anew. leaders: the counters of
+    the deliveries of `ranges` and `done`; passed: committed ranges behind `starts`; see
+    `flowshare.spark.source.progress` for both.
     """
 
     number: int = 0
+    tag: str = ""
+    source: str = ""
+    reads: tuple[str, ...] = ()
     member: str = ""
     ranges: tuple[Range, ...] = ()
     done: tuple[Range, ...] = ()
@@ -167,9 +172,12 @@ class Offset:
     passed: tuple[Range, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """What Spark writes; the same offset is the same text."""
+        """Return the JSON that Spark writes; equal offsets give equal text."""
         found: dict[str, Any] = {
             "number": self.number,
+            "tag": self.tag,
+            "source": self.source,
+            "reads": list(self.reads),
             "member": self.member,
             "topics": dict(sorted(self.topics.items())),
             "ranges": [list(one) for one in self.ranges],
@@ -185,9 +193,12 @@ class Offset:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """What was written. Raises: KeyError, TypeError (it is none of this source's)."""
+        """Make an offset from its JSON. Raises: KeyError, TypeError (it is not an offset of this source)."""
         return cls(
             number=found["number"],
+            tag=found.get("tag", ""),
+            source=found.get("source", ""),
+            reads=tuple(found.get("reads", ())),
             member=found["member"],
             ranges=tuple(Range(*one) for one in found["ranges"]),
             done=tuple(Range(*one) for one in found["done"]),

@@ -1,12 +1,13 @@
-"""What executors do: read ranges straight from the log, by plain Fetch, and hand them on as Arrow.
+"""Work of the executors: reads ranges straight from the log, by plain Fetch, and returns the records as Arrow.
 
-Connections are kept for as long as a Python worker lives, which Spark uses for one task after the other. Reading needs
-no lock and changes nothing: a task that is tried again reads the same. The next answer is on its way while one is being
-decoded.
+Connections live as long as their Python worker, which Spark uses for one task after the other. Reading needs no lock
+and changes nothing: a task that is tried again reads the same records. While one answer is decoded, the next is on its
+way.
 
-Invariant: an offset that a task leaves out is known not to be in the log, and an answer without records says nothing.
+Invariant: a task leaves out an offset only if the offset is known not to be in the log. An answer without records
+proves nothing.
 
-| an answer | what it says of the offset that was asked for |
+| an answer | meaning for the offset that was asked for |
 |---|---|
 | batches behind it | compaction took it: left out |
 | batches of aborted transactions, markers | no record: left out |
@@ -16,7 +17,7 @@ Invariant: an offset that a task leaves out is known not to be in the log, and a
 | throttled by a quota | nothing: asked again when the broker answers again; the time does not count |
 | any error | the task fails |
 
-A task that fails is tried again, and then its batch; nothing of it is accepted.
+A task that fails is tried again, and then its batch; nothing of the batch is accepted.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from flowshare.agents.host.service import ServiceLoop
+from flowshare.backend import open_backend
 from flowshare.backend.path_login import security_at
 from flowshare.backend.url import parse_broker
 from flowshare.client.net.cluster import Cluster
 from flowshare.client.producer.producer import Producer
 from flowshare.clock import LoopClock
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.fleet.log.chunk import aborted_batches
 from flowshare.garbage import collector_paused
 from flowshare.protocol.decoding import decode_raw
@@ -53,42 +55,47 @@ from flowshare.spark.source.ranges import Range, RangeSet, by_place, records_in
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from flowshare.backend.base import Backend
     from flowshare.client.net.routing import ClusterConnection
+    from flowshare.client.net.security import Security
     from flowshare.client.producer.message import Message
     from flowshare.protocol.messages import Connection, Request
 
 R = TypeVar("R")
 
 FETCH_BYTES: Final = 8 << 20
-"""Of one answer at most; a batch of the log that is larger comes whole."""
+"""The most bytes of one answer; a larger batch of the log comes whole."""
 FETCH_BYTES_MIN: Final = 64 << 10
 GAP: Final = 1000
-"""Offsets between two ranges that are read with them rather than asked around."""
+"""The largest gap, in offsets, between two ranges that are read with one request."""
 RECORD_BYTES: Final = 256.0
-"""How large an offset of a topic is taken to be before any was read."""
+"""The assumed size of a topic's offset, in bytes, before any was read."""
 WAIT_MS: Final = 500
-"""How long a broker may wait for a record that was acquired and is not there yet (a replica that follows)."""
+"""The longest wait, in milliseconds, of a broker for an acquired record that is not there yet (a replica that
+follows)."""
 STUCK_S: Final = 120.0
-"""How long answers may have no record before the task fails."""
+"""The seconds without a record after which the task fails."""
 EMPTY_PAUSE_S: Final = 0.05
-"""Between two questions for what an answer had nothing of: a broker with records in a remote tier does not wait."""
+"""The pause, in seconds, after an empty answer: a broker with records in a remote tier does not wait."""
 THROTTLED_S: Final = 600.0
-"""How long a quota may hold up one answer."""
+"""The longest time, in seconds, that a quota may delay one answer."""
 CALL_S: Final = 60.0
+PATIENCE_S: Final = 3.0
+"""The seconds that workers living on an embedded path get to lead it when it has no leader."""
 READER: Final = "spark-reader"
-"""Client id, for quotas."""
+"""The client id, for quotas."""
 TRIES: Final = 3
-"""How often a request is sent whose connection ends before the answer."""
+"""The most tries of a request whose connection ends before the answer."""
 
 logger = logging.getLogger("flowshare.spark")
 
 
 class LogGone(FlowshareError, RuntimeError):
-    """The log cannot be read; the text says which and why. The batch fails, and is read again."""
+    """The log cannot be read; the text names the log and the reason. The batch fails, and is read again."""
 
 
 class DataLoss(FlowshareError, RuntimeError):
-    """Records of a batch are gone from the log before they were read, and the source is not to go on without them."""
+    """Records of a batch are gone from the log before they were read, and the source must not go on without them."""
 
 
 LOSS_HELP: Final = (
@@ -99,10 +106,10 @@ LOSS_HELP: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTask:
-    """What one task reads. broker: its URL. hosts: where its log is read. topics: ids of the ranges' topics.
+    """The part of a batch that one task reads. broker: its URL. topics: ids of the ranges' topics.
 
-    lossy: go on without records that are gone from the log.
-    buried: why all of its records are dead letters instead of rows; empty: they are rows.
+    hosts: addresses of the log; empty for an embedded path without a leader. lossy: go on without records that are gone
+    from the log. buried: reason why all of its records are dead letters; empty: they are rows.
     """
 
     broker: str = field(repr=False)
@@ -115,41 +122,41 @@ class ReadTask:
 
 
 class LogReader:
-    """Connections to one cluster and the thread they live on. One per Python worker and cluster (`reader_of`)."""
+    """Connections to one cluster and their thread. One for each Python worker and cluster (`reader_of`)."""
 
     def __init__(self, broker: str, hosts: tuple[str, ...]) -> None:
         self._hosts = hosts
         self._clock = LoopClock()
-        url = parse_broker(broker)
-        self._security = security_at(Path(url.path), hosts[0]) if url.kind == "embedded" else url.security()
+        self._url = parse_broker(broker)
+        self._backend: Backend | None = None
         self._service = ServiceLoop(name="flowshare log")
         self._service.start()
         self._connection: ClusterConnection | None = None
         self._connecting = asyncio.Lock()
         self._sizes: dict[str, float] = {}
-        """Bytes an offset of a topic takes, as of its last answer."""
+        """The bytes of an offset of each topic, as of its last answer."""
         self._free_s = 0.0
-        """When the brokers' quotas let us ask again."""
+        """The time, in monotonic seconds, from which the brokers' quotas allow the next request."""
 
     def fetch(
         self, topic: str, partition: int, first: int, last: int, *, committed: bool
     ) -> concurrent.futures.Future[FetchedLog]:
-        """Begin to read from an offset on, about as much as there is up to `last`."""
+        """Begin to read from `first` on, about as many bytes as up to `last`."""
         guess = int(1.25 * (last - first + 1) * self._sizes.get(topic, RECORD_BYTES)) + FETCH_BYTES_MIN
         part = FetchPartition(topic, partition, first, min(guess, FETCH_BYTES))
         return self._service.submit(lambda: self._fetch(part, committed))
 
     def learn(self, topic: str, offsets: int, size: int) -> None:
-        """So many offsets of a topic took so many bytes."""
+        """Store the bytes that an offset of a topic takes."""
         if offsets > 0:
             self._sizes[topic] = size / offsets
 
     def topic_ids(self, topics: Collection[str]) -> concurrent.futures.Future[dict[str, str]]:
-        """Ask for the ids that topics have now, without those that there are not."""
+        """Ask for the present ids of topics, without topics that do not exist."""
         return self._service.submit(lambda: self._topic_ids(topics))
 
     def send(self, topic: str, messages: Sequence[Message]) -> None:
-        """Produce records, and return when they are confirmed. Raises: ClientError, OSError."""
+        """Produce records, and wait until they are confirmed. Raises: ClientError, OSError."""
         self._service.submit(lambda: self._send(topic, messages)).result(2 * CALL_S)
 
     def close(self) -> None:
@@ -161,14 +168,39 @@ class LogReader:
         if self._connection is not None:
             await self._connection.close()
             await self._connection.cluster.close()
+        if self._backend is not None:
+            await self._backend.close()
 
     async def _connected(self) -> ClusterConnection:
         async with self._connecting:
             if self._connection is None:
-                cluster = Cluster(self._hosts, clock=self._clock, security=self._security)
-                await cluster.start()
+                hosts, security = await self._address()
+                cluster = Cluster(hosts, clock=self._clock, security=security)
+                try:
+                    await cluster.start()
+                except BaseException:
+                    await cluster.close()
+                    raise
                 self._connection = cluster.connect(READER)
         return self._connection
+
+    async def _address(self) -> tuple[tuple[str, ...], Security | None]:
+        """Return the addresses of the log. A path without a leader is led by this process, or by another task that it
+        joins."""
+        if self._url.kind != "embedded":
+            return self._hosts or self._url.hosts, self._url.security()
+        if self._hosts:
+            return self._hosts, security_at(Path(self._url.path), self._hosts[0])
+        if self._backend is None:  # else what is opened leads the path already, or has joined it
+            backend = open_backend(self._url, clock=self._clock, patience_s=PATIENCE_S)
+            try:
+                await backend.start()
+            except BaseException:
+                await backend.close()
+                raise
+            self._backend = backend
+        assert self._backend.kafka is not None, "whoever leads the path listens"
+        return self._backend.kafka.hosts, self._backend.kafka.security
 
     async def _fetch(self, part: FetchPartition, committed: bool) -> FetchedLog:
         request = FetchRequest(
@@ -196,7 +228,7 @@ class LogReader:
         return log
 
     async def _ask(self, request: Request[R]) -> R:
-        """The answer to what only reads; a connection that ended is opened again, to whoever leads by then."""
+        """Send a request that only reads; after a lost connection open a new one, to the present leader."""
         for tried in range(1, TRIES + 1):
             try:
                 return await (await self._connected()).send(request)
@@ -223,11 +255,11 @@ class LogReader:
 
 
 _readers: dict[tuple[int, str, tuple[str, ...]], LogReader] = {}
-"""By process, broker and hosts: a fork has threads of its own."""
+"""Readers by process, broker and hosts: a fork has its own threads."""
 
 
 def reader_of(broker: str, hosts: tuple[str, ...]) -> LogReader:
-    """This process's reader for a cluster."""
+    """Return this process's reader for a cluster."""
     key = os.getpid(), broker, hosts
     if key not in _readers:
         _readers[key] = LogReader(broker, hosts)
@@ -235,25 +267,25 @@ def reader_of(broker: str, hosts: tuple[str, ...]) -> LogReader:
 
 
 class TaskRows(NamedTuple):
-    """What one answer holds: rows, and records that cannot be read."""
+    """The content of one answer: rows, and records that cannot be read."""
 
     topic: str
     partition: int
     batches: list[pa.RecordBatch]
     poison: list[Poison]
     damaged: list[tuple[int, int, str]]
-    """First and last offset, and what is wrong with the bytes."""
+    """First and last offset of unreadable bytes, and the reason."""
 
 
 def read(part: ReadTask, schema: pa.Schema, decode: Decode | None) -> Iterator[TaskRows]:
-    """The records of a part, partition by partition.
+    """Yield the records of a part, partition by partition.
 
     Raises: LogGone, DataLoss, ClientError, OSError: the task fails, and is tried again.
     """
     if not part.ranges:
         return
     reader = reader_of(part.broker, part.hosts)
-    # Asked for each part: the topic may have been made anew since the last one, on either side.
+    # Looked up for each part: the topic may have been created anew since the last one, on either side.
     asked = reader.topic_ids({one.topic for one in part.ranges})
     waiting = [
         Fetches(reader, ranges, committed=part.committed, lossy=part.lossy) for ranges in by_place(part.ranges).values()
@@ -282,22 +314,22 @@ def read(part: ReadTask, schema: pa.Schema, decode: Decode | None) -> Iterator[T
 
 
 class Fetches:
-    """Reads ranges of one partition, ascending; the next answer is asked for before one is handed on."""
+    """Reads ranges of one partition, ascending; the next answer is requested before one is returned."""
 
     def __init__(self, reader: LogReader, ranges: Sequence[Range], *, committed: bool, lossy: bool = False) -> None:
         (self.topic, self.partition), self.ranges = ranges[0].place, ranges
         self._reader, self._committed, self._lossy = reader, committed, lossy
         self._stuck_s: float | None = None
-        """When the task fails if nothing comes until then."""
+        """The time at which the task fails without any record until then; None: the last answer had records."""
         self._under_way: concurrent.futures.Future[FetchedLog] | None = None
 
     def begin(self) -> None:
-        """Ask for the first answer, if nobody has."""
+        """Request the first answer, unless it is requested already."""
         if self._under_way is None:
             self._ask(self.ranges[0].first)
 
     def answers(self, following: Fetches | None = None) -> Iterator[tuple[FetchedLog, list[AcquiredRange]]]:
-        """Answers, each with the part of the ranges that it holds. following: begun when all of these are asked for."""
+        """Yield answers, each with its part of the ranges. following: begun when all of these are requested."""
         at, end = self.ranges[0].first, self.ranges[-1].last
         self.begin()
         while at <= end:
@@ -317,7 +349,7 @@ class Fetches:
             at = then
 
     def _behind(self, log: FetchedLog, at: int, end: int) -> int:
-        """The offset behind an answer: what lies before it is read, or known not to be in the log.
+        """Return the offset behind an answer: all before it are read, or known not to be in the log.
 
         Raises: LogGone, DataLoss.
         """
@@ -340,7 +372,7 @@ class Fetches:
         return at
 
     def _wait(self, where: str, log: FetchedLog) -> None:
-        """An answer had nothing. Raises: LogGone when that goes on for too long."""
+        """Wait after an empty answer. Raises: LogGone: there was no record for too long."""
         now_s = time.monotonic()
         if self._stuck_s is None:
             self._stuck_s = now_s + STUCK_S
@@ -374,14 +406,14 @@ def _out_of_reach(part: ReadTask) -> str:
 
 
 def lose(what: str, *, lossy: bool) -> None:
-    """Records of a batch are gone. Raises: DataLoss, unless the source is to go on without them."""
+    """Report that records of a batch are gone. Raises: DataLoss, unless `lossy`."""
     if not lossy:
         raise DataLoss(f"{what}. {LOSS_HELP}")
     logger.error("%s: the batch goes on without them", what)
 
 
 def _last_offset(log: FetchedLog, where: str) -> int:
-    """The last offset of an answer's batches; −1: it has none. Raises: LogGone."""
+    """Return the last offset of an answer's batches; −1: no batches. Raises: LogGone."""
     try:
         headers = tuple(frames(log.records, partial_tail=True))
         for header in headers:
@@ -399,7 +431,7 @@ def _wanted(log: FetchedLog, ranges: Sequence[Range], at: int, behind: int) -> l
     inside = [one._replace(first=max(one.first, at), last=min(one.last, behind - 1)) for one in ranges]
     inside = [one for one in inside if one.first <= one.last]
     if log.aborted:
-        # Headers are believed unchecked: behind a damaged batch, too, what was aborted must not get through.
+        # Headers count even if not checked: behind a damaged batch, aborted records must not get through either.
         batches = aborted_batches(frames(log.records, partial_tail=True), log.aborted)
         aborted = RangeSet(Range(log.topic, log.partition, batch.first, batch.last) for batch in batches)
         inside = aborted.split(*inside)[1]

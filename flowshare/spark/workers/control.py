@@ -1,4 +1,4 @@
-"""The control channel between the driver and the workers on Spark: frames, how they are protected, both ends.
+"""The control channel between the driver and the workers on Spark: frames, their protection, both ends.
 
 Each worker opens one TCP connection to the driver and keeps it; orders go one way, figures the other.
 
@@ -8,20 +8,20 @@ Each worker opens one TCP connection to the driver and keeps it; orders go one w
     both    -> length, tag, JSON                                       sealed from here on
 
 The token never crosses the wire: both prove that they have it (HMAC-SHA256 over both nonces), and each frame carries a
-tag made with a key of this connection and its number, so that nothing can be put in, changed, repeated or left out.
+tag made with a key of this connection and its number, so that no frame can be inserted, changed, repeated or left out.
 Frames are not encrypted: figures, names of topics and, on demand, stacks of handlers are no secrets; settings and
 passwords travel in the task's closure, which Spark protects (`task.py`).
 
 Bounded: a frame FRAME_MAX bytes, a greeting GREETING_MAX bytes and GREETING_S seconds, GREETERS_MAX of them at a time;
-what a worker does not read is OUT_MAX bytes, then its connection is closed. Whoever hears nothing for SILENT_S seconds
-closes the connection: both sides send at least every BEAT_S. The worker opens it again:
+OUT_MAX bytes that a worker has not read, then its connection is closed. An end that hears nothing for SILENT_S seconds
+closes the connection: both ends send at least every BEAT_S. The worker opens it again:
 
     CALLING -- greeted --> TALKING           orders come, figures go every BEAT_S
     TALKING -- the connection ends, or SILENT_S without a word --> CALLING
     CALLING -- without the driver for LOST_S --> `on_lost` once, then on as before
 
-The worker's end has a thread and a loop of its own, so that neither a blocked handler loop nor a busy service loop
-keeps an order or a sign of life waiting; only code that holds the interpreter's lock does.
+The worker's end has a separate thread and loop, so that neither a blocked handler loop nor a busy service loop delays
+an order or a sign of life; only code that holds the interpreter's lock does.
 """
 
 from __future__ import annotations
@@ -62,24 +62,25 @@ SILENT_S: Final = 10.0
 LENGTH: Final = struct.Struct(">I")
 TAG_BYTES: Final = 32
 LOST_S: Final = 10.0
-"""How long a worker tries to reach its driver before it counts as gone."""
+"""The seconds that a worker tries to reach its driver before the driver counts as gone."""
 RETRY_S: Final = 0.25
 RETRY_SOON_S: Final = 0.02
-"""The same just after the connection ended: the driver takes a worker that stays away for dead."""
+"""The pause, in seconds, between tries just after the connection ended: the driver takes a worker that stays away for
+dead."""
 SEND_S: Final = 5.0
-"""How long sending may take: the driver reads at once, or is gone."""
+"""The time limit, in seconds, to send: the driver reads at once, or is gone."""
 CLOSE_S: Final = 2.0
 OUTBOX_MAX: Final = 100
-"""Messages that wait to be sent; the oldest are forgotten."""
+"""The most messages that wait to be sent; the oldest are dropped."""
 
 
 class ControlError(Exception):
-    """The other side does not keep to the channel's rules, or has another token."""
+    """The other end breaks the channel's rules, or has another token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Who:
-    """Which worker calls: its number, the run of it that the driver started, and where it is.
+    """The identity of a calling worker: its number, the run that the driver started, and its place.
 
     attempt: Spark's number of the task's attempt, as Spark itself may start a task again.
     """
@@ -92,7 +93,7 @@ class Who:
 
     @classmethod
     def read(cls, found: Any) -> Self:
-        """What a greeting says. Raises: ControlError."""
+        """Read a greeting. Raises: ControlError."""
         try:
             return cls(
                 number=int(found["number"]),
@@ -106,7 +107,7 @@ class Who:
 
 
 class Seal:
-    """Frames of one connection: `seal` what goes out, `unseal` what comes in. Either raises nothing but ControlError.
+    """Seals outgoing and unseals incoming frames of one connection. Raises nothing but ControlError.
 
     nonces: the driver's and the worker's.
     """
@@ -119,7 +120,7 @@ class Seal:
         self._received = 0
 
     def seal(self, message: Mapping[str, Any]) -> bytes:
-        """The frame of a message. Raises: ControlError (it is too long)."""
+        """Return the frame of a message. Raises: ControlError (too long)."""
         text = orjson.dumps(message)
         if len(text) > FRAME_MAX:
             raise ControlError(f"a message of {len(text)} bytes is longer than the {FRAME_MAX} that are allowed")
@@ -128,7 +129,7 @@ class Seal:
         return LENGTH.pack(len(text)) + tag + text
 
     def unseal(self, body: bytes) -> Message:
-        """The message of a frame without its length: tag and JSON. Raises: ControlError."""
+        """Return the message of a frame without its length: tag and JSON. Raises: ControlError."""
         tag, text = body[:TAG_BYTES], body[TAG_BYTES:]
         expected = _mac(self._in, LENGTH.pack(self._received & 0xFFFFFFFF), text)
         if not hmac.compare_digest(tag, expected):
@@ -138,31 +139,31 @@ class Seal:
 
 
 def new_token() -> bytes:
-    """A token for one driver and its workers."""
+    """Return a token for one driver and its workers."""
     return secrets.token_bytes(TOKEN_BYTES)
 
 
 def proof(token: bytes, who_proves: str, nonces: bytes, who: Mapping[str, Any]) -> str:
-    """What shows that `who_proves` ("driver" or "worker") has the token, for this connection and this worker."""
+    """Return the proof that `who_proves` ("driver" or "worker") has the token, for this connection and this worker."""
     text = orjson.dumps(dict(who), option=orjson.OPT_SORT_KEYS)
     return _mac(token, who_proves.encode(), nonces, text).hex()
 
 
 def nonces_of(driver: Any, worker: Any) -> bytes:
-    """Both nonces as one. Raises: ControlError."""
+    """Join both nonces. Raises: ControlError."""
     if not (isinstance(driver, str) and isinstance(worker, str) and len(driver) == len(worker) == 2 * NONCE_BYTES):
         raise ControlError("a greeting without a nonce")
     return f"{driver}/{worker}".encode()
 
 
 def plain(message: Mapping[str, Any]) -> bytes:
-    """The frame of a greeting."""
+    """Return the frame of a greeting."""
     text = orjson.dumps(message)
     return LENGTH.pack(len(text)) + text
 
 
 async def read_frame(reader: asyncio.StreamReader, limit: int, tag_bytes: int = 0) -> bytes:
-    """A frame without its length. Raises: ControlError, OSError, EOFError."""
+    """Read a frame and return it without its length. Raises: ControlError, OSError, EOFError."""
     (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     if length > limit:
         raise ControlError(f"a frame of {length} bytes where {limit} are allowed")
@@ -170,7 +171,7 @@ async def read_frame(reader: asyncio.StreamReader, limit: int, tag_bytes: int = 
 
 
 async def read_plain(reader: asyncio.StreamReader) -> Message:
-    """A greeting. Raises: ControlError, OSError, EOFError."""
+    """Read a greeting. Raises: ControlError, OSError, EOFError."""
     return _object(await read_frame(reader, GREETING_MAX))
 
 
@@ -196,7 +197,7 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
 
 
 class WorkerConnection:
-    """One worker's connection at the driver. All on the driver's loop."""
+    """One worker's connection at the driver. Call all methods on the driver's loop."""
 
     def __init__(self, who: Who, seal: Seal, writer: asyncio.StreamWriter) -> None:
         self.who = who
@@ -204,7 +205,7 @@ class WorkerConnection:
         self._writer = writer
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send an order; a connection that is gone or does not read is closed instead, of which the server tells."""
+        """Send an order; a connection that has ended or does not read is closed instead, which the server reports."""
         transport = self._writer.transport
         if transport.is_closing():
             return
@@ -215,15 +216,16 @@ class WorkerConnection:
         self._writer.write(self.seal.seal(message))
 
     def close(self) -> None:
-        """End the connection once what was sent has left."""
+        """End the connection after the sent bytes have left."""
         self._writer.close()
 
 
 class ControlServer:
     """Listens for the workers on Spark.
 
-    opened: told that a worker is there; False refuses it. heard: that it says something. closed: that its connection
-    has ended, at its end or, second argument true, because it was silent for `silent_s`. All are called on its loop.
+    opened: called with a worker's new connection; False refuses it. heard: called with each message. closed: called
+    when a connection has ended, with True if it was closed because it was silent for `silent_s`. All are called on the
+    server's loop.
     """
 
     def __init__(
@@ -245,7 +247,7 @@ class ControlServer:
         self._beating: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int = 0) -> tuple[str, int]:
-        """Listen; returns the address. Raises: OSError."""
+        """Listen, and return the address. Raises: OSError."""
         self._server = await asyncio.start_server(self._connected, host, port)
         self._beating = asyncio.create_task(self._beat(), name="flowshare-control")
         found: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
@@ -299,7 +301,7 @@ class ControlServer:
             self._closed(peer, silent)
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> WorkerConnection:
-        """Find out who calls. Raises: ControlError, OSError, EOFError, TimeoutError."""
+        """Identify the caller. Raises: ControlError, OSError, EOFError, TimeoutError."""
         if self._greeting >= GREETERS_MAX:
             raise ControlError("too many that have not said who they are")
         self._greeting += 1
@@ -327,14 +329,14 @@ Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter, Seal]
 
 
 class DriverLost(Exception):
-    """The driver cannot be reached; the text says where it should be."""
+    """The driver cannot be reached; the text has its address."""
 
 
 class ControlClient:
     """A worker's connection to its driver, from `connect` to `close`.
 
-    figures: made every BEAT_S on the thread. on_order: told each order, on the thread. on_lost: called once on the
-    thread when the driver is gone for LOST_S.
+    figures: called every BEAT_S, on the thread. on_order: called with each order, on the thread. on_lost: called once,
+    on the thread, when the driver is gone for LOST_S.
     """
 
     def __init__(
@@ -364,7 +366,7 @@ class ControlClient:
         self._kept: concurrent.futures.Future[None] | None = None
 
     def connect(self) -> None:
-        """Call the driver, for LOST_S at most, and go on by a thread: no handler runs in a worker that nobody leads.
+        """Call the driver, for LOST_S at most, then go on in a thread: no handler runs in a worker without a driver.
 
         Raises: DriverLost.
         """
@@ -377,7 +379,8 @@ class ControlClient:
         self._kept = self._service.submit(lambda: self._keep(first))
 
     def say(self, message: Message) -> None:
-        """Send something soon; from any thread. What cannot be sent now is forgotten with its connection."""
+        """Send a message soon, over this or the next connection; from any thread. One that a connection took with it at
+        its end is lost, and so is the oldest of more than OUTBOX_MAX."""
 
         def put() -> None:
             self._outbox.append(message)
@@ -386,7 +389,7 @@ class ControlClient:
         self._do(put)
 
     def close(self, last: Message) -> None:
-        """Send the last figures and this, if the driver is there, and end; harmless when it is closed already."""
+        """Send the last figures and `last`, if the driver is reachable, and end; closing twice does no harm."""
 
         def end() -> None:
             self._last = last
@@ -405,7 +408,7 @@ class ControlClient:
     # --- the thread -------------------------------------------------------------------------------------------------
 
     async def _first_call(self) -> Talk:
-        """Raises: DriverLost."""
+        """Connect for the first time, with retries. Raises: DriverLost."""
         begun_s = time.monotonic()
         while True:
             try:
@@ -416,7 +419,7 @@ class ControlClient:
             await asyncio.sleep(RETRY_S)
 
     async def _keep(self, first: Talk | None) -> None:
-        """Talk over this connection, be it only to say the last word, and, whenever one ends, over the next, until
+        """Talk over this connection, if only for the last message, and, whenever one ends, over the next, until
         `close`."""
         told = False
         while first is not None or not self._closing.is_set():
@@ -436,7 +439,7 @@ class ControlClient:
                         await self._closing.wait()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seal: Seal) -> None:
-        """One connection, until `close`. Raises: OSError, EOFError, ControlError."""
+        """Talk over one connection, until `close`. Raises: OSError, EOFError, ControlError."""
         next_s = self._contact_s = time.monotonic()
         reading = asyncio.create_task(self._read(reader, seal))
         reading.add_done_callback(lambda _: self._woken.set())
@@ -466,7 +469,7 @@ class ControlClient:
             writer.close()
 
     async def _read(self, reader: asyncio.StreamReader, seal: Seal) -> None:
-        """Take orders until the connection ends. Raises: OSError, EOFError, ControlError."""
+        """Read orders until the connection ends. Raises: OSError, EOFError, ControlError."""
         while True:
             try:
                 async with asyncio.timeout(SILENT_S):

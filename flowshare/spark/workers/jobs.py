@@ -1,20 +1,19 @@
-"""Workers as jobs of Spark: its context with the settings that long tasks need, and one job of one task a worker.
+"""Workers as jobs of Spark: a context with settings for long tasks, and one job of one task for each worker.
 
 `Master` and `Size` are `--on MASTER` and `--workers N`: where workers run, and how many. A worker keeps one core (as
-Spark counts) for as long as it lives, so where the master says how many there are, more workers are refused: the last
-ones would never start. On a cluster they wait for a core, and that is logged.
+Spark counts) for as long as it lives. Where the master says how many cores there are, more workers are refused: the
+last ones would never start. On a cluster they wait for a core, which is logged.
 
-A job is submitted from a thread of its own (`InheritableThread`: Spark keeps a job's group by thread); jobs are
-scheduled FAIR, so that none waits for another one's end. Spark does not try a task again (`spark.task.maxFailures` 1):
-a worker that ends is a job that ends, and the supervisor starts the next one: it knows how long to wait and whom to
-tell. Where Spark starts a task anew by itself all the same (an executor was preempted), that worker calls as the same
-run, and takes the place of the old one.
+A job is submitted from a separate thread (`InheritableThread`: Spark keeps a job's group by thread); jobs are scheduled
+FAIR, so that none waits for another one's end. Spark does not try a task again (`spark.task.maxFailures` 1): a worker
+that ends is a job that ends, and the supervisor, which knows the pause and whom to tell, starts the next one. If Spark
+itself starts a task again (an executor was preempted), that worker calls as the same run and replaces the old one.
 
-To executors that do not share this machine's files the application goes as one zip on Spark's list of files. Shipped
-is what the application's own folder has of it: the package that holds the module, or the module, and whatever
-else was imported from the folder by then. What is installed (site-packages) is expected to be installed where the
-executors run, as flowshare itself is; what spark-submit shipped (`--py-files`) is there already. Modules that handlers
-import later from that folder, outside a package that is shipped, are not found: import them at the top.
+Executors that do not share this machine's files get the application as one zip on Spark's list of files. It has the
+package that holds the module, or the module, and all else that was imported from the application's folder by then.
+Installed code (site-packages) is expected where the executors run, as flowshare itself is; files of spark-submit
+(`--py-files`) are there already. Modules that handlers import later from that folder, outside a shipped package, are
+not found: import them at the top.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, Self
 
 from flowshare.agents.app.loading import split_path
-from flowshare.errors import FlowshareError
+from flowshare.core_errors import FlowshareError
 from flowshare.spark.errors import PYTHON_ERROR, WHY_MAX, SparkGone, gone
 from flowshare.spark.sessions import need_spark
 from flowshare.spark.workers.task import TaskEnd, WorkerTask, run_task
@@ -46,9 +45,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flowshare.spark")
 
 SHELL: Final = "pyspark-shell"
-"""What Spark calls an application that has no name."""
+"""Spark's name for an application that has no name."""
 PORT: Final = "spark.flowshare.control.port"
-"""Spark setting: where the driver listens for its workers; 0 or not set: a free port."""
+"""Spark setting: the port on which the driver listens for its workers; 0 or not set: a free port."""
 NEEDED: Final[Mapping[str, str]] = {
     "spark.task.maxFailures": "1",
     "spark.speculation": "false",  # a second copy of a worker would have its members' ids
@@ -56,15 +55,15 @@ NEEDED: Final[Mapping[str, str]] = {
     "spark.python.worker.reuse": "false",  # nothing of a worker is left behind its task
     "spark.python.worker.idleTimeoutSeconds": "0",  # a worker has nothing to say to Spark
 }
-"""Settings that hold whatever a user's configuration says."""
+"""Settings that override the user's configuration."""
 WANTED: Final[Mapping[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "true",
-    # A cluster gives an application up when its executors end often; the workers are to go on.
+    # A cluster gives an application up when its executors end often; the workers should go on.
     "spark.executor.maxNumFailures": "1000000",
     "spark.deploy.maxExecutorRetries": "-1",
     "spark.scheduler.mode": "FAIR",
 }
-"""Settings unless the configuration has them."""
+"""Settings for keys that the user's configuration does not have."""
 
 
 SUBMITTED: Final = "submit"
@@ -83,10 +82,10 @@ class BadMaster(FlowshareError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Master:
-    """Where the workers run.
+    """The place where the workers run.
 
-    spark: what Spark is told; None: what spark-submit told it. local: the executors are on this machine and share its
-    files. cores: how many tasks run at a time; None: the cluster says. shown: as it was written.
+    spark: the master for Spark; None: that of spark-submit. local: True: the executors are on this machine and share
+    its files. cores: tasks that run at a time; None: the cluster decides. shown: the master as written.
     """
 
     shown: str
@@ -96,11 +95,11 @@ class Master:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Raises: BadMaster."""
+        """Parse `--on`. Raises: BadMaster."""
         if found := _LOCAL.fullmatch(text):
             cores = os.cpu_count() or 1
             cores = cores if found[1] == "*" else int(found[1] or 1)
-            # One attempt: a worker that ends is started again by the supervisor, which waits between its tries.
+            # One attempt: the supervisor restarts a worker that ends, with pauses between its tries.
             return cls(shown=text, spark=f"local[{cores}]", local=True, cores=cores)
         if found := _LOCAL_CLUSTER.fullmatch(text):
             return cls(shown=text, spark=text, local=True, cores=int(found[1]) * int(found[2]))
@@ -113,19 +112,19 @@ class Master:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """`--workers`: N, or MIN:MAX to follow what the groups need."""
+    """`--workers`: N, or MIN:MAX to follow the groups' need."""
 
     fewest: int
     most: int
 
     @property
     def follows(self) -> bool:
-        """Whether the number changes by itself."""
+        """True if the number of workers changes by itself."""
         return self.fewest != self.most
 
     @classmethod
     def read(cls, text: str | None, master: Master) -> Self:
-        """Raises: BadMaster."""
+        """Parse `--workers`. Raises: BadMaster."""
         if text is None:
             if master.cores is None:
                 raise BadMaster("say how many workers: --workers 8, or --workers 1:8 for as many as are needed")
@@ -150,7 +149,7 @@ def _larger(master: Master, workers: int) -> str:
 
 
 def start_spark(master: Master, name: str) -> SparkContext:
-    """The context of the workers, made now. Blocks for seconds. Raises: SparkMissing, what Spark raises."""
+    """Create the context of the workers. Blocks for seconds. Raises: SparkMissing, any error of Spark."""
     need_spark()
     import pyspark
     from pyspark import SparkConf, SparkContext
@@ -181,7 +180,7 @@ def start_spark(master: Master, name: str) -> SparkContext:
 
 
 class SparkJobs:
-    """Runs workers as jobs of a context. All methods on one loop; what blocks is done in threads."""
+    """Runs workers as jobs of a context. Call all methods on one loop; blocking work is done in threads."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
@@ -192,7 +191,7 @@ class SparkJobs:
         return str(self._context.applicationId)
 
     def address(self, master: Master) -> tuple[str, str, int]:
-        """Where the control channel listens: the address to bind, the one that executors use, and the port."""
+        """Return the addresses of the control channel: to bind, and for executors, and the port."""
         conf = self._context.getConf()
         port = int(conf.get(PORT, "0") or 0)
         if master.local:
@@ -225,11 +224,11 @@ class SparkJobs:
         return await asyncio.wrap_future(done)
 
     async def cancel(self, task: WorkerTask) -> None:
-        """Have Spark end a worker's job; its Python process is killed. Safe to call when it has ended."""
+        """Have Spark end a worker's job; its Python process is killed. Safe to call when the job has ended."""
         await asyncio.to_thread(self._cancel, task)
 
     async def gone(self) -> str | None:
-        """What is to be said when Spark has ended; None: it has not."""
+        """Return the message to show when Spark has ended; None: it has not."""
         return await asyncio.to_thread(gone, self._context, "its context was stopped")
 
     def stop(self) -> None:
@@ -258,9 +257,9 @@ _LOST_TASK: Final = re.compile(r"Lost task [\d.]+ in stage [\d.]+ \(TID \d+\)(?:
 
 
 def ended_by(text: str) -> TaskEnd:
-    """What matters of what a failed job raises: pages of stacks of the JVM.
+    """Return the important part of a failed job's error, which has pages of JVM stacks.
 
-    A Python error of the task's own is raised again whenever it is tried: flowshare is not installed there, for one.
+    A Python error of the task itself comes again at every try, for example when flowshare is not installed there.
     """
     if found := PYTHON_ERROR.search(text):
         return TaskEnd(code=None, why=found[1].strip().splitlines()[-1][:WHY_MAX], refused=True)
@@ -275,7 +274,7 @@ def ended_by(text: str) -> TaskEnd:
 
 
 SIZE_MAX: Final = 64 << 20
-"""Bytes of files that are shipped at most: more is no code, and belongs elsewhere."""
+"""The most bytes of shipped files: more is no code, and belongs elsewhere."""
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _LEFT_OUT: Final = frozenset({"__pycache__", ".git", ".venv", "node_modules"})
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
@@ -320,7 +319,7 @@ def give_app(context: SparkContext, app_path: str, folder: Path) -> None:
 
 
 def root_of(module: str) -> Path | None:
-    """The folder from which a loaded module was imported; None when it is installed, or lies in an archive."""
+    """Return the folder from which a loaded module was imported; None: the module is installed, or in an archive."""
     file = _file(sys.modules.get(module))
     if file is None:
         return None
@@ -330,7 +329,7 @@ def root_of(module: str) -> Path | None:
 
 
 def files_of(module: str, root: Path) -> Iterator[Path]:
-    """Files of the application below `root`: its packages whole, its modules by themselves."""
+    """Yield the files of the application below `root`: its whole packages, and its single modules."""
     names = {module.partition(".")[0]}
     for name, loaded in tuple(sys.modules.items()):
         file = _file(loaded)

@@ -1,7 +1,7 @@
-"""What the workers on Spark have counted, one by one and in all: the driver keeps what they say every second. Pure.
+"""Figures of the workers on Spark, for each worker and in total; workers send them to the driver every second. Pure.
 
-A worker that is started again counts from 0. What its earlier runs had counted when they were last heard is
-added, so that counters only grow.
+A worker that is started again counts from 0. The last known counts of its earlier runs are added, so that counters only
+grow.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Sums = dict[str, float]
 
 
 class Times:
-    """Handler times of several workers; `HandlerTimes` says what the parts are."""
+    """Handler times of several workers, with the parts of `HandlerTimes`."""
 
     def __init__(self, counts: Iterable[float], sum_s: float) -> None:
         self._counts = list(counts)
         self.sum_s = sum_s
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Prometheus buckets: upper bound as text, calls up to it."""
+        """Return Prometheus buckets: upper bound as text, calls up to it."""
         names = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
         return list(zip(names, self._counts, strict=True))
 
@@ -48,7 +48,7 @@ class WorkerFigures:
         self._before: dict[int, dict[str, Sums]] = defaultdict(dict)
 
     def take(self, number: int, run: object, agents: Any) -> None:
-        """What the worker of this number, in this run of it, says of its agents; what cannot be read is left out."""
+        """Store the figures of a worker's agents in this run. Unreadable figures are dropped."""
         if self._run.get(number) != run:
             self._keep(number)
             self._run[number] = run
@@ -59,7 +59,7 @@ class WorkerFigures:
             logger.warning("worker %d sends figures that cannot be read: %r", number, error)
 
     def ended(self, number: int) -> None:
-        """The worker is gone: its gauges are 0, its counters stand."""
+        """Set the gauges of a worker that has ended to 0; its counters stay."""
         for sums in self._now.get(number, {}).values():
             sums.update(dict.fromkeys(GAUGES, 0.0))
 
@@ -72,26 +72,26 @@ class WorkerFigures:
 
     @property
     def numbers(self) -> list[int]:
-        """Slots that ever said something."""
+        """The numbers of all workers that ever sent figures."""
         return sorted({*self._now, *self._before})
 
     def of(self, number: int, name: str) -> Sums:
-        """Counters and gauges of one agent in one worker, by the names of `AgentRuntime.stats`."""
+        """Return counters and gauges of one agent in one worker, by the names of `AgentRuntime.stats`."""
         return _added(of.get(number, {}).get(name, {}) for of in (self._now, self._before))
 
     def stats(self, name: str) -> Sums:
-        """The same of all workers; `paused` is 1 when any is."""
+        """Return counters and gauges of an agent, summed over all workers; `paused` is 1 if it is 1 anywhere."""
         total = _added(self.of(number, name) for number in self.numbers)
         total["paused"] = min(1.0, total["paused"])
         return total
 
     def times(self, name: str, number: int | None = None) -> Times:
-        """Handler times of an agent, of all workers or one."""
+        """Return the handler times of an agent, of all workers or of one."""
         sums = self.stats(name) if number is None else self.of(number, name)
         return Times((sums.get(f"bucket {number}", 0.0) for number in range(BUCKETS)), sums.get("seconds", 0.0))
 
     def look(self, name: str, now_s: float) -> HandlerLook:
-        """What the handlers of an agent have done, for `LoadWatch`."""
+        """Return the work of an agent's handlers so far, for `LoadWatch`."""
         sums = self.stats(name)
         busy_s, settled, again = (sums.get(f"look {key}", 0.0) for key in LOOK)
         return HandlerLook(at_s=now_s, busy_s=busy_s, settled=settled, again=again, running=round(sums["running"]))
@@ -106,7 +106,7 @@ def _added(parts: Iterable[Sums]) -> Sums:
 
 
 def _read(said: Mapping[str, Any]) -> Sums:
-    """One agent's figures as one flat dictionary. Raises: KeyError, TypeError, ValueError."""
+    """Flatten one agent's figures to one dictionary. Raises: KeyError, TypeError, ValueError."""
     stats, look = said["stats"], said["look"]
     sums = {key: _number(stats[key]) for key in (*COUNTERS, *GAUGES)}
     sums |= {f"look {key}": _number(look[key]) for key in LOOK}

@@ -1,7 +1,7 @@
-"""Health, metrics and lists of all workers on Spark, at the driver: the pages that a worker has (`flowshare.web`).
+"""Health, metrics and lists of all workers on Spark, at the driver: a worker's pages (`flowshare.web`) for all of them.
 
-Counters and gauges have a worker's names and are sums. By worker, with the label `worker` (its number), they are there
-once more under `flowshare_worker_…`, so that nobody adds both up. `/workers` lists them.
+Counters and gauges have a worker's names and are sums. With the label `worker` (its number) they have other names,
+`flowshare_worker_…`, so that a query does not add up both. `/workers` lists the workers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _GAUGES: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class AgentOfWorkers:
-    """One agent of all workers, as far as the pages ask an `AgentRuntime`."""
+    """One agent of all workers, with the parts of `AgentRuntime` that the pages use."""
 
     def __init__(self, agent: ShareAgent, figures: WorkerFigures, clock: Clock) -> None:
         self.agent = agent
@@ -53,31 +53,31 @@ class AgentOfWorkers:
         self._clock = clock
 
     def stats(self) -> dict[str, float]:
-        """Counters and gauges, summed."""
+        """Return counters and gauges, summed."""
         return self._figures.stats(self.agent.name)
 
     @property
     def handler_times(self) -> Times:
-        """How long handler calls took."""
+        """The durations of handler calls."""
         return self._figures.times(self.agent.name)
 
     @property
     def exceptions(self) -> dict[str, int]:
-        """Executors do not tell their types."""
+        """Empty: executors do not report types of exceptions."""
         return {}
 
     @property
     def breaker(self) -> None:
-        """Executors do not tell what they hear of it."""
+        """None: executors do not report the breaker's state."""
         return
 
     def handler_look(self) -> HandlerLook:
-        """What handlers have done, for `LoadWatch`."""
+        """Return the work of the handlers so far, for `LoadWatch`."""
         return self._figures.look(self.agent.name, self._clock.monotonic())
 
 
 class WorkersView:
-    """The workers as the pages see a `Host`."""
+    """All workers with the parts of `Host` that the pages use."""
 
     watchdog = None
     maybe_producer = None
@@ -92,34 +92,34 @@ class WorkersView:
         self.runtimes = {name: AgentOfWorkers(one, supervisor.figures, clock) for name, one in app.share_agents.items()}
 
     def led(self) -> Mapping[str, Any]:
-        """What the driver leads."""
+        """Return figures of the share-partitions that the driver leads."""
         return self.backend.stats()
 
     def live(self) -> tuple[str, ...]:
-        """Nothing that a restart would cure is known of."""
+        """Return no problem: none is known that a restart would cure."""
         return ()
 
     def ready(self) -> tuple[str, ...]:
-        """Why nothing works."""
+        """Return the reasons why no worker works."""
         return self.supervisor.problems()
 
     async def lag(self, *, all_groups: bool = False) -> list[dict[str, Any]]:
-        """As `Host.lag`."""
+        """Return the lag, as `Host.lag`."""
         agents = [one.agent for one in self.runtimes.values()]
         groups = lag.every_group(self.backend.capabilities) if all_groups else lag.Groups.of(agents)
         return await lag.rows(self.admin, groups, self.clock.now_ms())
 
     def in_hand(self) -> list[dict[str, Any]]:
-        """Executors do not tell."""
+        """Return no rows: executors do not report them."""
         return []
 
     async def drain(self, _timeout_s: float | None = None) -> bool:
-        """Have all workers drain, within the time that the supervisor was given; the driver goes on without any."""
+        """Have all workers drain, within the supervisor's time; the driver goes on without workers."""
         return await self.supervisor.drain()
 
 
 class WorkersPages(WebServer):
-    """Serves their pages."""
+    """Serves the pages of all workers."""
 
     def __init__(self, view: WorkersView, settings: PageSettings | None = None) -> None:
         super().__init__(cast("Host", view), settings)
@@ -127,7 +127,7 @@ class WorkersPages(WebServer):
         self._workers = _WorkersMetrics(view.supervisor, view.runtimes)
 
     async def report(self, target_age_s: float) -> dict[str, Any]:
-        """What `/scale` says, for an `Autoscaler`."""
+        """Return the content of `/scale`, for an `Autoscaler`."""
         return self._watched.report(target_age_s)
 
     def _routes(self) -> dict[str, Handler]:

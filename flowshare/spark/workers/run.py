@@ -1,6 +1,6 @@
-"""`flowshare worker --on`: everything that workers on Spark need at the driver, started and ended in order.
+"""`flowshare worker --on`: starts and ends, in order, everything that workers on Spark need at the driver.
 
-Start: signals → the backend, which leads what workers lead (an embedded path, a share of `share="workers"`), so that no
+Start: signals → the backend, which leads for the workers (an embedded path, a share of `share="workers"`), so that no
 handler can stall them all → Spark → the application's files → the control channel → the health pages → the workers.
 Stop: the workers drain → pages → control channel → Spark → backend.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flowshare.agents.feed.limits import asked_of
+from flowshare.agents.feed.backend_limits import asked_of
 from flowshare.agents.feed.members import member_ids, retry_member_id
 from flowshare.agents.pages.gate import SECRETS, PageSettings
 from flowshare.agents.scale.scaling import TARGET_AGE_S, Autoscaler, ScalePolicy
@@ -57,17 +57,17 @@ NOT_PASSED: Final = frozenset(
     | {"FLOWSHARE_LISTEN", "FLOWSHARE_ADVERTISE", "FLOWSHARE_STATE_DIR"}
     | SECRETS
 )
-"""Variables that are about the driver's own process: its pages' token is of no use to others."""
+"""Variables of the driver's own process, not passed on: the token of its pages is useless to others."""
 NAME_MAX: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkWorkerSettings:
-    """What `flowshare worker --on` was told.
+    """Settings of `flowshare worker --on`.
 
-    workers: None: as many as the master has cores. drain_timeout_s: None: what the agents say. prepare: sets logging up
-    in a worker, told its number; importable there. pages: where health and metrics are served,
-    and to whom.
+    size: number of workers. drain_timeout_s: seconds; None: the agents' setting. prepare: sets up logging in a worker,
+    and gets the worker's number. loaded, started: set up logging after the application was loaded there, and after it
+    has started. All three must be importable there. pages: addresses and access of health and metrics.
     """
 
     app_path: str
@@ -77,10 +77,12 @@ class SparkWorkerSettings:
     drain_timeout_s: float | None = None
     pages: PageSettings = field(default_factory=PageSettings)
     prepare: Callable[[int], object] | None = None
+    loaded: Callable[[], object] | None = None
+    started: Callable[[], object] | None = None
 
 
 def check(app: App, settings: SparkWorkerSettings) -> None:
-    """See that the app can run there. Raises: BadMaster, UsageError (it has no broker)."""
+    """Check that the app can run there. Raises: BadMaster, UsageError (it has no broker)."""
     broker = app.broker_address
     if broker.kind == "memory":
         raise BadMaster(
@@ -94,10 +96,10 @@ def check(app: App, settings: SparkWorkerSettings) -> None:
 
 
 def run_workers(app: App, settings: SparkWorkerSettings) -> int:
-    """Run the workers, from the calling (main) thread until SIGTERM, SIGINT or a failure; the exit code.
+    """Run the workers on the calling (main) thread until SIGTERM, SIGINT or a failure; return the exit code.
 
     0: all workers drained. 3: some were cut off. 1: it could not start, or Spark ended. 130: a second Ctrl-C.
-    Raises: BadMaster, BackendError and what else refused to start.
+    Raises: BadMaster, BackendError and other errors of the start.
     """
     check(app, settings)
     with asyncio.Runner(loop_factory=new_loop) as runner:
@@ -144,6 +146,8 @@ class _SparkRun:
                 token=token,
                 environment=variables,
                 prepare=settings.prepare,
+                loaded=settings.loaded,
+                started=settings.started,
                 concurrency=settings.concurrency,
             )
 
@@ -170,7 +174,7 @@ class _SparkRun:
         return supervisor, pages
 
     async def _open(self, stack: AsyncExitStack) -> Backend:
-        """The backend, which leads what is to be led. Raises: BackendError."""
+        """Open the backend, which leads where needed. Raises: BackendError."""
         asked = asked_of(self._app.share_agents.values())
         backend = open_backend(self._app.broker_address, clock=self._clock, lead=True, asked=asked)
         await backend.start()
@@ -180,19 +184,19 @@ class _SparkRun:
     async def _serve(
         self, stack: AsyncExitStack, supervisor: SparkSupervisor, backend: Backend
     ) -> tuple[WorkersPages, str]:
-        """Health and metrics. Raises: PagesError."""
+        """Serve health and metrics. Raises: PagesError."""
         admin = ShareAdmin(lambda: backend.connect(self._app.app_id), clock=self._clock)
         stack.push_async_callback(admin.close)
         view = WorkersView(self._app, supervisor, backend, admin, self._clock)
         pages = WorkersPages(view, self._settings.pages)
         stack.push_async_callback(pages.close)
         address = await pages.start()
-        await backend.set_address(address)
+        await backend.set_address(address, supervisor=address)
         return pages, address
 
     @asynccontextmanager
     async def _spark(self) -> AsyncIterator[SparkJobs]:
-        """Spark with the application's files, ended at the end."""
+        """Provide Spark with the application's files, and stop it at the end."""
         settings = self._settings
         context = await asyncio.to_thread(start_spark, settings.master, self._app.app_id)
         jobs = SparkJobs(context)
@@ -240,19 +244,20 @@ class _SparkRun:
 
 
 def run_tag(app_id: str, application: str) -> str:
-    """Begins the workers' members' ids: the app and, in eight digits, this run of it on Spark."""
+    """Return the prefix of the workers' member ids: the app and, in eight digits, this run of it on Spark."""
     digest = hashlib.sha256(f"{app_id}\n{application}".encode()).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9._]', '-', app_id)[:NAME_MAX]}-{digest}"
 
 
 def environment(broker: BrokerUrl) -> dict[str, str]:
-    """The variables that workers get: the driver's FLOWSHARE_*, and the broker's URL as the driver has it."""
+    """Return the variables for workers: the driver's FLOWSHARE_*, and the driver's broker URL."""
     found = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and name not in NOT_PASSED}
     return {**found, BROKER_ENV: _for_workers(broker).revealed()}
 
 
 def _for_workers(broker: BrokerUrl) -> BrokerUrl:
-    """Without what is about the driver's own process, and with the password itself instead of this machine's file."""
+    """Return the URL without options of the driver's own process, and with the password itself in place of a local
+    file."""
     left_out = {"listen", "advertise", "state_dir"}
     password = broker.password
     if "password_file" in broker.options and not password:
@@ -265,20 +270,20 @@ def _for_workers(broker: BrokerUrl) -> BrokerUrl:
 # --- members of dead workers ---------------------------------------------------------------------------------------
 
 LIMIT_S: Final = 2.0
-"""How long a group's coordinator may take; after it the group finds out by itself."""
+"""The time limit, in seconds, for a group's coordinator; after it the group finds out by itself."""
 GONE: Final = frozenset({ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND})
 
 
 class MemberRemoval:
-    """Sends the last heartbeat of members of others. On one loop.
+    """Sends the leaving heartbeat of members of dead workers. Call all methods on one loop.
 
     A member that died stays in its group on Kafka's brokers until its session times out, 45 s by default, and its
-    partitions are fetched by nobody meanwhile. Anybody may send the heartbeat by which it leaves: the driver does, as
-    it is told of a worker's death by the end of its connection.
+    partitions are not fetched meanwhile. Any client may send the heartbeat by which a member leaves: the driver does,
+    as the end of a connection tells it of a worker's death.
     """
 
     def __init__(self, connect: Connect, groups: Mapping[str, str], *, clock: Clock) -> None:
-        """groups: group of each agent, by its name."""
+        """groups: the group of each agent, by the agent's name."""
         self._groups = groups
         self._clock = clock
         self._link = Link(connect, clock=clock, settings=LinkSettings(), name="spark-members")
@@ -288,7 +293,7 @@ class MemberRemoval:
         await self._link.close()
 
     async def leave(self, prefix: str) -> None:
-        """Take the members of the worker whose members' ids begin so out of their groups; never raises."""
+        """Take the members with this id prefix out of their groups; never raises."""
         ids = member_ids(prefix, self._groups)
         wanted = [(self._groups[name], one) for name, found in ids.items() for one in (found, retry_member_id(found))]
         await asyncio.gather(*(self._leave(group, member_id) for group, member_id in wanted))

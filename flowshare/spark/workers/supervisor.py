@@ -1,6 +1,6 @@
-"""Keeps the workers on Spark running, at the driver: which there are, and that they come back.
+"""Keeps the workers on Spark running, at the driver: knows them, and starts them again.
 
-A worker has a number, and a task here that keeps it there. Each of its runs is one Spark job of one task, which calls
+A worker has a number, and a task here that keeps it running. Each of its runs is one Spark job of one task, which calls
 the driver over the control channel:
 
     waiting   the job is submitted, no executor has called yet (there may be no free core)
@@ -9,16 +9,16 @@ the driver over the control channel:
     draining  it was told to finish what it runs
     pausing   it ended; the next one is started soon
 
-What brings a worker back: its job ends, however. At once when it had been ready, and after a pause that doubles from
-PAUSE_FIRST_S to PAUSE_MAX_S when it keeps ending within SETTLED_S of being ready; it is tried for ever, and the reason
-is said each time. Only when the application is refused before any worker ever was ready, all end with that
-reason. Spark itself tries nothing again (`jobs.py`).
+A worker is started again when its job ends in any way: at once if it had been ready, and after a pause that doubles
+from PAUSE_FIRST_S to PAUSE_MAX_S if it keeps ending within SETTLED_S of being ready. This has no end, and the reason is
+logged each time. Only when the application is refused before any worker ever was ready, all end with that reason. Spark
+itself does not retry (`jobs.py`).
 
 A worker is dead when its connection ended and it did not call again within AWAY_S, or when it was silent and did not
-for STILL_S more: its record locks have lapsed by then. What becomes of its records: its connections end with it, so the
-servers hand out what it held. Its members leave their groups at once (`run.py`), and the other workers are told to
-ask their groups for the partitions that are free. Member ids are `<tag>-<number>-<agent>`, the same for each run of a
-worker: where no coordinator could be reached, the next run is the same member.
+for STILL_S more: its record locks have lapsed by then. Its connections end with it, so the servers hand out the records
+that it held. Its members leave their groups at once (`run.py`), and the other workers are told to ask their groups for
+the free partitions. Member ids are `<tag>-<number>-<agent>`, the same for each run of a worker: if no coordinator could
+be reached, the next run is the same member.
 """
 
 from __future__ import annotations
@@ -56,30 +56,29 @@ from flowshare.spark.workers.task import TaskEnd, WorkerTask
 logger = logging.getLogger("flowshare.spark")
 
 LIVE_S: Final = 300.0
-"""A worker that has not called for so long, though Spark says that it runs, is ended and started again."""
+"""The seconds without a call after which a worker that Spark reports as running is ended and started again."""
 WAITING_S: Final = 20.0
-"""How long a job waits for a core before that is said."""
+"""The seconds that a job waits for a core before that is logged."""
 LOOK_S: Final = 5.0
 CANCEL_S: Final = 1.0
 CANCEL_TRIES: Final = 20
 AWAY_S: Final = 0.25
 STILL_S: Final = 20.0
 ASK_S: Final = 2.0
-"""How long workers may take to say what is in flight."""
+"""The time limit, in seconds, for the workers' reports of records in flight."""
 PROBLEMS_MAX: Final = 10
 OFTEN: Final = 5
-"""From so many ends in a row on, they are an error."""
+"""The number of ends in a row from which they are logged as an error."""
 
 
 @dataclass(slots=True, kw_only=True)
 class KeptWorker(Place):
-    """One worker: its number, and all that the driver knows of it.
+    """One worker: its number, and the driver's facts on it.
 
-    task: the present run. peer: its connection, while there is one. called: whether the run ever
-    had one; attempt: of which of Spark's attempts. fetched: whether its agents ever fetched; ready_s: since when.
-    since_s: since when it is in its state or, without a connection, when it was heard last. why: how the run before
-    ended. bye: how the present one says that it ends. away: waits for a connection that ended to be opened again.
-    giving: takes its members out of their groups.
+    task: the present run. peer: its connection; None: none. called: True: the run ever had one; attempt: Spark's
+    attempt of it. fetched: True: its agents ever fetched; ready_s: since when. since_s: the time when its state began
+    or, without a connection, when it was last heard. why: how the run before ended. bye: how the present run says that
+    it ends. away: waits for an ended connection to be opened again. giving: takes its members out of their groups.
     """
 
     task: WorkerTask | None = None
@@ -98,7 +97,7 @@ class KeptWorker(Place):
     giving: asyncio.Task[None] | None = None
 
     def begin(self, task: WorkerTask) -> None:
-        """A run is about to be submitted."""
+        """Reset the state for a run that is about to be submitted."""
         self.stop_waiting()
         self.task = task
         self.peer, self.called, self.fetched, self.attempt = None, False, False, -1
@@ -112,7 +111,7 @@ class KeptWorker(Place):
         self.since_s = time.monotonic()
 
     def stop_waiting(self) -> None:
-        """Wait no longer for a connection to come back."""
+        """Stop waiting for a connection to come back."""
         if self.away is not None:
             self.away.cancel()
             self.away = None
@@ -124,7 +123,7 @@ class KeptWorker(Place):
 
     @property
     def ready(self) -> bool:
-        """Whether its agents fetch, as far as is known."""
+        """True if the worker's agents fetch, as far as is known."""
         return self.state == "ready" and self.peer is not None
 
     @property
@@ -134,7 +133,7 @@ class KeptWorker(Place):
         return time.monotonic() - self.since_s if lost else 0.0
 
     def row(self) -> dict[str, Any]:
-        """All of it that can be shown, JSON-ready."""
+        """Return the worker's facts as a JSON-ready row."""
         who = None if self.peer is None else self.peer.who
         return {
             "worker": self.number,
@@ -149,10 +148,11 @@ class KeptWorker(Place):
 
 
 class SparkSupervisor(Keeper[KeptWorker]):
-    """Keeps workers on Spark running until it is told to stop: as many as `resize` said last. All on one loop.
+    """Keeps workers on Spark running until it is told to stop: as many as the last `resize`. Call all methods on one
+    loop.
 
-    make_task: what a worker is told, by its number and the name of its run. leave: takes a worker's members, by what
-    their ids begin with, out of their groups. agents: names of the app's.
+    make_task: makes a worker's task from its number and the name of its run. leave: takes a worker's members, by their
+    id prefix, out of their groups. agents: names of the app's agents.
     """
 
     def __init__(
@@ -180,16 +180,16 @@ class SparkSupervisor(Keeper[KeptWorker]):
 
     @property
     def ready(self) -> Mapping[int, str]:
-        """Where each worker that is ready runs, `host/process`, by number."""
+        """The place of each ready worker, `host/process`, by number."""
         peers = {worker.number: worker.peer for worker in self._all if worker.ready}
         return {number: f"{peer.who.host}/{peer.who.pid}" for number, peer in peers.items() if peer is not None}
 
     def rows(self) -> Rows:
-        """One JSON-ready row a worker."""
+        """Return one JSON-ready row a worker."""
         return [worker.row() for worker in self._all]
 
     def problems(self) -> tuple[str, ...]:
-        """Why nothing works; empty when at least one worker does."""
+        """Return the reasons why no worker works; empty if at least one does."""
         if self._stop.is_set() or self._drained:
             return ("the workers drain",)
         if self.ready:
@@ -201,7 +201,8 @@ class SparkSupervisor(Keeper[KeptWorker]):
         return ("no worker is ready", *told[:5])
 
     async def in_flight(self, *, stacks: bool = False) -> Rows:
-        """What all handlers work on, oldest first, each row with its `worker`; without workers that do not answer."""
+        """Return the records that all handlers work on, oldest first, each row with its `worker`; workers without an
+        answer are left out."""
         asked: dict[int, tuple[int, asyncio.Future[Rows]]] = {}
         for worker in tuple(self._places.values()):
             if worker.peer is not None:
@@ -219,7 +220,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
         return sorted(rows, key=lambda row: -float(row.get("age_s", 0.0)))
 
     async def show(self) -> None:
-        """Write what is in flight to stderr, worker by worker."""
+        """Write the records in flight to stderr, worker by worker."""
         rows = await self.in_flight(stacks=True)
         for worker in self._all:
             mine = [row for row in rows if row["worker"] == worker.number]
@@ -229,7 +230,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
     # --- orders -----------------------------------------------------------------------------------------------------
 
     async def drain(self) -> bool:
-        """Have all workers drain; whether none was cut off. The driver stays, and starts no workers any more."""
+        """Drain all workers; True: none was cut off. The driver stays, and starts no more workers."""
         self._drained = True
         if self._scaling is not None:
             self._scaling.cancel()
@@ -238,7 +239,8 @@ class SparkSupervisor(Keeper[KeptWorker]):
         return not any(self._codes.values())
 
     async def run(self, workers: int, beside: Callable[[SparkSupervisor], Awaitable[None]] | None = None) -> int:
-        """Keep workers until `stop`; the exit code, as of `flowshare worker`. beside: runs as long, and may resize."""
+        """Keep workers until `stop`; return the exit code of `flowshare worker`. beside: runs as long, and may
+        resize."""
         watching = asyncio.create_task(logged(self._watch, "watching the workers"))
         try:
             return await self._run(workers, beside)
@@ -276,7 +278,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
             self.figures.ended(worker.number)
 
     async def _run_once(self, worker: KeptWorker) -> TaskEnd:
-        """One job, from its submission to its end. Raises: SparkGone."""
+        """Run one job, from its submission to its end. Raises: SparkGone."""
         task = self._make_task(worker.number, uuid.uuid4().hex[:12])
         worker.begin(task)
         job = asyncio.ensure_future(self._jobs.run(task))
@@ -298,7 +300,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
         return worker.bye if ended.code is None and worker.bye is not None else ended
 
     async def _drain(self, worker: KeptWorker, task: WorkerTask, job: asyncio.Future[TaskEnd]) -> None:
-        """Let a worker drain; have Spark end it when it does not, or when nothing of it has begun."""
+        """Drain a worker; have Spark end it if it does not end, or if it has not begun."""
         worker.become("draining")
         if worker.called:
             worker.send(self._drain_order)
@@ -327,7 +329,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
             logger.error(text, worker.number, row, worker.why, again)
 
     async def _watch(self) -> None:
-        """End what Spark takes for running and nobody has heard of for long; see that there is a Spark."""
+        """End workers that Spark reports as running but that were not heard for long; check that Spark exists."""
         while True:
             await asyncio.sleep(LOOK_S)
             if (gone := await self._jobs.gone()) is not None:  # who has no job is told by nobody
@@ -341,7 +343,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
     # --- what workers say -------------------------------------------------------------------------------------------
 
     def opened(self, peer: WorkerConnection) -> bool:
-        """A worker has called; False: it is to end."""
+        """Take in a worker's call; False: the worker should end."""
         worker, who = self._places.get(peer.who.number), peer.who
         known = worker is not None and worker.task is not None and worker.task.run == who.run
         if worker is None or not known or who.attempt < worker.attempt:
@@ -364,7 +366,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
         return True
 
     def closed(self, peer: WorkerConnection, silent: bool) -> None:
-        """A worker's connection has ended. silent: it had said nothing for long."""
+        """Take in the end of a worker's connection. silent: it was closed because the worker was silent."""
         worker = self._places.get(peer.who.number)
         if worker is None or worker.peer is not peer:
             return
@@ -377,7 +379,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
             worker.away = self._spawn(lambda: self._away(worker, limit_s), f"worker {worker.number} is away")
 
     def heard(self, peer: WorkerConnection, message: Message) -> None:
-        """A worker says something."""
+        """Take in a worker's message."""
         worker = self._places.get(peer.who.number)
         if worker is None or worker.peer is not peer:
             return
@@ -417,7 +419,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
     # --- the dead ----------------------------------------------------------------------------------------------------
 
     async def _give_up_once(self, worker: KeptWorker) -> None:
-        """A worker is dead: its members leave, and others take what is free. Once a run; waits for its end."""
+        """Make a dead worker's members leave, so that others get its partitions. Once a run; waits for the end."""
         task = worker.task
         if task is None:
             return
@@ -427,7 +429,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
             await asyncio.wait({worker.giving})
 
     def _tell_others(self, gone: KeptWorker) -> None:
-        """A worker has left: the others ask their groups for its partitions."""
+        """Tell the other workers to ask their groups for the partitions of a worker that has left."""
         for worker in tuple(self._places.values()):
             if worker is not gone:
                 worker.send({"do": "heartbeat"})

@@ -1,22 +1,22 @@
-"""What runs in an executor's Python worker: one worker, as one long task.
+"""One worker in an executor's Python worker, run as one long task.
 
 The task loads the application by import and runs it by `agents.host.host.Host`, as `flowshare worker` does, on an event
-loop of the process's main thread. What differs:
+loop in the process's main thread. The differences:
 
-- No end of the process by itself: the task ends, and when a handler does not let it, the driver has Spark end it.
-- Orders come over the control channel, not by signals. SIGTERM still drains, and SIGHUP, by which pyspark's daemon says
-  that the executor is gone, makes the worker give back what it has and leave its groups within HURRY_S.
-- It leads no share-partitions: the driver does, or the brokers do.
-- Its members' ids are told by the driver (`<tag>-<number>-<agent>`), which takes them out of their groups when this
-  process dies.
+- The worker does not end the process: the task ends. If a handler does not let it end, the driver has Spark end it.
+- Orders come over the control channel, not by signals. SIGTERM still drains. SIGHUP, by which pyspark's daemon says
+  that the executor is gone, makes the worker release its records and leave its groups within HURRY_S.
+- The worker leads no share-partitions: the driver does, or the brokers do.
+- The driver gives the ids of the worker's members (`<tag>-<number>-<agent>`), and takes these members out of their
+  groups when this process dies.
 
-The process is a fork of pyspark's daemon, made before any thread, and the task runs on its main thread: signal handlers
-and uvloop work as in any process. It ends with its task. A task lives until it is told to drain: figures go over the
-control channel, so nothing waits for its end.
+The process is a fork of pyspark's daemon, made before any thread, and the task runs on its main thread. So signal
+handlers and uvloop work as in any process. The process ends with its task. A task lives until it is told to drain, so
+figures go over the control channel: nothing waits for the end of the task.
 
 Settings and secrets. The driver's environment variables FLOWSHARE_* and the broker's URL with its password travel as
-fields of `WorkerTask`, in the closure of the task: not on a command line, not in Spark's configuration, which its web
-pages show. Spark keeps closures in memory and sends them to executors; `spark.authenticate` and
+fields of `WorkerTask`, in the closure of the task. They are not on a command line and not in Spark's configuration,
+which its web pages show. Spark keeps closures in memory and sends them to executors. `spark.authenticate` and
 `spark.network.crypto.enabled` protect them on the way, `spark.io.encryption.enabled` where they are spilled to disk.
 """
 
@@ -35,8 +35,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from flowshare.agents.app.loading import AppNotFound, load_app
-from flowshare.agents.handler.errors import UsageError
-from flowshare.agents.handler.texts import TEXT_MAX, named, said
+from flowshare.agents.handler.errors import AppFailed, UsageError
+from flowshare.agents.handler.texts import TEXT_MAX, said
 from flowshare.agents.host.host import HostSettings
 from flowshare.agents.host.service import run_through
 from flowshare.agents.worker.supervisor import PATIENCE_S
@@ -52,22 +52,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flowshare.worker")
 
 HURRY_S: Final = 3
-"""How long a worker takes at most to leave when its executor is gone."""
+"""The longest time, in seconds, that a worker takes to leave when its executor is gone."""
 CANCEL_S: Final = 0.3
-"""How long handlers may go on then."""
+"""The seconds that handlers may go on then."""
 ROWS_MAX: Final = 1000
-"""Records in flight that are told, the oldest first."""
+"""The most records in flight that are reported, the oldest first."""
 STACK_MAX: Final = 1500
-"""Characters of a handler's stack that are told."""
+"""The most characters of a handler's stack that are reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTask:
-    """All that a worker is told; travels in the task's closure. What is secret is not in its repr.
+    """The task of a worker; travels in the task's closure. Its repr has no secrets.
 
-    app_path: `module:app`. number: number of the worker, from 1. run: which of its runs this is. member_id: begins
-    its members' ids. driver: address of the control channel. environment: variables to set. prepare: sets logging up,
-    told the number. concurrency: None leaves the agents' own.
+    app_path: `module:app`. number: of the worker, from 1. run: the name of this run. member_id: prefix of its members'
+    ids. driver: address of the control channel. environment: variables to set. prepare: sets logging up, and gets the
+    number. loaded, started: called when the application is loaded, and when it has started; both may set logging up as
+    well. concurrency: None leaves the agents' own.
     """
 
     app_path: str
@@ -78,14 +79,16 @@ class WorkerTask:
     token: bytes = field(repr=False)
     environment: Mapping[str, str] = field(repr=False)
     prepare: Callable[[int], object] | None = None
+    loaded: Callable[[], object] | None = None
+    started: Callable[[], object] | None = None
     concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEnd:
-    """How a task ended. code: as of `flowshare worker`, None when Spark only knows that it is over.
+    """The end of a task. code: as of `flowshare worker`, None when Spark only knows that the task is over.
 
-    refused: the application could not be started, which will not be different the next time.
+    refused: True: the application could not be started, and the next try would not differ.
     """
 
     code: int | None
@@ -94,9 +97,9 @@ class TaskEnd:
 
 
 def run_task(task: WorkerTask, _rows: Iterator[Any]) -> Iterator[TaskEnd]:
-    """For `mapPartitions`: run a worker to its end; yields how it ended.
+    """Run a worker to its end and yield how it ended, for `mapPartitions`.
 
-    The rows are not read, for which pyspark ends the process after the task even where it is told to use it again.
+    The rows are not read, so that pyspark ends the process after the task even if it may reuse it.
     """
     from pyspark import TaskContext
 
@@ -106,7 +109,7 @@ def run_task(task: WorkerTask, _rows: Iterator[Any]) -> Iterator[TaskEnd]:
 
 
 def run_worker(task: WorkerTask, attempt: int = 0) -> TaskEnd:
-    """Run a worker on the calling thread, the main one of its process, until it is told to drain."""
+    """Run a worker on the calling thread, the main thread of its process, until it is told to drain."""
     with _environment(task.environment):
         if task.prepare is not None:
             task.prepare(task.number)
@@ -119,7 +122,7 @@ class _TaskWorker:
         self._run: AppRun | None = None
         self._lock = threading.Lock()
         self._wanted: tuple[float | None, str] | None = None
-        """How long to drain and why, once that is known."""
+        """The time for draining and the reason, once drain was called."""
         self._client = ControlClient(
             task.driver,
             task.token,
@@ -130,7 +133,7 @@ class _TaskWorker:
         )
 
     def run(self) -> TaskEnd:
-        """Run to the end."""
+        """Run the worker to its end."""
         try:
             self._client.connect()
         except DriverLost as error:
@@ -148,9 +151,11 @@ class _TaskWorker:
         return ended
 
     def _load(self) -> App:
-        """The app. Raises: AppNotFound."""
+        """Load the app. Raises: AppNotFound."""
         with collector_paused():
             app = load_app(self._task.app_path)
+            if self._task.loaded is not None:
+                self._task.loaded()
             load_reader()
             keep_loaded()
         if self._task.concurrency is not None:
@@ -172,7 +177,13 @@ class _TaskWorker:
     # --- handler loop -----------------------------------------------------------------------------------------------
 
     async def _main(self, app: App) -> TaskEnd:
-        settings = HostSettings(watchdog=True, patience_s=PATIENCE_S, lead=False, member_id=self._task.member_id)
+        settings = HostSettings(
+            watchdog=True,
+            patience_s=PATIENCE_S,
+            lead=False,
+            member_id=self._task.member_id,
+            prepare=self._task.started,
+        )
         run = AppRun(app, settings, LoopClock())
         run.loop = asyncio.get_running_loop()
         with self._lock:
@@ -180,19 +191,19 @@ class _TaskWorker:
         if self._wanted is not None:  # told to drain before there was a loop
             run.stop()
         try:
-            crash = await run.until_stopped(self._on_ready)
+            await run.until_stopped(self._on_ready)
         finally:
             await run.finish(None if self._wanted is None else self._wanted[0])
-        return self._verdict(run.verdict(crash), crash)
+        return self._verdict(run.verdict(), run.host.failure())
 
     def _on_ready(self, took_s: float) -> None:
         logger.info("ready after %.2f s (process %d)", took_s, os.getpid())
         self._client.say({"say": "ready"})
 
-    def _verdict(self, code: int, crash: BaseException | None) -> TaskEnd:
+    def _verdict(self, code: int, failed: AppFailed | None) -> TaskEnd:
         why = "the app stopped by itself" if self._wanted is None else self._wanted[1]
-        if crash is not None:
-            why = f"the app crashed: {named(crash)}"
+        if failed is not None:
+            why = str(failed)
         elif code == EXIT_UNFINISHED:
             why = f"{why}; handlers were cut off at the drain deadline"
         return TaskEnd(code=code, why=why)
@@ -200,7 +211,7 @@ class _TaskWorker:
     # --- being told to stop -----------------------------------------------------------------------------------------
 
     def drain(self, timeout_s: float | None, why: str) -> None:
-        """Finish what runs, for so many seconds (None: what the agents say), and end; from any thread, and once."""
+        """Finish running handlers, for so many seconds (None: the agents' setting), and end; from any thread, once."""
         with self._lock:
             if self._wanted is not None:
                 return
@@ -216,7 +227,7 @@ class _TaskWorker:
                 run.stop()
 
     async def _drain(self, run: AppRun, timeout_s: float | None) -> None:
-        """On the service loop, so that a blocked handler loop does not keep it."""
+        """Drain on the service loop, so that a blocked handler loop does not prevent it."""
         await run.drain(timeout_s)
         if not await run.ends("Spark is to end this worker"):
             why = "its handler loop is blocked: what it was running runs again"
@@ -224,7 +235,7 @@ class _TaskWorker:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM drains, SIGHUP hurries; what was there before is put back."""
+        """Handle signals within the context: SIGTERM drains, SIGHUP hurries; the earlier handlers are restored."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -246,7 +257,7 @@ class _TaskWorker:
                 signal.signal(number, handler)
 
     def _soon(self, timeout_s: float | None, why: str) -> None:
-        """`drain` from a signal handler, which may interrupt a thread that has the lock."""
+        """Call `drain` from a signal handler, which may interrupt a thread that has the lock."""
         threading.Thread(target=self.drain, args=(timeout_s, why), name="flowshare-signal", daemon=True).start()
 
     # --- the control channel's thread -------------------------------------------------------------------------------
@@ -292,7 +303,7 @@ class _TaskWorker:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables for as long as the task runs: the process may serve others after it."""
+    """Set these variables while the task runs: the process may serve other tasks after it."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -127,7 +127,7 @@ def test_in_free_mode_a_record_that_kills_its_process_is_told_its_attempts_and_a
         world.close()
 
 
-def test_a_damaged_batch_is_told_and_counted_by_the_one_member_that_commits_it_and_the_rest_is_handled(
+def test_a_damaged_batch_is_a_dead_letter_of_one_member_and_the_rest_is_handled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen: list[int] = []
@@ -156,11 +156,11 @@ def test_a_damaged_batch_is_told_and_counted_by_the_one_member_that_commits_it_a
             (part,) = await _finished(host, group)
             assert part.stable == 3
             stats = [one.stats() for member in group.hosts.values() for one in member.runtimes.values()]
-            assert sum(one["undecodable"] for one in stats) == sum(one["rejected"] for one in stats) == 1
+            assert sum(one["undecodable"] for one in stats) == sum(one["dead_lettered"] for one in stats) == 1
 
     run(story())
     assert seen == [0, 2]
-    assert caplog.text.count("record=orders-0@1..1: the stored bytes cannot be read: checksum") == 1
+    assert caplog.text.count("undecodable: the stored bytes cannot be read: checksum") == 1
 
 
 async def _finished(host: Host, group: Workers) -> list[Any]:

@@ -16,7 +16,8 @@ from tests.agents.registry_codecs.fake import FakeClient
 
 
 class Server(ThreadingHTTPServer):
-    """What its questions are answered by, and the logins that came with them; None: nobody looks."""
+    """HTTP server that answers from a fake client. logins: list that takes the logins of requests; None: logins are not
+    checked."""
 
     def __init__(self, client: FakeClient, logins: list[str] | None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import decimal
 import enum
 import io
 import json
@@ -290,6 +291,57 @@ def test_a_recursive_value_that_is_not_deep_is_read(client: FakeClient):
     while found["next"] is not None:
         found, depth = found["next"], depth + 1
     assert depth == 99
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """A record of two records of two records …, none of which takes a byte."""
+    kind: Any = "null"
+    for level in range(levels):
+        first = {"name": "a", "type": kind}
+        kind = {"type": "record", "name": f"L{level}", "fields": [first, {"name": "b", "type": f"L{level - 1}"}]}
+        if not level:
+            kind["fields"] = [first]
+    return kind
+
+
+MANY = [{"type": "record", "name": f"R{number}", "fields": [{"name": "a", "type": "int"}]} for number in range(2_000)]
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "why"),
+    [
+        (DECIMAL, b"\x80\x08" + b"\x7f" * 512, "a decimal of 512 bytes"),
+        ({"type": "array", "items": DECIMAL}, b"\x02\x80\x08" + b"\x7f" * 512 + b"\0", "a decimal of 512 bytes"),
+        (
+            {**DECIMAL, "type": "fixed", "name": "F", "size": 300, "precision": 700},
+            b"\1" * 300,
+            "decimals of 300 bytes",
+        ),
+        (
+            {"type": "array", "items": {"type": "array", "items": "null"}},
+            b"\x80\x10" + b"\x80\x10\0" * 1_024 + b"\0",
+            "more than [0-9]+ parts",
+        ),
+        (doubling(22), b"", "more than 10020 parts"),
+        ({"type": "array", "items": MANY}, b"\xd0\x0f" + b"\x9e\x1f\2" * 1_000 + b"\0", "more than [0-9]+ parts"),
+    ],
+    ids=["decimal", "decimals", "fixed", "nulls", "laughs", "union"],
+)
+def test_few_bytes_that_would_become_much_are_refused_before_they_do(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch, schema: Any, value: bytes, why: str
+):
+    raw = frame(client, schema, value)
+    monkeypatch.setattr(fastavro, "schemaless_reader", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(ValueError, match=why):
+        codec(client).decode(raw)
+
+
+def test_decimals_and_unions_as_people_have_them_are_read(client: FakeClient):
+    own = {"type": "array", "items": ["null", DECIMAL, "string"]}
+    mine = codec(client, schema=own)
+    value = [decimal.Decimal("12.34"), None, "x"] * 200
+    assert mine.decode(mine.encode(value)) == value
 
 
 EVERYTHING = {

@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 import flowshare as fs
-from flowshare.agents.codecs import wire
+from flowshare.agents.codecs import base, wire
 from flowshare.agents.codecs.client import Reference, SchemaText
 from flowshare.agents.handler.errors import OptionError, Unencodable
 from tests.agents.registry_codecs.fake import FakeClient, registry_of
@@ -156,6 +156,103 @@ def test_of_a_schema_that_holds_itself_in_alternatives_each_part_of_a_value_is_l
     with pytest.raises(ValueError, match=rf"it does not fit {way}"):
         mine.decode(raw.replace(b'"left":1,', b'"left":"1",'))
     assert mine.decode(raw) == value
+
+
+def foreign(client: FakeClient, schema: Any, value: Any, **options: Any) -> tuple[Any, bytes]:
+    """A codec that only reads, and a value that was written with this schema."""
+    number = client.register("orders-value", SchemaText("JSON", json.dumps(schema)))
+    return codec(client, **options), wire.prefix(number) + json.dumps(value).encode()
+
+
+def doubled(**more: Any) -> dict[str, Any]:
+    """A schema that asks twice for what asks twice for what … and refers to it."""
+    pairs = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n - 1}"}] * 2} for n in range(1, 40)}
+    schema = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": schema, "$ref": "#/$defs/d39", "$defs": {"d0": {"type": "integer"}, **pairs}, **more}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "why"),
+    [
+        ({"pattern": "(a+)+$"}, "a" * 2_000 + "b", "does not fit pattern"),
+        (
+            {"patternProperties": {"(a+)+$": {"type": "null"}}, "additionalProperties": False},
+            {"a" * 50 + "b": 1},
+            "fit",
+        ),
+        ({"uniqueItems": True}, [{"a": n} for n in range(3_000)] + [{"a": 1.0}], "does not fit uniqueItems"),
+        (doubled(description="$dynamicRef"), "x", "it does not fit anyOf"),
+        (doubled(properties={"a": {"$dynamicRef": "#x"}}), "x", "takes more than 20000 steps"),
+        ({"items": {"anyOf": [{"const": n} for n in range(1_000)]}}, [{}] * 1_000, "takes more than 20000 steps"),
+        ({"anyOf": [False] * 1_000}, ["x"] * 1_000, "takes more than 20000 steps"),
+        ({"pattern": "(?=a)a"}, "a", "is none that RE2 can match"),
+        ({"unevaluatedProperties": False, "patternProperties": {"a": {}}}, {}, "is not looked at"),
+    ],
+)
+def test_a_schema_that_could_keep_a_reader_busy_for_hours_does_not(
+    client: FakeClient, schema: Any, value: Any, why: str
+):
+    mine, raw = foreign(client, schema, value)
+    with pytest.raises(ValueError, match=why):
+        mine.decode(raw)
+
+
+OTHERS = {"patternProperties": {"^x": {"type": "integer"}}}
+
+
+def test_patterns_of_the_applications_own_schema_may_be_others(client: FakeClient):
+    mine = codec(client, schema={"pattern": "^(?=.*[0-9])[a-z0-9]+$"})
+    assert mine.decode(mine.encode("a1")) == "a1"
+    with pytest.raises(Unencodable, match="does not fit pattern"):
+        mine.encode("ab")
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"uniqueItems": True}, [1, True, "1", [1], {"a": 1}, [True]], [{"a": [1]}, {"a": [1.0]}]),
+        ({"enum": [1, "a", {"x": [1]}, None]}, {"x": [1.0]}, True),
+        ({"const": {"a": 0}}, {"a": 0.0}, {"a": False}),
+        ({"pattern": "\\u00e9$"}, "caf\u00e9", "cafe"),
+        ({"properties": {"a": {}}, **OTHERS, "additionalProperties": False}, {"a": 1, "x1": 2}, {"y": 1}),
+        ({**OTHERS, "additionalProperties": {"type": "null"}}, {"x": 1, "y": None}, {"y": 1}),
+        ({**OTHERS, "additionalProperties": {"type": "null"}}, {"x": 1}, {"x": "1"}),
+    ],
+)
+def test_keywords_say_what_json_schema_says(client: FakeClient, schema: Any, good: Any, bad: Any):
+    mine, raw = foreign(client, schema, good)
+    assert mine.decode(raw) == good
+    with pytest.raises(ValueError, match="does not fit"):
+        mine.decode(foreign(client, schema, bad)[1])
+
+
+def test_a_large_value_is_held_against_its_schema_before_its_handlers_turn(client: FakeClient):
+    value = {"id": 1, "more": ["x" * 100] * 200}
+    mine, raw = foreign(client, SCHEMA, value)
+    assert mine.missing(raw, ()).what.startswith("schema 1")
+    mine.missing(raw, ()).fetch()
+    look = mine.missing(raw, ())
+    assert look.what == f"a look at a value of {len(raw)} bytes"
+    look.fetch()
+    assert mine.missing(raw, ()) is None
+    assert mine.decode(raw) == value
+    assert not mine._looked
+    bad = raw.replace(b'"id": 1', b'"id": 0')
+    mine.missing(bad, ()).fetch()
+    with pytest.raises(ValueError, match="id does not fit minimum"):
+        mine.decode(bad)
+    assert mine.decode(raw) == value  # who does not ask before gets it all the same
+
+
+def test_values_that_were_looked_at_and_are_not_asked_for_are_bounded(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(base, "LOOKED_BYTES_MAX", 50_000)
+    mine, raw = foreign(client, SCHEMA, {"id": 1, "more": ["x" * 100] * 200})
+    mine.missing(raw, ()).fetch()
+    for number in range(1, 9):
+        mine.missing(raw.replace(b'"id": 1', b'"id": %d' % number), ()).fetch()
+    assert sum(map(len, mine._looked)) <= 50_000
 
 
 def test_what_a_schema_refers_to_is_looked_at_for_each_place_of_the_same_value(client: FakeClient):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import flowshare as fs
-from flowshare.agents.codecs import wire
+from flowshare.agents.codecs import protobuf, wire
 from flowshare.agents.codecs.client import SchemaText
 from flowshare.agents.handler.errors import OptionError, Unencodable
 from tests.agents.registry_codecs.fake import FakeClient, registry_of
@@ -61,6 +61,21 @@ def test_another_message_of_the_same_schema_is_refused(client: FakeClient):
     raw = codec(client, Other).encode(Other(text="x"))
     with pytest.raises(ValueError, match=r"it is a shop.Other of schema 2, not a shop.Order"):
         codec(client, Order).decode(raw)
+
+
+def test_a_schema_is_read_once_whatever_messages_values_say_they_are(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+):
+    read: list[int] = []
+    real = protobuf.file_of
+    monkeypatch.setattr(protobuf, "file_of", lambda text: read.append(1) or real(text))
+    mine = codec(client, Order)
+    raw = mine.encode(Order())
+    mine.decode(raw)
+    for number in range(5, 30):
+        with pytest.raises(ValueError, match="not a"):
+            mine.decode(raw[: wire.HEADER] + wire.write_indexes([number]) + raw[wire.HEADER + 1 :])
+    assert read == [1]
 
 
 def test_a_schema_in_text_names_its_messages_as_well(client: FakeClient):

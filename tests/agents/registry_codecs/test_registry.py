@@ -109,6 +109,13 @@ def test_an_address_that_is_none_is_refused(url: Any):
         fs.Registry(url)
 
 
+@pytest.mark.parametrize("url", ["user:hidden@host", "ftp://user:hidden@host", "ftp://user:hid/den@host"])
+def test_the_error_of_an_address_shows_no_password(url: str):
+    with pytest.raises(OptionError) as refused:
+        fs.Registry(url)
+    assert "den" not in str(refused.value)
+
+
 def test_a_registry_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(registries.importlib.util, "find_spec", lambda name: None if name == "authlib" else name)
     with pytest.raises(OptionError, match=r"needs authlib: pip install 'flowshare\[registry\]'"):

@@ -48,7 +48,7 @@ class Worker:
     """Every confirmed delivery, in the order of confirmation."""
 
     def outcomes(self, agent: str = AGENT) -> list[str]:
-        """What became of each delivery that was settled."""
+        """Return the outcome of each settled delivery."""
         return [one.outcome for one in self.settled if one.agent == agent]
 
     def stats(self, agent: str = AGENT) -> dict[str, float]:
@@ -68,9 +68,12 @@ class Worker:
         await self.host.service.call(lambda: self.host.producer.send_many(topic, messages))
 
     async def read(self, topic: str) -> list[DecodedRecord]:
-        """All records of a topic with one partition; none when there is no such topic."""
+        """All records of a topic with one partition; none when there is no such topic.
+
+        Those of open transactions, too: a broker writes the end of one a moment after it has confirmed that.
+        """
         try:
-            return await self.host.service.call(lambda: self.host.admin.read(topic, 0))
+            return await self.host.service.call(lambda: self.host.admin.read(topic, 0, committed=False))
         except ServerError as error:
             if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 return []

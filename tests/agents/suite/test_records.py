@@ -1,4 +1,4 @@
-"""What handlers get, on every backend: values, tombstones, batches, and what a delivery tells."""
+"""Tests of the input of handlers, on every backend: values, tombstones, batches, and the fields of a delivery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import pytest
 import flowshare as fs
 from flowshare.agents.feed import delays
 from flowshare.client.producer.producer import Message
+from flowshare.clock import LoopClock
+from flowshare.protocol.errors import ErrorCode
+from flowshare.protocol.messages import ProduceRequest
 from tests.agents.suite.places import Place, headers, values
+from tests.batches import raw_batch, raw_record
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -30,6 +34,30 @@ async def test_an_undecodable_value_is_a_dead_letter_unrun(place: Place) -> None
     assert got == [{"n": 1}]
     assert set(letters) == {b"{broken", b'{"n": "text"}'}
     assert all(reason.startswith(b"undecodable: ") for reason in letters.values())
+
+
+async def test_a_headers_name_that_is_no_utf_8_costs_no_record(place: Place) -> None:
+    got: dict[bytes, tuple[tuple[str, bytes | None], ...]] = {}
+
+    async def take(value: bytes, delivery: fs.Delivery) -> None:
+        got[value] = delivery.headers
+        if value == b"7":
+            raise fs.Reject("as it is")
+
+    rows = [raw_record(n, b"%d" % n) for n in range(10)]
+    for n in (3, 7):
+        rows[n] = raw_record(n, b"%d" % n, headers=[(b"na\xefve", b"x")])
+    async with place.running(place.agent(take)) as [worker]:
+        records = raw_batch(rows, timestamp_ms=LoopClock().now_ms())
+        produce = ProduceRequest(topic=place.topic, partition=0, records=records)
+        answer = await worker.host.service.call(lambda: worker.host.admin._link.send(produce))
+        assert answer.error is ErrorCode.NONE
+        await worker.ended(10)
+        [letter] = await worker.dead()
+
+    odd = (("na\N{REPLACEMENT CHARACTER}ve", b"x"),)
+    assert got == {b"%d" % n: odd if n in {3, 7} else () for n in range(10)}
+    assert (letter.value, letter.headers[:1]) == (b"7", odd)
 
 
 async def test_a_tombstone_is_none_where_the_annotation_allows_it(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""What a backend cannot do is refused when the worker starts, in a sentence that says what to change."""
+"""Tests of refusals: a worker does not start with options that its backend cannot serve; the error says what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def work(value: bytes) -> None:
 
 
 async def refusal(place: Place, app: fs.App) -> str | None:
-    """What the app's start is refused with, None when it starts."""
+    """Return the error that refuses the app's start; None: the app starts."""
     try:
         async with place.running(app):
             return None
@@ -35,7 +35,7 @@ async def refusal(place: Place, app: fs.App) -> str | None:
     ("options", "names"),
     [
         ({"retry": fs.Retry(max_attempts=50)}, "group.share.max.delivery.count.limit=10: raise it above 50"),
-        ({"lock_duration": 120}, "group.share.max.record.lock.duration.ms=60000: change it there"),
+        ({"lock_duration": 120}, "group.share.max.record.lock.duration.ms=60000: take 1 to 60 s, change it there"),
     ],
 )
 async def test_what_is_beyond_the_brokers_limits_is_refused_where_they_are_not_ours(

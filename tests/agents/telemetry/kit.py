@@ -21,7 +21,7 @@ PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 @dataclass
 class Told:
-    """What was told: spans, as they ended, and metrics."""
+    """Recorded telemetry: spans, in the order of their ends, and metrics."""
 
     exporter: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
     reader: InMemoryMetricReader = field(default_factory=InMemoryMetricReader)

@@ -208,7 +208,7 @@ def test_middleware_runs_inside_of_the_handlings_span(told, is_async):
     [handling], [around_it] = told.of("process"), [one for one in told.spans if one.name == "around"]
     [inner] = [one for one in told.spans if one.name == "inner"]
     assert parent_of(around_it) == id_of(handling)
-    assert parent_of(inner) == (id_of(around_it) if is_async else id_of(handling))
+    assert parent_of(inner) == id_of(around_it)
 
 
 def test_baggage_of_a_record_is_there_in_its_handler_and_goes_on(told):

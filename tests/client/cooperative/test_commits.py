@@ -1,4 +1,4 @@
-"""What a member makes of the answer to a commit: nothing that is not answered counts as taken."""
+"""Tests of a member's reading of the answer to a commit: a range without an answer does not count as committed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Link:
 
 
 class Troubles:
-    """What the member says."""
+    """Troubles that the member reports."""
 
     def __init__(self):
         self.told = {"committing": "committing fails: an older trouble"}

@@ -22,13 +22,15 @@ from flowshare.cooperative.offsets import SPAN_MAX
 from flowshare.cooperative.ranges import KEY_RANGES_MAX
 from flowshare.cooperative.types import HASHES, WHOLE, KeyRange
 from flowshare.log.base import LogOffsets, ReadResult
-from flowshare.protocol.batches import CODECS
+from flowshare.protocol import thinning
+from flowshare.protocol.batches import CODECS, decode_all
 from flowshare.protocol.messages import FetchedLog, FetchPartition, FetchRequest, KeyFilter
 from flowshare.server.records import filtering, records
 from flowshare.server.records.filtering import BatchFilter
 from flowshare.server.records.records import Reading
 from flowshare.server.runtime.answers import AnswerSpace
 from flowshare.server.runtime.turns import Turns
+from flowshare.server.share import opened_log
 from flowshare.share.types import LogBatch
 from flowshare.testing.clock import ManualClock
 from tests.log.compaction_world import World, built
@@ -173,13 +175,13 @@ async def test_many_members_open_each_batch_once(monkeypatch: pytest.MonkeyPatch
     for _ in range(5):
         world.add(built([(b"key %d" % number, b"v" * 20) for number in range(200)], codec="zstd"))
     opened: list[int] = []
-    real = filtering.OpenedBatch
 
-    def counting(raw: bytes, header: Any) -> Any:
-        opened.append(header.base_offset)
-        return real(raw, header)
+    class Counting(filtering.OpenedBatch):
+        def __init__(self, batch: bytes, header: Any, *, read: bool = True) -> None:
+            opened.append(header.base_offset)
+            super().__init__(batch, header, read=read)
 
-    monkeypatch.setattr(filtering, "OpenedBatch", counting)
+    monkeypatch.setattr(filtering, "OpenedBatch", Counting)
     batches, log, size = BatchFilter(), Log(world), 0
     dealt = shares([f"m{number:02}" for number in range(16)])
     for keys in dealt.values():
@@ -190,6 +192,28 @@ async def test_many_members_open_each_batch_once(monkeypatch: pytest.MonkeyPatch
         size += len(answer.records)
     assert opened == [0, 200, 400, 600, 800]
     assert size < 4 * sum(len(made.records) for made in world.batches)
+
+
+@pytest.mark.asyncio
+async def test_a_batch_of_very_many_records_is_opened_once_a_step_in_a_round_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thinning, "STEP_RECORDS", 10)
+    monkeypatch.setattr(opened_log, "STEP_RECORDS", 10)
+    world = World()
+    world.add(built([(b"key %d" % number, b"v") for number in range(100)], codec="zstd"))
+    batches, log, rounds = BatchFilter(), Log(world), 0
+    dealt = shares(["m0", "m1"])
+    asked = [FetchPartition("t", 0, 0, only=scan_of([keys], [keys]).only) for keys in dealt.values()]
+    fetches = [asyncio.ensure_future(fetched(log, batches, one, committed=False)) for one in asked]
+    while not all(one.done() for one in fetches):
+        await asyncio.sleep(0)
+        rounds += 1
+    answers = await asyncio.gather(*fetches)
+    found = sorted(one.offset for answer in answers for one in decode_all(answer.records))
+
+    assert found == list(range(100))
+    assert 30 <= rounds < 60  # ten steps to read, to find where they lie, and to hash; not twice as many
 
 
 @pytest.mark.asyncio

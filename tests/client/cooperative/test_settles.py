@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -171,6 +172,44 @@ def test_44_ordered_outputs_of_two_consumers_come_in_the_order_of_the_partition(
             assert all(settled)
             assert await written(world) == [b"%d" % at for at in range(10)]
             await consumer.close()
+
+    run(story())
+
+
+def test_who_is_left_of_ordered_settles_goes_on_with_what_the_other_had_read_though_its_own_room_is_full() -> None:
+    async def story() -> None:
+        async with coop_world() as world:
+            await world.world.storage.create_topic("out")
+            await world.send(400)
+            names = ("first", "second")
+            settings = replace(QUICK, buffer_records=5, max_poll_records=2)
+            consumers = [world.consumer(settings, member_id=name) for name in names]
+            settled = dict.fromkeys(names, 0)
+            hands: dict[str, list[Any]] = {name: [] for name in names}
+
+            async def work(name: str, consumer: Any) -> None:
+                consumer.subscribe(["orders"])
+                hand = hands[name]
+                while True:
+                    hand += await consumer.poll(0.1)
+                    hand.sort(key=lambda one: one.offset)
+                    await asyncio.sleep(0.1)
+                    with contextlib.suppress(ClientError):  # it waits for what the other had, which this one polls next
+                        while hand:
+                            outputs = {"out": [hand[0].value]}
+                            settled[name] += await consumer.settle(hand[:1], outputs, ordered=True, timeout=6.0)
+                            del hand[0]
+
+            tasks = [asyncio.create_task(work(*each)) for each in zip(names, consumers, strict=True)]
+            await world.until(lambda: min(settled.values()) >= 10)
+            assert world.stable() < 200
+            world.faults.away.add("first")
+            tasks[0].cancel()
+            await world.until(lambda: world.stable() == 400 and not hands["second"])
+            tasks[1].cancel()
+            assert await written(world) == [b"%d" % number for number in range(400)]
+            for consumer in consumers[1:]:
+                await consumer.close()
 
     run(story())
 

@@ -1,4 +1,5 @@
-"""What a member begins with what the server knows of its starts, and what it tells before."""
+"""Tests of starts: which records a member begins, given the starts that the server knows, and which starts it tells
+first."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def begun(scan: KeyScan[str] | SpanScan[str], count: int = 100, *, alone: bool =
 
 
 def answered(scan: KeyScan[str] | SpanScan[str], *refused: int) -> list[tuple[int, int]]:
-    """What is told, which the server has then, but for refused parts."""
+    """Tell the due starts, answer them as the server does (but for refused parts), and return them."""
     telling = scan.telling()
     assert telling is not None
     scan.told(telling, refused)

@@ -19,11 +19,14 @@ from flowshare.protocol.messages.cooperative import (
     CooperativeCommitRequest,
     CooperativeHoldRequest,
     CooperativeSettleRequest,
+    CooperativeTakeRequest,
 )
 from flowshare.testing.clock import LoopTimeClock
 from tests.client.worlds import World, world_on
 
 QUICK = CooperativeSettings(lease=5.0, session_timeout=6.0, heartbeat_interval=0.2)
+COUNTS = CooperativeHoldRequest | CooperativeTakeRequest | CooperativeCommitRequest | CooperativeSettleRequest
+"""Calls of members whose loss matters."""
 Handler = Callable[[CooperativeRecord[Any, Any]], Awaitable[object]]
 
 
@@ -116,7 +119,7 @@ class _Connection:
 
     async def send(self, request: Any) -> Any:
         faults = self._faults
-        counts = isinstance(request, CooperativeHoldRequest | CooperativeCommitRequest | CooperativeSettleRequest)
+        counts = isinstance(request, COUNTS)
         if self._name in faults.away or (counts and faults.lose_call(request)):
             raise ConnectionResetError("lost on its way")
         answer = await self._connection.send(request)
@@ -187,7 +190,7 @@ class CoopWorld:
         return min((one.offsets.stable for one in self.states()), default=-1)
 
     def states(self, group: str = "g") -> list[CooperativePartition]:
-        """What the server keeps of each partition."""
+        """Return the server's state of each partition."""
         groups = self.world.server._cooperative_groups
         return [] if groups is None else [one.partition for one in groups.find(group, None).owners.values()]
 

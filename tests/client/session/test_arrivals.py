@@ -1,4 +1,4 @@
-"""What fetches brought: nothing is lost by who does not wait, is cancelled, or gets an error first."""
+"""Tests of fetched records: none is lost if the caller does not wait, is cancelled, or gets an error first."""
 
 from __future__ import annotations
 

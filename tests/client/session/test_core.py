@@ -81,7 +81,7 @@ class Steps:
         self.core.acknowledge(acks, generation, self.now_s, asker="asker", tells_late=False)
 
     def outcomes(self):
-        """What was told of acknowledgements, and why."""
+        """Return the outcomes of the answered acknowledgements: error and message."""
         return [(one.error, one.message) for answered in self.said(c.Answered) for one in answered.results]
 
 
@@ -362,7 +362,7 @@ def test_an_acknowledgement_that_the_answer_leaves_out_failed(server):
 
 
 def said(steps, *batches):
-    """What became of these, of which the server refuses 2 to 5."""
+    """Acknowledge these batches, of which the server refuses offsets 2 to 5, and return the result."""
     steps.core.acknowledge({P0: batches}, None, steps.now_s, asker="asker", tells_late=False)
     part = m.AcknowledgedPartition(topic_id=P0.topic_id, partition=P0.partition, message="gone", refused=((2, 5),))
     steps.answer(steps.sent(), m.ShareAcknowledgeResponse(partitions=(part,), lock_timeout_ms=30_000))
@@ -629,7 +629,7 @@ def few(count=1):
 
 
 def beside(steps):
-    """What is sent for one who may be asked beside a fetch that is parked."""
+    """Return the requests that are sent for a caller that may be asked beside a parked fetch."""
     steps.core.ask(PLAN._replace(beside=True), steps.now_s)
     return steps.said(c.SendRequest)
 
@@ -671,7 +671,8 @@ def test_who_writes_acquires_at_once_is_asked_for_one_fetch_at_a_time(kind, requ
 
 
 def ordered(steps, records_max, heads):
-    """What is sent for so many records of so many keys: (records, keys, records of one key in a row) of each fetch."""
+    """Return the fetches that are sent for so many records of so many keys: (records, keys, records of one key in a
+    row)."""
     plan = PLAN._replace(records_max=records_max, heads=heads, chain=16, beside=True)
     steps.core.ask(plan, steps.now_s)
     requests = [one.request for one in steps.said(c.SendRequest)]

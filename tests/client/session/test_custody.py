@@ -1,4 +1,4 @@
-"""What one member of a fleet holds: the transitions of its partitions, one by one."""
+"""Tests of the partitions that a member of a fleet holds: each transition, one by one."""
 
 from __future__ import annotations
 

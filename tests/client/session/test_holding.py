@@ -1,4 +1,4 @@
-"""What a member holds by its own account, against a set of offsets."""
+"""Tests of a member's own account of the offsets that it holds, against a set of offsets."""
 
 from __future__ import annotations
 

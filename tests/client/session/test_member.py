@@ -8,13 +8,16 @@ import pytest
 
 from flowshare.client.errors import Closed, IllegalState, NotConnected, ServerError
 from flowshare.client.session.member import ShareMember
+from flowshare.client.session.share_session import Plan
 from flowshare.client.settings import LinkSettings, MemberSettings
 from flowshare.protocol import messages as m
 from flowshare.protocol.batches import BatchBuilder
 from flowshare.protocol.errors import ErrorCode
+from flowshare.share.types import AcquireMode
 from flowshare.testing.clock import settle
 from tests.batches import place
 from tests.client.fakes import ORDERS, FakeServer
+from tests.client.worlds import within
 
 pytestmark = pytest.mark.asyncio
 TP = m.TopicPartition(ORDERS, 0)
@@ -679,6 +682,38 @@ async def test_records_that_nobody_took_go_back_without_an_attempt_at_close(cloc
 
     last = server.seen(m.ShareAcknowledgeRequest)[-1]
     assert last.partitions[0].acks == (m.AckBatch(0, 2, b"\x02", 0, True),)
+
+
+async def test_a_member_that_leaves_its_locks_gives_back_the_runs_of_interleaved_chunks_in_offset_order(clock):
+    """A server refuses all acknowledgements of a partition when one of them is out of order."""
+    server = FakeServer()
+    member = await started(server, clock)
+    server.offer(batch(count=11))
+    await member.fetch(records_max=20)
+
+    await member.leave_to_locks(unrun={TP: [(1, 1), (10, 10), (5, 6), (7, 7)]})
+
+    (back,) = server.seen(m.ShareAcknowledgeRequest)
+    assert [(ack.first, ack.last) for ack in back.partitions[0].acks] == [(1, 1), (5, 7), (10, 10)]
+    assert all(ack.types == b"\x02" and ack.unrun for ack in back.partitions[0].acks)
+
+
+async def test_a_member_that_leaves_its_locks_gives_back_nothing_that_a_lost_connection_took(clock):
+    """One record that is not held would refuse all of its partition."""
+    server = FakeServer()
+    member = await started(server, clock)
+    for base in (0, 3):
+        member.ask(Plan(10, 10, 30.0, 1024, AcquireMode.BATCH_OPTIMIZED))
+        server.offer(batch(base))
+        await settle()
+        if base == 0:
+            server.connections[0].break_off()
+            await clock.advance(6)
+
+    await within(clock, 20, member.leave_to_locks(unrun={}))
+
+    (back,) = server.seen(m.ShareAcknowledgeRequest)
+    assert [(ack.first, ack.last) for ack in back.partitions[0].acks] == [(3, 5)]
 
 
 async def test_close_ends_in_time_when_the_server_hangs(clock):

@@ -49,7 +49,7 @@ async def fetched_from_both(fake, clock, member):
 
 
 async def next_fetched(clock, member):
-    """What comes next; fetches that bring nothing do not count."""
+    """Fetch until records come, and return them; empty fetches do not count."""
     for _ in range(20):
         found = await within(clock, 1, member.fetch(records_max=10, max_wait_s=0.1))
         if found:

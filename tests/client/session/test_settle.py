@@ -29,7 +29,7 @@ class Settling(Steps):
         self.core.settle(P0, batches, outputs, generation, now_s, asker="asker", tells_late=tells_late)
 
     def settles(self):
-        """What was sent since the last time that is one."""
+        """Return the settle requests that were sent since the last look."""
         return [one for one in self.said(c.SendRequest) if isinstance(one.request, m.ShareSettleRequest)]
 
     def settling(self, **fields):
@@ -39,7 +39,7 @@ class Settling(Steps):
         return send
 
     def result(self):
-        """What was told, once."""
+        """Return the only result that was told."""
         (answered,) = self.said(c.Answered)
         (result,) = answered.results
         return result

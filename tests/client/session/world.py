@@ -151,7 +151,7 @@ class Node:
         return None
 
     def found(self, request, partitions, told):
-        """What there is for a fetch, and what became of what it carried."""
+        """Return the answer to a fetch: the acquired records and the results of its acknowledgements."""
         parts = []
         left = request.max_records
         for partition in dict.fromkeys((*partitions, *told)):
@@ -271,7 +271,8 @@ class Node:
         self.world.stir()
 
     def resume(self, line, number, request):
-        """What is being written is somebody's when it is known whether it was."""
+        """Answer a resume. While a write is under way that decides who owns a record, the answer waits for the write's
+        outcome."""
         paths = [self.world.paths[part.partition] for part in request.partitions]
         writing = [until_s for path in paths for core, until_s in path.writing if core is path.core]
         if self.up and any(until_s >= self.world.now_s for until_s in writing):
@@ -336,24 +337,24 @@ class Member:
             adopts=written is not None,
         )
         self.number = self.core.custody.generation
-        """What was adopted is lost with it."""
+        """Generation of the adopted records: they are lost when this generation is."""
         self.lines, self.opening = {}, {}
         self.partitions = ()
         """Its assignment."""
         self.begun = self.dead = False
         self.forsaken = False
-        """Whether the group gave the member up since it was written down what is to be adopted."""
+        """True if the group gave the member up after the records to be adopted were written down."""
         self.heard = self.adopted = written is None
         self.doubts = 1 if written is None else 8
         """How often it releases and renews: what takes another one's place gives more back."""
         self.working = {at: (None, *found[1:]) for at, found in (written or {}).items()}
         self.attempts = {}
         self.acking = {}
-        """What is being acknowledged, and in which delivery."""
+        """Offsets that are being acknowledged -> their delivery."""
         self.twice = Counter()
         """How often it is beside that."""
         self.settles = []
-        """What is settled and has no outcome."""
+        """Settles without an outcome."""
         self.ticking_s = None
         self.asked = False
         self.sent = 0
@@ -403,7 +404,8 @@ class Member:
             self.world.cut(self.world.fates.choice(list(self.lines.values())))
 
     def die(self):
-        """What it wrote down: some of what it works on, or what it had not adopted yet."""
+        """Kill the member and return the records that it wrote down: some that it worked on, or all it had not adopted
+        yet."""
         fates = self.world.fates
         self.dead, self.ticking_s, self.lines, self.opening = True, None, {}, {}
         for line in [line for line in self.world.lines if line.member is self]:
@@ -541,7 +543,7 @@ class Member:
         return found is not None and self.holds(partition, found[0])
 
     def holds(self, partition, number):
-        """Whether what is worked on under a number is the member's; without one: what was adopted, or is to be."""
+        """True if the member holds the records of this generation; None: records that were adopted, or are to be."""
         tp = m.TopicPartition(TOPIC, partition)
         if number is not None:
             return self.core.holds(tp, number)
@@ -583,7 +585,7 @@ class Member:
         self.act()
 
     def numbered(self, partition, offsets, kind, *, adopted, settles=False):
-        """What is acknowledged as ranges: first, last, and the number of the `Ack` about it."""
+        """Yield the offsets to acknowledge as ranges: first, last, and the number of the `Ack` about the range."""
         for first, last in runs(offsets):
             deliveries = {offset: self.working[partition, offset][1] for offset in range(first, last + 1)}
             self.acking.update({(partition, offset): delivery for offset, delivery in deliveries.items()})
@@ -657,7 +659,7 @@ class World:
         self.fates = random.Random(f"fates {kind} {seed}")
         """Which processes die, and what becomes of the next ones."""
         self.settling = random.Random(f"settles {kind} {seed}")
-        """What is settled, and how long that takes."""
+        """Random source for settles: which records are settled, and how long a settle takes."""
         self.mortal = seed % 2 == 0
         self.kind, self.keeps = kind, kind != "brokers"
         self.settles = self.keeps and seed % 3 == 0
@@ -771,7 +773,7 @@ class World:
             member.act()
 
     def tell(self, member):
-        """What a broker says of the leaders."""
+        """Tell the member the leaders, as a broker knows them."""
         if member.topology is None:
             return
         known = self.old_news or self.news()

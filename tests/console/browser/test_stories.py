@@ -1,4 +1,4 @@
-"""What an operator does with the console, from what is wrong to what was done; and what a viewer cannot do."""
+"""Stories of an operator in the console, from finding a problem to fixing it; and the limits of a viewer."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Run:
             )
 
     def printed(self, pattern: str) -> str:
-        """What a line of its log says, as soon as it is there."""
+        """Wait for a line of the process's log that matches, and return the first group of the match."""
 
         def look() -> re.Match[str] | None:
             assert self._process.poll() is None, f"it ended:\n{tail(self._log)}"
@@ -173,7 +173,7 @@ class World:
         return int(at)
 
     async def holds(self, partition: int, offset: int) -> bool:
-        """Whether a member of the group bill holds this order."""
+        """True if a member of the group bill holds this order."""
         states = ("acquired",)
         try:
             page = await self.ask(lambda admin: admin.browse("shop.bill", "orders", partition, states=states))
@@ -182,7 +182,7 @@ class World:
         return any(run.first <= offset <= run.last for run in page.runs)
 
     async def is_settled(self) -> bool:
-        """Whether all is finished that can be."""
+        """True if all orders that can be finished are finished."""
 
         async def look(admin: ShareAdmin) -> bool:
             found = {one.group_id for one in await admin.list_groups()}

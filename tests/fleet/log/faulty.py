@@ -91,7 +91,7 @@ class LyingKafka(FakeKafka):
 
 
 class Session:
-    """What a broker remembers of a fetch session."""
+    """A broker's memory of a fetch session."""
 
     def __init__(self):
         self.epoch = 1

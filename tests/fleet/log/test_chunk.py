@@ -1,4 +1,4 @@
-"""What a fetch answer holds, found out once."""
+"""Tests of parsing a fetch answer, which is done once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a partition lies in memory, for how long, and within which bounds."""
+"""Tests of the part of a partition that lies in memory: which part, for how long, and within which bounds."""
 
 from __future__ import annotations
 

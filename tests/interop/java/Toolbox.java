@@ -10,7 +10,8 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
-import org.apache.kafka.common.utils.Exit;
+import org.apache.kafka.common.utils.*; // Exit, until Kafka 4.3
+import org.apache.kafka.common.utils.internals.*; // Exit, from Kafka 4.4
 
 /**
  * Runs Kafka's own command-line tools one after another in one JVM, because a JVM costs more than the tool.

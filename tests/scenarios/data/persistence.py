@@ -1,4 +1,4 @@
-"""What is stored (SG-2, SG-14): the P scenarios."""
+"""The P scenarios: stored state (SG-2, SG-14)."""
 
 from tests.scenarios.language import Left, Scenario
 

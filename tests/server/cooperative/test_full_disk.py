@@ -106,7 +106,7 @@ def out(at: Stack, value: str) -> SettleOutput:
 
 
 async def tried(at: Stack, m: Member, spans: Member) -> dict[str, tuple[ErrorCode, str]]:
-    """What is answered to each kind of request that writes."""
+    """Send each kind of request that writes, and return the answers."""
     told, held = {}, m.held
     told["commit"] = await m.commits(m.entry((5, 9), (20, 30)))
     told["settle"] = await m.settle((9, 11), output=out(at, "settled"))

@@ -9,6 +9,7 @@ import pytest
 from flowshare.cooperative.types import OffsetRange
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
+    CreatePartitionsRequest,
     DeleteGroupsRequest,
     DeleteTopicRequest,
     OffsetDeleteRequest,
@@ -41,11 +42,59 @@ async def test_a_group_that_committed_nothing_begins_as_it_says_and_every_tool_s
         assert await w.offset() == (stable, stable_metadata(part.reset_epoch, part.topic_id))
 
 
+@pytest.mark.parametrize("policy", ["latest", "by_duration:PT1H"])
+@pytest.mark.parametrize("restarts", [False, True], ids=["loaded", "after a restart"])
+async def test_a_partition_that_is_added_to_a_topic_that_the_group_reads_begins_at_its_first_record(policy, restarts):
+    async with cooperative(100, partitions=2) as w:
+        await w.clock.advance(7_200)
+        m = w.member("m")
+        first = await m.hold(WHOLE, auto_offset_reset=policy)
+        await w.produce(5, partition=1)
+        assert (await w.admin.send(CreatePartitionsRequest(name="t", total=3))).error is NONE
+        await w.produce(7, partition=2)
+        if restarts:
+            await w.restart()
+            w.again(m)
+
+        late = await m.hold(WHOLE, at=1, auto_offset_reset=policy)
+        added = await m.hold(WHOLE, at=2, auto_offset_reset=policy)
+
+        assert added.stable == 0
+        assert late.stable == first.stable == 100, "it was there when the group began"
+
+
+async def test_a_partition_of_which_ordinary_consumers_committed_nothing_begins_as_the_group_says():
+    async with cooperative(100, partitions=2) as w:
+        await w.set_offset(40)
+
+        assert (await w.member("m").hold(WHOLE, at=1, auto_offset_reset="latest")).stable == 100
+
+
 async def test_a_group_that_committed_nothing_and_wants_no_default_is_refused():
     async with cooperative(100) as w:
         (part,) = (await w.member("m").asks({0: WHOLE}, auto_offset_reset="none")).partitions
 
         assert part.error is ErrorCode.OFFSET_OUT_OF_RANGE
+        assert await w.stored() == []
+
+
+async def test_a_group_that_is_given_away_while_a_partition_begins_writes_nothing_over_what_others_wrote_since():
+    async with cooperative(100) as w:
+        bounds, asked, gate = w.storage.bounds, asyncio.Event(), asyncio.Event()
+
+        async def late(*args):
+            asked.set()
+            await gate.wait()
+            return await bounds(*args)
+
+        w.storage.bounds = late
+        asking = asyncio.ensure_future(w.member("m").asks({0: WHOLE}))
+        await asked.wait()
+        w.server._cooperative_groups.lay_down(lambda _: True)
+        gate.set()
+        (part,) = (await asking).partitions
+
+        assert part.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert await w.stored() == []
 
 

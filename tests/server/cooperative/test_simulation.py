@@ -31,7 +31,7 @@ SLOTS = 8
 
 
 class Judge:
-    """What the world looks like to the members."""
+    """The members' view of the world, and the checks of it."""
 
     def __init__(self, w, seed: int) -> None:
         self.w = w
@@ -45,7 +45,7 @@ class Judge:
         """Until when a member holds what it was told, by its own clock."""
         self.fails = False
         self.plain: dict[int, set[int]] = {}
-        """What was tried without outputs."""
+        """Offsets that were tried without outputs."""
         self.waits: set[asyncio.Task[None]] = set()
         self.out = w.topic_id
         self.written = w.storage.write

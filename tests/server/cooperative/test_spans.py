@@ -9,6 +9,7 @@ import pytest
 from flowshare.cooperative.types import OffsetRange
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages.cooperative import CooperativeOffsetsRequest, SpanStartEntry, stable_metadata
+from flowshare.server.cooperative.owner import PartitionOwner
 from flowshare.testing.clock import settle
 from tests.server.cooperative.world import LEASE_MS, NONE, WHOLE, cooperative
 from tests.server.world import parked
@@ -211,3 +212,40 @@ async def test_members_that_share_by_keys_are_told_of_the_dead_that_took():
         await w.clock.advance(LEASE_MS / 1000)
 
         assert (await b.hold(WHOLE)).abandoned == (OffsetRange(0, 10),)
+
+
+async def test_an_append_wakes_whom_it_can_serve_and_not_all_that_wait(monkeypatch):
+    taken = list[str]()
+    real = PartitionOwner.take
+
+    async def take(owner, member, *args, **kwargs):
+        taken.append(member)
+        return await real(owner, member, *args, **kwargs)
+
+    monkeypatch.setattr(PartitionOwner, "take", take)
+    async with cooperative(0) as w:
+        waiting = [await parked(w.member(f"m{at}").take(10, max_wait_ms=5_000)) for at in range(40)]
+        taken.clear()
+        for at in range(5):
+            await w.produce(1)
+            await settle()
+            assert [one.done() for one in waiting].count(True) == at + 1
+        assert len(taken) <= 5 * 3, "one that takes it, and one that sees, twice, that there is no more"
+        await w.produce(25)
+        await settle()
+        assert [one.done() for one in waiting].count(True) == 8, "25 records are three takes of ten"
+        await w.clock.advance(5.0)
+        assert all(one.done() for one in waiting)
+
+
+async def test_who_goes_when_it_is_its_turn_leaves_it_to_the_next_one():
+    async with cooperative(0) as w:
+        first, second = w.member("a"), w.member("b")
+        waiting = await parked(first.take(10, max_wait_ms=5_000))
+        other = await parked(second.take(10, max_wait_ms=5_000))
+        await w.produce(3)
+        waiting.cancel()
+        await settle()
+
+        (part,) = (await other).partitions
+        assert [one[:2] for one in part.spans] == [(0, 3)]

@@ -49,7 +49,7 @@ async def test_a_commit_that_cannot_be_written_is_refused_and_can_be_made_again(
 
 
 async def doubtful(w, asked):
-    """What is answered when what it writes fails, and is stored all the same."""
+    """Return the answer to a request whose write is stored but reported as failed."""
     write = w.storage.write
 
     async def stored(writes):

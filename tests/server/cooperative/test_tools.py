@@ -1,4 +1,4 @@
-"""What a server tells tools of cooperative groups, and what it lets them do."""
+"""Tests of a server's answers to tools about cooperative groups, and of the acts that tools may do."""
 
 from __future__ import annotations
 

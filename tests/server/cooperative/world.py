@@ -57,7 +57,7 @@ class Member:
         self.epochs: dict[int, int] = {}
         """E of each partition, as it was told last."""
         self.held: dict[int, tuple] = {}
-        """What it holds of each partition: (first, end, epoch)."""
+        """Claim of the member in each partition: (first, end, epoch)."""
 
     async def asks(self, wanted=None, *, committed: GroupOffset | None = None, **fields):
         """Hold these keys by partition, and nothing else; the whole answer."""
@@ -193,7 +193,7 @@ class CooperativeWorld(ClassicWorld):
         return member
 
     async def told(self, partition: int = 0, *, group: str = "g", ranges: bool = True, topic: str = "t"):
-        """What a tool is told of one partition; None: nothing."""
+        """Return a tool's view of one partition; None: there is none."""
         request = CooperativeOffsetsRequest(
             group_id=group, topics={topic: (partition,)}, ranges_from=0 if ranges else None
         )

@@ -41,14 +41,14 @@ class Rights:
         self.denied = denied
 
     def allowed(self, principal, host, operation, resource, name) -> bool:
-        """Whether no denial fits."""
+        """True if no denial fits."""
         assert principal == ANONYMOUS
         assert host
         asked = (operation, resource, name)
         return not any(all(a in (None, b) for a, b in zip(denial, asked, strict=True)) for denial in self.denied)
 
     def allowed_somewhere(self, principal, host, operation, resource) -> bool:
-        """Whether no denial fits every name."""
+        """True if no denial fits every name."""
         return self.allowed(principal, host, operation, resource, None)
 
 

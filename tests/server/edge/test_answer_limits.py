@@ -1,4 +1,4 @@
-"""What clients do not read and what answers may take, at the socket."""
+"""Tests of clients that do not read their answers, and of the bounds for answers, at the socket."""
 
 from __future__ import annotations
 

@@ -7,9 +7,12 @@ import uuid
 
 import pytest
 
+from flowshare.log.base import StorageError, UnknownTopic
 from flowshare.protocol.messages import ShareGroupHeartbeatRequest
 from flowshare.protocol.rights import Operation, ResourceType
-from tests.server.edge.kit import edge, part
+from flowshare.server.records.configs import ConfigApis
+from flowshare.server.runtime.turns import Turns
+from tests.server.edge.kit import batch, edge, part
 
 pytestmark = pytest.mark.asyncio
 
@@ -55,6 +58,122 @@ async def test_settings_of_topics_groups_and_the_server_are_described() -> None:
         assert (await describe(s, BROKER, "2"))[0] == "invalid_request"
         assert (await describe(s, LOGGER, "1"))[0] == "invalid_request"
         assert (await describe(s, TOPIC, "none"))[0] == "unknown_topic_or_partition"
+
+
+async def replace(socket, kind, name, configs, *, version=2, validate_only=False):
+    """Error name of AlterConfigs for one resource."""
+    resource = part(resource_type=kind, resource_name=name, configs=[part(name=k, value=v) for k, v in configs])
+    answer = await socket.ask("alter_configs", version, resources=[resource], validate_only=validate_only)
+    return [one.error_code.name for one in answer.responses]
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+async def test_the_older_way_to_alter_settings_unsets_all_that_it_does_not_name(version) -> None:
+    async with edge() as e:
+        await e.topic()
+        s = await e.socket()
+        await alter(s, (TOPIC, "t", [(SET, "retention.ms", "9"), (SET, "max.message.bytes", "5000")]))
+        await alter(s, (GROUP, "g", [(SET, "share.auto.offset.reset", "earliest")]))
+
+        named = [("retention.ms", "10"), ("retention.bytes", "7")]
+        assert await replace(s, TOPIC, "t", named, version=version, validate_only=True) == ["none"]
+        assert (await describe(s, TOPIC, "t"))[1]["max.message.bytes"] == ("5000", 1)
+        assert await replace(s, TOPIC, "t", named, version=version) == ["none"]
+        found = (await describe(s, TOPIC, "t"))[1]
+        assert {name: value for name, (value, source) in found.items() if source == 1} == dict(named)
+        assert await replace(s, GROUP, "g", [], version=version) == ["none"]
+        assert (await describe(s, GROUP, "g"))[1]["share.auto.offset.reset"] == ("latest", 5)
+        for wrong in ([("retention.ms", None)], [("retention.ms", "1"), ("retention.ms", "2")]):
+            assert await replace(s, TOPIC, "t", wrong, version=version) == ["invalid_request"]
+        assert await replace(s, TOPIC, "t", [("no.such", "1")], version=version) == ["invalid_config"]
+        assert await replace(s, TOPIC, "none", named, version=version) == ["unknown_topic_or_partition"]
+        assert (await describe(s, TOPIC, "t"))[1]["retention.bytes"] == ("7", 1)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+async def test_the_sizes_of_logs_are_told_of_one_directory(version) -> None:
+    async with edge() as e:
+        await e.topic()
+        await e.storage.append("t", 0, batch(b"x" * 200))
+        s = await e.socket()
+
+        (told,) = (await s.ask("describe_log_dirs", version, topics=None)).results
+        (topic,) = told.topics
+        assert (told.error_code.name, topic.name) == ("none", "t")
+        assert topic.partitions[0].partition_size > 100
+        asked = [
+            part(topic="t", partitions=(0, 0, 99)),
+            part(topic="t", partitions=(0,)),
+            part(topic="x", partitions=(0,)),
+        ]
+        (told,) = (await s.ask("describe_log_dirs", version, topics=asked)).results
+        assert [(one.name, [row.partition_index for row in one.partitions]) for one in told.topics] == [("t", [0])]
+
+
+async def test_others_run_while_it_is_gathered_of_which_partitions_the_sizes_are_asked_for(monkeypatch) -> None:
+    things: list[int] = []
+    take = Turns.take
+
+    async def counted(turns, count=1):
+        things.append(count)
+        await take(turns, count)
+
+    monkeypatch.setattr(Turns, "take", counted)
+    async with edge() as e:
+        await e.topic()
+        s = await e.socket()
+        asked = [part(topic="t", partitions=(number,)) for number in range(3_000)]
+        things.clear()
+        (told,) = (await s.ask("describe_log_dirs", 4, topics=asked)).results
+        assert [row.partition_index for row in told.topics[0].partitions] == [0]
+        assert sum(things) > 3_000
+
+
+async def test_the_sizes_of_a_topic_that_is_deleted_meanwhile_are_left_out(monkeypatch) -> None:
+    async with edge() as e:
+        await e.topic("a")
+        await e.topic("t")
+        s = await e.socket()
+        size = e.server.size
+
+        async def gone(topic: str, partition: int) -> int:
+            if topic == "a":
+                raise UnknownTopic("it was deleted")
+            return await size(topic, partition)
+
+        monkeypatch.setattr(e.server, "size", gone)
+        (told,) = (await s.ask("describe_log_dirs", 4, topics=None)).results
+        assert (told.error_code.name, [one.name for one in told.topics]) == ("none", ["t"])
+
+
+async def test_a_disk_that_fails_is_told_of_where_sizes_are_asked_for(monkeypatch) -> None:
+    async with edge() as e:
+        await e.topic()
+        s = await e.socket()
+
+        async def fails(topic: str, partition: int) -> int:
+            raise StorageError("the disk failed")
+
+        monkeypatch.setattr(e.server, "size", fails)
+        (told,) = (await s.ask("describe_log_dirs", 4, topics=None)).results
+        assert (told.error_code.name, told.topics) == ("kafka_storage_error", ())
+
+
+async def test_settings_that_cannot_be_read_are_not_taken_as_none_where_others_are_to_be_unset(monkeypatch) -> None:
+    async with edge() as e:
+        await e.topic()
+        s = await e.socket()
+        await alter(s, (TOPIC, "t", [(SET, "retention.ms", "9")]))
+
+        def fails(*_) -> None:
+            raise StorageError("the disk failed")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(ConfigApis, "_describe", fails)
+            named = [(SET, "errors.deadletterqueue.copy.record.enable", "true")]
+            assert await alter(s, (GROUP, "g", named)) == ["kafka_storage_error"], "where do they go?"
+            assert await replace(s, TOPIC, "t", [("max.message.bytes", "5000")]) == ["kafka_storage_error"]
+        assert (await describe(s, TOPIC, "t"))[1]["retention.ms"] == ("9", 1)
 
 
 async def test_what_is_asked_for_twice_is_described_once() -> None:

@@ -80,7 +80,7 @@ async def test_librdkafka_produces_without_acks() -> None:
 
 
 def administer(e):
-    """What an administrator does with librdkafka."""
+    """Do an administrator's calls with librdkafka, and return the results."""
     from confluent_kafka import IsolationLevel, TopicPartition
     from confluent_kafka.admin import (
         AdminClient,

@@ -95,7 +95,7 @@ class Maker:
 
 
 def fits(word: Any, hint: Any) -> bool:
-    """Whether a field may have the value: not all versions let one be None."""
+    """True if a field may have the value: not all versions let one be None."""
     return word is not None or isinstance(hint, types.UnionType)
 
 
@@ -107,7 +107,7 @@ def without_none(hint: Any) -> Any:
 
 
 def listed(hint: Any) -> Any:
-    """What a list's parts are; None: it is no list."""
+    """Return the type of a list's parts; None: the type is no list."""
     plain = without_none(hint)
     return without_none(typing.get_args(plain)[0]) if typing.get_origin(plain) is tuple else None
 

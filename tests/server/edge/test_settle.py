@@ -38,7 +38,7 @@ def request(*topics: str, records: bytes = b"batches") -> ShareSettleRequest:
 
 
 class Settles:
-    """What a server is asked to settle, and what it answers."""
+    """Stand-in for a server that settles: keeps the requests, and has one answer."""
 
     def __init__(self) -> None:
         self.asked: list[ShareSettleRequest] = []
@@ -136,7 +136,7 @@ async def test_a_settle_with_megabytes_of_records_is_taken() -> None:
 
 
 async def ask(e: Edge, body: bytes) -> bytes:
-    """What comes after a settle with this body, until the connection ends."""
+    """Send a settle with this body, and return everything that comes until the connection ends."""
     socket = await e.socket()
     frame = struct.pack(">hhihB", ApiKey.FLOWSHARE_SETTLE, 0, 1, -1, 0) + body
     socket._writer.write(struct.pack(">i", len(frame)) + frame)

@@ -96,6 +96,17 @@ def requests(topic_id):
             ],
             "validate_only": False,
         },
+        "alter_configs": {
+            "resources": [
+                part(
+                    resource_type=32,
+                    resource_name="g",
+                    configs=[part(name="share.auto.offset.reset", value="earliest")],
+                )
+            ],
+            "validate_only": False,
+        },
+        "describe_log_dirs": {"topics": None},
         "list_config_resources": {"resource_types": ()},
         "describe_cluster": {"include_cluster_authorized_operations": True, "include_fenced_brokers": False},
         "describe_topic_partitions": {"topics": [part(name="t")]},
@@ -135,6 +146,7 @@ OURS = (
     *(ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.DELETE_RECORDS, ApiKey.OFFSET_FOR_LEADER_EPOCH),
     *(ApiKey.DESCRIBE_CONFIGS, ApiKey.CREATE_PARTITIONS, ApiKey.DELETE_GROUPS, ApiKey.INCREMENTAL_ALTER_CONFIGS),
     *(ApiKey.LIST_PARTITION_REASSIGNMENTS, ApiKey.DESCRIBE_CLUSTER, ApiKey.LIST_CONFIG_RESOURCES),
+    *(ApiKey.ALTER_CONFIGS, ApiKey.DESCRIBE_LOG_DIRS),
     *(ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_DESCRIBE, ApiKey.SHARE_FETCH),
     *(ApiKey.SHARE_ACKNOWLEDGE, ApiKey.INITIALIZE_SHARE_GROUP_STATE, ApiKey.READ_SHARE_GROUP_STATE),
     *(ApiKey.WRITE_SHARE_GROUP_STATE, ApiKey.DELETE_SHARE_GROUP_STATE, ApiKey.READ_SHARE_GROUP_STATE_SUMMARY),

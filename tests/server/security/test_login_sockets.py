@@ -20,6 +20,7 @@ from flowshare.clock import LoopClock, TimerHandle
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.kafka import ApiKey
 from flowshare.protocol.messages import MetadataRequest
+from flowshare.server.edge.base import LOGIN_S
 from flowshare.server.edge.sasl import FAILED_S
 from flowshare.server.security import guesses
 from flowshare.server.security.credentials import hashed
@@ -184,7 +185,7 @@ class Ahead(LoopClock):
 
 
 async def _goes_on(talk: Talk) -> bool:
-    """Whether the connection is served."""
+    """True if the connection is served."""
     return bool((await talk.ask("describe_user_scram_credentials", 0, users=None)).results)
 
 
@@ -203,6 +204,40 @@ async def test_a_login_holds_for_its_time_and_is_made_again_on_the_connection(tm
         clock.ahead_s = 196
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await _goes_on(talk)
+
+
+async def test_a_login_that_is_made_again_too_late_holds_and_nothing_else_is_answered_until_then(
+    tmp_path: Path,
+) -> None:
+    clock = Ahead()
+    async with secured(tmp_path, clock=clock, connections_max_reauth_ms="100000") as broker:
+        talk, other = await broker.connect(), await broker.connect()
+        for one in (talk, other):
+            await one.log_in("admin", "top secret")
+        clock.ahead_s = 101
+        for one in (talk, other):
+            handshake = await one.ask("sasl_handshake", 1, mechanism="PLAIN")
+            assert ErrorCode(int(handshake.error_code)) is ErrorCode.NONE
+        broker.listener._watch()  # a login under way has its time
+        answer = await talk.ask("sasl_authenticate", 2, auth_bytes=b"\0admin\0top secret")
+
+        assert answer.session_lifetime == timedelta(seconds=100)
+        assert await _goes_on(talk)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await _goes_on(other)
+
+
+async def test_a_login_that_is_begun_too_late_and_not_ended_does_not_keep_the_connection(tmp_path: Path) -> None:
+    clock = Ahead()
+    async with secured(tmp_path, clock=clock, connections_max_reauth_ms="100000") as broker:
+        talk = await broker.connect()
+        await talk.log_in("admin", "top secret")
+        clock.ahead_s = 101
+        await talk.ask("sasl_handshake", 1, mechanism="PLAIN")
+        clock.ahead_s = 101 + LOGIN_S + 1
+        broker.listener._watch()
+
+        assert await talk.ended() == b""
 
 
 async def test_a_connection_that_does_not_log_in_again_is_closed_also_while_it_waits(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ SHA_256, SHA_512 = 1, 2
 
 
 def put(name: str, password: str = "word", *, mechanism: int = SHA_256, **other):
-    """What a client sends for a password."""
+    """Return the fields that a client sends to set a password."""
     digest = {SHA_256: "sha256"}.get(mechanism, "sha512")
     salted = hashlib.pbkdf2_hmac(digest, password.encode(), b"salt", 4096)
     fields = {"name": name, "mechanism": mechanism, "iterations": 4096, "salt": b"salt", "salted_password": salted}

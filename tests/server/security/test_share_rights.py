@@ -1,4 +1,4 @@
-"""What ACLs refuse a member of a share group (SG-16.1, SG-16.2), by the numbers of its scenarios."""
+"""Tests of the requests that ACLs refuse a member of a share group (SG-16.1, SG-16.2), by scenario numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Answers that are computed from more than one field of the wire: metadata, settings, offsets of many partitions,
-transactions; and the codecs of share groups, which stand in `protocol.share_codec`
-and `protocol.settle_codec`."""
+transactions."""
 
 from __future__ import annotations
 
@@ -22,15 +21,10 @@ from flowshare.protocol.messages import (
     ManyOffsetsResponse,
     MetadataRequest,
     MetadataResponse,
-    ShareAcknowledgeRequest,
-    ShareFetchRequest,
-    ShareSettleRequest,
     TopicMetadata,
 )
 from flowshare.protocol.messages.base import NOT_ASKED
 from flowshare.protocol.messages.transactions import ProducerIdentity
-from flowshare.protocol.settle_codec import decode_settled, encode_settle
-from flowshare.protocol.share_codec import decode_acknowledged, decode_fetched, encode_acknowledge, encode_fetch
 from flowshare.protocol.translation import known_error
 
 OWN: Final = {"topic": {1}, "broker": {2, 3, 4}, "group": {8}}
@@ -40,7 +34,7 @@ _TRANSACTION: Final = struct.Struct(">iqqh")
 _DESCRIBED_BYTES_MIN: Final = _I16.size + _TRANSACTION.size
 NO_REPLICA: Final = -1
 CLUSTER_APART_FROM: Final = 11
-"""The version of Metadata from which what one may do with the cluster is no longer asked here."""
+"""The version of Metadata from which it does not report the rights on the cluster."""
 
 
 def _by_kio(encode: Any) -> Write:
@@ -77,12 +71,15 @@ def _metadata_answer(answer: Any, request: MetadataRequest) -> MetadataResponse:
                 leaders=_each(topic.partitions, "leader_id"),
                 leader_epochs=_each(topic.partitions, "leader_epoch"),
                 replicas=min((len(part.replica_nodes) for part in topic.partitions), default=-1),
+                replica_nodes=_nodes(topic.partitions, "replica_nodes"),
+                in_sync=_nodes(topic.partitions, "isr_nodes"),
                 authorized=_operations(topic) if request.authorized else None,
             )
             for topic in answer.topics
         ),
         nodes=endpoints(answer.brokers),
         controller=int(answer.controller_id),
+        cluster_id=getattr(answer, "cluster_id", None),
     )
 
 
@@ -94,6 +91,11 @@ def _operations(topic: Any) -> int | None:
 def _each(partitions: tuple[Any, ...], field: str) -> tuple[int, ...]:
     by_index = {int(part.partition_index): int(getattr(part, field, -1)) for part in partitions}
     return tuple(by_index.get(index, -1) for index in range(len(by_index)))
+
+
+def _nodes(partitions: tuple[Any, ...], field: str) -> tuple[tuple[int, ...], ...]:
+    by_index = {int(part.partition_index): tuple(map(int, getattr(part, field))) for part in partitions}
+    return tuple(by_index.get(index, ()) for index in range(len(by_index)))
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -155,7 +157,8 @@ def _many_answer(answer: Any, request: ManyOffsetsRequest) -> ManyOffsetsRespons
 
 
 def _transaction(frame: bytes, request: DescribeTransactionRequest, _version: int) -> DescribeTransactionResponse:
-    """Version 0. By hand, as brokers give -1 for when a transaction began that is not open, which kio refuses."""
+    """Read an answer of version 0, by hand: brokers give −1 as the start of a transaction that is not open, which kio
+    refuses."""
     reader = FrameReader(frame, I32.size)
     reader.tags()
     reader.unpack(I32)
@@ -191,10 +194,4 @@ CODECS: Final[Codecs] = {
     MetadataRequest: (_by_kio(_metadata), by_kio("metadata", _metadata_answer)),
     DescribeConfigsRequest: (None, by_kio("describe_configs", _settings)),
     ManyOffsetsRequest: (_by_kio(_many), by_kio("list_offsets", _many_answer)),
-    ShareFetchRequest: (encode_fetch, lambda frame, _request, _version: decode_fetched(frame)),
-    ShareAcknowledgeRequest: (
-        encode_acknowledge,
-        lambda frame, _request, version: decode_acknowledged(frame, version),
-    ),
-    ShareSettleRequest: (encode_settle, lambda frame, _request, _version: decode_settled(frame)),
 }

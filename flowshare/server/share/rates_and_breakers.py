@@ -1,8 +1,8 @@
 """`share.max.rate` and breakers on a server that leads all its share-partitions: it is leader and coordinator in one
 (`share.rate`, `share.breaker`).
 
-Every `TICK_S`, or later where nothing comes before, each group that has a rate or a breaker, and something loaded, is
-let through what has come since. Nothing ticks where no group has one.
+Every `TICK_S`, or later if no permit is due before, each group with a rate or a breaker, and a loaded share-partition,
+gets the permits that have come since. Nothing ticks where no group has one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 TICK_S: Final = 0.02
 TICK_MAX_S: Final = 0.2
-"""So late it is seen that something was handed out; sooner than what may come meanwhile fills the bucket."""
+"""Most seconds until a handed-out record is noticed; shorter than the time that fills the bucket."""
 _HERE: Final = 0
 _NOT_KNOWN: Final = Told()
 
 
 class KeptBreaker(NamedTuple):
-    """A group's breaker and its rule of now."""
+    """A group's breaker and its present rule."""
 
     breaker: Breaker
     rule: BreakerRule
@@ -46,13 +46,13 @@ class Pacing:
         self._timer: TimerHandle | None = None
 
     def begin(self, quotas: Quotas) -> None:
-        """There is a group with a rate or a breaker: tick until there is none."""
+        """Tick until no group has a rate or a breaker."""
         if self._timer is None:
             self._quotas = quotas
             self._timer = self._clock.call_later(0, self._tick)
 
     def breaker(self, group_id: str) -> KeptBreaker | None:
-        """A group's breaker; None: it has none."""
+        """Return a group's breaker; None: it has none."""
         rule = self._config_of(group_id).breaker
         if rule is None:
             self._breakers.pop(group_id, None)
@@ -63,13 +63,13 @@ class Pacing:
         return KeptBreaker(breaker, rule)
 
     def look(self) -> None:
-        """A breaker may have changed: follow it at once."""
+        """Follow a possible change of a breaker at once."""
         if self._timer is not None:
             self._timer.cancel()
             self._tick()
 
     def close(self) -> None:
-        """Tick no more."""
+        """Stop ticking."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -89,7 +89,7 @@ class Pacing:
             self._timer = self._clock.call_later(max(TICK_S, next_s), self._tick)
 
     def _let_through(self, quotas: Quotas, group_id: str, permits: Permits) -> float:
-        """Of one group; seconds until there is more."""
+        """Give one group its permits; return the seconds until the next ones."""
         now_ms, next_s = self._clock.steady_ms(), TICK_MAX_S
         kept = self.breaker(group_id)
         if kept is not None:

@@ -1,7 +1,7 @@
-"""What an agent may ask for, checked when the app starts: by what its backend can do, and by the brokers' limits.
+"""Checks of an agent's options when the app starts: against the backend's abilities and the brokers' limits.
 
-Kafka's group settings have bounds in the brokers' own settings (share-group configs of KIP-932 and KIP-1240; 4.2 lacks
-the latter, there delivery limit and record locks are the brokers' for all groups).
+The bounds of Kafka's group settings are in the brokers' own settings (share-group configs of KIP-932 and KIP-1240).
+Kafka 4.2 lacks the configs of KIP-1240: there, delivery limit and record locks are set on the brokers for all groups.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from flowshare.agents.handler.errors import UsageError
 from flowshare.agents.handler.retry import DELAY_MAX_S, Exponential
 from flowshare.backend.base import Capabilities, GroupNeeds
 from flowshare.client.errors import ClientError
+from flowshare.share.config import ISOLATION
 
 if TYPE_CHECKING:
     from flowshare.agents.handler.agent import ShareAgent
@@ -30,13 +31,13 @@ LOCKS: Final = "group.share.partition.max.record.locks"
 LOCK_LEAST: Final = "group.share.min.record.lock.duration.ms"
 LOCK_MOST: Final = "group.share.max.record.lock.duration.ms"
 STOCK: Final = {LOCK_LEAST: 15_000, LOCK_MOST: 60_000, DELIVERIES: 5, LOCKS: 2_000}
-"""Kafka's defaults, for brokers that do not say."""
+"""Kafka's defaults, for brokers that do not tell theirs."""
 DELAY_HONEST_S: Final = 24 * 3600.0
-"""Longest retry delay on a backend without delayed release: a waiting record is written anew every 30 s."""
+"""Longest retry delay in seconds without delayed release: a waiting record is written anew every 30 s."""
 
 
 def check_asked(agent: ShareAgent, offered: Capabilities) -> None:
-    """See that the backend can do what the agent asks for by name. Raises: UsageError with what to do."""
+    """Check that the backend can do what the agent asks for by name. Raises: UsageError with what to do."""
     options = agent.options
     if options.max_in_flight is not None and not offered.group_limit:
         raise UsageError(
@@ -75,7 +76,7 @@ def check_asked(agent: ShareAgent, offered: Capabilities) -> None:
 
 
 def _why_unsettled(offered: Capabilities) -> str:
-    if offered.key_order:  # the workers lead, and that is not enough
+    if offered.key_order:  # the workers lead, but the brokers are too old
         return "these brokers are older than Kafka 3.7 and may leave a transaction open (KIP-890): use newer ones"
     return (
         "Kafka's brokers accept records in no step with what is produced (KIP-1289): let the workers lead "
@@ -84,7 +85,7 @@ def _why_unsettled(offered: Capabilities) -> str:
 
 
 def asked_of(agents: Iterable[ShareAgent]) -> GroupNeeds:
-    """By group, what its agents ask for that only flowshare's leaders keep; checked at a start on Kafka's brokers."""
+    """Return by group the options that only flowshare's leaders keep; checked at a start on Kafka's brokers."""
     groups: dict[str, list[str]] = {}
     for agent in agents:
         words = groups.setdefault(agent.group, [])
@@ -105,19 +106,22 @@ def asked_of(agents: Iterable[ShareAgent]) -> GroupNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """What an agent's group gets. locks: records of one partition in flight, for all members together."""
+    """Limits and settings of an agent's group. locks: records of one partition in flight, for all members together."""
 
     locks: int
     settings: Mapping[str, str | None]
 
 
 async def native_limits(agent: ShareAgent, admin: ShareAdmin) -> GroupLimits:
-    """The group's settings within what the brokers allow. Raises: UsageError naming the config to change."""
+    """Return the group's settings within the brokers' limits. Raises: UsageError naming the config to change."""
     broker = await broker_limits(admin)
     _check_delay(agent)
     _check_lock(agent, broker)
     options = agent.options
-    settings: dict[str, str | None] = {"share.auto.offset.reset": options.auto_offset_reset}
+    settings: dict[str, str | None] = {
+        "share.auto.offset.reset": options.auto_offset_reset,
+        ISOLATION: options.isolation,
+    }
     if options.lock_duration is not None:
         settings["share.record.lock.duration.ms"] = str(round(options.lock_duration * 1000))
     per_group = DELIVERIES_MAX in broker
@@ -138,16 +142,20 @@ async def native_limits(agent: ShareAgent, admin: ShareAdmin) -> GroupLimits:
 
 
 def _check_lock(agent: ShareAgent, broker: Mapping[str, int]) -> None:
-    if agent.options.lock_duration is None:
-        return
-    wanted_ms = round(agent.options.lock_duration * 1000)
-    for name, fits in ((LOCK_LEAST, wanted_ms >= broker[LOCK_LEAST]), (LOCK_MOST, wanted_ms <= broker[LOCK_MOST])):
-        if not fits:
-            raise UsageError(
-                f"agent {agent.name}: lock_duration={agent.options.lock_duration:g} s is not allowed by the brokers' "
-                f"{name}={broker[name]}: change it there, or leave lock_duration out (locks are renewed while "
-                "handlers run)"
-            )
+    refused = lock_refusal(agent.options.lock_duration, broker)
+    if refused is not None:
+        raise UsageError(f"agent {agent.name}: {refused} (locks are renewed while handlers run)")
+
+
+def lock_refusal(lock_s: float | None, broker: Mapping[str, int]) -> str | None:
+    """Say why the brokers' limits (`broker_limits`) do not allow a lock of `lock_s` seconds; None: they do."""
+    if lock_s is None or broker[LOCK_LEAST] <= round(lock_s * 1000) <= broker[LOCK_MOST]:
+        return None
+    name = LOCK_LEAST if round(lock_s * 1000) < broker[LOCK_LEAST] else LOCK_MOST
+    return (
+        f"lock_duration={lock_s:g} s is not allowed by the brokers' {name}={broker[name]}: take "
+        f"{broker[LOCK_LEAST] / 1000:g} to {broker[LOCK_MOST] / 1000:g} s, change it there, or leave lock_duration out"
+    )
 
 
 def _check_delay(agent: ShareAgent) -> None:
@@ -162,7 +170,7 @@ def _check_delay(agent: ShareAgent) -> None:
 
 
 async def broker_limits(admin: ShareAdmin) -> dict[str, int]:
-    """The brokers' limits by their names, Kafka's defaults where they do not tell."""
+    """Return the brokers' limits by name, Kafka's defaults where they do not tell."""
     found = dict(STOCK)
     try:
         entries = await admin.broker_configs()

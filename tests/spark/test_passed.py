@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from flowshare.spark.source.progress import ArchivedUnread
+from flowshare.spark.source.progress import Passed
 from flowshare.spark.source.ranges import Range
 
 PLACE = ("t", 0)
@@ -15,7 +15,7 @@ def at(first, last, partition=0):
 
 
 def test_what_no_batch_held_is_told_once():
-    passed = ArchivedUnread({PLACE: 10})
+    passed = Passed({PLACE: 10})
     passed.add([at(10, 19), at(25, 29)])
 
     assert passed.advance({PLACE: 30}) == [at(20, 24)]
@@ -24,7 +24,7 @@ def test_what_no_batch_held_is_told_once():
 
 
 def test_a_partition_that_is_new_or_whose_start_went_back_begins_afresh():
-    passed = ArchivedUnread()
+    passed = Passed()
 
     assert passed.advance({PLACE: 100}) == []
     assert passed.advance({PLACE: 5}) == []
@@ -32,16 +32,16 @@ def test_a_partition_that_is_new_or_whose_start_went_back_begins_afresh():
 
 
 def test_a_partition_that_is_acquired_from_is_known_from_there_on():
-    passed = ArchivedUnread({PLACE: 3})
+    passed = Passed({PLACE: 3})
     passed.begin([at(9, 12), at(7, 8), at(5, 6, partition=1), at(0, 1, partition=1)])
 
     assert passed.starts == {PLACE: 3, ("t", 1): 0}
 
 
 def test_the_state_survives_its_text():
-    passed = ArchivedUnread({PLACE: 0, ("t", 1): 0})
+    passed = Passed({PLACE: 0, ("t", 1): 0})
     passed.add([at(3, 5), at(0, 7, partition=1)])
-    again = ArchivedUnread(passed.starts, passed.ranges())
+    again = Passed(passed.starts, passed.ranges())
 
     assert again.advance({PLACE: 6, ("t", 1): 8}) == passed.advance({PLACE: 6, ("t", 1): 8}) == [at(0, 2)]
 
@@ -51,7 +51,7 @@ def test_every_offset_is_in_a_batch_or_told_once():
         dice = random.Random(seed)
         offsets = set(range(60))
         taken = {offset for offset in offsets if dice.random() < 0.8}
-        passed, start, told = ArchivedUnread({PLACE: 0}), 0, []
+        passed, start, told = Passed({PLACE: 0}), 0, []
         left = sorted(taken)
         while start < 60:
             batch, left = left[:7], left[7:]

@@ -1,4 +1,4 @@
-"""`Unit`: what is settled together, records with their outputs; how it ends, and what is said of it (SG-19)."""
+"""`Unit`: records that are settled together with their outputs, the unit's ending, and its acknowledgements (SG-19)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Records = Sequence[tuple["Chunk", "DecodedRecord | RawRecord"]]
 
 
 class Ending(NamedTuple):
-    """How units end. failed: called when their outputs cannot be written, with the records and why; it decides then.
-    given_back: called instead when some of the records are lost, with those that are not. done: when it is written."""
+    """Ending of units. failed: called when outputs cannot be written, with the records and the error, to decide.
+    given_back: called instead when some records are lost, with the others. done: called when it is written."""
 
     types: bytes
     counter: str
@@ -30,7 +30,7 @@ class Ending(NamedTuple):
 
 
 class Trouble:
-    """What a unit has been through. alone: it is settled by itself. looked_up: its topics were looked up anew."""
+    """A unit's failed tries. alone: the unit is settled by itself. looked_up: its topics were looked up anew."""
 
     __slots__ = ("alone", "due_s", "looked_up", "tries")
 
@@ -42,7 +42,7 @@ class Trouble:
 
 
 class Unit:
-    """What is settled together. until_s: until then it is tried."""
+    """Records and outputs that are settled together. until_s: time until which settling is tried."""
 
     __slots__ = ("ending", "outputs", "records", "trouble", "until_s")
 
@@ -55,48 +55,51 @@ class Unit:
 
     @property
     def alone(self) -> bool:
-        """Whether it is settled by itself."""
+        """True if the unit is settled by itself."""
         return self.trouble is not None and self.trouble.alone
 
     @property
     def due_s(self) -> float:
-        """When it may be sent; 0: at once."""
+        """Time when the unit may be sent; 0: at once."""
         return 0.0 if self.trouble is None else self.trouble.due_s
 
     def in_trouble(self) -> Trouble:
-        """What it has been through, from now on."""
+        """Return the unit's trouble; made at the first call."""
         self.trouble = self.trouble or Trouble()
         return self.trouble
 
     @property
     def key(self) -> Key:
-        """Where it is settled."""
+        """Partition and generation."""
         return self.records[0][0].settles_with
 
     @property
     def first(self) -> int:
-        """The first offset of its records."""
+        """First offset of the unit's records."""
         return min(self.offsets())
 
     @property
     def last(self) -> int:
-        """The last one."""
+        """Their last offset."""
         return max(self.offsets())
 
     def has_lost(self) -> bool:
-        """Whether one of its records is others' by now."""
+        """Tell if one of the unit's records has been lost to another member."""
         for chunk, record in self.records:  # noqa: SIM110 - as a generator it takes a tenth of all that settling does
             if chunk.lost and record.offset in chunk.lost:
                 return True
         return False
 
     def offsets(self) -> Iterable[int]:
-        """Of all its records."""
+        """Return the offsets of all its records."""
         return (record.offset for _, record in self.records)
 
 
 def acks_of(units: Sequence[Unit], offsets: list[int]) -> list[AckRange]:
-    """What is said of all of them, ascending, neighbours with the same to say as one. offsets: theirs, sorted."""
+    """Return the acknowledgements of all units as ascending ranges; neighbours that say the same are joined.
+
+    offsets: the offsets of the units, sorted.
+    """
     if all(unit.ending is units[0].ending for unit in units) and units[0].records[0][0].fence is None:
         ending = units[0].ending
         return [AckRange(first, last, ending.types, 0, ending.unrun, ending.counter) for first, last in runs(offsets)]
@@ -124,6 +127,6 @@ def acks_of(units: Sequence[Unit], offsets: list[int]) -> list[AckRange]:
 
 
 def attempt_of(chunk: Chunk, offset: int) -> int:
-    """What an acknowledgement of a record says of its attempt."""
+    """Return the attempt number that a record's acknowledgement names."""
     [(attempt, _)] = chunk.counted([offset])
     return attempt

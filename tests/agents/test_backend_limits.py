@@ -7,7 +7,7 @@ import logging
 import pytest
 
 import flowshare as fs
-from flowshare.agents.feed.limits import asked_of, check_asked, native_limits
+from flowshare.agents.feed.backend_limits import asked_of, check_asked, native_limits
 from flowshare.agents.feed.prefetch import Prefetch
 from flowshare.agents.feed.setup import check_kind
 from flowshare.agents.handler.errors import OptionError, UsageError
@@ -72,7 +72,11 @@ async def test_kafka_42_has_no_limits_of_groups_so_none_are_set():
     limits = await limits_of({"retry": fs.Retry(max_attempts=4), "lock_duration": 20}, KAFKA_42)
 
     assert limits.locks == 2000
-    assert set(limits.settings) == {"share.auto.offset.reset", "share.record.lock.duration.ms"}
+    assert set(limits.settings) == {
+        "share.auto.offset.reset",
+        "share.isolation.level",
+        "share.record.lock.duration.ms",
+    }
 
 
 @pytest.mark.parametrize(

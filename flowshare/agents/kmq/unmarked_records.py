@@ -1,4 +1,4 @@
-"""What a KMQ agent has read and not marked yet: records of each partition, handed out in order and by turns."""
+"""Records that a KMQ agent has read and not marked yet; handed out in order, the partitions taking turns."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from flowshare.protocol.decoding import RawRecord
 
 
 class Taken(NamedTuple):
-    """Records of one partition to be marked, and the offset to commit then."""
+    """Records of one partition to be marked, and the offset to commit after that."""
 
     place: Place
     records: list[RawRecord]
     attempts: list[int] | None
-    """How often each is delivered with this time; None: all for the first time."""
+    """Number of deliveries of each record, this one included; None: all for the first time."""
     next: int
 
 
 class _Stretch:
-    """Records of one fetch. at: how many of them were handed out."""
+    """Records of one fetch. at: number of those handed out."""
 
     __slots__ = ("at", "attempts", "next", "records")
 
@@ -32,7 +32,7 @@ class _Stretch:
 
 
 class Ahead:
-    """Records by partition; one stretch each, because a partition is read again when its records are used up."""
+    """Records by partition, one stretch each: a partition is read again only when its records are used up."""
 
     def __init__(self) -> None:
         self._stretches: dict[Place, _Stretch] = {}
@@ -44,17 +44,17 @@ class Ahead:
 
     @property
     def places(self) -> frozenset[Place]:
-        """Partitions that it has records of."""
+        """Partitions with records here."""
         return frozenset(self._stretches)
 
     def clear(self) -> None:
-        """Forget all: the partitions may be somebody else's."""
+        """Forget all records: the partitions may be another member's."""
         self._stretches.clear()
         self._turns.clear()
         self._passed.clear()
 
     def add(self, place: Place, records: list[RawRecord], attempts: list[int] | None, next_offset: int) -> None:
-        """What was read of a partition, up to an offset."""
+        """Add the records read from a partition, up to an offset."""
         if records:
             self._stretches[place] = _Stretch(records, attempts, next_offset)
             self._turns.append(place)
@@ -62,7 +62,7 @@ class Ahead:
             self._passed[place] = next_offset
 
     def take(self, limit: int) -> list[Taken]:
-        """So many records at most, fairly from all partitions; they are the caller's from now on."""
+        """Take at most `limit` records, fairly from all partitions; the caller owns them."""
         found: list[Taken] = []
         while limit > 0 and self._turns:
             place = self._turns.popleft()
@@ -86,7 +86,7 @@ class Ahead:
         return found
 
     def put_back(self, taken: list[Taken]) -> None:
-        """What could not be marked is to be taken first."""
+        """Put back records that could not be marked; they are taken first next time."""
         for one in reversed(taken):
             known = self._stretches.get(one.place)
             if known is None:
@@ -103,6 +103,6 @@ class Ahead:
             self._stretches[one.place] = _Stretch([*one.records, *rest], attempts, known.next)
 
     def passed(self) -> dict[Place, int]:
-        """Offsets to commit of partitions that had no records up to there; once."""
+        """Return offsets to commit of partitions that had no records up to there; each is returned once."""
         found, self._passed = self._passed, {}
         return found
