@@ -52,15 +52,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Commands that run in this process set logging up: what they leave would write to a later test's closed stream."""
+    """Put logging back after each test. Commands that run in this process set it up: what they leave would write to a
+    later test's closed stream. A configuration disables every logger that it does not name, and sets levels: later
+    tests would wait for lines of those in vain."""
     root = logging.getLogger()
     before, level = set(root.handlers), root.level
+    levels = {one: (one.level, one.disabled) for one in _loggers()}
     yield
+    for logger in _loggers():
+        was, disabled = levels.get(logger, (logging.NOTSET, False))
+        if logger.level != was:
+            logger.setLevel(was)
+        logger.disabled = disabled
     for handler in root.handlers[:]:
         if handler not in before and type(handler) is logging.StreamHandler:
             root.removeHandler(handler)
     root.setLevel(level)
     logging.captureWarnings(capture=False)
+
+
+def _loggers() -> list[logging.Logger]:
+    """All loggers but the root."""
+    return [one for one in list(logging.root.manager.loggerDict.values()) if isinstance(one, logging.Logger)]
 
 
 @pytest.fixture(autouse=True)

@@ -14,20 +14,14 @@ from flowshare.cli import logs
 
 @pytest.fixture(autouse=True)
 def put_back():
-    """Put all of logging back afterwards; loggers that another test's configuration has disabled are enabled before."""
-    root, last, ours = logging.getLogger(), logging.lastResort, logging.getLogger("flowshare")
-    for one in logging.root.manager.loggerDict.values():
-        if isinstance(one, logging.Logger):
-            one.disabled = False
-    handlers, level, own = root.handlers[:], root.level, ours.level
+    """Put the handlers back afterwards; what tests of all kinds leave is put back by `conftest`."""
+    root, last = logging.getLogger(), logging.lastResort
+    handlers = root.handlers[:]
     yield
     for handler in root.handlers:
         if handler not in handlers and isinstance(handler, logging.FileHandler):
             handler.close()
     root.handlers[:], logging.lastResort = handlers, last
-    root.setLevel(level)
-    ours.setLevel(own)
-    logging.captureWarnings(capture=False)
 
 
 def told() -> logging.Logger:

@@ -39,6 +39,10 @@ def test_each_hash_has_one_holder_and_no_claim_that_ended_commits(mode):
     assert bool(counts["taken"]) == (mode is DrainMode.AVAILABLE)
 
 
+def test_a_member_that_lost_its_keys_and_got_them_back_without_hearing_of_it_is_fenced():
+    play(DrainMode.AVAILABLE, 1, 1_000, 2459763970, seen=lambda _counts: True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(DrainMode))
 def test_each_hash_has_one_holder_and_no_claim_that_ended_commits_in_many_worlds(mode):

@@ -5,8 +5,9 @@ knows what was confirmed. Each member goes by its own lease, counted from when i
 
 Checked at every moment:
 - each slot of hashes has at most one claim, and (but for drain time-outs) at most one member that may start a handler;
-- a commit is let through if, and only if, its member's possession of the slot was never interrupted since the handler
-  began. The world keeps a token for each possession, which knows nothing of epochs.
+- a commit is let through if, and only if, its member's possession of the slot was never interrupted since the answer by
+  which the member knew of it when the handler began. The world keeps a token for each possession, which knows nothing
+  of epochs.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Member:
     name: str
     generation: int = 0
     target: set[int] = field(default_factory=set)
-    view: dict[int, int] = field(default_factory=dict)
-    """Slot -> epoch."""
+    view: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Slot -> epoch, and the world's token of the possession of which the member was told."""
     until_ms: int = -1
     sequence: int = 0
     running: list[Handler] = field(default_factory=list)
@@ -151,7 +152,7 @@ class World:
         member.again_ms = self.now_ms + 300
         self.expire(member)
         wanted = member.target | {handler.slot for handler in member.running}
-        member.view = {slot: epoch for slot, epoch in member.view.items() if slot in wanted}
+        member.view = {slot: one for slot, one in member.view.items() if slot in wanted}
         member.sequence += 1
         ask = member.generation, member.sequence, sorted(wanted), self.now_ms
         owner = self.partition
@@ -172,10 +173,11 @@ class World:
         slots = [slot for slot in member.view if member.may_start(slot, self.now_ms)]
         if slots:
             slot = self.random.choice(slots)
+            epoch, token = member.view[slot]
             possession = (self.under_way[0].tokens if self.under_way else self.tokens).get(slot)
-            token = possession[1] if possession is not None and possession[0] == member.name else -1
-            assert token >= 0 or self.terms.mode is DrainMode.AVAILABLE, "a member starts where it holds nothing"
-            member.running.append(Handler(slot, member.view[slot], token, self.next_offset))
+            if self.terms.mode is DrainMode.STRICT:
+                assert possession == (member.name, token), "a member starts where it holds nothing"
+            member.running.append(Handler(slot, epoch, token, self.next_offset))
             self.next_offset += 1
 
     def finish(self) -> None:
@@ -248,21 +250,23 @@ class World:
         self.counts["taken"] += len(lost)
         deadlines = {**self.deadlines, member.name: self.now_ms + LEASE_MS}
 
+        view = {slot: (epoch, now[slot][1]) for slot, epoch in held.items()}
+
         def reply() -> None:
-            self.send(lambda: self.answered(member, sequence, held, sent_ms))
+            self.send(lambda: self.answered(member, sequence, view, sent_ms))
 
         self.decided(decision, now, reply, deadlines)
 
-    def answered(self, member: Member, sequence: int, held: dict[int, int], sent_ms: int) -> None:
+    def answered(self, member: Member, sequence: int, view: dict[int, tuple[int, int]], sent_ms: int) -> None:
         """Apply an answer at the member: only the answer to its last request counts. A paused member does later."""
         if sequence != member.sequence or member.name not in self.members:
             return
         if member.paused:
-            self.send(lambda: self.answered(member, sequence, held, sent_ms))
+            self.send(lambda: self.answered(member, sequence, view, sent_ms))
             return
         self.expire(member)
         member.again_ms = self.now_ms + 50
-        member.view = held
+        member.view = view
         member.until_ms = sent_ms + LEASE_MS
 
     def committed(self, member: Member, handler: Handler) -> None:
