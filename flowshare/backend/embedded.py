@@ -161,7 +161,8 @@ class EmbeddedBackend(Backend):
     async def start(self) -> None:
         """Lead the path, or join its leader.
 
-        Raises: StorageHeld (another process has the path and lets nobody join), LogError, BackendError.
+        Raises: StorageHeld (another process has the path and does not listen), LogError, BackendError (a server has the
+        path, the leader cannot be reached, or does not answer).
         """
         if self._task is not None:
             raise BackendError("the embedded backend is open already")
@@ -276,7 +277,7 @@ class EmbeddedBackend(Backend):
     async def _settle(self) -> bool:
         """Try once to lead or to join; return True if this process does either.
 
-        Raises: LogError (but StorageHeld), BackendError (the leader lets nobody in without a login).
+        Raises: LogError (but StorageHeld), BackendError (the holder lets nobody join).
         """
         if not await self._lead_or_join():
             return False
@@ -293,7 +294,7 @@ class EmbeddedBackend(Backend):
             self._led = await self._lead()
         except StorageHeld as held:
             self._error = held
-            return await self._join()
+            return await self._join(held=True)
         self.bootstrap, self._security = self._led.address, self._led.security
         return True
 
@@ -303,9 +304,18 @@ class EmbeddedBackend(Backend):
             return False
         return bool(await asyncio.to_thread(running_workers, self.path))
 
-    async def _join(self) -> bool:
-        self._holder = owner = await asyncio.to_thread(read_owner, self.path)
+    async def _join(self, *, held: bool = False) -> bool:
+        """Try to join the holder that `owner.json` names. held: the path's lock is held.
+
+        Raises: BackendError (the holder lets nobody join).
+        """
+        before, self._holder = self._holder, await asyncio.to_thread(read_owner, self.path)
+        owner = self._holder
         if owner is None or owner.listener is None:
+            return False
+        if owner.alone:
+            if held and owner == before:  # twice: a new holder has the lock a moment before its name is written
+                raise _served(self.path, owner)
             return False
         try:
             await asyncio.to_thread(_import_client)  # most of a second, and this loop may have timers to keep
@@ -320,18 +330,10 @@ class EmbeddedBackend(Backend):
             return False
         except OSError as error:
             self._error = BackendError(
-                f"{self.path} is held by {owner}, which cannot be reached: {error}; stop that process, or wait for it "
-                "(a flowshare serve with TLS is reached by its address, kafka://host:port?security=SSL, only)"
+                f"{self.path} is held by {owner}, which cannot be reached: {error}; stop that process, or wait for it"
             )
             return False
         self._silent = 0
-        if security is None and self._watched.asks_for_login:
-            watched, self._watched = self._watched, None
-            await watched.close()
-            raise BackendError(
-                f"{self.path} is held by {owner}, which asks for a login: use its address as the broker, "
-                f"kafka://user:password@{owner.listener}?security=SASL_PLAINTEXT (SASL_SSL with TLS), or stop it first"
-            )
         self.bootstrap, self._security = owner.listener, security
         logger.info("joined the leader of %s: %s", self.path, owner)
         return True
@@ -463,6 +465,14 @@ class EmbeddedBackend(Backend):
             if tries == SEEK_FAST_TRIES:
                 logger.error("still without a leader: %s", self._error)
             await self._clock.sleep(SEEK_S if tries < SEEK_FAST_TRIES else SEEK_SLOW_S)
+
+
+def _served(path: Path, owner: PathOwner) -> BackendError:
+    return BackendError(
+        f"{path} is served by {owner}, for clients: use kafka://{owner.listener} as the broker "
+        f"(kafka://user:password@{owner.listener}?security=SASL_SSL where it has logins and TLS), or stop that server "
+        "first, and the processes of the path share it"
+    )
 
 
 def _security_at(path: Path, address: str) -> Security | None:

@@ -119,9 +119,9 @@ class EmbeddedStorage(BrokerStorage):
         other = self._lock.beat()
         return None if other is None else f"was taken by {other}, though this process has its lock; {NO_LOCKS}"
 
-    async def set_listener(self, listener: str | None, *, secret: bool = False) -> None:
-        """Write this process's address, and the need of the path's secret, to `owner.json`. Raises: OSError."""
-        await self.blocking(lambda: self._lock.set_listener(listener, secret=secret))
+    async def set_listener(self, listener: str | None, *, secret: bool = False, alone: bool = False) -> None:
+        """Write this process's address, and who may join it there, to `owner.json`. Raises: OSError."""
+        await self.blocking(lambda: self._lock.set_listener(listener, secret=secret, alone=alone))
 
     def prepare_close(self) -> None:
         """Stop trying to write after an error. Writes in doubt stay in doubt until the storage is opened again."""

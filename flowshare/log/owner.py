@@ -70,7 +70,8 @@ class PathOwner:
     """The holder of a path: its process, opening time (ms since 1970) and machine; token: tells it from any other.
 
     listener: `host:port` where it speaks Kafka's protocol, for the other processes on this path. secret: True if those
-    have to prove the path's secret there (`backend.path_login`).
+    have to prove the path's secret there (`backend.path_login`). alone: True if no process of the path may join: the
+    listener is a server's (`flowshare serve`), for clients, and nobody else could take its place when it ends.
     """
 
     pid: int
@@ -78,6 +79,7 @@ class PathOwner:
     host: str
     listener: str | None = None
     secret: bool = False
+    alone: bool = False
     token: str = ""
 
     def __str__(self) -> str:
@@ -140,9 +142,9 @@ class OwnerLock:
             self.folder.touch(OWNER_FILE)
         return None
 
-    def set_listener(self, listener: str | None, *, secret: bool = False) -> None:
-        """Change the holder's listening address, and the need of the path's secret there. Raises: OSError."""
-        self.owner = replace(self.owner, listener=listener, secret=secret)
+    def set_listener(self, listener: str | None, *, secret: bool = False, alone: bool = False) -> None:
+        """Change the holder's listening address, and who may join it there (`PathOwner`). Raises: OSError."""
+        self.owner = replace(self.owner, listener=listener, secret=secret, alone=alone)
         self.tell()
 
     def tell(self) -> None:
@@ -176,8 +178,8 @@ class OwnerLock:
         hold_alone(self._file)
         if not self._locked(self._file):
             raise StorageHeld(
-                f"{self.path} is held by {read_owner(self.path) or 'another process'}, which lets nobody join it: "
-                "stop that one first, or wait until it ends"
+                f"{self.path} is held by {read_owner(self.path) or 'another process'}: stop that one first, or wait "
+                "until it ends"
             )
         second = self.folder.open(LOCK_FILE, os.O_RDWR)
         try:

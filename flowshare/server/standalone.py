@@ -232,7 +232,7 @@ class Standalone:
         await listener.start(options.listen.host, options.listen.port)
         self._listener = listener
         if isinstance(storage, EmbeddedStorage):
-            await storage.set_listener(str(self.address))
+            await storage.set_listener(str(self.address), alone=True)
 
     async def _authorizer(self, acls: tuple[Acl, ...] | None, storage: BrokerStorage) -> AclStore | None:
         if acls is None:

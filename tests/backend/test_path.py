@@ -21,7 +21,7 @@ from flowshare.client.admin.admin import ShareAdmin
 from flowshare.client.producer.producer import Producer, RecordMetadata
 from flowshare.clock import LoopClock
 from flowshare.log.base import StorageHeld
-from flowshare.log.owner import PathOwner, read_owner
+from flowshare.log.owner import OwnerLock, PathOwner, read_owner
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.messages import FetchPartition, FetchRequest, MetadataRequest
 from flowshare.server.standalone import Address, Standalone, StandaloneOptions
@@ -225,19 +225,46 @@ async def test_a_command_is_told_of_a_leader_that_stands_still_and_does_not_wait
         await joined.close()
 
 
-async def test_a_path_whose_server_asks_for_a_login_says_how_it_is_reached(tmp_path: Path) -> None:
+@pytest.mark.parametrize("logins", [False, True])
+async def test_the_data_of_a_server_are_joined_by_nobody_who_could_take_its_place(tmp_path: Path, logins: bool) -> None:
     (tmp_path / "users").write_text("alice=wonder land\n")
     (tmp_path / "users").chmod(0o600)
     options = StandaloneOptions(
-        data=tmp_path / "shop", listen=Address(host="127.0.0.1", port=0), users_file=tmp_path / "users"
+        data=tmp_path / "shop",
+        listen=Address(host="127.0.0.1", port=0),
+        users_file=tmp_path / "users" if logins else None,
     )
     broker = Standalone(options, clock=LoopClock())
     await broker.start()
     try:
-        with pytest.raises(BackendError, match=f"kafka://user:password@{broker.address}.security=SASL_PLAINTEXT"):
-            await EmbeddedBackend(tmp_path / "shop").start()
+        for listen in (True, False):
+            with pytest.raises(BackendError, match=rf"is served by process .*: use kafka://{broker.address} as"):
+                await EmbeddedBackend(tmp_path / "shop", listen=listen).start()
     finally:
         await broker.close()
+
+
+async def test_a_worker_leads_a_path_whose_server_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "shop"
+    lock = OwnerLock(path, now_ms=1)
+    lock.set_listener("127.0.0.1:1", alone=True)
+    named = (path / "owner.json").read_bytes()
+    lock.release()
+    (path / "owner.json").write_bytes(named)
+
+    backend = EmbeddedBackend(path)
+    await backend.start()
+    assert backend.leading
+    await backend.close()
+
+
+async def test_a_server_says_who_has_its_path(tmp_path: Path) -> None:
+    async with backends(tmp_path / "shop", 1) as (leader,):
+        broker = Standalone(
+            StandaloneOptions(data=tmp_path / "shop", listen=Address(host="127.0.0.1", port=0)), clock=LoopClock()
+        )
+        with pytest.raises(StorageHeld, match=rf"process \d+ on .*{leader.bootstrap}: stop that one first"):
+            await broker.start()
 
 
 async def test_a_leader_that_was_killed_leaves_its_port_to_the_next_one(tmp_path: Path) -> None:
