@@ -122,3 +122,19 @@ def test_the_command_begins_where_an_interrupt_is_answered():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
     assert 'flowshare = "flowshare.entry:main"' in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_command_whose_streams_are_closed_does_its_work(tmp_path: Path, closed: str):
+    """The file of the store that is opened next would get the free descriptor, and be written into."""
+    broker = f"embedded://{tmp_path}/shop"
+
+    def run(words: str) -> subprocess.CompletedProcess[bytes]:
+        command = f"exec {sys.executable} -m flowshare.cli {words} --broker {broker}"
+        return subprocess.run(["sh", "-c", command], capture_output=True, timeout=60, check=False)
+
+    done = [run(f"{words} {closed}") for words in ("topics create orders", "send orders hello", "lag", "topics ls")]
+
+    assert [one.returncode for one in done] == [0, 0, 0, 0]
+    assert "orders" in run("topics ls").stdout.decode()
