@@ -228,9 +228,11 @@ class Bus:
         self._queued.append(lambda: target.send(key=key, value=value, headers=dict(headers or {})))
 
     async def advance(self, seconds: float) -> HarnessReport:
-        """Move time forward by `seconds`; timers that fall due on the way run."""
+        """Move time forward by `seconds`; timers that fall due on the way run. Raises: NotIdle when time cannot move on
+        because handlers always have something to do."""
         await self._produce()
-        await self.clock.advance(seconds)
+        if not await self._advance(seconds, time.monotonic() + REAL_LIMIT_S):
+            raise NotIdle(await self._why_not_idle(f"{REAL_LIMIT_S:.0f} s of real time"))
         await self._read_topics()
         return self.report
 
@@ -251,7 +253,7 @@ class Bus:
                 raise NotIdle(await self._why_not_idle(f"{limit:.0f} s of the harness's time"))
             if time.monotonic() >= real_until_s:
                 raise NotIdle(await self._why_not_idle(f"{REAL_LIMIT_S:.0f} s of real time"))
-            await self._jump()
+            await self._jump(real_until_s)
 
     @contextmanager
     def failing(
@@ -384,13 +386,24 @@ class Bus:
         groups = {runtime.agent.group for runtime in running}
         return not any(row["backlog"] for row in await self.host.lag() if row["group"] in groups)
 
-    async def _jump(self) -> None:
+    async def _jump(self, real_until_s: float) -> None:
         due_s = self.clock.next_due_s()
         if due_s is not None:
-            await self.clock.advance(due_s)
+            await self._advance(due_s, real_until_s)
         else:
             await asyncio.sleep(0.001)
             await settle()
+
+    async def _advance(self, seconds: float, real_until_s: float) -> bool:
+        """Move time; return False if the real time was over first: tasks that never wait keep virtual time still."""
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, VirtualTimeLoop):
+            await self.clock.advance(seconds)
+            return True
+        moving = asyncio.ensure_future(self.clock.advance(seconds))
+        with loop.real_limit(real_until_s, moving.cancel):
+            await asyncio.wait({moving})
+        return not moving.cancelled()
 
     async def _why_not_idle(self, limit: str) -> str:
         rows = [row for row in await self.host.lag() if row["backlog"]]

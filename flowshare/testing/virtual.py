@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from typing import Any, TypeVar, TypeVarTuple
 
 from flowshare.agents.host.service import run_through
@@ -27,8 +29,16 @@ class _JumpingSelector(selectors.DefaultSelector):
     """A selector that moves the loop's time by its timeout, and does not wait."""
 
     now_s = 0.0
+    limits: tuple[tuple[float, Callable[[], object]], ...] = ()
+    """Real times (`time.monotonic`), and what is called then."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.limits:
+            real_s = time.monotonic()
+            for until_s, callback in self.limits:
+                if real_s >= until_s:
+                    callback()
+                    timeout = 0  # the callback may have made a task ready
         ready = super().select(0)
         if ready or timeout == 0:
             return ready
@@ -48,6 +58,19 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return virtual seconds since the loop was made."""
         return self._virtual.now_s
+
+    @contextmanager
+    def real_limit(self, until_s: float, callback: Callable[[], object]) -> Iterator[None]:
+        """Call `callback` in each round of the loop from the real time `until_s` (of `time.monotonic`) on.
+
+        Virtual time stands still while a task is ready, so among tasks that never wait no timer would be due.
+        """
+        limit = (until_s, callback)
+        self._virtual.limits += (limit,)
+        try:
+            yield
+        finally:
+            self._virtual.limits = tuple(one for one in self._virtual.limits if one is not limit)
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Call `func(*args)` now and return a future of its result; no virtual time passes meanwhile."""
