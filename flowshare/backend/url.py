@@ -270,6 +270,8 @@ def _path(url: str, place: str) -> str:
             f"broker {url!r} has no absolute path; write {rooted}"
             f"embedded://$PWD/{shown} for a directory below the working directory"
         )
+    if "\0" in path:
+        raise BadBrokerUrl(f"broker {url!r} has %00 in its path, and no name of a file can have that; leave it out")
     if not path.strip("/"):
         raise BadBrokerUrl(f"broker {url!r} names the root directory; name a directory below it")
     return path

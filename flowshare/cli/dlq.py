@@ -184,7 +184,8 @@ def replay(
     _check_matched(done, topic, filters)
     sent = done.sent
     if as_json:
-        emit_json({"topic": topic, "replayed": sent, "replayed_before": done.left_out, "dry_run": dry_run})
+        counts = {"replayed": sent, "replayed_before": done.left_out, "refused": done.refused}
+        emit_json({"topic": topic, **counts, "dry_run": dry_run})
         _check_refused(done)
         return
     _tell_of_others(done, topic, deleted=delete and not dry_run)

@@ -45,6 +45,7 @@ def test_urls_are_read(url: str, kind: str, path: str, hosts: tuple[str, ...]) -
         ("embedded://$HOME/x", r"nor \$HOME is replaced"),
         ("embedded:////$HOME/x", r"nor \$HOME is replaced"),
         ("embedded://", "no absolute path"),
+        ("embedded:///tmp/a%00b", "has %00 in its path"),
         ("embedded:///", "root directory"),
         ("embedded:///x?fsnc=true", "did you mean fsync"),
         ("embedded:///x?offset.retention.minutes=5", "did you mean offsets.retention.minutes"),

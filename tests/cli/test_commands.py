@@ -367,6 +367,7 @@ def test_a_second_replay_leaves_out_what_the_first_one_sent(shell):
         "topic": "shop.bill.dlq",
         "replayed": {},
         "replayed_before": 3,
+        "refused": 0,
         "dry_run": False,
     }
     assert shell("dlq", "replay", "shop.bill.dlq", "--again") == "3 replayed to orders\n"
