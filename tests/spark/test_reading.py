@@ -21,6 +21,7 @@ from flowshare.backend.base import BackendError
 from flowshare.client.errors import ClientError
 from flowshare.client.net.routing import ClusterConnection
 from flowshare.protocol.batches import CODECS, BatchBuilder, batch_headers
+from flowshare.protocol.decoding import decode_raw
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AddPartitionsToTxnRequest,
@@ -31,6 +32,7 @@ from flowshare.protocol.messages import (
 )
 from flowshare.spark.datasource import BrowsingReader, read_task
 from flowshare.spark.source import reading
+from flowshare.spark.source.dead_letters import SourceFacts, bury_rejected
 from flowshare.spark.source.options import SourceOptions
 from flowshare.spark.source.ranges import Range
 from flowshare.spark.source.reading import DataLoss, LogGone, LogReader, ReadTask, read, reader_of
@@ -149,6 +151,12 @@ def offsets(part: ReadTask) -> list[tuple[str, int, int, int]]:
     return found
 
 
+def bury(served, topic: str, reasons: dict[int, str]) -> None:
+    """Reject records of partition 0, which have their letters in `topic.dlq` then."""
+    sources = [SourceFacts(served.backend.kafka.hosts, f"{topic}.dlq", ())]
+    assert bury_rejected(served.url, "etl", sources, {(topic, 0): reasons})
+
+
 def plain(part: ReadTask) -> list[int]:
     """Offsets alone."""
     return [offset for _, _, offset, _ in offsets(part)]
@@ -228,6 +236,34 @@ def test_compressed_batches_are_read_like_others(served, compression):
     served.write(topic, 10, 10, compression=compression)
 
     assert plain(served.part(Range(topic, 0, 7, 12))) == [7, 8, 9, 10, 11, 12]
+
+
+@pytest.fixture
+def one_batch_at_once(monkeypatch):
+    """Each batch of an answer is too much beside another one, as of batches that unpack to very much."""
+    monkeypatch.setitem(decode_raw.__kwdefaults__, "bytes_max", 1)
+
+
+@pytest.mark.usefixtures("one_batch_at_once")
+def test_an_answer_that_is_too_much_at_once_is_read_to_its_end(served):
+    topic = served.fresh()
+    served.write(topic, 5, 5, 5, compression="gzip")
+    part = served.part(Range(topic, 0, 1, 3, 1), Range(topic, 0, 4, 13, 2))
+
+    assert plain(part) == list(range(1, 14))
+    buried = [one.record.offset for rows in read(replace(part, buried="bad"), ARROW, None) for one in rows.poison]
+    assert buried == list(range(1, 14))
+
+
+@pytest.mark.usefixtures("one_batch_at_once")
+def test_each_rejected_record_of_an_answer_that_is_too_much_at_once_has_its_letter(served):
+    topic = served.fresh()
+    served.write(topic, 5, 5, 5, compression="gzip")
+
+    bury(served, topic, dict.fromkeys(range(2, 14), "odd"))
+
+    letters = served.read(f"{topic}.dlq")
+    assert [dict(one.headers)["flowshare.dlq.offset"] for one in letters] == [b"%d" % one for one in range(2, 14)]
 
 
 def test_a_part_is_read_the_same_when_its_task_is_tried_again(served):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from flowshare.agents.feed.dead_letter import PREFIX
 from flowshare.agents.handler.texts import REASON_MAX, clip
 from flowshare.client.producer.message import Message
-from flowshare.protocol.decoding import decode_raw
 from flowshare.spark.source.columns import Poison
 from flowshare.spark.source.ranges import Place, Range, merged
 from flowshare.spark.source.reading import Fetches, reader_of
@@ -96,10 +95,10 @@ def bury_rejected(
     for place, reasons in sorted(rejected.items()):
         held = [held for source in sources for held in source.held if held.place == place]
         runs = runs_of(place, reasons, held)
-        for log, wanted in Fetches(reader, runs, committed=False, lossy=True).answers():
+        for decoded in Fetches(reader, runs, committed=False, lossy=True).decoded():
             letters = [
-                letter(log.topic, log.partition, group, Poison(record, delivery, reasons[record.offset] or "rejected"))
-                for records, delivery in decode_raw(log.records, wanted).runs
+                letter(*place, group, Poison(record, delivery, reasons[record.offset] or "rejected"))
+                for records, delivery in decoded.runs
                 for record in records
             ]
             reader.send(first.dead_letter, letters)

@@ -43,7 +43,7 @@ from flowshare.clock import LoopClock
 from flowshare.core_errors import FlowshareError
 from flowshare.fleet.log.chunk import aborted_batches
 from flowshare.garbage import collector_paused
-from flowshare.protocol.decoding import decode_raw
+from flowshare.protocol.decoding import RawDecoded, decode_raw
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.headers import DecodeError, check_header, frames
 from flowshare.protocol.messages import FetchRequest, ListOffsetsRequest, MetadataRequest
@@ -267,7 +267,7 @@ def reader_of(broker: str, hosts: tuple[str, ...]) -> LogReader:
 
 
 class TaskRows(NamedTuple):
-    """The content of one answer: rows, and records that cannot be read."""
+    """The content of one answer, or of a part of it: rows, and records that cannot be read."""
 
     topic: str
     partition: int
@@ -303,12 +303,11 @@ def read(part: ReadTask, schema: pa.Schema, decode: Decode | None) -> Iterator[T
                 lossy=part.lossy,
             )
             continue
-        for log, wanted in one.answers(following):
+        for decoded in one.decoded(following):
+            if part.buried:
+                yield TaskRows(one.topic, one.partition, [], all_poison(decoded, part.buried), decoded.corrupt)
+                continue
             with collector_paused():
-                decoded = decode_raw(log.records, wanted)
-                if part.buried:
-                    yield TaskRows(one.topic, one.partition, [], all_poison(decoded, part.buried), decoded.corrupt)
-                    continue
                 batches, poison = to_arrow(one.topic, one.partition, decoded, schema, decode)
             yield TaskRows(one.topic, one.partition, batches, poison, decoded.corrupt)
 
@@ -327,6 +326,20 @@ class Fetches:
         """Request the first answer, unless it is requested already."""
         if self._under_way is None:
             self._ask(self.ranges[0].first)
+
+    def decoded(self, following: Fetches | None = None) -> Iterator[RawDecoded]:
+        """Yield the records of the ranges. following: begun when all of these are requested.
+
+        An answer whose batches are much larger without compression is decoded in parts: each ends where `decode_raw`
+        reads no further batch, and the next begins there.
+        """
+        for log, wanted in self.answers(following):
+            rest = wanted
+            while rest:
+                with collector_paused():
+                    found = decode_raw(log.records, rest)
+                rest = found.later
+                yield found
 
     def answers(self, following: Fetches | None = None) -> Iterator[tuple[FetchedLog, list[AcquiredRange]]]:
         """Yield answers, each with its part of the ranges. following: begun when all of these are requested."""
