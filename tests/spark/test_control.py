@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from flowshare.spark.workers import control
 from flowshare.spark.workers.control import (
     FRAME_MAX,
     GREETING_MAX,
@@ -189,6 +190,18 @@ async def test_a_worker_learns_that_its_driver_is_gone():
     assert await asyncio.to_thread(worker.lost.wait, LIMIT_S)
 
     await asyncio.to_thread(worker.client.close, {"say": "bye"})
+
+
+@pytest.mark.asyncio
+async def test_a_driver_that_was_silent_is_called_before_it_counts_as_gone(monkeypatch):
+    monkeypatch.setattr(control, "SILENT_S", 0.01)
+    async with Driver() as driver, Worker(driver.address, lost_s=0.01) as worker:
+        first = await asyncio.wait_for(driver.peers.get(), LIMIT_S)
+
+        second = await asyncio.wait_for(driver.peers.get(), LIMIT_S)
+
+        assert second is not first
+        assert not worker.lost.is_set()
 
 
 @pytest.mark.asyncio

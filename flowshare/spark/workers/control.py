@@ -18,7 +18,7 @@ closes the connection: both ends send at least every BEAT_S. The worker opens it
 
     CALLING -- greeted --> TALKING           orders come, figures go every BEAT_S
     TALKING -- the connection ends, or SILENT_S without a word --> CALLING
-    CALLING -- without the driver for LOST_S --> `on_lost` once, then on as before
+    CALLING -- for LOST_S --> `on_lost` once, then on as before
 
 The worker's end has a separate thread and loop, so that neither a blocked handler loop nor a busy service loop delays
 an order or a sign of life; only code that holds the interpreter's lock does.
@@ -336,7 +336,7 @@ class ControlClient:
     """A worker's connection to its driver, from `connect` to `close`.
 
     figures: called every BEAT_S, on the thread. on_order: called with each order, on the thread. on_lost: called once,
-    on the thread, when the driver is gone for LOST_S.
+    on the thread, when the driver was called for LOST_S in vain.
     """
 
     def __init__(
@@ -357,7 +357,9 @@ class ControlClient:
         self._on_order = on_order
         self._on_lost = on_lost
         self._lost_s = lost_s
-        self._contact_s = time.monotonic()
+        self._calling_s = time.monotonic()
+        """The time since when the state is CALLING. The silence before it does not count: the driver may have stood
+        still for as long as that, and answer now."""
         self._last: Message | None = None
         self._outbox: deque[Message] = deque(maxlen=OUTBOX_MAX)
         self._woken = asyncio.Event()
@@ -429,7 +431,7 @@ class ControlClient:
             except Exception as error:  # noqa: BLE001 - a figure that cannot be made must not cut the worker off
                 expected = isinstance(error, (OSError, EOFError, ControlError))
                 logger.log(logging.DEBUG if expected else logging.ERROR, "calling the driver: %r", error)
-                away_s = time.monotonic() - self._contact_s
+                away_s = time.monotonic() - self._calling_s
                 if not told and not self._closing.is_set() and away_s > self._lost_s:
                     told = True
                     logger.warning("%s: this worker finishes what it runs and ends", self._text(error))
@@ -440,7 +442,7 @@ class ControlClient:
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seal: Seal) -> None:
         """Talk over one connection, until `close`. Raises: OSError, EOFError, ControlError."""
-        next_s = self._contact_s = time.monotonic()
+        next_s = time.monotonic()
         reading = asyncio.create_task(self._read(reader, seal))
         reading.add_done_callback(lambda _: self._woken.set())
         try:
@@ -465,6 +467,7 @@ class ControlClient:
                 if reading.done():
                     await reading
         finally:
+            self._calling_s = time.monotonic()
             reading.cancel()
             writer.close()
 
@@ -476,7 +479,6 @@ class ControlClient:
                     body = await read_frame(reader, FRAME_MAX, TAG_BYTES)
             except TimeoutError:
                 raise ControlError("the driver is silent") from None
-            self._contact_s = time.monotonic()
             self._on_order(seal.unseal(body))
 
     async def _call(self) -> Talk:
@@ -501,4 +503,4 @@ class ControlClient:
 
     def _text(self, error: BaseException) -> str:
         host, port = self._address
-        return f"the driver cannot be reached at {host}:{port} ({error})"
+        return f"the driver cannot be reached at {host}:{port} ({str(error) or 'no answer in time'})"
