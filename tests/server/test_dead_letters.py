@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from flowshare.log.base import StorageDamaged, StorageError, UnknownTopic
+from flowshare.log.base import CorruptBatches, ReadResult, StorageDamaged, StorageError, UnknownTopic
 from flowshare.protocol.batches import decode_all
 from flowshare.protocol.messages import (
     CreateTopicRequest,
@@ -251,3 +251,46 @@ async def test_a_record_that_cannot_be_read_has_a_dead_letter_without_content() 
         (letter,) = await letters(w)
         assert letter.value is None
         assert dict(letter.headers)["__dlq.errors.offset"] == b"0"
+
+
+async def test_a_dead_letter_waits_for_a_log_that_gives_less_than_it_has() -> None:
+    async with world(configs=COPIED) as w:
+        at, m = await w.held(2)
+        read = w.storage.read
+
+        async def nothing(topic, partition, offset, **fields) -> ReadResult:
+            return ReadResult(pieces=(), batches=(), offsets=w.storage.offsets(topic, partition))
+
+        w.storage.read = nothing
+        await m.acknowledge({at: [reject(0, 1)]})
+        await w.clock.advance(3600)
+        w.storage.read = read
+        assert await letters(w) == []
+
+        await w.clock.advance(30)
+
+        assert [letter.value for letter in await letters(w)] == [b"v" * 10] * 2
+        assert w.server.stats()["failed_dead_letters"] == 0
+
+
+async def test_a_record_that_cannot_be_read_takes_no_content_from_the_dead_letters_around_it(caplog) -> None:
+    async with world(configs=COPIED) as w:
+        at = await w.log(1)
+        await w.produce(2)
+        await w.produce(1)
+        m = w.member("m1")
+        await m.fetch(at)
+        read = w.storage.read
+
+        async def damaged(topic, partition, offset, **fields) -> ReadResult:
+            if topic == "t" and offset in (1, 2):
+                raise CorruptBatches("the batch at offset 1 is damaged")
+            return await read(topic, partition, offset, **{**fields, "max_bytes": 1})
+
+        w.storage.read = damaged
+        await m.acknowledge({at: [reject(0, 3)]})
+        await settle()
+        w.storage.read = read
+
+        assert [letter.value for letter in await letters(w)] == [b"v" * 10, None, None, b"v" * 10]
+        assert len([line for line in caplog.messages if "cannot be read" in line]) == 1

@@ -218,16 +218,26 @@ class DeadLetters:
         return topic
 
     async def _originals(self, owner: PartitionOwner, chunk: Archiving) -> dict[int, DecodedRecord]:
-        """Read the records; one that is gone or cannot be read is left out, its dead letter has headers only."""
+        """Read the records; one that is gone or cannot be read is left out, its dead letter has headers only.
+
+        Raises: StorageError (the log gives less than it has), LogError, DecodeError.
+        """
         found: dict[int, DecodedRecord] = {}
+        told = False
         offset = max(chunk.first, owner.log.bounds().log_start)
         while offset <= chunk.last:
             try:
                 read = await self._storage.read(owner.log.topic, owner.log.partition, offset, max_bytes=READ_BYTES)
             except (CorruptBatches, StorageDamaged) as error:
-                logger.warning("a dead letter's record cannot be read: %s %s", error, _where(owner, chunk))
-                break
+                if not told:
+                    logger.warning("a dead letter's record cannot be read: %s %s", error, _where(owner, chunk))
+                told = True
+                offset += 1  # nobody knows how far the damage goes
+                continue
             if not read.batches:
+                if offset < read.offsets.high_watermark:
+                    # A new Kafka leader knows less for a while; the records are there, and must not be left out.
+                    raise StorageError(f"the log gives nothing from offset {offset} on now")
                 break
             wanted = [AcquiredRange(offset, chunk.last, chunk.delivery_count)]
             if any(batch.last - batch.first >= AT_ONCE_RECORDS for batch in read.batches):
