@@ -764,6 +764,61 @@ def test_without_a_dead_letter_topic_poison_is_in_the_log_alone(served, caplog):
     assert not [name for name in names if name.startswith(topic) and name != topic]
 
 
+def large(size: int) -> bytes:
+    """A value of so many bytes that does not fit `persons`."""
+    return b'{"id": "%s"}' % (b"x" * (size - 10))
+
+
+def told(letters) -> list[tuple[bytes | None, bytes]]:
+    """Value and offset of each letter."""
+    return [(one.value, dict(one.headers)["flowshare.dlq.offset"]) for one in letters]
+
+
+@pytest.mark.parametrize(("size", "limit"), [(1_048_300, 1_048_588), (5000, 4000)])
+def test_a_letter_that_its_topic_does_not_take_goes_without_its_record_and_the_others_whole(
+    served, caplog, size, limit
+):
+    """The letter of a record near the topic's limit is beyond it: it has headers more."""
+    topic = served.fresh()
+    dead = served.topic(f"{topic}-etl.dlq", **{"max.message.bytes": str(limit)})
+    values = [b"{broken", large(size), b'{"id": 3}', b"{broken, too"]
+    for value in values:
+        served.put(topic, [(None, value, (("mine", b"1"),))])
+
+    with caplog.at_level(logging.ERROR, "flowshare.spark"):
+        rows = rows_of(persons(served, topic, f"{topic}-etl"), served.part(Range(topic, 0, 0, 3)))
+
+    assert [row["offset"] for row in rows] == [2]
+    letters = sorted(served.read(dead), key=lambda one: dict(one.headers)["flowshare.dlq.offset"])
+    assert told(letters) == [(values[0], b"0"), (None, b"1"), (values[3], b"3")]
+    headers = dict(letters[1].headers)
+    assert str(size) in headers["flowshare.dlq.left_out"].decode()
+    assert "mine" not in headers
+    assert f"too large for {dead}" in caplog.text
+    assert f"{topic}-0@1" in caplog.text
+
+
+def test_a_letter_is_as_large_as_its_topic_takes_it(served):
+    topic = served.fresh()
+    served.topic(f"{topic}.dlq", **{"max.message.bytes": "4000000"})
+    served.call(served.admin.alter_topic_configs(topic, {"max.message.bytes": "4000000"}))
+    served.put(topic, [(None, large(3_000_000), ())])
+
+    bury(served, topic, {0: "odd"})
+
+    assert told(served.read(f"{topic}.dlq")) == [(large(3_000_000), b"0")]
+
+
+def test_the_letter_of_a_rejected_record_that_its_topic_does_not_take_goes_without_it(served):
+    topic = served.fresh()
+    served.topic(f"{topic}.dlq", **{"max.message.bytes": "4000"})
+    served.put(topic, [(None, large(5000), ()), (None, b"small", ())])
+
+    bury(served, topic, {0: "odd", 1: "odd"})
+
+    assert told(served.read(f"{topic}.dlq")) == [(b"small", b"1"), (None, b"0")]
+
+
 def test_a_dead_letter_that_cannot_be_written_fails_the_task(served):
     """The record would be lost otherwise."""
     topic = served.fresh()

@@ -12,8 +12,10 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from flowshare.agents.feed.dead_letter import PREFIX
+from flowshare.agents.feed.dead_letter import PREFIX, without_record
+from flowshare.agents.handler.send import ProducerRecord
 from flowshare.agents.handler.texts import REASON_MAX, clip
+from flowshare.client.errors import ClientError, RecordTooLarge
 from flowshare.client.producer.message import Message
 from flowshare.spark.source.columns import Poison
 from flowshare.spark.source.ranges import Place, Range, merged
@@ -21,7 +23,7 @@ from flowshare.spark.source.reading import Fetches, reader_of
 
 if TYPE_CHECKING:
     from flowshare.spark.source.options import SourceOptions
-    from flowshare.spark.source.reading import ReadTask, TaskRows
+    from flowshare.spark.source.reading import LogReader, ReadTask, TaskRows
 
 logger = logging.getLogger("flowshare.spark")
 
@@ -45,7 +47,7 @@ def bury(part: ReadTask, rows: TaskRows, options: SourceOptions) -> None:
     letters = [letter(rows.topic, rows.partition, options.group, one) for one in rows.poison]
     letters += [damage(rows.topic, rows.partition, options.group, *one) for one in rows.damaged]
     if letters and options.dead_letter_topic is not None:
-        reader_of(part.broker, part.hosts).send(options.dead_letter_topic, letters)
+        _send(reader_of(part.broker, part.hosts), options.dead_letter_topic, letters)
 
 
 def damage(topic: str, partition: int, group: str, first: int, last: int, reason: str) -> Message:
@@ -68,6 +70,36 @@ def _told(
     place = {"topic": topic, "partition": partition, "offset": offset, "group": group}
     facts = {"reason": clip(reason, REASON_MAX), **place, **more}
     return tuple((PREFIX + name, str(value).encode()) for name, value in facts.items())
+
+
+def _send(reader: LogReader, topic: str, letters: Sequence[Message]) -> None:
+    """Write letters, and wait until they are confirmed; one that is too large for its topic goes without its record.
+
+    Raises: ClientError, OSError.
+    """
+    large: list[tuple[Message, RecordTooLarge]] = []
+    for one, outcome in zip(letters, reader.send(topic, letters), strict=True):
+        if isinstance(outcome, RecordTooLarge):
+            large.append((one, outcome))
+        elif isinstance(outcome, ClientError):
+            raise outcome
+    if not large:
+        return
+    first, error = large[0]
+    headers = dict(first.headers)
+    place = [(headers[PREFIX + name] or b"").decode() for name in ("topic", "partition", "offset")]
+    logger.error(
+        "%d dead letters are too large for %s and go there without their records, which stay at their places until "
+        "retention deletes them; the first is of %s-%s@%s: %s",
+        len(large),
+        topic,
+        *place,
+        error,
+    )
+    whole = [ProducerRecord(topic, one.value, one.key, tuple(one.headers), None, None) for one, _ in large]
+    for outcome in reader.send(topic, [Message(None, None, without_record(one).headers) for one in whole]):
+        if isinstance(outcome, ClientError):
+            raise outcome
 
 
 class SourceFacts(NamedTuple):
@@ -101,7 +133,7 @@ def bury_rejected(
                 for records, delivery in decoded.runs
                 for record in records
             ]
-            reader.send(first.dead_letter, letters)
+            _send(reader, first.dead_letter, letters)
     return True
 
 

@@ -39,6 +39,7 @@ from flowshare.backend.path_login import security_at
 from flowshare.backend.url import parse_broker
 from flowshare.client.net.cluster import Cluster
 from flowshare.client.producer.producer import Producer
+from flowshare.client.settings import ProducerSettings
 from flowshare.clock import LoopClock
 from flowshare.core_errors import FlowshareError
 from flowshare.fleet.log.chunk import aborted_batches
@@ -56,8 +57,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from flowshare.backend.base import Backend
+    from flowshare.client.errors import ClientError
     from flowshare.client.net.routing import ClusterConnection
     from flowshare.client.net.security import Security
+    from flowshare.client.producer.batching import RecordMetadata
     from flowshare.client.producer.message import Message
     from flowshare.protocol.messages import Connection, Request
 
@@ -79,6 +82,8 @@ EMPTY_PAUSE_S: Final = 0.05
 """The pause, in seconds, after an empty answer: a broker with records in a remote tier does not wait."""
 THROTTLED_S: Final = 600.0
 """The longest time, in seconds, that a quota may delay one answer."""
+SENT_BYTES_MAX: Final = 1 << 30
+"""The largest record that is sent, in bytes, so that the broker alone limits it by its topic's setting."""
 CALL_S: Final = 60.0
 PATIENCE_S: Final = 3.0
 """The seconds that workers living on an embedded path get to lead it when it has no leader."""
@@ -155,9 +160,9 @@ class LogReader:
         """Ask for the present ids of topics, without topics that do not exist."""
         return self._service.submit(lambda: self._topic_ids(topics))
 
-    def send(self, topic: str, messages: Sequence[Message]) -> None:
-        """Produce records, and wait until they are confirmed. Raises: ClientError, OSError."""
-        self._service.submit(lambda: self._send(topic, messages)).result(2 * CALL_S)
+    def send(self, topic: str, messages: Sequence[Message]) -> list[RecordMetadata | ClientError]:
+        """Produce records, and return the outcome of each when all are known. Raises: ClientError, OSError."""
+        return self._service.submit(lambda: self._send(topic, messages)).result(2 * CALL_S)
 
     def close(self) -> None:
         """End the connections and the thread."""
@@ -237,15 +242,15 @@ class LogReader:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    async def _send(self, topic: str, messages: Sequence[Message]) -> None:
+    async def _send(self, topic: str, messages: Sequence[Message]) -> list[RecordMetadata | ClientError]:
         connection = await self._connected()
 
         async def connect() -> Connection:
             return connection.cluster.connect(READER)
 
-        producer = Producer(connect, clock=self._clock)
+        producer = Producer(connect, clock=self._clock, settings=ProducerSettings(max_request_size=SENT_BYTES_MAX))
         try:
-            await producer.send_many(topic, messages)
+            return await producer.send_many(topic, messages, return_exceptions=True)
         finally:
             await producer.close()
 
