@@ -83,10 +83,14 @@ class Intervened(NamedTuple):
 
 
 class Intervention(NamedTuple):
-    """The result of an act: an outcome for each range, and the update to be stored; None: nothing was changed."""
+    """The result of an act: an outcome for each range, and the update to be stored; None: nothing was changed.
+
+    changes: all changed records; the update leaves out those that the start offset has passed.
+    """
 
     found: tuple[Intervened, ...]
     update: PartitionUpdate | None
+    changes: Sequence[StateRun] = ()
 
 
 _EVENTS: Final = {Act.REJECT: Event.DISCARD, Act.DEAD_LETTER: Event.GIVE_UP}
@@ -113,7 +117,7 @@ def intervene(
     for low, high in pieces:
         runs += _done(window, limits, act, low, high)
     window.advance()
-    return Intervention(tuple(found), window.update(runs))
+    return Intervention(tuple(found), window.update(runs), runs)
 
 
 def _outcomes(window: Window, act: Act, first: int, last: int) -> Iterator[tuple[int, int, Outcome]]:

@@ -746,9 +746,12 @@ async def test_what_an_operator_rejects_parks_nothing_and_the_next_of_its_key_is
         assert (await ask(w)).keys == ()
 
 
-async def test_a_replayed_record_that_an_operator_rejects_counts_as_settled() -> None:
+@pytest.mark.parametrize("first", [False, True], ids=["behind another record", "at the start offset"])
+async def test_a_replayed_record_that_an_operator_rejects_counts_as_settled(first: bool) -> None:
     async with world(configs=PARKS) as w:
         at, m = await parked_world(w, "ab")
+        if first:
+            await m.acknowledge({at: [accept(1)]})
         (begun,) = (await ask(w, "replay", key=b"a")).keys
         await w.produce(replay(begun, ("a", 0, 0)))
         assert ranges(await m.fetch(at, heads=500)) == [(2, 2, 1)]

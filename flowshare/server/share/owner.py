@@ -426,7 +426,7 @@ class PartitionOwner:
             return done.found
         beside: Sequence[Write] = ()
         if self.parked:
-            ended = [run for run in done.update.runs if run.state.terminal]
+            ended = [run for run in done.changes if run.state.terminal]
             beside = self.parked.apply(
                 [change for run in ended for change in self.parked.parking.settled(run.first, run.last)]
             )
