@@ -70,6 +70,8 @@ class TransactionOffsets:
 
     epoch: int
     offsets: dict[OffsetPartition, Committed] = field(default_factory=dict[OffsetPartition, Committed])
+    doubtful: dict[OffsetPartition, Committed] = field(default_factory=dict[OffsetPartition, Committed])
+    """Offsets whose write failed: they count for nothing, but may be stored all the same."""
 
 
 class Offsets:
@@ -94,8 +96,13 @@ class Offsets:
         """The memory of the offsets in bytes, about."""
         size = _size(self._committed) if self._committed else 0
         for pending in self._pending.values():
-            size += _size(pending.offsets)
+            size += _size(pending.offsets) + _size(pending.doubtful)
         return size
+
+    @property
+    def producers(self) -> tuple[TransactionalProducer, ...]:
+        """The producers whose transactions have offsets here."""
+        return tuple(TransactionalProducer(producer_id, one.epoch) for producer_id, one in self._pending.items())
 
     def growth(
         self, partition: OffsetPartition, value: Committed, producer: TransactionalProducer | None = None
@@ -146,17 +153,17 @@ class Offsets:
         pending = self._pending.get(producer.producer_id)
         if pending is None or pending.epoch > producer.epoch:
             return ()
-        return self._ended(
-            TransactionalProducer(producer.producer_id, pending.epoch), pending.offsets, committed=committed
-        )
+        return self._ended(TransactionalProducer(producer.producer_id, pending.epoch), pending, committed=committed)
 
     def _ended(
-        self, producer: TransactionalProducer, offsets: Mapping[OffsetPartition, Committed], *, committed: bool
+        self, producer: TransactionalProducer, pending: TransactionOffsets, *, committed: bool
     ) -> Iterator[OffsetChange]:
-        for partition, value in offsets.items():
+        for partition, value in pending.offsets.items():
             before = self._committed.get(partition)
             if committed and (before is None or before.order < value.order):
                 yield OffsetChange(partition, value)
+            yield OffsetChange(partition, None, producer)
+        for partition in pending.doubtful.keys() - pending.offsets.keys():
             yield OffsetChange(partition, None, producer)
 
     def delete(self, partitions: Iterable[OffsetPartition]) -> Iterable[OffsetChange]:
@@ -190,13 +197,25 @@ class Offsets:
                 order = value.order
         self._order = order
 
-    def _apply_pending(
-        self, partition: OffsetPartition, value: Committed | None, producer: TransactionalProducer
-    ) -> None:
+    def doubt(self, changes: Iterable[OffsetChange]) -> None:
+        """Note that the write of decided changes failed. An open transaction's offsets may be stored all the same, and
+        would come back with a restart: the end of the transaction removes them, too."""
+        for partition, value, producer in changes:
+            if producer is not None and value is not None:
+                self._pending_of(producer).doubtful[partition] = value
+
+    def _pending_of(self, producer: TransactionalProducer) -> TransactionOffsets:
         pending = self._pending.get(producer.producer_id)
         if pending is None:
             pending = self._pending[producer.producer_id] = TransactionOffsets(producer.epoch)
         pending.epoch = max(pending.epoch, producer.epoch)
+        return pending
+
+    def _apply_pending(
+        self, partition: OffsetPartition, value: Committed | None, producer: TransactionalProducer
+    ) -> None:
+        pending = self._pending_of(producer)
+        pending.doubtful.pop(partition, None)
         offsets = pending.offsets
         if value is None:
             if offsets.pop(partition, None) is not None:
@@ -205,7 +224,7 @@ class Offsets:
             if partition not in offsets:
                 self._open[partition] = self._open.get(partition, 0) + 1
             offsets[partition] = value
-        if not offsets:
+        if not offsets and not pending.doubtful:
             del self._pending[producer.producer_id]
 
     def _close(self, partition: OffsetPartition) -> None:
@@ -221,7 +240,7 @@ class Offsets:
                 yield OffsetChange(partition, None)
         for producer_id, pending in self._pending.items():
             producer = TransactionalProducer(producer_id, pending.epoch)
-            for partition, value in pending.offsets.items():
+            for partition, value in (pending.doubtful | pending.offsets).items():
                 if goes(partition, value):
                     yield OffsetChange(partition, None, producer)
 

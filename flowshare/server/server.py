@@ -112,6 +112,9 @@ class Server:
         await self.share.start()
         await self.classic.start()
         await self._transactions.start()
+        open_in_groups = self._transactions.open_in_groups()
+        if open_in_groups is not None:
+            await self.classic.drop_ended(open_in_groups)
 
     async def close(self) -> None:
         """Close all connections, write all queued updates, stop all tasks.

@@ -119,6 +119,40 @@ def test_offsets_of_topics_that_are_gone_go_also_out_of_transactions(offsets):
     assert not offsets.unstable(ONE)
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_offset_of_a_transaction_that_may_be_stored_though_its_write_failed_is_removed_at_the_end(offsets, ended):
+    put(offsets, ONE, committed(), TX)
+    for partition in (ONE, OTHER):
+        offsets.doubt(offsets.commit({partition: committed(9, order=2)}, TX))
+    assert offsets.of([ONE, OTHER]) == [(ONE, None, True), (OTHER, None, False)]
+
+    end = list(offsets.complete(TX, committed=ended))
+    offsets.apply(end)
+
+    assert {change.partition for change in end if change == (change.partition, None, TX)} == {ONE, OTHER}
+    assert offsets.committed == ({ONE: committed()} if ended else {})
+    assert (bool(offsets), offsets.producers) == (ended, ())
+
+
+def test_an_offset_in_doubt_is_so_no_longer_when_it_is_written_again_or_removed(offsets):
+    offsets.doubt(offsets.commit({ONE: committed(), OTHER: committed()}, TX))
+    assert offsets.size > 0
+
+    put(offsets, ONE, committed(6), TX)
+    offsets.apply(offsets.delete([OTHER]))
+
+    assert list(offsets.complete(TX, committed=False)) == [(ONE, None, TX)]
+    offsets.apply(offsets.clear())
+    assert offsets.size == 0
+    assert not offsets
+
+
+def test_an_offset_that_counts_at_once_is_in_no_doubt(offsets):
+    offsets.doubt(offsets.commit({ONE: committed()}))
+
+    assert not offsets
+
+
 def test_an_offset_is_read_as_it_was_stored():
     value = committed(metadata="größe", order=12)
 

@@ -10,6 +10,7 @@ import pytest
 from flowshare.core_errors import InvalidConfig
 from flowshare.groups.stored import decode_group, encode_group
 from flowshare.groups.types import ClassicConfig, Supported
+from flowshare.log.base import StorageError
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     DeleteTopicRequest,
@@ -19,8 +20,9 @@ from flowshare.protocol.messages import (
     OffsetFetchRequest,
 )
 from flowshare.server.groups.members import MEMBER_BYTES_MAX
-from flowshare.server.groups.store import GROUPS, OFFSETS
+from flowshare.server.groups.store import GROUPS, OFFSETS, PENDING
 from flowshare.server.settings import CLASSIC_CONFIGS, Settings
+from flowshare.server.transactions.coordinator import PREFIX
 from flowshare.testing.clock import settle
 from tests.server.classic_world import NONE, refuse, world
 from tests.server.world import parked
@@ -296,6 +298,84 @@ async def test_the_end_of_a_transaction_may_be_told_twice_and_to_groups_that_are
         for committed in (True, False):
             await w.server.classic.complete_transaction(["g", "none"], *producer, committed=committed)
         assert await w.committed(stable=True) == {("t", 0): 9}
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_an_offset_of_a_transaction_whose_write_failed_but_is_stored_goes_with_the_transaction(committed) -> None:
+    async with world() as w:
+        await w.commit(5)
+        producer = await w.begin()
+        w.storage.write = failing_late(w.storage)
+        assert await w.txn_commit(50, producer) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        del w.storage.write
+        assert await w.storage.scan(PENDING)
+
+        assert await w.end(producer, committed=committed) is NONE
+
+        assert not await w.storage.scan(PENDING)
+        await w.restart()
+        assert await w.committed(stable=True) == {("t", 0): 5}
+
+
+async def test_a_group_whose_first_offset_is_in_doubt_is_there_until_its_transaction_is_over() -> None:
+    async with world() as w:
+        producer = await w.begin()
+        w.storage.write = failing_late(w.storage)
+        await w.txn_commit(50, producer)
+        del w.storage.write
+
+        assert await w.end(producer, committed=False) is NONE
+
+        assert not await w.storage.scan(PENDING)
+
+
+async def test_offsets_of_a_transaction_that_was_over_before_the_start_hold_nobody_up() -> None:
+    async with world() as w:
+        await w.commit(5)
+        for group in ("g", "open"):
+            producer = await w.begin(group)
+            await w.txn_commit(50, producer, group=group)
+            if group == "g":
+                left = await w.storage.scan(PENDING)
+                await w.end(producer, committed=False)
+        await w.storage.write(left)
+        w.storage.before_write = refuse
+        await w.restart()
+        assert await w.committed(stable=True) == {("t", 0): ErrorCode.UNSTABLE_OFFSET_COMMIT}
+        w.storage.before_write = None
+
+        await w.restart()
+
+        assert await w.committed(stable=True) == {("t", 0): 5}
+        assert await w.end(producer, committed=True) is NONE
+        assert await w.committed("open", stable=True) == {("t", 0): 50}
+
+
+async def test_offsets_of_a_transaction_stay_while_a_transactional_id_cannot_be_read() -> None:
+    async with world() as w:
+        producer = await w.begin()
+        await w.txn_commit(50, producer)
+        (stored,) = await w.storage.scan(PREFIX)
+        await w.storage.write([(stored[0], b"nonsense")])
+        await w.restart()
+        assert await w.committed(stable=True, partitions=(("t", 0),)) == {("t", 0): ErrorCode.UNSTABLE_OFFSET_COMMIT}
+        await w.storage.write([stored])
+
+        await w.restart()
+
+        assert await w.end(producer, committed=True) is NONE
+        assert await w.committed(stable=True) == {("t", 0): 50}
+
+
+def failing_late(storage):
+    """Write, and then say that it failed."""
+    write = storage.write
+
+    async def failing(writes) -> None:
+        await write(writes)
+        raise StorageError("injected")
+
+    return failing
 
 
 # --- deletion, expiry -------------------------------------------------------------------------------------------------

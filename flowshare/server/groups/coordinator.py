@@ -52,7 +52,7 @@ from flowshare.server.runtime.turns import Turns
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Iterable
 
     from flowshare.clock import Clock
     from flowshare.groups.offsets import OffsetChange
@@ -393,6 +393,7 @@ class ConsumerGroups:
         except OutputRefused:
             raise
         except LogError as error:
+            entry.offsets.doubt(decided)
             raise CoordinatorNotAvailable(
                 f"offsets of group {entry.group.group_id} could not be written: {error}"
             ) from error
@@ -476,6 +477,24 @@ class ConsumerGroups:
             entry = self.entries.get(group_id)
             if entry is not None:
                 await self.run(self._complete(entry, producer, committed=committed))
+
+    async def drop_ended(self, open_in_groups: Collection[tuple[int, str]]) -> None:
+        """Drop the offsets of transactions that are over: a group that was passed over at their end has them still.
+
+        Call it at the start, before any request. open_in_groups: producer and group ids of all transactions that are
+        open, or being ended.
+        """
+        for group_id, entry in tuple(self.entries.items()):
+            for producer in entry.offsets.producers:
+                if (producer.producer_id, group_id) in open_in_groups:
+                    continue
+                over = f"offsets of a transaction that is over: producer={producer.producer_id} group={group_id}"
+                try:
+                    await self.run(self._complete(entry, producer, committed=False))
+                except CoordinatorNotAvailable as error:
+                    logger.warning("%s are left for the next start: %s", over, error)
+                else:
+                    logger.warning("%s were dropped", over)
 
     async def _complete(self, entry: GroupEntry, producer: TransactionalProducer, *, committed: bool) -> None:
         async with entry.lock:

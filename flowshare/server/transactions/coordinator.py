@@ -238,6 +238,13 @@ class TransactionCoordinator:
         """Return all known transactions."""
         return [entry.transaction for entry in self._entries.values() if entry.transaction is not None]
 
+    def open_in_groups(self) -> frozenset[tuple[int, str]] | None:
+        """Return producer and group id of every group that a transaction, open or being ended, may have offsets in;
+        None: that is not known, as a transactional id cannot be read."""
+        if any(entry.unreadable for entry in self._entries.values()):
+            return None
+        return frozenset((one.producer_id, group_id) for one in self.all() for group_id in one.groups)
+
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def _find(self, transactional_id: str) -> _TransactionEntry:
