@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import flowshare as fs
-from flowshare.agents.feed.delays import HOLD_S, REWRITE_S
+from flowshare.agents.feed.delays import HOLD_S, OTHERS_S, REWRITE_S
 from flowshare.agents.feed.reader import Reader
 from flowshare.agents.handler.retry_headers import origin_of
 from flowshare.backend.base import NATIVE
@@ -171,17 +171,69 @@ async def test_a_worker_that_stops_leaves_what_it_held_to_the_retry_topic():
     assert len(waited) == 1
 
 
-def test_what_others_write_into_a_retry_topic_is_rejected_not_run(caplog):
+def test_what_others_write_into_a_retry_topic_is_a_dead_letter_not_run():
     seen = []
     app = one_agent(failing(0, seen))
 
     async def during(bus):
         await bus.send("t.agent.retry", b"stray")
 
-    run_app(app, during=during)
+    result = run_app(app, during=during)
 
     assert len(seen) == 1
-    assert "no record of this agent waits here" in caplog.text
+    (letter,) = result.dead
+    assert (letter.value, letter.origin, letter.attempts) == (b"stray", ("t.agent.retry", 0, 0), 1)
+    assert "only flowshare writes to a retry topic" in letter.reason
+    assert (result.stats["dead_lettered"], result.stats["rejected"]) == (1, 0)
+
+
+def of_two_topics(seen):
+    """An app of two agents in one group, each with a topic of its own: both fetch from the retry topic."""
+    app = fs.App("t")
+    for name, topic in (("one", "a"), ("other", "b")):
+        app.share_agent(topic, name=name, group="g", retry=fs.Retry(max_attempts=3, delay=HOLD_S + 5))(failing(1, seen))
+    return app
+
+
+def test_a_record_that_waits_for_another_agent_of_the_group_runs_there_with_all_its_attempts(caplog):
+    seen = []
+
+    async def main():
+        app = of_two_topics(seen)
+        async with fs.testing.harness(app) as bus:
+            for topic in "aabbaabb":
+                await bus.send(topic, b"x")
+            await bus.run_until_idle()
+            return [bus.host.runtimes[name].stats() for name in ("one", "other")], bus.records("g.dlq")
+
+    stats, dead = fs.testing.run(main())
+
+    assert sorted((one[0], one[2], one[3]) for one in seen) == [
+        (topic, offset, attempt) for topic in "ab" for offset in range(4) for attempt in (1, 2)
+    ]
+    assert [(one["accepted"], one["retried"], one["rejected"]) for one in stats] == [(4, 4, 0)] * 2
+    assert dead == []
+    assert caplog.text.count("does not read") == 2, "each agent says so once"
+
+
+@pytest.mark.flowshare
+async def test_a_record_whose_agent_is_away_waits_in_the_retry_topic_until_it_is_back():
+    seen, app = [], of_two_topics([])
+
+    async with fs.testing.harness(app) as bus:
+        one, other = (bus.host.runtimes[name] for name in ("one", "other"))
+        await bus.send("a", b"x")
+        await bus.advance(1)
+        one.pause()
+        await bus.advance(600)
+        copies = len(bus.records("g.retry"))
+        one.resume()
+        other.pause()
+        await bus.advance(2 * REWRITE_S)
+        seen.extend((one.stats()["accepted"], other.stats()["rejected"]))
+
+    assert seen == [1, 0]
+    assert copies < 600 / OTHERS_S[1] + 5, "it is written anew now and then only"
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": fs.Batch(2, within=0.1)}])
@@ -207,10 +259,11 @@ def test_what_cannot_be_read_in_a_retry_topic_is_a_dead_letter_and_those_beside_
     result = run_app(one_agent(several if "batch" in options else one, **options), [1, 2, 3], during=during)
 
     assert sorted(seen) == [1, 2, 3]
-    (letter,) = result.dead
+    stray, letter = result.dead
+    assert (stray.value, stray.origin) == (b"stray", ("t.agent.retry", 0, 0))
     assert (letter.origin, letter.attempts) == (("t.agent.retry", 0, 1), 1)
     assert "the stored bytes cannot be read" in letter.reason
-    assert (result.stats["accepted"], result.stats["dead_lettered"], result.stats["rejected"]) == (3, 1, 1)
+    assert (result.stats["accepted"], result.stats["dead_lettered"], result.stats["rejected"]) == (3, 2, 0)
 
 
 def test_batches_of_a_retry_topic_that_are_too_much_at_once_are_read_one_after_the_other(monkeypatch):

@@ -3,6 +3,7 @@
     short delay, few others held, nobody far ahead   -> held and renewed, released when it is due
     anything else                                    -> the retry topic, confirmed, then accepted
     in the retry topic and not due yet               -> held and renewed; after a while written anew at its end
+    there, of a topic that this agent does not read  -> the same, due or not: another agent or version reads it
 
 A broker counts all records between the first and the last one in flight against the record locks, so a held record
 stops its partition once that many others have passed it. Hence at most a quarter of the locks is held, and a record
@@ -17,13 +18,13 @@ import heapq
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from flowshare.agents.feed.ack_sender import AckSender
-from flowshare.agents.feed.acknowledgements import ACCEPT, REJECT, RELEASE
+from flowshare.agents.feed.acknowledgements import ACCEPT, RELEASE
 from flowshare.agents.feed.locks import HeldRecords
 from flowshare.agents.handler.agent import ShareAgent
 from flowshare.agents.handler.chunk import Chunk
+from flowshare.agents.handler.outcomes import Outcome, OutcomeKind
 from flowshare.agents.handler.retry_headers import RetryOrigin, origin_of, retry_topic, waiting
 from flowshare.agents.handler.send import ProducerRecord
 from flowshare.client.errors import RecordTooLarge, ServerError
@@ -33,6 +34,9 @@ from flowshare.protocol.decoding import DecodedRecord, RawRecord
 from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import TopicPartition
 
+if TYPE_CHECKING:
+    from flowshare.agents.feed.completion import Completion
+
 logger = logging.getLogger("flowshare.agents")
 
 HOLD_S: Final = 5.0
@@ -41,6 +45,8 @@ REWRITE_S: Final = 30.0
 """Seconds that a record of the retry topic is held before its due time, then it is written anew at the topic's end."""
 AGAIN_S: Final = 5.0
 """Seconds until a copy that could not be produced is tried again."""
+OTHERS_S: Final = (5.0, 15.0)
+"""Least and longest seconds for which a due record of another agent is held, then it is written anew."""
 
 Produced = Callable[[BaseException | None], None]
 DELIVERIES_MAX: Final = 2
@@ -218,7 +224,7 @@ class RetryTopicReader:
     def __init__(
         self,
         agent: ShareAgent,
-        acks: AckSender,
+        completion: Completion,
         held: HeldRecords,
         delays: Delays,
         feed: Callable[[list[Chunk]], None],
@@ -228,11 +234,13 @@ class RetryTopicReader:
         """feed: hands chunks to the pool."""
         self.topic = retry_topic(agent.group)
         self._agent = agent
-        self._acks = acks
+        self._completion = completion
         self._held = held
         self._delays = delays
         self._feed = feed
         self._clock = clock
+        self._told: set[str] = set()
+        """Topics of others whose records have been told of."""
 
     def chunks(self, part: Fetched, runs: Sequence[Run], now: float) -> list[Chunk]:
         """Return chunks of due records, one for each partition of origin; hold the others."""
@@ -241,9 +249,9 @@ class RetryTopicReader:
         for raws, count in runs:
             for raw in raws:
                 origin = origin_of(raw.headers)
-                if origin is None or origin.topic not in self._agent.topics:
-                    self._stray(part, raw)
-                elif origin.due_ms > now_ms:
+                if origin is None:
+                    self._stray(self._chunk(part, [([raw], count)], {}, now), raw)
+                elif origin.due_ms > now_ms or origin.topic not in self._agent.topics:
                     chunk = self._chunk(part, [([raw], count)], {raw.offset: origin}, now)
                     self._hold(chunk, raw, origin, again=count > DELIVERIES_MAX)
                 else:
@@ -253,50 +261,77 @@ class RetryTopicReader:
         return [self._chunk(part, found, origins, now) for found, origins in due.values()]
 
     def _chunk(self, part: Fetched, runs: Sequence[Run], origins: dict[int, RetryOrigin], now: float) -> Chunk:
-        topic = next(iter(origins.values())).topic
+        topic = next((origin.topic for origin in origins.values()), part.topic)
+        known = topic in self._agent.topics
         chunk = Chunk(
             self._agent.name,
             topic,
             part.tp,
             runs,
-            decode=self._agent.decoder(topic),
-            decode_key=self._agent.key_decoder(topic),
+            decode=self._agent.decoder(topic) if known else None,
+            decode_key=self._agent.key_decoder(topic) if known else None,
             deadline=part.lock_deadline,
             generation=part.generation,
             arrived=now,
-            origins=origins,
+            origins=origins or None,
             group=self._agent.group,
         )
         chunk.attempts = {offset: chunk.attempt(offset) for offset in origins}
         return chunk
 
     def _hold(self, chunk: Chunk, raw: RawRecord, origin: RetryOrigin, *, again: bool) -> None:
-        """Hold a record, its lock renewed, from all handlers until it is due.
+        """Hold a record, its lock renewed, from all handlers until it is due; one of another agent, until it is written
+        anew.
 
         again: write it anew now; workers that died while it waited have nearly used up its deliveries.
         """
         chunk.records.clear()
         self._held.add(chunk)
+        record = chunk.whole(raw)
+        foreign = origin.topic not in self._agent.topics
+        if foreign:
+            self._tell(origin.topic)
 
         def run() -> None:
-            if raw.offset in chunk.lost:
+            if foreign:
+                self._delays.rewrite(chunk, record, origin.due_ms)
+            elif raw.offset in chunk.lost:
                 self._held.decided(chunk, [raw.offset])
             else:
                 chunk.records.append(raw)
                 self._feed([chunk])
 
         if again:
-            self._delays.rewrite(chunk, chunk.whole(raw), origin.due_ms)
+            self._delays.rewrite(chunk, record, origin.due_ms)
         else:
-            self._delays.wait_in_topic(chunk, chunk.whole(raw), origin.due_ms, run)
+            self._delays.wait_in_topic(chunk, record, self._left_ms(origin) if foreign else origin.due_ms, run)
 
-    def _stray(self, part: Fetched, raw: RawRecord) -> None:
-        logger.error(
-            "agent=%s record=%s-%d@%d: no record of this agent waits here (its flowshare.retry.* headers are missing, "
-            "or name a topic that the agent does not read), rejected; only flowshare writes to a retry topic",
-            self._agent.name,
-            part.topic,
-            part.partition,
-            raw.offset,
+    def _left_ms(self, origin: RetryOrigin) -> int:
+        """Return when a record of another agent is written anew: when it is due; if that is over, the later the longer
+        nobody has run it."""
+        now_ms = self._clock.now_ms()
+        least_s, most_s = OTHERS_S
+        wait_s = min(max((now_ms - origin.due_ms) / 1000, least_s), most_s)
+        return max(origin.due_ms, now_ms + round(wait_s * 1000))
+
+    def _tell(self, topic: str) -> None:
+        if topic not in self._told:
+            self._told.add(topic)
+            logger.warning(
+                "agent=%s: records of %s wait in %s for their retry, and this agent does not read %s: they are left to "
+                "the group's agents that do, and wait until one of these runs",
+                self._agent.name,
+                topic,
+                self.topic,
+                topic,
+            )
+
+    def _stray(self, chunk: Chunk, raw: RawRecord) -> None:
+        """End a record of which nobody can tell what it is a copy of."""
+        chunk.records.clear()
+        self._held.add(chunk)
+        reason = (
+            "it waits for no retry: its flowshare.retry.* headers are missing or cannot be read; only flowshare writes "
+            "to a retry topic"
         )
-        self._acks.acknowledge((part.tp, part.generation), raw.offset, raw.offset, REJECT, "rejected")
+        self._completion.complete(chunk, chunk.whole(raw), Outcome(OutcomeKind.DEAD, None, reason))

@@ -155,7 +155,7 @@ class Feeder:
             completion=self._completion,
             waiting=None
             if self._delays is None
-            else RetryTopicReader(agent, self._acks, self._held, self._delays, self._feed, clock=clock),
+            else RetryTopicReader(agent, self._completion, self._held, self._delays, self._feed, clock=clock),
             stats=stats,
             service_loop=environment.service_loop,
             observed=observer is not None,
