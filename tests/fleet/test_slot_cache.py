@@ -135,6 +135,49 @@ async def test_a_damaged_store_is_thrown_away(make, tmp_path, caplog):
     assert await again.load(0) is not None
 
 
+async def test_a_store_that_turns_out_damaged_leaves_no_partial_state_of_the_slots_that_are_kept_on(make, tmp_path):
+    cache, reader, other = await make(), SlotReader(), SlotReader()
+    cache.attach(0, reader)
+    cache.attach(1, other)
+    feed(reader, claim(), part(1, (b"g/a", b"1")))
+    feed(other, claim(), part(1, (b"g/b", bytes(50_000))))  # what follows is in another block
+    await cache.close()
+    damage(tmp_path / "state" / "store")
+    cache = await make()
+    loaded = await cache.load(0)
+    cache.attach(0, reader := SlotReader.resume(loaded.summary, loaded.table))
+
+    assert await cache.load(1) is None
+    feed(reader, part(2, (b"g/c", b"2")))
+    await cache.close()
+
+    assert await (await make()).load(0) is None
+
+
+async def test_a_worker_starts_with_a_store_that_turns_out_damaged_and_fills_a_new_one(make, tmp_path, caplog):
+    cache, reader = await make(), SlotReader()
+    cache.attach(0, reader)
+    feed(reader, claim(), part(1, (b"g/a", b"1")))
+    await cache.close()
+    damage(tmp_path / "state" / "store")
+    cache = await make()
+
+    assert await cache.kept(4) == ()
+    assert "thrown away" in caplog.text
+    cache.attach(0, reader)
+    await cache.close()
+
+    assert await (await make()).kept(4) == (0,)
+
+
+def damage(store):
+    """Turn a bit in the summary that was written last, which its checksum finds out when it is read."""
+    tables = sorted(store.glob("*.sst"))
+    content = bytearray(tables[-1].read_bytes())
+    content[content.rindex(TOPIC_ID.bytes)] ^= 0xFF
+    tables[-1].write_bytes(content)
+
+
 # --- with slots ---------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 
 The cache lags behind (`LAG_S`), no caller waits for its writes, and the loader throws away content that does not fit
 the log (`fleet.state.slot`). Each write holds the entries of a slot and the reader's summary as of the same offset, all
-or none, so that a crash leaves a true state, if an old one. A damaged cache is removed and made anew.
+or none, so that a crash leaves a true state, if an old one. A damaged cache is removed, and made anew only while no
+slot is attached: it would get later changes of an attached slot without the earlier ones.
 
     <slot, 2 bytes> s                   topic id (16 bytes), summary
     <slot, 2 bytes> e <state key>       offset of the last write (8 bytes), value
@@ -104,7 +105,7 @@ class SlotCache:
         return await self._run(self._load_blocking, slot)
 
     async def kept(self, slots: int) -> tuple[int, ...]:
-        """Return the slots below `slots` that have content in the cache."""
+        """Return the slots below `slots` that have content in the cache; called before a slot is attached."""
         return await self._run(self._kept_blocking, slots)
 
     def attach(self, slot: int, reader: SlotReader) -> None:
@@ -175,14 +176,23 @@ class SlotCache:
         return Rdict(str(self._path / STORE_DIRECTORY), options)
 
     def _anew(self, error: Exception) -> None:
-        """Throw a damaged cache away; without a new one the process goes on without a cache."""
+        """Replace a damaged cache by an empty one, before a slot is attached; without a new one the process goes on
+        without a cache."""
         logger.warning("the local state in %s is thrown away, the slots' logs have it all: %s", self._path, error)
-        self._shut()
-        shutil.rmtree(self._path / STORE_DIRECTORY, ignore_errors=True)
+        self._remove()
         try:
             self._db = self._open_db()
         except Exception as again:  # noqa: BLE001 as above
             logger.warning("there is no local state from now on, a restart reads everything: %s", again)
+
+    def _give_up(self, error: Exception) -> None:
+        """Remove the cache and go on without one: later changes of the attached slots would not fit its content."""
+        logger.warning("there is no local state from now on, a restart reads everything: %s", error)
+        self._remove()
+
+    def _remove(self) -> None:
+        self._shut()
+        shutil.rmtree(self._path / STORE_DIRECTORY, ignore_errors=True)
 
     def _shut(self) -> None:
         db, self._db = self._db, None
@@ -203,13 +213,17 @@ class SlotCache:
         except SlotError as error:
             logger.warning("what is kept locally of slot %d cannot be used: %s", slot, error)
         except Exception as error:  # noqa: BLE001 as above
-            self._anew(error)
+            self._give_up(error)
         return None
 
     def _kept_blocking(self, slots: int) -> tuple[int, ...]:
         if self._db is None:
             return ()
-        return tuple(slot for slot in range(slots) if self._db.get(_SLOT.pack(slot) + SUMMARY) is not None)
+        try:
+            return tuple(slot for slot in range(slots) if self._db.get(_SLOT.pack(slot) + SUMMARY) is not None)
+        except Exception as error:  # noqa: BLE001 as above
+            self._anew(error)
+        return ()
 
     def _entries(self, slot: int) -> list[Kept]:
         prefix = _SLOT.pack(slot) + ENTRY
@@ -238,10 +252,7 @@ class SlotCache:
         try:
             self._db.write(batch, WriteOptions())
         except Exception as error:  # noqa: BLE001 as above
-            # Later writes would not fit the present content.
-            logger.warning("there is no local state from now on, a restart reads everything: %s", error)
-            self._shut()
-            shutil.rmtree(self._path / STORE_DIRECTORY, ignore_errors=True)
+            self._give_up(error)
 
     def _close_blocking(self) -> None:
         self._shut()
