@@ -369,6 +369,11 @@ class ClassicGroup:
             phases.sync_phase_due(now_ms)
         return self._step()
 
+    def put_off(self, now_ms: int, by_ms: int) -> None:
+        """Give members, and phases, whose time would be over now `by_ms` more, because the group's keeper did not
+        listen."""
+        self._phases.put_off(now_ms, by_ms)
+
     def require_empty(self) -> None:
         """Check that the group may be deleted. Raises NonEmptyGroup while there are members."""
         if self.state is not ClassicState.EMPTY:

@@ -117,6 +117,17 @@ class Phases:
         self.answer_join(member, JoinAnswer(error=error, member_id=member.member_id))
         self.answer_sync(member, error=error)
 
+    def put_off(self, now_ms: int, by_ms: int) -> None:
+        """Give members, and phases, whose time would be over now `by_ms` more, because nobody read their requests."""
+
+        def later(due_ms: int | None) -> int | None:
+            return due_ms if due_ms is None or due_ms > now_ms else now_ms + by_ms
+
+        for member in self.members:
+            member.deadline_ms = later(member.deadline_ms)
+        self.pending = {member_id: later(due_ms) or due_ms for member_id, due_ms in self.pending.items()}
+        self.join_due_ms, self.sync_due_ms = later(self.join_due_ms), later(self.sync_due_ms)
+
     # --- the store ----------------------------------------------------------------------------------------------
 
     def write(self) -> None:

@@ -112,12 +112,14 @@ def init(
 ) -> Transaction:
     """Return the id with a fresh epoch, so that older producers are fenced; PrepareAbort if a transaction is open.
 
-    `new_id` is used for an id that is new, or has used up its epochs. PrepareAbort: finish that, then call again.
+    new_id: a producer id that nobody has, where `wants_new_id` says so: for an id that is new, or has used up its
+    epochs. PrepareAbort: finish that, then call again.
 
     Raises: ProducerFenced, ConcurrentTransactions.
     """
     if known is None or known.state is TransactionState.DEAD:
         # A producer whose id expired goes on with a new one (KIP-360).
+        assert new_id != NO_PRODUCER_ID, "an id that is new needs a producer id"
         return Transaction(
             transactional_id=transactional_id, producer_id=new_id, epoch=0, timeout_ms=timeout_ms, updated_ms=now_ms
         )
@@ -132,6 +134,7 @@ def init(
     if asker.epoch != NO_EPOCH and asker != (known.producer_id, known.epoch):
         return fresh  # a repeated request: its last bump holds
     if known.epoch >= EPOCH_EXHAUSTED:
+        assert new_id != NO_PRODUCER_ID, "an id that has used up its epochs needs a producer id"
         last = AskingProducer(known.producer_id, known.epoch) if asker.epoch != NO_EPOCH else AskingProducer()
         return replace(fresh, producer_id=new_id, epoch=0, last_producer_id=last.producer_id, last_epoch=last.epoch)
     return replace(fresh, epoch=known.epoch + 1, last_producer_id=asker.producer_id, last_epoch=asker.epoch)

@@ -21,6 +21,7 @@ from flowshare.protocol.messages import (
 )
 from flowshare.server.groups.members import MEMBER_BYTES_MAX
 from flowshare.server.groups.store import GROUPS, OFFSETS, PENDING
+from flowshare.server.runtime.coordinator import SOON_MS
 from flowshare.server.settings import CLASSIC_CONFIGS, Settings
 from flowshare.server.transactions.coordinator import PREFIX
 from flowshare.testing.clock import settle
@@ -479,3 +480,14 @@ async def test_settings_are_read_by_kafkas_names_and_checked() -> None:
         Settings.parse({"group.min.session.timeout.ms": "9000", "group.max.session.timeout.ms": "8000"})
     with pytest.raises(InvalidConfig):
         Settings.parse({"offsets.retention.minute": "1"})
+
+
+async def test_members_are_not_removed_before_their_requests_are_read_by_a_process_that_stood_still() -> None:
+    async with world() as w:
+        one = await w.stable()
+        w.clock._elapsed_s += 14  # longer than the session timeout, and nothing runs meanwhile
+        await w.clock.advance(0.001)
+        assert await w.beat(one, 1) is NONE
+        w.clock._elapsed_s += 14
+        await w.clock.advance(SOON_MS / 1000 + 0.1)
+        assert await w.beat(one, 1) is ErrorCode.UNKNOWN_MEMBER_ID

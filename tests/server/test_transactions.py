@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -22,10 +23,11 @@ from flowshare.protocol.messages import (
     ListTransactionsRequest,
     ProduceRequest,
 )
+from flowshare.server.runtime.coordinator import SOON_MS
 from flowshare.server.settings import Settings
 from flowshare.server.transactions.coordinator import BLOCK, PREFIX
 from flowshare.transactions.stored import encode_transaction
-from flowshare.transactions.transaction import Transaction, TransactionState
+from flowshare.transactions.transaction import EPOCH_EXHAUSTED, Transaction, TransactionState
 from tests.log.producer_contract import produced
 from tests.server.world import parked, settle, world
 
@@ -269,12 +271,74 @@ async def test_a_step_that_cannot_be_written_has_not_happened() -> None:
             raise StorageError("injected")
 
         w.storage.before_write = fail
-        assert await one.end() is ErrorCode.KAFKA_STORAGE_ERROR
-        assert await Writer(w, "new").init() is ErrorCode.KAFKA_STORAGE_ERROR
+        # As Kafka: foreign producers ask again after this code, and end after that of the disk.
+        assert await one.end() is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert await one.add(1) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert await Writer(w, "new").init() is ErrorCode.COORDINATOR_NOT_AVAILABLE
         w.storage.before_write = None
         assert await one.state() == "Ongoing"
         assert await Writer(w, "new").state() is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
         assert await one.end(committed=False) is NONE
+
+
+async def test_producer_ids_that_cannot_be_written_are_asked_for_again() -> None:
+    async with world() as w:
+
+        async def fail() -> None:
+            raise StorageError("injected")
+
+        w.storage.before_write = fail
+        assert await Writer(w, None).init() is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert await Writer(w).init() is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        w.storage.before_write = None
+        assert await Writer(w).init() is NONE
+
+
+async def test_an_id_that_expires_while_its_producer_asks_for_it_gets_a_new_producer_id() -> None:
+    async with world() as w:
+        await w.topic()
+        one = Writer(w)
+        await one.init()
+        first, hold = one.producer, asyncio.Event()
+        w.storage.before_write = hold.wait
+        await w.clock.advance(604_800.001)  # its expiry is being written
+        again = await parked(one.init())
+        hold.set()
+        assert await again is NONE
+        assert one.producer.producer_id > first.producer_id
+        assert await one.add() is NONE
+        assert await one.write() is NONE
+        assert await one.end() is NONE
+
+
+async def test_an_id_has_a_producer_id_though_many_ask_as_its_epochs_run_out() -> None:
+    async with world() as w:
+        await w.topic()
+        one = Writer(w)
+        await one.init()
+        known = w.server._transactions.get("tx")
+        used_up = encode_transaction(replace(known, epoch=EPOCH_EXHAUSTED - 2))
+        await w.storage.write([(PREFIX + b"tx", used_up)])
+        await w.restart()
+        others = [Writer(w) for _ in range(4)]
+        assert await asyncio.gather(*(other.init() for other in others)) == [NONE] * 4
+        assert min(other.producer.producer_id for other in others) >= 0
+        assert max(other.producer.producer_id for other in others) > one.producer.producer_id
+
+
+async def test_a_transaction_is_not_aborted_before_its_end_is_read_by_a_process_that_stood_still() -> None:
+    async with world() as w:
+        await w.topic()
+        one = Writer(w)
+        await one.open(timeout_ms=10_000)
+        w.clock._elapsed_s += 14  # nothing runs meanwhile
+        await w.clock.advance(0.001)
+        assert await one.end() is NONE
+        assert await one.state() == "CompleteCommit"
+        await one.open(timeout_ms=10_000)
+        w.clock._elapsed_s += 14  # nothing runs meanwhile
+        await w.clock.advance(SOON_MS / 1000 + 0.1)
+        assert await one.state() == "CompleteAbort"
 
 
 async def test_a_step_goes_to_its_end_when_whoever_asked_goes_away() -> None:

@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from flowshare.clock import ahead_ms
 from flowshare.core_errors import (
@@ -46,7 +46,7 @@ from flowshare.server.groups.store import (
 )
 from flowshare.server.groups.waiting import WaitingRequests, refused
 from flowshare.server.runtime.answers import turns
-from flowshare.server.runtime.coordinator import RETRY_MS, CoordinatorRuntime, Damage
+from flowshare.server.runtime.coordinator import LATE_MS, RETRY_MS, SOON_MS, CoordinatorRuntime, Damage
 from flowshare.server.runtime.state import GROUP_ID_BYTES_MAX
 from flowshare.server.runtime.turns import Turns
 
@@ -66,12 +66,6 @@ if TYPE_CHECKING:
     from flowshare.server.runtime.topic_index import TopicIndex
 
 logger = logging.getLogger(__name__)
-
-LATE_MS: Final = 500
-"""Lateness of a look at members, in ms, after which the process is taken to have stood still and not read
-heartbeats."""
-SOON_MS: Final = 3_000
-"""Extra time for members then, in ms."""
 
 Gone = Sequence[tuple["uuid.UUID", int]] | None
 """Partitions, by topic id, whose committed offsets go; None: the whole group goes."""
@@ -520,10 +514,10 @@ class ConsumerGroups:
         now_ms = self.clock.steady_ms()
         for entry in tuple(self.entries.values()):
             group = entry.group
+            if late_ms > LATE_MS:
+                group.put_off(now_ms, SOON_MS)
             due_ms = group.next_deadline_ms()
             if isinstance(group, ConsumerGroup):
-                if late_ms > LATE_MS:
-                    group.put_off(now_ms, SOON_MS)
                 for member_id in group.expire(now_ms):
                     entry.heard.pop(member_id, None)
                     logger.warning("member timed out group=%s member=%s", group.group_id, member_id)

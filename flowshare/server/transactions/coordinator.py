@@ -20,18 +20,19 @@ from typing import TYPE_CHECKING, Final
 from flowshare.clock import ahead_ms
 from flowshare.core_errors import (
     ConcurrentTransactions,
+    CoordinatorNotAvailable,
     InvalidTxnState,
     TransactionalIdNotFound,
     TransactionStateCorrupt,
 )
-from flowshare.log.base import ProducerRefused, UnknownTopic
+from flowshare.log.base import LogError, ProducerRefused, UnknownTopic
 from flowshare.protocol.headers import frames
-from flowshare.server.runtime.coordinator import CoordinatorRuntime
+from flowshare.server.runtime.coordinator import LATE_MS, SOON_MS, CoordinatorRuntime
 from flowshare.server.runtime.failures import EXPECTED
 from flowshare.transactions import coordinator
 from flowshare.transactions.coordinator import AskingProducer, TransactionConfig
 from flowshare.transactions.stored import decode_transaction, encode_transaction
-from flowshare.transactions.transaction import Transaction, TransactionState
+from flowshare.transactions.transaction import NO_PRODUCER_ID, Transaction, TransactionState
 
 if TYPE_CHECKING:
     from flowshare.clock import Clock
@@ -74,11 +75,14 @@ class ProducerIds:
             self._next = self._end = int.from_bytes(value)
 
     async def take(self) -> int:
-        """Return an id that was never given out. Raises: StorageError."""
+        """Return an id that was never given out. Raises: CoordinatorNotAvailable (nothing could be written)."""
         async with self._turn:
             if self._next == self._end:
                 end = self._end + BLOCK
-                await self._store.write([(PRODUCER_IDS, end.to_bytes(8))])
+                try:
+                    await self._store.write([(PRODUCER_IDS, end.to_bytes(8))])
+                except LogError as error:
+                    raise CoordinatorNotAvailable(f"producer ids could not be written: {error}") from error
                 self._end = end
             self._next += 1
             return self._next - 1
@@ -117,6 +121,8 @@ class TransactionCoordinator:
             "transactional ids", limit="transactional.id.max", clock=clock, budget=budget, size_of=lambda one: one.size
         )
         self._entries = self._runtime.entries
+        self._put_off_to_ms = 0
+        """The time before which no open transaction is aborted for its age."""
         storage.producer_expiry_ms = config.producer_expiration_ms
 
     async def start(self) -> None:
@@ -150,7 +156,7 @@ class TransactionCoordinator:
     # --- requests of clients --------------------------------------------------------------------------------------
 
     async def new_producer(self) -> AskingProducer:
-        """Return a new idempotent producer without transactions. Raises: StorageError."""
+        """Return a new idempotent producer without transactions. Raises: CoordinatorNotAvailable."""
         return AskingProducer(await self._ids.take(), 0)
 
     async def init(
@@ -160,12 +166,13 @@ class TransactionCoordinator:
 
         party: the maker of the id; None: the server's own process.
 
-        Raises: CoreError, StorageError, Refused (too many).
+        Raises: CoreError (CoordinatorNotAvailable: nothing could be written), Refused (too many).
         """
         coordinator.check_init(transactional_id, timeout_ms, asker, timeout_max_ms=self._config.timeout_max_ms)
         entry = self._entries.get(transactional_id)
         if entry is None:
             entry = self._runtime.make(transactional_id, _TransactionEntry, party, self._config.ids_max)
+        entry.making += 1  # at once: an entry that nobody makes may be dropped before the task begins
         return await self._runtime.run(self._init(entry, transactional_id, timeout_ms, asker))
 
     async def add(
@@ -181,7 +188,7 @@ class TransactionCoordinator:
 
         party: the sender; None: the server's own process.
 
-        Raises: CoreError, StorageError, Refused (they would take too many bytes).
+        Raises: CoreError, Refused (they would take too many bytes).
         """
         added, of = frozenset(partitions), frozenset(groups)
 
@@ -194,10 +201,7 @@ class TransactionCoordinator:
         await self._runtime.run(self._step(self._find(transactional_id), step))
 
     async def end(self, transactional_id: str, asker: AskingProducer, *, committed: bool) -> None:
-        """Commit or abort; returns when that is durable and, within `FINISH_WAIT_S`, carried out.
-
-        Raises: CoreError, StorageError.
-        """
+        """Commit or abort; returns when that is durable and, within `FINISH_WAIT_S`, carried out. Raises: CoreError."""
 
         def step(known: Transaction | None) -> Transaction:
             return coordinator.end(known, asker, committed=committed, now_ms=self._clock.steady_ms())
@@ -258,24 +262,32 @@ class TransactionCoordinator:
     async def _init(
         self, entry: _TransactionEntry, transactional_id: str, timeout_ms: int, asker: AskingProducer
     ) -> AskingProducer:
-        def step(known: Transaction | None) -> Transaction:
-            now_ms = self._clock.steady_ms()
-            return coordinator.init(known, transactional_id, timeout_ms, asker, new_id=new_id, now_ms=now_ms)
-
-        entry.making += 1
+        """Make the first state of the id, or its next epoch. The caller has counted this call in `entry.making`."""
         try:
             self._find(transactional_id)
-            new_id = await self._ids.take() if coordinator.wants_new_id(entry.transaction) else -1
-            made = await self._step(entry, step)
+            made = await self._init_step(entry, transactional_id, timeout_ms, asker)
             if made.state.prepared:
                 await self._finished(entry)
-                made = await self._step(entry, step)
+                made = await self._init_step(entry, transactional_id, timeout_ms, asker)
         finally:
             entry.making -= 1
             self._drop_if_void(transactional_id, entry)
         if made.state.prepared:
             raise ConcurrentTransactions(f"transactional id {transactional_id!r}: its last transaction is being ended")
         return AskingProducer(made.producer_id, made.epoch)
+
+    async def _init_step(
+        self, entry: _TransactionEntry, transactional_id: str, timeout_ms: int, asker: AskingProducer
+    ) -> Transaction:
+        async with entry.turn:
+            await self._finished(entry)
+            # In the turn: another request, or the id's expiry, may have been the last to change it.
+            new_id = await self._ids.take() if coordinator.wants_new_id(entry.transaction) else NO_PRODUCER_ID
+            now_ms = self._clock.steady_ms()
+            known = entry.transaction
+            after = coordinator.init(known, transactional_id, timeout_ms, asker, new_id=new_id, now_ms=now_ms)
+            await self._keep(entry, after)
+            return after
 
     def _drop_if_void(self, transactional_id: str, entry: _TransactionEntry) -> None:
         if entry.transaction is None and not entry.making and not entry.unreadable:
@@ -286,15 +298,26 @@ class TransactionCoordinator:
         bounds."""
         async with entry.turn:
             await self._finished(entry)
-            known = entry.transaction
-            after = decide(known)
-            if after is not known:
-                await self._save(entry, after)
-                if after.state.prepared:
-                    self._begin_to_finish(entry)
-                elif known is None or known.deadline_ms != after.deadline_ms:
-                    self._runtime.expect(self._due_ms(after))
+            after = decide(entry.transaction)
+            await self._keep(entry, after)
             return after
+
+    async def _keep(self, entry: _TransactionEntry, after: Transaction) -> None:
+        """Make a step's result durable, in the turn. Raises: CoordinatorNotAvailable: nothing has happened, or it is in
+        doubt; the client asks again, and each step may be repeated."""
+        known = entry.transaction
+        if after is known:
+            return
+        try:
+            await self._save(entry, after)
+        except LogError as error:
+            raise CoordinatorNotAvailable(
+                f"the state of transactional id {after.transactional_id!r} could not be written: {error}"
+            ) from error
+        if after.state.prepared:
+            self._begin_to_finish(entry)
+        elif known is None or known.deadline_ms != after.deadline_ms:
+            self._runtime.expect(self._due_ms(after))
 
     async def _save(self, entry: _TransactionEntry, after: Transaction) -> None:
         stored = encode_transaction(after.shifted(ahead_ms(self._clock)))
@@ -361,14 +384,19 @@ class TransactionCoordinator:
     def _due_ms(self, transaction: Transaction) -> int | None:
         if transaction.state.idle:
             return transaction.updated_ms + self._config.id_expiration_ms
-        return transaction.deadline_ms
+        return None if transaction.deadline_ms is None else max(transaction.deadline_ms, self._put_off_to_ms)
 
     def _next_ms(self) -> int | None:
         return min((due_ms for one in self.all() if (due_ms := self._due_ms(one)) is not None), default=None)
 
-    async def _expire(self, _: int = 0) -> None:
-        """Abort transactions open for too long, forget unused ids. Raises: LogError."""
+    async def _expire(self, late_ms: int = 0) -> None:
+        """Abort transactions open for too long, forget unused ids. Raises: LogError.
+
+        late_ms: time this process stood still: a transaction's end may wait to be read.
+        """
         now_ms = self._clock.steady_ms()
+        if late_ms > LATE_MS:
+            self._put_off_to_ms = now_ms + SOON_MS
         for one in self.all():
             due_ms = self._due_ms(one)
             if due_ms is not None and due_ms <= now_ms:
