@@ -28,6 +28,7 @@ class Coordinator:
         self.done: list[tuple[int, int]] = []
         """Runs of the task: the lateness that the task was told, and the time of the run, in ms."""
         self.fails = 0
+        self.takes_s = 0.0
         self.runtime.start(self.expire, self.next_ms)
 
     @property
@@ -40,6 +41,8 @@ class Coordinator:
             self.fails -= 1
             raise RuntimeError("no")
         self.dues = [due for due in self.dues if due > self.clock.steady_ms()]
+        if self.takes_s:
+            await self.clock.sleep(self.takes_s)
 
     def next_ms(self) -> int | None:
         return min(self.dues, default=None)
@@ -106,6 +109,21 @@ async def test_a_process_that_stood_still_is_told_for_how_long():
     one.clock._elapsed_s += 4.1  # no timer has run on the way
     await one.passes(0)
     assert one.done[-1] == (4_000, 4_100)
+    await one.runtime.close()
+
+
+async def test_the_time_that_due_work_takes_is_no_standstill():
+    one = await watching()
+    one.takes_s = 4.0
+    one.due_in(100)
+    one.due_in(200)
+    await turns()
+    await one.passes(100)
+    one.done.clear()
+    await one.passes(4_100)
+    assert [late_ms for late_ms, _ in one.done] == [1]
+    one.takes_s = 0
+    await one.passes(5_000)
     await one.runtime.close()
 
 

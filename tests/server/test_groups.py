@@ -231,6 +231,49 @@ async def test_a_group_with_a_reader_that_never_joined_does_not_expire() -> None
         assert (await w.admin.send(ListGroupsRequest())).groups == ()
 
 
+async def test_an_expired_group_that_cannot_be_deleted_keeps_no_dead_member_of_another_one() -> None:
+    async with world() as w:
+        await w.topic()
+        await w.configure({"share.retention.ms": "60000"}, "old")
+        gone = w.member("m1", "old")
+        await gone.heartbeat("t")
+        await gone.heartbeat(epoch=-1)
+        gate = gated(w.server.share.coordinator._leaders, "replacing")
+        await w.clock.advance(61)
+        await w.member("m2").heartbeat("t")
+
+        await w.clock.advance(44)
+        before = await w.members()
+        await w.clock.advance(2)
+
+        assert (before, await w.members()) == (["m2"], [])
+        gate.set()
+
+
+async def test_a_group_that_cannot_be_written_keeps_no_other_one_unwritten() -> None:
+    async with world() as w:
+        await w.topic()
+        groups = "g1", "g2", "g3"
+        for group_id in groups:
+            await w.member("m1", group_id).heartbeat("t")
+        write, stored = w.storage.write, dict[bytes, bytes | None]()
+
+        async def refused(writes) -> None:
+            written = [key for key, _ in writes]
+            if PREFIX + b"g1" in written:
+                raise StorageError("its slot has no leader")
+            if PREFIX + b"g2" in written:
+                await w.clock.sleep(60)
+            stored.update(writes)
+            await write(writes)
+
+        w.storage.write = refused
+        await w.clock.advance(46)  # all members have timed out
+
+        w.storage.write = write
+        assert [key for key in stored if key.startswith(PREFIX)] == [PREFIX + b"g3"]
+
+
 # --- what is begun before and written after -------------------------------------------------------------------------
 
 

@@ -138,9 +138,10 @@ class CoordinatorRuntime(Generic[T]):
             except Exception:
                 logger.exception("what is due of the %s failed, going on", self.things)
                 await self._clock.sleep(RETRY_MS / 1000)
-            due_ms = next_ms()
+            due_ms, slept_from_ms = next_ms(), self._clock.steady_ms()
             await self._alarm.sleep_until(due_ms)
-            late_ms = 0 if due_ms is None else self._clock.steady_ms() - due_ms
+            # What was due before the sleep began waited for the work before it, not for this process.
+            late_ms = 0 if due_ms is None else self._clock.steady_ms() - max(due_ms, slept_from_ms)
 
 
 class Damage:

@@ -13,11 +13,11 @@ their sessions had timed out. The same holds for a member of flowshare's own who
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowshare import processes
 from flowshare.clock import ahead_ms
-from flowshare.core_errors import CoreError, FencedMemberEpoch, GroupIdNotFound, StateCorrupt
+from flowshare.core_errors import CoreError, FencedMemberEpoch, GroupIdNotFound, NonEmptyGroup, StateCorrupt
 from flowshare.log.base import LogError, NotLed
 from flowshare.protocol.errors import ErrorCode
 from flowshare.server.runtime.connection import IN_PROCESS
@@ -29,8 +29,9 @@ from flowshare.server.share.returning_members import SOON_MS, Returns
 from flowshare.share.group import ShareGroup, check_heartbeat, subscription_growth
 
 if TYPE_CHECKING:
+    import asyncio
     import uuid
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 
     from flowshare.clock import Clock
     from flowshare.log.base import Storage
@@ -102,6 +103,10 @@ class Coordinator:
         self._gone: dict[str, frozenset[str]] = {}
         self._noted: dict[str, int] = {}
         """Time to write, in ms, of each group whose members have jumped to another epoch."""
+        self._deleting: dict[str, asyncio.Task[None]] = {}
+        """Deletions of expired groups under way."""
+        self._writing: dict[str, asyncio.Task[None]] = {}
+        """Writes of groups under way for which nobody waits."""
         self._first_states = FirstStates(leaders, self.write, clock)
         self.rebalances = 0
         """Assignments made anew since the start."""
@@ -149,7 +154,11 @@ class Coordinator:
     async def close(self) -> None:
         """Stop watching, and end work under way."""
         await self._first_states.close()
-        await self._runtime.close()
+        await self._runtime.close(self._stop_work)
+
+    def _stop_work(self) -> None:
+        for task in (*self._deleting.values(), *self._writing.values()):
+            task.cancel()
 
     def living(self, group_id: str) -> Container[str]:
         """Return the group's members that keep the records they acquired before this server was started."""
@@ -322,11 +331,15 @@ class Coordinator:
         if group_id in self._damage:
             await self._delete_damaged(group_id)
             return
-        group = self.find(group_id)
-        group.require_empty()
+        await self._delete(self.find(group_id), ShareGroup.require_empty)
+
+    async def _delete(self, group: ShareGroup, require_unused: Callable[[ShareGroup], object]) -> None:
+        """Delete a group that `require_unused` lets pass before and after other servers were asked."""
+        group_id = group.group_id
+        require_unused(group)
         async with self._leaders.replacing(dict.fromkeys(self._leaders.known(group))) as writes:
             self._check_same(group)
-            group.require_empty()
+            require_unused(group)
             self.groups.pop(group_id, None)  # first: a member that joins from now on makes a new group
             marked = self._unwritten.pop(group_id, None) is not None
             try:
@@ -340,9 +353,18 @@ class Coordinator:
     async def _delete_idle(self, group_id: str) -> None:
         """Delete a group that has expired; after a failure the deletion is tried again soon."""
         try:
-            await self.delete(group_id)
+            await self._delete(self.find(group_id), self._require_expired)
         except (LogError, CoreError, Refused) as error:
             logger.warning("an idle group could not be deleted, tried again soon: %s group=%s", error, group_id)
+
+    def _expired(self, group: ShareGroup) -> bool:
+        at = group.expires_ms
+        return at is not None and at <= self._clock.steady_ms() and self._leaders.idle(group.group_id)
+
+    def _require_expired(self, group: ShareGroup) -> None:
+        """Check that nobody has used an expired group meanwhile. Raises: NonEmptyGroup."""
+        if not self._expired(group):
+            raise NonEmptyGroup(f"group {group.group_id} is used again")
 
     async def _delete_damaged(self, group_id: str) -> None:
         """Delete all stored state of a group that cannot be read. Raises: LogError."""
@@ -457,26 +479,34 @@ class Coordinator:
                 self._leaders.release_member(group.group_id, member_id, died=True)
             if gone:
                 self._changed(group.group_id)
-        for group_id in tuple(self.groups):
-            found = self.groups.get(group_id)  # the group may have been used, or given away, during other deletions
-            at = None if found is None else found.expires_ms
-            if at is None or at > now_ms or not self._leaders.idle(group_id):
-                continue
-            logger.warning("group had no members for share.retention.ms, its state is deleted group=%s", group_id)
-            await self._delete_idle(group_id)
-        await self._write_due(now_ms)
+        # Both beside the watch: what other servers keep waiting must keep no other group's members.
+        for group_id, group in self.groups.items():
+            if group_id not in self._deleting and self._expired(group):
+                logger.warning("group had no members for share.retention.ms, its state is deleted group=%s", group_id)
+                self._beside(self._deleting, group_id, self._delete_idle(group_id))
+        self._write_due(now_ms)
 
-    async def _write_due(self, now_ms: int) -> None:
+    def _beside(self, tasks: dict[str, asyncio.Task[None]], group_id: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run a group's work beside the watch, which begins it again if it failed."""
+        task = tasks[group_id] = self._runtime.spawn(work)
+        task.add_done_callback(lambda _: tasks.pop(group_id, None))
+
+    def _write_due(self, now_ms: int) -> None:
         """Write groups with noted changes that are due, and groups whose last write failed."""
-        due = {group_id for group_id, due_ms in self._noted.items() if due_ms <= now_ms}
-        for group_id in due:
+        for group_id in [group_id for group_id, due_ms in self._noted.items() if due_ms <= now_ms]:
             del self._noted[group_id]
             self._changed(group_id)
+        for group_id in tuple(self._unwritten):
+            group = self.groups.get(group_id)
+            if group is None:
+                del self._unwritten[group_id]
+            elif group_id not in self._writing:
+                self._beside(self._writing, group_id, self._rewrite(group))
+
+    async def _rewrite(self, group: ShareGroup) -> None:
         try:
-            for group_id in tuple(self._unwritten):
-                if group_id in self.groups:
-                    await self.write(self.groups[group_id])
-                else:
-                    self._unwritten.pop(group_id, None)
+            await self.write(group)
         except LogError as error:
-            logger.error("groups could not be written, tried again soon: %s", error)  # noqa: TRY400  the text says it
+            logger.error(  # noqa: TRY400  the text says it
+                "group could not be written, tried again soon: %s group=%s", error, group.group_id
+            )
