@@ -104,3 +104,26 @@ async def test_a_damaged_batch_of_more_records_than_are_told_of_at_once_is_told_
     assert seen == [b"good"]
     assert sorted(letter.origin[2] for letter in letters) == list(range(10))
     assert {letter.attempts for letter in letters} == {1}
+
+
+@pytest.mark.flowshare
+async def test_an_agent_goes_on_fetching_after_more_records_were_finished_at_once_than_may_have_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flowshare.agents.feed.prefetch.UNCONFIRMED_MAX", 10)
+    app = fs.App("t")
+    sizes: list[int] = []
+
+    @app.share_agent("in", name="agent", batch=fs.Batch(size=10, within=0.05), concurrency=1)
+    async def read(records: fs.Records[bytes]) -> None:
+        sizes.append(len(records))
+        await app.host.clock.sleep(1)
+
+    async with fs.testing.harness(app) as bus:
+        app.host.runtimes["agent"].pause()
+        for _ in range(25):
+            await bus.send("in", b"x")
+        app.host.runtimes["agent"].resume()
+        await bus.run_until_idle(limit=60)
+
+    assert sizes == [10, 10, 5]

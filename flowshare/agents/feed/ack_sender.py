@@ -145,8 +145,9 @@ class AckSender:
         self._tasks: set[asyncio.Task[None]] = set()
         self.unconfirmed = 0
         """Number of offsets that wait for their acknowledgement or its answer."""
-        self.on_sent: Callable[[], object] | None = None
-        """Called when acknowledgements that waited behind a round have left (`leaves_soon`)."""
+        self.on_answered: Callable[[], object] | None = None
+        """Called when fewer acknowledgements are without an answer, or those that waited behind a round have left
+        (`leaves_soon`)."""
 
     @property
     def leaves_soon(self) -> bool:
@@ -249,8 +250,8 @@ class AckSender:
         self._slow_timer = None
         self._round.clear()
         self._send()
-        if self.on_sent is not None:
-            self.on_sent()
+        if self.on_answered is not None:
+            self.on_answered()
 
     async def flush(self) -> None:
         """Wait until all acknowledgements gathered so far have their answers."""
@@ -349,8 +350,8 @@ class AckSender:
             self._hurry = False
             self._flushed.set()
         self._send()
-        if self.on_sent is not None:
-            self.on_sent()
+        if self.on_answered is not None:
+            self.on_answered()
 
     def _settle(self, request: _Request, results: list[AckResult]) -> list[Refused]:
         """Confirm ranges that have their outcome, and return the ranges to send again."""

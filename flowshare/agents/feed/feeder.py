@@ -196,8 +196,7 @@ class Feeder:
             ride=self._acks.ride,
             waits_s=FETCH_WAITS_S if environment.virtual_time else (FETCH_WAIT_S, FETCH_WAIT_S),
         )
-        if isinstance(self._prefetch, KeyPrefetch):
-            self._acks.on_sent = self._prefetcher.look
+        self._acks.on_answered = self._prefetcher.look
         self._handlers_first = environment.handler_loop is not environment.service_loop and not pool.fed_anywhere
         pool.finished = self._finished
         if self._early is None:  # a record accepted before it runs has no lock
