@@ -148,19 +148,32 @@ class Offsets:
                 )
         return (OffsetChange(partition, value, producer) for partition, value in values.items())
 
-    def complete(self, producer: TransactionalProducer, *, committed: bool) -> Iterable[OffsetChange]:
-        """Decide the end of a transaction: its offsets count from now on, or are dropped."""
+    def complete(
+        self,
+        producer: TransactionalProducer,
+        *,
+        committed: bool,
+        counts: Callable[[tuple[str, int], Committed], bool] = lambda _partition, _value: True,
+    ) -> Iterable[OffsetChange]:
+        """Decide the end of a transaction: its offsets count from now on, or are dropped.
+
+        counts: returns False for an offset of a topic that is gone, which is dropped.
+        """
         pending = self._pending.get(producer.producer_id)
         if pending is None or pending.epoch > producer.epoch:
             return ()
-        return self._ended(TransactionalProducer(producer.producer_id, pending.epoch), pending, committed=committed)
+        ended = TransactionalProducer(producer.producer_id, pending.epoch)
+        return self._ended(ended, pending, counts if committed else lambda _partition, _value: False)
 
     def _ended(
-        self, producer: TransactionalProducer, pending: TransactionOffsets, *, committed: bool
+        self,
+        producer: TransactionalProducer,
+        pending: TransactionOffsets,
+        counts: Callable[[tuple[str, int], Committed], bool],
     ) -> Iterator[OffsetChange]:
         for partition, value in pending.offsets.items():
             before = self._committed.get(partition)
-            if committed and (before is None or before.order < value.order):
+            if (before is None or before.order < value.order) and counts(partition, value):
                 yield OffsetChange(partition, value)
             yield OffsetChange(partition, None, producer)
         for partition in pending.doubtful.keys() - pending.offsets.keys():

@@ -78,6 +78,16 @@ def test_a_commit_that_came_later_than_the_transactions_stays(offsets):
     assert offsets.committed == {ONE: committed(11, order=2)}
 
 
+def test_an_offset_of_a_transaction_whose_topic_is_gone_counts_for_nothing(offsets):
+    put(offsets, ONE, committed(9, order=2), TX)
+    put(offsets, OTHER, committed(3, order=1), TX)
+
+    offsets.apply(offsets.complete(TX, committed=True, counts=lambda partition, value: value.offset != 9))
+
+    assert offsets.committed == {OTHER: committed(3, order=1)}
+    assert offsets.producers == ()
+
+
 def test_two_open_transactions_on_a_partition_keep_it_unstable_until_both_are_over(offsets):
     for producer in (TX, TransactionalProducer(8, 0)):
         put(offsets, ONE, committed(), producer)

@@ -12,6 +12,7 @@ from flowshare.protocol.errors import ErrorCode
 from flowshare.protocol.messages import (
     AddOffsetsToTxnRequest,
     DeleteGroupsRequest,
+    DeleteTopicRequest,
     EndTxnRequest,
     HeartbeatRequest,
     InitProducerIdRequest,
@@ -132,6 +133,9 @@ class ClassicWorld(World):
     async def groups(self, **filters):
         answer = await self.admin.send(ListGroupsRequest(**filters))
         return {one.group_id: (one.type, one.state, one.protocol_type) for one in answer.groups}
+
+    async def delete_topic(self, topic="t"):
+        return (await self.admin.send(DeleteTopicRequest(name=topic))).error
 
     async def delete(self, group="g"):
         answer = await self.admin.send(DeleteGroupsRequest(group_ids=(group,)))

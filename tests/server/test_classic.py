@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -368,6 +369,17 @@ async def test_offsets_of_a_transaction_stay_while_a_transactional_id_cannot_be_
         assert await w.committed(stable=True) == {("t", 0): 50}
 
 
+def failing_at(number):
+    """Fail the write of this number, and no other."""
+    count = itertools.count(1)
+
+    async def fail() -> None:
+        if next(count) == number:
+            await refuse()
+
+    return fail
+
+
 def failing_late(storage):
     """Write, and then say that it failed."""
     write = storage.write
@@ -415,6 +427,54 @@ async def test_scenario_20_a_deleted_topic_takes_its_offsets_at_once_and_begins_
         assert await w.committed() == {("u", 0): 5}
         await w.topic("t")
         assert await w.committed(partitions=(("t", 0),)) == {("t", 0): -1}
+
+
+async def test_a_topic_made_anew_begins_without_offsets_though_those_of_the_old_one_could_not_be_removed() -> None:
+    async with world() as w:
+        await w.commit(5)
+        await w.commit(6, group="other")
+        await w.topic("u")
+        await w.commit(7, topic="u")
+        producer = await w.begin()
+        await w.txn_commit(9, producer)
+        w.storage.before_write = failing_at(2)
+
+        assert await w.delete_topic() is not NONE
+
+        w.storage.before_write = None
+        assert await w.committed() == {("u", 0): 7}
+        assert [key for key, _ in await w.storage.scan(OFFSETS) if b"other" in key] == []
+        await w.topic("t", 2)
+        assert await w.end(producer, committed=True) is NONE
+        assert await w.committed() == {("u", 0): 7}
+        assert await w.committed(partitions=(("t", 0),), stable=True) == {("t", 0): -1}
+        assert await w.commit(1) is NONE
+        assert await w.committed(partitions=(("t", 0),)) == {("t", 0): 1}
+
+
+async def test_a_topic_goes_with_its_offsets_though_its_deleter_gives_up() -> None:
+    async with world() as w:
+        await w.commit(5)
+        goes_on = asyncio.Event()
+        w.storage.before_write = goes_on.wait
+        deleting = await parked(w.delete_topic())
+        deleting.cancel()
+        await settle()
+        w.storage.before_write = None
+        goes_on.set()
+        await settle()
+        assert not await w.storage.scan(OFFSETS)
+        assert "t" not in w.storage.topics()
+
+
+async def test_a_topic_made_anew_begins_without_offsets_while_those_of_the_old_one_wait_to_be_removed() -> None:
+    async with world() as w:
+        await w.commit(5)
+        async with w.server.classic.entries["g"].lock:
+            deleting = await parked(w.delete_topic())
+            await w.topic("t", 2)
+            assert await w.committed() == {}
+        assert await deleting is NONE
 
 
 async def test_offsets_of_a_topic_that_went_without_the_group_hearing_of_it_go_at_the_start() -> None:

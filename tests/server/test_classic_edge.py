@@ -7,10 +7,18 @@ import uuid
 import pytest
 
 from flowshare.protocol.kafka import ApiKey
-from flowshare.protocol.messages import JoinGroupRequest, JoinGroupResponse, SyncGroupRequest, SyncGroupResponse
+from flowshare.protocol.messages import (
+    DeleteTopicRequest,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
 from flowshare.protocol.rights import Operation, ResourceType
 from flowshare.server.edge import groups
 from flowshare.server.edge.derived import handed_on
+from flowshare.server.runtime.connection import InProcess
 from tests.groups.builders import subscription
 from tests.server.edge.classic import commit, join, one, stable, sync
 from tests.server.edge.kit import edge, errors, ms, part
@@ -171,6 +179,29 @@ async def test_a_topic_id_that_is_not_known_is_told_by_itself() -> None:
             ("t", 0): "none",
             ("none", 0): "unknown_topic_id",
         }
+
+
+@pytest.mark.parametrize("topics", [(("t", (0,)),), None])
+async def test_an_offset_is_told_under_its_own_topics_id_though_that_is_made_anew(topics, monkeypatch) -> None:
+    async with edge() as e:
+        old = await e.topic("t")
+        s = await e.socket()
+        await commit(s)
+        send, new = InProcess.send, []
+
+        async def then_anew(connection, request):
+            answer = await send(connection, request)
+            if isinstance(request, OffsetFetchRequest):
+                await e.admin.send(DeleteTopicRequest(name="t"))
+                new.append(await e.topic("t"))
+            return answer
+
+        monkeypatch.setattr(InProcess, "send", then_anew)
+
+        found, _ = await fetch(s, 10, topics=topics, ids={"t": old})
+
+        assert len({old, *new}) == 2
+        assert {key: p.committed_offset for key, p in found.items()} == {("t", 0): 7}
 
 
 async def test_offsets_of_several_groups_are_fetched_at_once() -> None:

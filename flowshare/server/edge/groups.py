@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import compress
@@ -235,11 +235,11 @@ async def commit(call: SocketCall, request: OffsetCommitRequest | TxnOffsetCommi
     """Commit the permitted offsets, in a transaction or at once; of a partition that is named twice the last counts."""
     if call.version < BY_ID_FROM:
         return await _commit(call, request)
-    offsets, unknown = await _by_name(call.peer, request.offsets)
+    offsets, unknown, ids = await _by_name(call.peer, request.offsets)
     answer = await _commit(call, replace(request, offsets=offsets))
     error = ErrorCode.UNKNOWN_TOPIC_ID
     lost = [OffsetResult(one.topic, one.partition, error) for one in unknown]
-    return replace(answer, partitions=(*await _by_id(call.peer, answer.partitions), *lost))
+    return replace(answer, partitions=(*await _by_id(call.peer, answer.partitions, ids), *lost))
 
 
 async def _commit(call: SocketCall, request: OffsetCommitRequest | TxnOffsetCommitRequest) -> OffsetCommitResponse:
@@ -283,13 +283,15 @@ async def fetch_offsets(call: SocketCall, request: OffsetFetchRequest) -> Offset
     if call.version < BY_ID_FROM:
         return await _fetch_offsets(call, request)
     unknown: Sequence[Any] = ()
-    if request.partitions is not None:
-        wanted, unknown = await _by_name(call.peer, request.partitions)
+    if request.partitions is None:
+        ids = {topic.name: topic.topic_id for topic in call.peer.server.topics.values()}
+    else:
+        wanted, unknown, ids = await _by_name(call.peer, request.partitions)
         request = replace(request, partitions=wanted)
     answer = await _fetch_offsets(call, request)
     error = ErrorCode.UNKNOWN_TOPIC_ID
     lost = [FetchedOffset(topic, number, error=error) for topic, number in unknown]
-    return replace(answer, partitions=(*await _by_id(call.peer, answer.partitions), *lost))
+    return replace(answer, partitions=(*await _by_id(call.peer, answer.partitions, ids), *lost))
 
 
 async def _fetch_offsets(call: SocketCall, request: OffsetFetchRequest) -> OffsetFetchResponse:
@@ -312,10 +314,11 @@ async def _fetch_offsets(call: SocketCall, request: OffsetFetchRequest) -> Offse
     return answer
 
 
-async def _by_name(peer: Peer, rows: Sequence[Row]) -> tuple[tuple[Row, ...], list[Row]]:
-    """Return rows with their topics' names for their ids, and the rows of missing topics."""
+async def _by_name(peer: Peer, rows: Sequence[Row]) -> tuple[tuple[Row, ...], list[Row], dict[str, uuid.UUID]]:
+    """Return rows with their topics' names for their ids, the rows of missing topics, and the ids by name."""
     found: list[Row] = []
     unknown: list[Row] = []
+    ids: dict[str, uuid.UUID] = {}
     async for some in peer.turns.few(rows):
         for one in some:
             topic_id: Any = one[0]
@@ -324,13 +327,14 @@ async def _by_name(peer: Peer, rows: Sequence[Row]) -> tuple[tuple[Row, ...], li
                 unknown.append(one)
             else:
                 found.append(_renamed(one, topic.name))
-    return tuple(found), unknown
+                ids[topic.name] = topic_id
+    return tuple(found), unknown, ids
 
 
-async def _by_id(peer: Peer, rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Return rows with their topics' ids for their names, without rows of topics that have gone meanwhile."""
-    known = cache(peer.server.topics.by_name)
-    named = [(one, topic.topic_id) for one in rows if (topic := known(one[0])) is not None]
+async def _by_id(peer: Peer, rows: Sequence[Row], ids: Mapping[str, uuid.UUID]) -> tuple[Row, ...]:
+    """Return rows with their topics' ids for their names; ids: as they were before the request, as a topic that was
+    made anew meanwhile has nothing to do with it."""
+    named = [(one, ids[one[0]]) for one in rows if one[0] in ids]
     return await peer.turns.each(lambda pair: _renamed(*pair), named)
 
 

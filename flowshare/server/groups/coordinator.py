@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable
 
     from flowshare.clock import Clock
-    from flowshare.groups.offsets import OffsetChange
+    from flowshare.groups.offsets import Committed, OffsetChange
     from flowshare.groups.types import ClassicConfig, GroupStep
     from flowshare.log.base import CheckedOutput, Storage
     from flowshare.protocol.messages import ListedGroup
@@ -447,16 +447,28 @@ class ConsumerGroups:
         return ClassicGroup(group.group_id, config=self.config, state=group.durable())
 
     async def topic_deleted(self, topic_id: uuid.UUID) -> None:
-        """Remove the offsets of a deleted topic in all groups. Raises: CoordinatorNotAvailable."""
+        """Remove the offsets of a deleted topic in all groups. Raises: CoordinatorNotAvailable, LogError."""
         await self.run(self._forget_topics(lambda one: one != topic_id))
 
     async def _forget_topics(self, exists: Callable[[uuid.UUID], bool]) -> None:
         between = Turns(self.clock)
+        failed: list[CoordinatorNotAvailable | LogError] = []
         for entry in tuple(self.entries.values()):
             await between.take(1 + len(entry.offsets.committed))
-            async with entry.lock:
-                if self.holds(entry):
-                    await self.write_offsets(entry, entry.offsets.forget_topics(exists))
+            try:
+                async with entry.lock:
+                    if self.holds(entry):
+                        await self.write_offsets(entry, entry.offsets.forget_topics(exists))
+            except (CoordinatorNotAvailable, LogError) as error:
+                failed.append(error)  # one group's failure leaves no other one's offsets behind
+        if failed:
+            raise failed[0]
+
+    def counts(self, partition: tuple[str, int], value: Committed) -> bool:
+        """Return True if an offset belongs to the present topic: it may still be there when its topic is gone, and
+        another topic of that name begins without offsets."""
+        topic = self.topics.by_name(partition[0])
+        return topic is not None and topic.topic_id == value.topic_id
 
     async def complete_transaction(
         self, group_ids: Iterable[str], producer_id: int, producer_epoch: int, committed: bool
@@ -492,7 +504,8 @@ class ConsumerGroups:
 
     async def _complete(self, entry: GroupEntry, producer: TransactionalProducer, *, committed: bool) -> None:
         async with entry.lock:
-            await self.write_offsets(entry, entry.offsets.complete(producer, committed=committed))
+            changes = entry.offsets.complete(producer, committed=committed, counts=self.counts)
+            await self.write_offsets(entry, changes)
 
     # --- time ---------------------------------------------------------------------------------------------------
 

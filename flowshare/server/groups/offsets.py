@@ -177,9 +177,11 @@ class ClassicOffsetApis(Family):
         except EXPECTED as error:
             return refusal(OffsetFetchResponse, error)
         # As they are at one moment, even if commits come while the answer is made.
-        told = partial(_fetched, require_stable=request.require_stable)
-        found = entry.offsets.of(wanted)
-        return OffsetFetchResponse(partitions=await answers.turns(self._groups.clock).each(told, found))
+        told = partial(_fetched, counts=self._groups.counts, require_stable=request.require_stable)
+        rows = await answers.turns(self._groups.clock).each(told, entry.offsets.of(wanted))
+        if wanted is None:
+            rows = tuple([row for row in rows if row != FetchedOffset(*row[:2])])
+        return OffsetFetchResponse(partitions=rows)
 
     # --- delete -------------------------------------------------------------------------------------------------
 
@@ -221,10 +223,12 @@ def _reads_unknown(group: ClassicGroup | ConsumerGroup) -> bool:
     return isinstance(group, ClassicGroup) and not group.empty and group.protocol_type != CONSUMER
 
 
-def _fetched(found: Found, *, require_stable: bool) -> FetchedOffset:
-    (topic, number), value, unstable = found
+def _fetched(
+    found: Found, *, counts: Callable[[tuple[str, int], Committed], bool], require_stable: bool
+) -> FetchedOffset:
+    partition, value, unstable = found
     if require_stable and unstable:
-        return FetchedOffset(topic, number, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
-    if value is None:
-        return FetchedOffset(topic, number)
-    return FetchedOffset(topic, number, value.offset, value.leader_epoch, value.metadata)
+        return FetchedOffset(*partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+    if value is None or not counts(partition, value):
+        return FetchedOffset(*partition)
+    return FetchedOffset(*partition, value.offset, value.leader_epoch, value.metadata)

@@ -97,21 +97,26 @@ class TopicApis(Family):
 
     @handles(DeleteTopicRequest)
     async def delete(self, request: DeleteTopicRequest, connection: InProcess) -> TopicResult:
-        """Delete a topic, its records and its state in groups."""
-        topic = self._topics.by_name(request.name)
+        """Delete a topic, its records and its state in groups; all of it, even if the caller gives up."""
+        return await self._classic.run(self._delete(request.name, connection))
+
+    async def _delete(self, name: str, connection: InProcess) -> TopicResult:
+        topic = self._topics.by_name(name)
         try:
             if topic is not None:
                 self._count(connection, topic.partitions)
             try:
-                await self._log.delete_topic(request.name)
+                await self._log.delete_topic(name)
             finally:
                 self._counted = None  # another topic may have been made by the time this one is gone
             if topic is not None:
-                await self._coordinator.topic_deleted(topic.topic_id)
-                await self._classic.topic_deleted(topic.topic_id)
+                try:
+                    await self._coordinator.topic_deleted(topic.topic_id)
+                finally:
+                    await self._classic.topic_deleted(topic.topic_id)
         except EXPECTED as error:
-            return _refused(request.name, error)
-        return TopicResult(topic=request.name, topic_id=None if topic is None else topic.topic_id)
+            return _refused(name, error)
+        return TopicResult(topic=name, topic_id=None if topic is None else topic.topic_id)
 
     @handles(CreatePartitionsRequest)
     async def add_partitions(self, request: CreatePartitionsRequest, connection: InProcess) -> TopicResult:
