@@ -9,8 +9,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from flowshare.client.errors import ConnectionLost, ServerError
 from flowshare.client.producer.message import partition_for
+from flowshare.protocol.errors import ErrorCode
+from flowshare.spark.source import progress
 from flowshare.spark.source.checkpoint import DamagedNote, local_checkpoint
+from flowshare.spark.source.ledger import Ledger
 from flowshare.spark.source.microbatches import MicroBatches
 from flowshare.spark.source.narrowing import Narrowing
 from flowshare.spark.source.options import SourceOptions
@@ -185,6 +189,83 @@ def test_what_a_killed_broker_forgot_to_have_delivered_is_in_no_second_batch(mor
     forgotten = {place for one in got if one.delivery == 1 for place in offsets(Offset(ranges=(one,)))}
     assert forgotten & offsets(committed), "it was to be delivered for the first time once more"
     assert not fresh & offsets(committed)
+
+
+@pytest.fixture
+def ledger_away(monkeypatch):
+    """The ledger takes no note, so nothing is accepted; call it to end that."""
+
+    async def refused(self, batch):
+        raise ServerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, about="the ledger")
+
+    monkeypatch.setattr(Ledger, "note", refused)
+    return monkeypatch.undo
+
+
+def twice_committed(query, known, seen):
+    """Go on after batch `known`; return the records of the next two batches that were in a batch before."""
+    found = set()
+    for _ in range(2):
+        known = query.run(query.plan(known))
+        found |= offsets(known) & seen
+    query.driver.close()
+    return found
+
+
+def test_a_stop_that_cannot_accept_what_was_committed_gives_back_none_of_it_as_not_delivered(
+    broker, unique, tmp_path, ledger_away
+):
+    """It would come for the first time then, as in a group that was reset, and be read again."""
+    topic, group = broker.topic(unique("orders")), unique("etl")
+    for number in range(5):
+        broker.produce(topic, [b"%d-%d" % (number, one) for one in range(BATCH)])
+    first = Query(tmp_path, broker, topic, group)
+    committed = first.run(first.plan())
+    under_way = first.plan(committed)
+    first.tasks(under_way)
+    assert under_way.done
+    first.driver.close()
+    ledger_away()
+
+    second = Query(tmp_path, broker, topic, group)
+    second.run(under_way)
+    assert not twice_committed(second, under_way, offsets(committed) | offsets(under_way))
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["after its batch was handed out", "before"])
+def test_a_process_that_never_reached_the_group_gives_back_nothing_of_its_checkpoint_as_not_delivered(
+    broker, unique, tmp_path, monkeypatch, ledger_away, seen
+):
+    topic, group = broker.topic(unique("orders")), unique("etl")
+    for number in range(5):
+        broker.produce(topic, [b"%d-%d" % (number, one) for one in range(BATCH)])
+    first = Query(tmp_path, broker, topic, group)
+    committed = first.run(first.plan())
+    under_way = first.plan(committed)
+    first.tasks(under_way)
+    if not seen:
+        first.commit(under_way)
+    first.driver._closing.set()  # it stands still, and its records are the next process's
+    ledger_away()
+
+    async def unanswered(admin, group):
+        raise ConnectionLost("away")
+
+    second = Query(tmp_path, broker, topic, group)
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "starts", unanswered)
+        if seen:
+            second.tasks(under_way)
+        else:
+            assert second.driver.next(under_way) is None
+        blocking_until(lambda: first.driver._member.fenced)
+        first.driver._member.close()
+        second.driver.close()
+
+    third = Query(tmp_path, broker, topic, group)
+    if seen:
+        third.run(under_way)
+    assert not twice_committed(third, under_way, offsets(committed) | offsets(under_way))
 
 
 def test_a_member_whose_acquire_was_cut_off_acquires_again(broker, unique, tmp_path):

@@ -195,7 +195,7 @@ class GroupMember:
     def close(self, run: Iterable[Range] = ()) -> None:
         """Give back all held records, leave the group, close the backend; does no harm if the backend was not opened.
 
-        run: ranges of a batch in the write-ahead log, given back as delivered once more; all others go back as if not
+        run: ranges of batches in the write-ahead log, given back as delivered once more; all others go back as if not
         delivered, where servers can.
         """
         if self._service.running:
@@ -312,7 +312,8 @@ class GroupMember:
         the second request and not the first, and a record that came again with its old count would look like one of a
         reset group.
         """
-        run = [part for one in self._run for part, _ in self._holds.parts(one)]
+        logged = RangeSet(self._run)
+        run = [part for one in logged.ranges() for part, _ in self._holds.parts(one)]
         try:
             await asyncio.wait_for(self._acknowledge(dict.fromkeys(merged(run), RELEASE)), RELEASE_S)
         except (ClientError, OSError, TimeoutError) as error:
@@ -320,7 +321,6 @@ class GroupMember:
         except Fenced:
             await self._member.abandon()
             return
-        logged = RangeSet(self._run)
         await self._member.close(unrun=self._by_partition(logged.split(*self._holds.ranges())[1]))
 
     def _by_partition(self, ranges: Iterable[Range]) -> dict[TopicPartition, list[tuple[int, int]]]:

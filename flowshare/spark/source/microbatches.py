@@ -21,6 +21,7 @@ Invariants of the stream:
 | acquired, not in the write-ahead log | given back, where flowshare leads as if it had not been delivered |
 | in the log, not committed | given back as delivered once more |
 | committed | accepted, before the member leaves; what was refused is acquired for that, where it can be had |
+| committed, and the group takes no accept | given back as delivered once more |
 
 | since the checkpoint was written | how it is known |
 |---|---|
@@ -231,6 +232,7 @@ class MicroBatches:
             member, self._member = self._member, None
             if member is None:
                 return
+            logged = [*self._given, *_logged(self._begun), *self._accepts.ranges()]  # before any of it is accepted
             try:
                 self._restore(member)
                 if self._running is not None and self._written(member):
@@ -238,7 +240,7 @@ class MicroBatches:
                 self._settle_all(member)
             except (ClientError, OSError, Fenced, SharedGroup) as error:
                 logger.warning("group %s: what is committed was not accepted: %s", self._options.group, error)
-            member.close(run=self._given)
+            member.close(run=logged)
 
     def told(self) -> dict[str, int]:
         """Return counts for the query's progress: of `TROUBLES` since this process began, and the group's backlog now.
@@ -390,7 +392,7 @@ class MicroBatches:
                     member.adopt((*known.done, *(known.ranges if runs else ())), known.topics)
                 except BaseException:  # what is not adopted would be given to others: begin anew
                     self._member = None
-                    member.close()
+                    member.close(run=_logged(known))
                     raise
             if self.emptying:
                 self._backlog = BacklogEnd(member.ask(progress.ends, self._options))
@@ -646,3 +648,8 @@ class MicroBatches:
                 member.facts.deliveries,
                 DELIVERIES_MAX,
             )
+
+
+def _logged(offset: Offset) -> tuple[Range, ...]:
+    """Return the ranges that are in the write-ahead log by this offset: of its batch, and of earlier ones."""
+    return *offset.ranges, *offset.done
