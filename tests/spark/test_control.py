@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,6 +24,7 @@ from flowshare.spark.workers.control import (
     new_token,
     plain,
 )
+from flowshare.spark.workers.task import WorkerTask, _TaskWorker
 
 TOKEN = b"t" * 32
 WHO = Who(number=1, run="first", attempt=0, pid=4711, host="here")
@@ -50,10 +52,11 @@ class Driver:
 
     async def said(self, what):
         """The next message of this kind."""
-        while True:
-            who, message = await asyncio.wait_for(self.heard.get(), LIMIT_S)
-            if message.get("say") == what:
-                return who, message
+        async with asyncio.timeout(LIMIT_S):  # figures come for ever
+            while True:
+                who, message = await self.heard.get()
+                if message.get("say") == what:
+                    return who, message
 
     async def __aenter__(self):
         self.address = await self.server.start("127.0.0.1")
@@ -178,6 +181,40 @@ async def test_a_worker_whose_connection_ends_calls_again():
 
         assert second is not first
         assert second.who == WHO
+
+
+async def get_ready(worker):
+    worker._on_ready(0.1)
+
+
+async def get_stuck(worker):
+    async def drain(_timeout_s):
+        pass
+
+    async def ends(_otherwise):
+        return False
+
+    await worker._drain(SimpleNamespace(drain=drain, ends=ends), None)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("become", "said"), [(get_ready, "ready"), (get_stuck, "bye")])
+async def test_what_a_worker_has_become_is_known_even_if_the_connection_that_took_the_word_ended(become, said):
+    async with Driver() as driver:
+        task = WorkerTask(
+            app_path="", number=1, run="first", member_id="", driver=driver.address, token=TOKEN, environment={}
+        )
+        worker = _TaskWorker(task, 0)
+        await asyncio.to_thread(worker._client.connect)
+        first = await asyncio.wait_for(driver.peers.get(), LIMIT_S)
+        await become(worker)
+        await driver.said(said)  # this driver forgets it, as if it had not arrived
+
+        first.close()
+        await asyncio.wait_for(driver.peers.get(), LIMIT_S)
+
+        await driver.said(said)
+        await asyncio.to_thread(worker._client.close, {"say": "end"})
 
 
 @pytest.mark.asyncio

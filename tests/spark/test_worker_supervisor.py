@@ -229,6 +229,35 @@ async def test_a_worker_that_calls_again_at_once_is_not_given_up(monkeypatch):
 
 
 @pytest.mark.asyncio
+async def test_a_worker_that_says_again_that_it_is_ready_has_been_so_since_the_first_time(caplog):
+    async with running() as kit:
+        task, _ = await kit.ready()
+        kept = kit.fleet._places[1]
+        ready_s, since_s = kept.ready_s, kept.since_s
+        again = WorkerConnection(task)
+        kit.calls.opened(again)
+
+        with caplog.at_level(logging.INFO, "flowshare.spark"):
+            kit.calls.heard(again, {"say": "ready"})
+
+        assert (kept.ready_s, kept.since_s) == (ready_s, since_s)
+        assert not caplog.text
+
+
+@pytest.mark.asyncio
+async def test_a_task_that_spark_started_anew_is_ready_when_it_says_so():
+    async with running() as kit:
+        task, _ = await kit.ready()
+        newer = WorkerConnection(task, attempt=1, pid=2)
+        kit.calls.opened(newer)
+        assert kit.fleet.rows()[0]["state"] == "starting"
+
+        kit.calls.heard(newer, {"say": "ready"})
+
+        assert kit.fleet.rows()[0]["state"] == "ready"
+
+
+@pytest.mark.asyncio
 async def test_a_silent_worker_is_given_up_later_than_one_whose_connection_ended(monkeypatch):
     monkeypatch.setattr(supervising, "AWAY_S", LIMIT_S)
     monkeypatch.setattr(supervising, "STILL_S", 0.01)
@@ -377,7 +406,8 @@ async def test_a_worker_whose_handler_loop_is_blocked_is_ended_by_spark_when_it_
         _, peer = await kit.ready()
         kit.fleet.stop()
         await peer.order("drain")
-        kit.calls.heard(peer, {"say": "bye", "code": 3, "why": "its handler loop is blocked", "stuck": True})
+        for _ in range(2):  # the connection that took it may have ended
+            kit.calls.heard(peer, {"say": "bye", "code": 3, "why": "its handler loop is blocked", "stuck": True})
 
         assert await code_of(kit) == 3
         assert kit.jobs.cancelled == [1]

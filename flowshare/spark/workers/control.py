@@ -362,6 +362,7 @@ class ControlClient:
         still for as long as that, and answer now."""
         self._last: Message | None = None
         self._outbox: deque[Message] = deque(maxlen=OUTBOX_MAX)
+        self._lasting: list[Message] = []
         self._woken = asyncio.Event()
         self._closing = asyncio.Event()
         self._service = ServiceLoop(name="flowshare-control")
@@ -380,12 +381,13 @@ class ControlClient:
             raise
         self._kept = self._service.submit(lambda: self._keep(first))
 
-    def say(self, message: Message) -> None:
+    def say(self, message: Message, *, lasting: bool = False) -> None:
         """Send a message soon, over this or the next connection; from any thread. One that a connection took with it at
-        its end is lost, and so is the oldest of more than OUTBOX_MAX."""
+        its end is lost, and so is the oldest of more than OUTBOX_MAX. lasting: send it over each later connection, too:
+        it says what the worker has become, and the driver would never know otherwise."""
 
         def put() -> None:
-            self._outbox.append(message)
+            (self._lasting if lasting else self._outbox).append(message)
             self._woken.set()
 
         self._do(put)
@@ -443,6 +445,7 @@ class ControlClient:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seal: Seal) -> None:
         """Talk over one connection, until `close`. Raises: OSError, EOFError, ControlError."""
         next_s = time.monotonic()
+        told = 0
         reading = asyncio.create_task(self._read(reader, seal))
         reading.add_done_callback(lambda _: self._woken.set())
         try:
@@ -452,6 +455,9 @@ class ControlClient:
                 if (now_s := time.monotonic()) >= next_s or closing:
                     writer.write(seal.seal({"say": "figures", **self._figures()}))
                     next_s = now_s + BEAT_S
+                for message in self._lasting[told:]:
+                    writer.write(seal.seal(message))
+                told = len(self._lasting)
                 while self._outbox:
                     writer.write(seal.seal(self._outbox.popleft()))
                 if closing:

@@ -379,7 +379,7 @@ class SparkSupervisor(Keeper[KeptWorker]):
             worker.away = self._spawn(lambda: self._away(worker, limit_s), f"worker {worker.number} is away")
 
     def heard(self, peer: WorkerConnection, message: Message) -> None:
-        """Take in a worker's message."""
+        """Take in a worker's message; a lasting one comes again over each connection."""
         worker = self._places.get(peer.who.number)
         if worker is None or worker.peer is not peer:
             return
@@ -388,7 +388,8 @@ class SparkSupervisor(Keeper[KeptWorker]):
                 self.figures.take(worker.number, (peer.who.run, peer.who.attempt), message.get("agents"))
                 worker.problems = [str(one) for one in message.get("problems") or ()][:PROBLEMS_MAX]
             case "ready":
-                worker.fetched, worker.ready_s = True, time.monotonic()
+                if worker.state == "starting" or not worker.fetched:
+                    worker.fetched, worker.ready_s = True, time.monotonic()
                 if worker.state == "starting":
                     worker.become("ready")
                     self._now_ready()
@@ -406,14 +407,14 @@ class SparkSupervisor(Keeper[KeptWorker]):
             future.set_result([row for row in rows if isinstance(row, dict)])
 
     def _said_bye(self, worker: KeptWorker, message: Message) -> None:
-        code = message.get("code")
+        code, again = message.get("code"), worker.bye is not None
         worker.bye = TaskEnd(
             code=code if isinstance(code, int) else None,
             why=str(message.get("why")),
             refused=bool(message.get("refused")),
         )
         task = worker.task
-        if message.get("stuck") and task is not None:
+        if message.get("stuck") and task is not None and not again:
             self._spawn(lambda: self._jobs.cancel(task), f"end worker {worker.number}")
 
     # --- the dead ----------------------------------------------------------------------------------------------------

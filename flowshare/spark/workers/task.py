@@ -198,7 +198,7 @@ class _TaskWorker:
 
     def _on_ready(self, took_s: float) -> None:
         logger.info("ready after %.2f s (process %d)", took_s, os.getpid())
-        self._client.say({"say": "ready"})
+        self._client.say({"say": "ready"}, lasting=True)
 
     def _verdict(self, code: int, failed: AppFailed | None) -> TaskEnd:
         why = "the app stopped by itself" if self._wanted is None else self._wanted[1]
@@ -231,7 +231,8 @@ class _TaskWorker:
         await run.drain(timeout_s)
         if not await run.ends("Spark is to end this worker"):
             why = "its handler loop is blocked: what it was running runs again"
-            self._client.say({"say": "bye", "code": EXIT_UNFINISHED, "why": why, "refused": False, "stuck": True})
+            bye = {"say": "bye", "code": EXIT_UNFINISHED, "why": why, "refused": False, "stuck": True}
+            self._client.say(bye, lasting=True)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
