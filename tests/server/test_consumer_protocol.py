@@ -199,6 +199,17 @@ async def test_members_go_on_after_a_restart_at_their_epochs() -> None:
         assert (await w.hb("a", 2)).error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
+async def test_a_static_member_that_left_for_now_leaves_no_connection_behind() -> None:
+    async with world() as w:
+        for name in ("a", "b", "c"):
+            connection = w.server.connect(client_id=name)
+            await w.member(name, instance_id="i", connection=connection)
+            assert (await w.hb(name, -2, instance_id="i", connection=connection)).error is NONE
+            await connection.close()
+
+        assert w.server.classic.entries["g"].heard == {}
+
+
 async def test_static_members_leave_for_now_and_come_back() -> None:
     async with world() as w:
         await w.member("a", instance_id="i")

@@ -80,7 +80,8 @@ class ConsumerMemberApis(Family):
         groups.rebalances += group.assignment_epoch != before
         groups.watch(entry)
         await groups.run(groups.write_members(entry, group))
-        if beat.member_id in group.members:
+        # A static member that left for now is a member still, but the next of its instance id has another member id.
+        if not beat.leaves and beat.member_id in group.members:
             entry.heard[beat.member_id] = connection
         interval_ms = group.config.heartbeat_interval_ms
         return ConsumerGroupHeartbeatResponse(
